@@ -1,0 +1,1 @@
+"""What runs on the board: engine format, session, agent and updates."""

@@ -1,0 +1,49 @@
+"""The errors that Tandem raises on purpose.
+
+Each message is one sentence: what is wrong, where, the limit against what was found, and what to
+do. The command line prints exactly that sentence and exits with status 1.
+"""
+
+
+class TandemError(Exception):
+    """Root of every error that a user can cause and mend."""
+
+
+class ConfigError(TandemError):
+    """A configuration file (TOML) is missing, unreadable or holds a wrong or unknown key."""
+
+
+class ProfileError(TandemError):
+    """A device profile does not exist or does not fit."""
+
+
+class EngineError(TandemError):
+    """An engine file is missing, damaged, hostile or of another format version."""
+
+
+class SessionError(TandemError):
+    """An engine cannot be run here, or was given inputs that it does not take."""
+
+
+class BundleError(TandemError):
+    """A bundle is missing, damaged or inconsistent."""
+
+
+class TransferError(TandemError):
+    """A blob could not be fetched or does not match its hash."""
+
+
+class DeployError(TandemError):
+    """A device refused a release or rolled it back."""
+
+
+class BrokerError(TandemError):
+    """The MQTT broker cannot be reached or started."""
+
+
+class PipelineError(TandemError):
+    """A pipeline cannot start or had to stop."""
+
+
+class SourceError(PipelineError):
+    """A camera, stream, file or folder of pictures cannot be read."""

@@ -1,0 +1,1 @@
+"""Ways to run one segment of an engine on this machine, one file each."""

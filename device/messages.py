@@ -1,0 +1,66 @@
+"""What a pipeline process says to the agent: one JSON object a line on its standard output.
+
+The agent never imports numpy or cv2; these lines are all that it knows of a running pipeline.
+"""
+
+from typing import Union
+
+import msgspec
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """Base of the messages; the tag is kept in `kind`. Unknown keys are let through, so that an
+    older agent reads a newer pipeline."""
+
+
+class Ready(_Message, frozen=True, kw_only=True, tag="ready"):
+    """The engine is loaded and the source is open. `segments` say how each segment runs."""
+
+    pipeline: str
+    engine_sha256: str
+    segments: tuple[str, ...] = ()
+
+
+class Result(_Message, frozen=True, kw_only=True, tag="result"):
+    """The first frame went through every stage (the sign of life that a trial waits for)."""
+
+    seq: int
+    latency_ms: float
+
+
+class Stats(_Message, frozen=True, kw_only=True, tag="stats"):
+    """Figures over the last interval: frames per second, latency and drops by cause."""
+
+    frames: int
+    fps: float
+    latency_p50_ms: float
+    latency_p99_ms: float
+    stage_p50_ms: dict[str, float]
+    stage_p99_ms: dict[str, float]
+    dropped: dict[str, int]
+
+
+class Failure(_Message, frozen=True, kw_only=True, tag="failure"):
+    """The pipeline stops; `message` is the sentence that a user reads."""
+
+    message: str
+
+
+ChildMessage = Union[Ready, Result, Stats, Failure]  # noqa: UP007  (read by msgspec on 3.10)
+
+_DECODER = msgspec.json.Decoder(ChildMessage)
+_ENCODER = msgspec.json.Encoder()
+
+
+def encode_message(message: ChildMessage) -> bytes:
+    """Return the message as one line of JSON, line feed included."""
+    return _ENCODER.encode(message) + b"\n"
+
+
+def decode_message(line: bytes) -> ChildMessage | None:
+    """Return the message in a line, or None if the line is not one (a stray print, say)."""
+    try:
+        message: ChildMessage = _DECODER.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return message

@@ -1,0 +1,1 @@
+"""Camera pipelines: frames in, events out."""

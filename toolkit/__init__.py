@@ -1,0 +1,1 @@
+"""Host side of Tandem: import, passes, planning, build, inspection and fleet control."""

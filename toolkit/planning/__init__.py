@@ -1,0 +1,1 @@
+"""Where each node runs and why: DLA rules, costs, placement and segments."""
