@@ -1,0 +1,328 @@
+"""ONNX file -> graph: the first step of a build, and the only module that reads model files.
+
+    bytes -> ModelProto (external data loaded) -> opset >= MIN_OPSET -> onnx-ir model,
+    functions inlined, every node and value named, dynamic dimensions frozen or given a range
+
+What cannot be handled is refused here, with the node and the reason.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+import onnx.version_converter
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+from onnx_ir.passes import common as ir_passes
+
+from device.manifest import DimRange
+from toolkit.errors import ImportModelError
+
+# The oldest opset that onnx-ir models of the wild carry, and the one that later steps may rely
+# on: from 13 on Q/DQ are per channel and axes are inputs; 17 is what most exporters write.
+OLDEST_OPSET = 9
+MIN_OPSET = 17
+
+# Domains whose operators onnxruntime's CPU provider knows.
+KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
+
+# Tensor types that can enter, leave or cross a segment: those that NumPy has.
+IO_DTYPES: Mapping[ir.DataType, str] = {
+    ir.DataType.FLOAT16: "float16",
+    ir.DataType.FLOAT: "float32",
+    ir.DataType.DOUBLE: "float64",
+    ir.DataType.INT8: "int8",
+    ir.DataType.INT16: "int16",
+    ir.DataType.INT32: "int32",
+    ir.DataType.INT64: "int64",
+    ir.DataType.UINT8: "uint8",
+    ir.DataType.UINT16: "uint16",
+    ir.DataType.UINT32: "uint32",
+    ir.DataType.UINT64: "uint64",
+    ir.DataType.BOOL: "bool",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedModel:
+    """A model as later steps take it.
+
+    `sha256` is that of the model file. `dims` are the dynamic dimensions that stay dynamic.
+    `notes` say what the import decided by itself (an upgraded opset, a frozen batch).
+    """
+
+    name: str
+    sha256: str
+    model: ir.Model
+    dims: tuple[DimRange, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+
+def import_model(
+    path: str | Path,
+    *,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    dims: Iterable[DimRange] = (),
+) -> ImportedModel:
+    """Read an ONNX file of opset 9 or newer.
+
+    `shapes` fix whole inputs; `dims` keep a named dimension dynamic within a range. A dynamic
+    first dimension that neither names is frozen to 1 (and noted); any other is refused.
+
+    Raises ImportModelError: the file is missing or damaged, or holds what cannot be handled.
+    """
+    path = Path(path)
+    data = _read(path)
+    proto, notes = _upgrade(_parse(data, path), path)
+    model = _to_ir(proto, path)
+    _refuse_unsupported(model, path)
+    kept = tuple(dims)
+    notes += _fix_shapes(model, path, dict(shapes or {}), {dim.name for dim in kept})
+    used = _dims_in_use(model)
+    for dim in kept:
+        if dim.name not in used:
+            known = ", ".join(sorted(used)) or "none"
+            raise ImportModelError(
+                f"{path.name} has no dynamic dimension {dim.name!r} (it has: {known}); "
+                "correct the name given with --dim."
+            )
+    return ImportedModel(
+        name=path.name,
+        sha256=hashlib.sha256(data).hexdigest(),
+        model=model,
+        dims=kept,
+        notes=tuple(notes),
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as err:
+        raise ImportModelError(
+            f"Cannot read the model {path}: {err.strerror}; check the path."
+        ) from err
+
+
+def _parse(data: bytes, path: Path) -> onnx.ModelProto:
+    try:
+        proto = onnx.load_model_from_string(data)
+    except (DecodeError, ValueError) as err:
+        raise ImportModelError(
+            f"{path} is not a complete ONNX file ({len(data)} bytes do not parse); "
+            "export or copy it again."
+        ) from err
+    if not proto.graph.node or not proto.opset_import:
+        raise ImportModelError(
+            f"{path} parses but holds no graph with nodes and an opset; "
+            "it is damaged or is not an ONNX model."
+        )
+    try:
+        onnx.load_external_data_for_model(proto, str(path.parent))
+    except (OSError, ValueError, onnx.checker.ValidationError) as err:
+        raise ImportModelError(
+            f"{path.name} keeps weights in a file beside it that cannot be read "
+            f"({_first_line(err)}); copy that file to {path.parent}."
+        ) from err
+    return proto
+
+
+def _upgrade(proto: onnx.ModelProto, path: Path) -> tuple[onnx.ModelProto, list[str]]:
+    """Return the model at MIN_OPSET or newer, and what was done."""
+    opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
+    if opset is None:
+        raise ImportModelError(f"{path.name} imports no standard ONNX opset; export it again.")
+    newest = onnx.defs.onnx_opset_version()
+    if not OLDEST_OPSET <= opset <= newest:
+        raise ImportModelError(
+            f"{path.name} has opset {opset}; Tandem reads {OLDEST_OPSET} to {newest}: "
+            f"export it with an opset in that range."
+        )
+    if opset >= MIN_OPSET:
+        return proto, []
+    try:
+        upgraded = onnx.version_converter.convert_version(proto, MIN_OPSET)
+    except (RuntimeError, ValueError, onnx.checker.ValidationError) as err:
+        raise ImportModelError(
+            f"{path.name} has opset {opset} and cannot be raised to {MIN_OPSET} "
+            f"({_first_line(err)}); export it with opset {MIN_OPSET} or newer."
+        ) from err
+    return upgraded, [f"opset {opset} raised to {MIN_OPSET}"]
+
+
+def _to_ir(proto: onnx.ModelProto, path: Path) -> ir.Model:
+    """Check and convert; names are made unique, so every later message can name its node."""
+    try:
+        onnx.checker.check_model(proto, full_check=False)
+    except onnx.checker.ValidationError as err:
+        raise ImportModelError(
+            f"{path.name} is not valid ONNX: {_first_line(err)}; export it again."
+        ) from err
+    try:
+        model = ir.from_proto(proto)
+        model = ir_passes.InlinePass()(model).model
+        model = ir_passes.RemoveInitializersFromInputsPass()(model).model
+        model = ir_passes.NameFixPass()(model).model
+        model = ir_passes.TopologicalSortPass()(model).model
+    except (ValueError, TypeError, NotImplementedError) as err:
+        raise ImportModelError(
+            f"{path.name} holds something that cannot be imported: {_first_line(err)}"
+        ) from err
+    _name_nodes(model.graph)
+    return model
+
+
+def _name_nodes(graph: ir.Graph) -> None:
+    """Give every node a name of its own: its old one, or its operator and first output."""
+    taken: set[str] = set()
+    for node in graph.all_nodes():
+        base = node.name or f"{node.op_type}_{node.outputs[0].name if node.outputs else ''}"
+        name, n = base, 1
+        while name in taken:
+            name, n = f"{base}_{n}", n + 1
+        taken.add(name)
+        node.name = name
+
+
+def _refuse_unsupported(model: ir.Model, path: Path) -> None:
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        if not isinstance(value.type, ir.TensorType | None):
+            raise ImportModelError(
+                f"{path.name}: {value.name!r} is not a tensor but {value.type}; "
+                "sequences, maps and optionals cannot enter or leave an engine."
+            )
+        if value.dtype is not None and value.dtype not in IO_DTYPES:
+            raise ImportModelError(
+                f"{path.name}: {value.name!r} has type {value.dtype.name}, which cannot enter or "
+                f"leave an engine; types that can: {', '.join(IO_DTYPES.values())}."
+            )
+    foreign = [n for n in model.graph.all_nodes() if n.domain not in KNOWN_DOMAINS]
+    if foreign:
+        node = foreign[0]
+        others = f" (and {len(foreign) - 1} more such nodes)" if len(foreign) > 1 else ""
+        raise ImportModelError(
+            f"{path.name}: node {node.name!r} is {node.domain}::{node.op_type}, an operator that "
+            f"Tandem does not know{others}; export the model with standard ONNX operators."
+        )
+
+
+def _fix_shapes(
+    model: ir.Model, path: Path, shapes: dict[str, tuple[int, ...]], kept: set[str]
+) -> list[str]:
+    notes: list[str] = []
+    inputs = {str(value.name): value for value in model.graph.inputs}
+    for name in shapes:
+        if name not in inputs:
+            raise ImportModelError(
+                f"{path.name} has no input {name!r} (it has: {', '.join(inputs)}); "
+                "correct the name given with --shape."
+            )
+    frozen: dict[str, int] = {}
+    for name, value in inputs.items():
+        notes += _fix_input(path, value, shapes.get(name), kept, frozen)
+    if frozen or shapes:
+        _rebind(model, frozen)
+    return notes
+
+
+def _fix_input(
+    path: Path,
+    value: ir.Value,
+    wanted: tuple[int, ...] | None,
+    kept: set[str],
+    frozen: dict[str, int],
+) -> list[str]:
+    """Give one input a shape whose every dimension is a number or a kept name."""
+    if value.shape is None:
+        if wanted is None:
+            raise ImportModelError(
+                f"{path.name}: input {value.name!r} has no shape; "
+                f"give one, such as --shape {value.name}=1x3x224x224."
+            )
+        value.shape = ir.Shape(wanted)
+        return []
+    old = list(value.shape)
+    new = _wanted_dims(path, value, old, wanted)
+    notes = []
+    for axis, dim in enumerate(new):
+        if isinstance(dim, int) or str(dim.value) in kept:
+            continue
+        if axis > 0:
+            raise ImportModelError(
+                f"{path.name}: input {value.name!r} has shape {_text(old)}, and dimension {axis} "
+                f"is dynamic; fix it, such as --shape {value.name}={_example(old)}, "
+                "or give its range with --dim NAME=MIN:OPT:MAX."
+            )
+        new[axis] = 1
+        notes.append(f"input {value.name!r}: dynamic first dimension {dim} frozen to 1")
+    for before, after in zip(old, new, strict=True):
+        if not isinstance(before, int) and isinstance(after, int) and before.value is not None:
+            frozen[str(before.value)] = after
+    value.shape = ir.Shape(new)
+    return notes
+
+
+def _wanted_dims(
+    path: Path,
+    value: ir.Value,
+    old: list[int | ir.SymbolicDim],
+    wanted: tuple[int, ...] | None,
+) -> list[int | ir.SymbolicDim]:
+    if wanted is None:
+        return list(old)
+    fits = len(wanted) == len(old) and all(
+        not isinstance(before, int) or before == after
+        for before, after in zip(old, wanted, strict=False)
+    )
+    if not fits or min(wanted, default=1) < 1:
+        raise ImportModelError(
+            f"{path.name}: input {value.name!r} has shape {_text(old)}, "
+            f"which {'x'.join(map(str, wanted))} does not fit."
+        )
+    return list(wanted)
+
+
+def _rebind(model: ir.Model, frozen: Mapping[str, int]) -> None:
+    """Carry frozen dimensions to the outputs and drop stale shapes in between."""
+    for node in model.graph:
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.shape = None
+    for value in model.graph.outputs:
+        if value.shape is not None:
+            value.shape = ir.Shape(
+                [
+                    dim if isinstance(dim, int) else frozen.get(str(dim.value), dim)
+                    for dim in value.shape
+                ]
+            )
+
+
+def _dims_in_use(model: ir.Model) -> set[str]:
+    return {
+        str(dim.value)
+        for value in model.graph.inputs
+        for dim in value.shape or ()
+        if not isinstance(dim, int) and dim.value is not None
+    }
+
+
+def _text(dims: Iterable[int | ir.SymbolicDim]) -> str:
+    return (
+        "[" + ", ".join(str(d) if isinstance(d, int) else str(d.value or "?") for d in dims) + "]"
+    )
+
+
+def _example(dims: Iterable[int | ir.SymbolicDim]) -> str:
+    return "x".join(
+        str(d) if isinstance(d, int) else ("1" if axis == 0 else "224")
+        for axis, d in enumerate(dims)
+    )
+
+
+def _first_line(err: Exception) -> str:
+    text = next((line.strip() for line in str(err).splitlines() if line.strip()), "")
+    return re.sub(r"\s+", " ", text)[:300] or type(err).__name__

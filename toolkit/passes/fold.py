@@ -1,0 +1,62 @@
+"""Fold what does not depend on the inputs, and drop nodes that do nothing.
+
+f(c1, .., cn) = c      when every operand is a constant: c becomes an initializer
+Identity(x) = x, Dropout(x) = x at inference
+"""
+
+import math
+
+import onnx_ir as ir
+from onnx_ir.passes import common as ir_passes
+from onnxscript.optimizer import fold_constants_ir
+from onnxscript.rewriter import rewrite
+from onnxscript.rewriter.rules.common import dropout_inference_rule, dropout_zero_rule
+
+from toolkit.errors import ImportModelError
+
+# Light models keep weights as ConstantOfShape; the largest seen is VGG-19's first fully
+# connected layer, 4096 x 25088 = 1.0e8 elements. Folding stops an order of magnitude above.
+MAX_FOLDED_ELEMENTS = 1 << 30
+KEPT_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
+
+
+def remove_no_ops(model: ir.Model) -> str:
+    """Drop Identity and inference-time Dropout nodes and whatever nothing reads."""
+    before = _count(model)
+    rewrite(model, [dropout_inference_rule, dropout_zero_rule])
+    ir_passes.IdentityEliminationPass()(model)
+    ir_passes.RemoveUnusedNodesPass()(model)
+    removed = before - _count(model)
+    return f"removed {removed} nodes" if removed else ""
+
+
+def fold_constants(model: ir.Model) -> str:
+    """Evaluate nodes whose inputs are all constants; constants become initializers."""
+    before = _count(model)
+    try:
+        fold_constants_ir(
+            model,
+            input_size_limit=MAX_FOLDED_ELEMENTS,
+            output_size_limit=MAX_FOLDED_ELEMENTS,
+            should_fold=_should_fold,
+        )
+    except RuntimeError as err:
+        raise ImportModelError(f"{err}: {err.__cause__}; the node is malformed.") from err
+    ir_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    ir_passes.RemoveUnusedNodesPass()(model)
+    folded = before - _count(model)
+    return f"folded {folded} nodes" if folded else ""
+
+
+def _should_fold(node: ir.Node) -> bool:
+    """Fold everything but Q/DQ, which carry scales, and constants too large to keep."""
+    if node.op_type in KEPT_OPS:
+        return False
+    if node.op_type == "ConstantOfShape":
+        shape = ir.convenience.get_const_tensor(node.inputs[0]) if node.inputs[0] else None
+        return shape is not None and math.prod(shape.numpy().tolist()) <= MAX_FOLDED_ELEMENTS
+    return True
+
+
+def _count(model: ir.Model) -> int:
+    return sum(1 for _ in model.graph.all_nodes())
