@@ -1,11 +1,21 @@
 """Device profiles: what a module has, in figures that each carry a source and a confidence."""
 
-from typing import Generic, Literal, TypeVar
+import difflib
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
+import configs
+from device.errors import ProfileError
+
 Confidence = Literal["high", "medium", "low", "unverified"]
+DlaEra = Literal["calibration-cache", "none", "qdq"]
 T = TypeVar("T")
+
+PROFILES = configs.ROOT / "profiles"
 
 
 class _Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -13,7 +23,7 @@ class _Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Figure(_Value, Generic[T], frozen=True, kw_only=True):
-    """One published or derived number with where it comes from (ids of `configs/sources.toml`)."""
+    """One published or derived number; `source`: ids of `configs/sources.toml`, ";" between."""
 
     value: T
     source: str
@@ -42,7 +52,7 @@ class Dla(_Value, frozen=True, kw_only=True):
     cores: Figure[int]
     max_mhz: Figure[float]
     int8_tops: Figure[float]
-    fp16_tflops: Figure[float] | None  # None: not published
+    fp16_tflops: Figure[float] | None = None  # None: not published
     sram_kib: Figure[int]  # per core; shared figures say so in their note
 
 
@@ -86,3 +96,161 @@ class Profile(_Value, frozen=True, kw_only=True):
     power_modes: tuple[PowerMode, ...] = ()
     jetpacks: tuple[str, ...] = ()  # versions in configs/jetpack.toml that support the module
     note: str = ""
+
+    @property
+    def sm(self) -> int | None:
+        """GPU architecture that kernels are compiled for (87 is compute capability 8.7)."""
+        return self.gpu.sm if self.gpu else None
+
+    @property
+    def dla_cores(self) -> int:
+        """Number of DLA cores, 0 where the module has none."""
+        return self.dla.cores.value if self.dla else 0
+
+    def power_mode(self, name: str) -> PowerMode:
+        """Find a power mode by its nvpmodel name, whatever its case."""
+        for mode in self.power_modes:
+            if mode.name.casefold() == name.casefold():
+                return mode
+        modes = ", ".join(mode.name for mode in self.power_modes) or "none"
+        raise ProfileError(
+            f"profile {self.name!r} has no power mode {name!r}: use one of its modes ({modes})."
+        )
+
+
+class JetPack(_Value, frozen=True, kw_only=True):
+    """One JetPack and what it brings; empty where no source gives the version."""
+
+    version: str
+    l4t: tuple[str, ...]  # more than one where a JetPack was refreshed
+    ubuntu: str
+    python: str
+    kernel: str
+    cuda: str
+    cudnn: str
+    tensorrt: str
+    cuda_archs: tuple[int, ...]
+    source: str
+    confidence: Confidence
+    note: str = ""
+
+    @property
+    def dla_era(self) -> DlaEra:
+        """How this JetPack's TensorRT takes INT8 scales for the DLA; see `dla_era`."""
+        return dla_era(self.tensorrt)
+
+
+class _JetPackFile(_Value, frozen=True, kw_only=True):
+    jetpack: tuple[JetPack, ...]
+
+
+class Source(_Value, frozen=True, kw_only=True):
+    """Where figures come from; `address` is empty where the source has no public page."""
+
+    title: str
+    address: str = ""
+
+
+# The first TensorRT of each era on Jetson, newest first.
+_ERAS: tuple[tuple[tuple[int, ...], DlaEra], ...] = (
+    ((11, 4, 1), "qdq"),  # strongly typed networks; 11.4.0 knows the DLA on Windows only
+    ((10, 8), "none"),  # 10.8 to 11.3 have no JetPack build with DLA
+    ((0,), "calibration-cache"),  # refuses Q/DQ on the DLA
+)
+
+
+def dla_era(tensorrt_version: str) -> DlaEra:
+    """Say how a TensorRT on Jetson takes INT8 scales for the DLA, or "none" without DLA."""
+    try:
+        version = tuple(int(part) for part in tensorrt_version.split("."))
+    except ValueError as error:
+        raise ProfileError(
+            f"TensorRT version {tensorrt_version!r} is not numbers with dots between: "
+            "give it as TensorRT prints it, such as 10.3.0."
+        ) from error
+    return next(era for first, era in _ERAS if version >= first)
+
+
+def load_profile(name_or_path: str | Path) -> Profile:
+    """Load a shipped profile by name, or any profile from the path of its TOML file."""
+    path = Path(name_or_path)
+    if path.suffix != ".toml" and len(path.parts) == 1:
+        path = _shipped(path.name)
+    profile = _decode(path, Profile)
+    _check(profile, path)
+    return profile
+
+
+def list_profiles() -> tuple[Profile, ...]:
+    """Load every shipped profile, by name."""
+    return tuple(load_profile(path) for path in sorted(PROFILES.glob("*.toml")))
+
+
+def load_jetpacks() -> tuple[JetPack, ...]:
+    """Load every known JetPack, oldest first."""
+    return _decode(configs.ROOT / "jetpack.toml", _JetPackFile).jetpack
+
+
+def load_sources() -> dict[str, Source]:
+    """Load where the figures come from, by id."""
+    return _decode(configs.ROOT / "sources.toml", dict[str, Source])
+
+
+def find_jetpack(version: str) -> JetPack:
+    """Find a JetPack by its version ("6.2")."""
+    known = {jetpack.version: jetpack for jetpack in load_jetpacks()}
+    if version in known:
+        return known[version]
+    raise ProfileError(
+        f"JetPack {version!r} is not known{_nearest(version, known)}: "
+        f"use one of {', '.join(known)}."
+    )
+
+
+def figures(value: msgspec.Struct, path: str = "") -> Iterator[tuple[str, Figure[Any]]]:
+    """Walk every figure of a profile with the path of its key ("gpu.int8_tops")."""
+    for field in value.__struct_fields__:
+        part, where = getattr(value, field), f"{path}{field}"
+        if isinstance(part, Figure):
+            yield where, part
+        elif isinstance(part, msgspec.Struct):
+            yield from figures(part, f"{where}.")
+
+
+def _shipped(name: str) -> Path:
+    path = PROFILES / f"{name}.toml"
+    if path.is_file():
+        return path
+    names = [shipped.stem for shipped in PROFILES.glob("*.toml")]
+    raise ProfileError(
+        f"there is no device profile {name!r}{_nearest(name, names)}: "
+        "`tandem profiles` lists them, and a path to a TOML file works too."
+    )
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name.casefold(), sorted(names), n=1, cutoff=0.5)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _decode(path: Path, kind: type[T]) -> T:
+    """Read a TOML file strictly; every failure names the file, and the key where there is one."""
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise ProfileError(f"{path} cannot be read: {error.strerror}.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProfileError(
+            f"{path}: {error}: correct it after one of the files in configs/profiles."
+        ) from error
+
+
+def _check(profile: Profile, path: Path) -> None:
+    """Refuse what no hardware has, so that nobody divides by it later."""
+    for where, figure in figures(profile):
+        least = 0 if where == "gpu.tensor_cores" else 1e-9
+        if not (math.isfinite(figure.value) and figure.value >= least):
+            raise ProfileError(f"{path}: {where} is {figure.value}, and must be above zero.")
+    names = [mode.name.casefold() for mode in profile.power_modes]
+    if len(set(names)) != len(names):
+        raise ProfileError(f"{path}: two power modes have the same name: rename one of them.")
