@@ -48,6 +48,21 @@ def fold_constants(model: ir.Model) -> str:
     return f"folded {folded} nodes" if folded else ""
 
 
+def own_outputs(model: ir.Model) -> str:
+    """Give each output a node of its own: an Identity where it is an input or a constant."""
+    ir_passes.OutputFixPass()(model)
+    graph = model.graph
+    constants = [i for i, value in enumerate(graph.outputs) if value.is_initializer()]
+    for i in constants:
+        value = graph.outputs[i]
+        name = str(value.name)
+        value.name = f"{name}_constant"
+        out = ir.Value(name=name, type=value.type, shape=value.shape)
+        graph.append(ir.Node("", "Identity", [value], outputs=[out], name=f"Identity_{name}"))
+        graph.outputs[i] = out
+    return f"{len(constants)} outputs are constants" if constants else ""
+
+
 def _should_fold(node: ir.Node) -> bool:
     """Fold everything but Q/DQ, which carry scales, and constants too large to keep."""
     if node.op_type in KEPT_OPS:

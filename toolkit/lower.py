@@ -1,0 +1,146 @@
+"""Segments -> portable implementations: each segment as ONNX of its own, weights kept apart.
+
+Large weights become entries of the engine file, once each, and the segment's ONNX refers to them
+as external data; small constants stay inside the ONNX bytes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from toolkit.errors import BuildError
+from toolkit.importer import IO_DTYPES
+
+# Below this a constant is cheaper inside the ONNX bytes than as an entry of its own.
+MIN_ENTRY_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredSegment:
+    """One segment ready for the engine file.
+
+    `inputs` and `outputs` are tensor names; `onnx` the segment's model; `weights` its large
+    constants by entry name.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    onnx: bytes
+    weights: Mapping[str, np.ndarray]
+
+
+def lower_segments(
+    model: ir.Model, segment_of: Mapping[str, str], names: Sequence[str]
+) -> tuple[LoweredSegment, ...]:
+    """Cut the model (Q/DQ included) along `segment_of`; `names` in running order."""
+    members: dict[str, list[ir.Node]] = {name: [] for name in names}
+    reads: dict[ir.Node, list[ir.Value]] = {}
+    leaving: set[ir.Value] = set(model.graph.outputs)
+    for node in model.graph:
+        segment = segment_of[str(node.name)]
+        members[segment].append(node)
+        reads[node] = values_read(node)
+        for value in reads[node]:
+            maker = value.producer()
+            if maker is not None and segment_of[str(maker.name)] != segment:
+                leaving.add(value)
+    return tuple(_lower(model, name, nodes, reads, leaving) for name, nodes in members.items())
+
+
+def values_read(node: ir.Node) -> list[ir.Value]:
+    """What a node reads from outside itself, what its subgraphs capture included."""
+    inner = _subgraphs(node)
+    made = {value for graph in inner for value in graph.inputs}
+    made |= {value for graph in inner for value in graph.initializers.values()}
+    made |= {value for graph in inner for member in graph for value in member.outputs}
+    read = list(node.inputs)
+    read += [value for graph in inner for member in graph for value in member.inputs]
+    read += [value for graph in inner for value in graph.outputs]
+    return [value for value in dict.fromkeys(read) if value is not None and value not in made]
+
+
+def _lower(
+    model: ir.Model,
+    name: str,
+    nodes: list[ir.Node],
+    reads: Mapping[ir.Node, list[ir.Value]],
+    leaving: set[ir.Value],
+) -> LoweredSegment:
+    inside = set(nodes)
+    inputs: dict[ir.Value, None] = {}
+    constants: dict[ir.Value, None] = {}
+    for node in nodes:
+        for value in reads[node]:
+            if value.is_initializer():
+                constants[value] = None
+            elif value.producer() not in inside:
+                inputs[value] = None
+    outputs = [value for node in nodes for value in node.outputs if value in leaving]
+    for value in (*inputs, *outputs):
+        _check_boundary(name, value)
+    graph = ir.GraphView(
+        list(inputs),
+        outputs,
+        nodes=nodes,
+        initializers=list(constants),
+        opset_imports=model.graph.opset_imports,
+        name=name,
+    ).clone()
+    weights = _externalise(graph)
+    segment = ir.Model(graph, ir_version=model.ir_version)
+    return LoweredSegment(
+        name=name,
+        inputs=tuple(str(v.name) for v in inputs),
+        outputs=tuple(str(v.name) for v in outputs),
+        onnx=ir.to_proto(segment).SerializeToString(deterministic=True),
+        weights=weights,
+    )
+
+
+def _subgraphs(node: ir.Node) -> list[ir.Graph]:
+    """All graphs inside a node's attributes, nested ones too."""
+    found: list[ir.Graph] = []
+    for attr in node.attributes.values():
+        graphs = (
+            [attr.as_graph()]
+            if attr.type == ir.AttributeType.GRAPH
+            else list(attr.as_graphs())
+            if attr.type == ir.AttributeType.GRAPHS
+            else []
+        )
+        for graph in graphs:
+            found.append(graph)
+            for inner in graph:
+                found += _subgraphs(inner)
+    return found
+
+
+def _check_boundary(segment: str, value: ir.Value) -> None:
+    if value.dtype not in IO_DTYPES:
+        kind = value.dtype.name if value.dtype is not None else "an unknown type"
+        raise BuildError(
+            f"Tensor {value.name!r} at the border of segment {segment} has {kind}, which cannot "
+            f"pass between segments; types that can: {', '.join(IO_DTYPES.values())}."
+        )
+
+
+def _externalise(graph: ir.Graph) -> dict[str, np.ndarray]:
+    """Take large constants out of a segment's graph; returns them by name."""
+    weights: dict[str, np.ndarray] = {}
+    for name, value in graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or tensor.nbytes < MIN_ENTRY_BYTES or tensor.dtype not in IO_DTYPES:
+            continue
+        weights[name] = np.ascontiguousarray(tensor.numpy())
+        value.const_value = ir.ExternalTensor(
+            location="engine",
+            offset=0,
+            length=tensor.nbytes,
+            dtype=tensor.dtype,
+            shape=ir.Shape(weights[name].shape),
+            name=name,
+        )
+    return weights
