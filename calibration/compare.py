@@ -1,0 +1,98 @@
+"""How close two arrays are: a reference and what the quantised or compiled model made of it.
+
+All sums are float64, over blocks, so that large tensors need no float64 copy. Exact for float32
+and narrower; squares of float64 inputs overflow above about 1e150.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.errors import CalibrationError
+
+_BLOCK = 1 << 16  # elements
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """r = reference, t = test, d = r - t, sums over all elements.
+
+    `sqnr_db`: 10 log10(sum r^2 / sum d^2) in dB; +inf if d = 0 everywhere (also for r = t = 0),
+    -inf if r = 0 everywhere and d is not.
+    `cosine`: sum r t / sqrt(sum r^2 sum t^2), in [-1, 1]; 1 if both are zero everywhere, 0 if
+    exactly one is.
+    `max_abs_error`: max |d|, in the unit of the arrays.
+    """
+
+    sqnr_db: float
+    cosine: float
+    max_abs_error: float
+
+
+def compare(reference: NDArray[Any], test: NDArray[Any], where: str = "the arrays") -> Comparison:
+    """Compare two real arrays of one shape; `where` names them in errors."""
+    _check(reference, test, where)
+    signal = power = product = noise = worst = 0.0
+    for r, t in _blocks(reference, test):
+        d = r - t
+        signal += float(r @ r)
+        power += float(t @ t)
+        product += float(r @ t)
+        noise += float(d @ d)
+        worst = max(worst, float(np.abs(d).max()))
+    if not math.isfinite(signal + power + noise):
+        raise CalibrationError(
+            f"{where} hold NaN, infinite or too large numbers (sums of squares {signal:.3g} and "
+            f"{power:.3g}): compare finite outputs only"
+        )
+    return Comparison(
+        sqnr_db=_decibels(signal, noise),
+        cosine=_cosine(signal, power, product),
+        max_abs_error=worst,
+    )
+
+
+def sqnr_db(reference: NDArray[Any], test: NDArray[Any]) -> float:
+    """Signal to quantisation noise ratio in dB; see `Comparison`."""
+    return compare(reference, test).sqnr_db
+
+
+def _check(reference: NDArray[Any], test: NDArray[Any], where: str) -> None:
+    if reference.shape != test.shape:
+        raise CalibrationError(
+            f"{where} have shapes {list(reference.shape)} and {list(test.shape)}: compare the same "
+            "tensor"
+        )
+    if reference.size == 0:
+        raise CalibrationError(f"{where} are empty: compare at least one number")
+    for array in (reference, test):
+        if array.dtype.kind not in "fiub":
+            raise CalibrationError(
+                f"{where} hold {array.dtype.name}, not real numbers: convert them first"
+            )
+
+
+def _blocks(
+    reference: NDArray[Any], test: NDArray[Any]
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    flat_reference, flat_test = reference.reshape(-1), test.reshape(-1)
+    for start in range(0, flat_reference.size, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        yield flat_reference[block].astype(np.float64), flat_test[block].astype(np.float64)
+
+
+def _decibels(signal: float, noise: float) -> float:
+    if noise == 0.0:
+        return math.inf
+    if signal == 0.0:
+        return -math.inf
+    return 10.0 * (math.log10(signal) - math.log10(noise))
+
+
+def _cosine(signal: float, power: float, product: float) -> float:
+    if signal == 0.0 or power == 0.0:
+        return 1.0 if signal == power else 0.0
+    return min(1.0, max(-1.0, product / (math.sqrt(signal) * math.sqrt(power))))

@@ -1,0 +1,439 @@
+"""Calibration data: a folder of pictures, .npy files or .npz files, read one sample at a time.
+
+Files are taken in the order of their names. With a limit, the samples are spread evenly over all
+of them: the first hundred pictures of a data set sorted by class would show one class only.
+"""
+
+import hashlib
+import math
+import os
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.errors import CalibrationError
+from device.errors import SourceError
+
+Sample = dict[str, NDArray[Any]]
+"""What the model is fed with: input name -> array."""
+LoadPicture = Callable[[Path], NDArray[Any]]
+"""Read and preprocess one picture; SourceError or OSError says that it is unreadable."""
+
+PICTURES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+ARRAYS = frozenset({".npy", ".npz"})
+
+_BLOCK = 1 << 20  # bytes
+_DAMAGED = (
+    ValueError,
+    TypeError,
+    SyntaxError,
+    EOFError,
+    OverflowError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input of the model; None is a dimension of any size. `dtype`: numpy's name."""
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Something that was not used, and why."""
+
+    name: str
+    reason: str
+
+
+class Dataset(Protocol):
+    """Samples that can be read again and again, the same each time."""
+
+    @property
+    def asked(self) -> int:
+        """How many samples the user wanted."""
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """What the latest pass could not read."""
+
+    def __len__(self) -> int:
+        """How many samples a pass gives if all are readable."""
+
+    def __iter__(self) -> Iterator[Sample]:
+        """One pass."""
+
+    def sha256(self) -> str:
+        """Hash of the names and bytes of the data, as hexadecimal digits."""
+
+
+def open_dataset(
+    path: Path,
+    load_picture: LoadPicture | None,
+    inputs: Sequence[InputSpec],
+    limit: int | None = None,
+) -> Dataset:
+    """The samples of a folder or file, at most `limit` of them, spread evenly.
+
+    Pictures go through `load_picture` and .npy files feed a model's only input; the members of a
+    .npz file are named after the inputs. An array holds one sample or many along a leading axis;
+    a missing batch axis of 1 is added. Folders are searched to any depth without hidden files.
+    """
+    if limit is not None and limit < 1:
+        raise CalibrationError(f"limit is {limit} samples, but must be at least 1: raise it")
+    kind, files = _find(path)
+    if kind != ".npz" and len(inputs) != 1:
+        raise CalibrationError(
+            f"{path} holds {kind} files, which feed one input, but the model has {len(inputs)}: "
+            "use .npz files with a member for each input"
+        )
+    if kind != "picture":
+        return _choose(path, [_measure(file, inputs) for file in files], limit, inputs, None)
+    if load_picture is None:
+        raise CalibrationError(
+            f"{path} holds pictures, but nothing says how to preprocess them: name the model's "
+            "configuration or use .npy files"
+        )
+    return _choose(path, files, limit, inputs, load_picture)
+
+
+def memory_dataset(samples: Sequence[Sample]) -> Dataset:
+    """A data set of arrays that are already in memory."""
+    return _Memory(tuple(samples))
+
+
+@dataclass(frozen=True)
+class _Memory:
+    samples: tuple[Sample, ...]
+    skipped: tuple[Skipped, ...] = ()
+
+    @property
+    def asked(self) -> int:
+        return len(self.samples)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __iter__(self) -> Iterator[Sample]:
+        for number, sample in enumerate(self.samples):
+            for name, array in sample.items():
+                _check_finite(array, f"input '{name}' of sample {number}")
+            yield sample
+
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for sample in self.samples:
+            for name, array in sorted(sample.items()):
+                digest.update(repr((name, array.dtype.str, array.shape)).encode())
+                digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file with the number of samples in it and of rows that do not fill a batch."""
+
+    name: str
+    path: Path
+    samples: int = 1
+    rest: int = 0
+
+
+class _Files:
+    """A data set in files; `plan` says which samples of which file."""
+
+    def __init__(
+        self,
+        plan: Sequence[tuple[_File, Sequence[int]]],
+        asked: int,
+        read: Callable[[_File, Sequence[int]], Iterator[Sample | Skipped]],
+    ) -> None:
+        self.asked = asked
+        self.skipped: tuple[Skipped, ...] = ()
+        self._plan = tuple(plan)
+        self._read = read
+
+    def __len__(self) -> int:
+        return sum(len(numbers) for _, numbers in self._plan)
+
+    def __iter__(self) -> Iterator[Sample]:
+        self.skipped = tuple(
+            Skipped(file.name, f"its last {file.rest} rows do not fill a batch")
+            for file, _ in self._plan
+            if file.rest
+        )
+        given = 0
+        for file, numbers in self._plan:
+            for item in self._read(file, numbers):
+                if isinstance(item, Skipped):
+                    self.skipped += (item,)
+                else:
+                    given += 1
+                    yield item
+        if not given:
+            first = self.skipped[0]
+            raise CalibrationError(
+                f"none of {len(self)} calibration samples could be read ({first.name}: "
+                f"{first.reason}): check the files"
+            )
+
+    def sha256(self) -> str:
+        return self._sha256
+
+    @cached_property
+    def _sha256(self) -> str:
+        digest = hashlib.sha256()
+        for file, numbers in self._plan:
+            # Lengths first, so that no two data sets give the same stream of bytes.
+            head = repr((file.name, file.path.stat().st_size, list(numbers)))
+            digest.update(head.encode("utf-8", "surrogateescape"))
+            with file.path.open("rb") as stream:
+                while block := stream.read(_BLOCK):
+                    digest.update(block)
+        return digest.hexdigest()
+
+
+def _find(path: Path) -> tuple[str, list[_File]]:
+    """The data files at `path` in the order of their names, all of one kind."""
+    if path.is_file():
+        found = [_File(path.name, path)]
+    elif path.is_dir():
+        found = sorted(_walk(path), key=lambda file: file.name)
+    else:
+        raise CalibrationError(f"{path}: no such calibration data: check the path")
+    kinds: dict[str, list[_File]] = {}
+    for file in found:
+        suffix = file.path.suffix.lower()
+        if suffix in PICTURES | ARRAYS:
+            kinds.setdefault("picture" if suffix in PICTURES else suffix, []).append(file)
+    if len(kinds) != 1:
+        counts = ", ".join(f"{len(files)} {kind}" for kind, files in sorted(kinds.items()))
+        raise CalibrationError(
+            f"{path} holds {counts or 'no picture, .npy or .npz'} files of {len(found)}, but "
+            "calibration takes one kind: name a folder with pictures, .npy or .npz files"
+        )
+    return next(iter(kinds.items()))
+
+
+def _walk(root: Path) -> Iterator[_File]:
+    def refuse(error: OSError) -> None:
+        raise CalibrationError(
+            f"{error.filename}: cannot list the folder ({error.strerror}): check its permissions"
+        ) from error
+
+    for folder, subfolders, names in os.walk(root, onerror=refuse):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        for name in names:
+            if not name.startswith("."):
+                path = Path(folder, name)
+                yield _File(path.relative_to(root).as_posix(), path)
+
+
+def _choose(
+    path: Path,
+    files: Sequence[_File],
+    limit: int | None,
+    inputs: Sequence[InputSpec],
+    load_picture: LoadPicture | None,
+) -> _Files:
+    """Spread `limit` samples evenly over all files."""
+    total = sum(file.samples for file in files)
+    if total == 0:
+        raise CalibrationError(f"{path} holds no whole sample: give at least one")
+    count = min(total, limit or total)
+    chosen = iter([number * total // count for number in range(count)])
+    plan: list[tuple[_File, list[int]]] = []
+    number, start = next(chosen), 0
+    for file in files:
+        numbers = []
+        while start <= number < start + file.samples:
+            numbers.append(number - start)
+            number = next(chosen, total)
+        start += file.samples
+        if numbers:
+            plan.append((file, numbers))
+
+    def read(file: _File, numbers: Sequence[int]) -> Iterator[Sample | Skipped]:
+        if load_picture is None:
+            return _read_arrays(file, numbers, inputs)
+        return _read_picture(file, inputs[0], load_picture)
+
+    return _Files(plan, limit or total, read)
+
+
+def _read_picture(
+    file: _File, spec: InputSpec, load_picture: LoadPicture
+) -> Iterator[Sample | Skipped]:
+    try:
+        picture = load_picture(file.path)
+    except (SourceError, OSError) as error:
+        yield Skipped(file.name, str(error))
+        return
+    cut = _cut(picture.shape, picture.dtype, spec, str(file.path))
+    if cut.samples != 1:
+        raise _misfit(picture.shape, picture.dtype, spec, str(file.path))
+    _check_finite(picture, str(file.path))
+    yield {spec.name: picture.reshape(cut.shape)}
+
+
+def _measure(file: _File, inputs: Sequence[InputSpec]) -> _File:
+    """Read the headers of an array file: how many samples it holds."""
+    with ExitStack() as stack:
+        cuts = [cut for _, cut in _open_arrays(file, inputs, stack)]
+    if len({cut.samples for cut in cuts}) > 1:
+        counts = ", ".join(
+            f"{cut.samples} of '{spec.name}'" for spec, cut in zip(inputs, cuts, strict=True)
+        )
+        raise CalibrationError(
+            f"{file.path} holds {counts}: give the same number of samples for every input"
+        )
+    return _File(file.name, file.path, cuts[0].samples, max(cut.rest for cut in cuts))
+
+
+def _read_arrays(
+    file: _File, numbers: Sequence[int], inputs: Sequence[InputSpec]
+) -> Iterator[Sample]:
+    with ExitStack() as stack:
+        streams = _open_arrays(file, inputs, stack)
+        before = 0
+        for number in numbers:
+            sample = {}
+            for spec, (stream, cut) in zip(inputs, streams, strict=True):
+                where = f"{file.path}, input '{spec.name}', sample {number}"
+                sample[spec.name] = _read_one(stream, cut, number - before, where)
+            before = number + 1
+            yield sample
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How an array is cut: `samples` of `shape` each, then `rest` rows too few for a batch."""
+
+    samples: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    rest: int = 0
+
+
+def _cut(shape: tuple[int, ...], dtype: np.dtype[Any], spec: InputSpec, where: str) -> _Cut:
+    rank = len(spec.shape)
+    if dtype == np.dtype(spec.dtype):
+        if len(shape) == rank + 1 and _fits(shape[1:], spec.shape):
+            return _Cut(shape[0], shape[1:], dtype)
+        if len(shape) == rank == 0:
+            return _Cut(1, shape, dtype)
+        if len(shape) == rank and _fits(shape[1:], spec.shape[1:]):
+            batch = spec.shape[0] or 1
+            return _Cut(shape[0] // batch, (batch, *shape[1:]), dtype, shape[0] % batch)
+        if spec.shape[:1] in ((1,), (None,)) and _fits(shape, spec.shape[1:]):
+            return _Cut(1, (1, *shape), dtype)
+    raise _misfit(shape, dtype, spec, where)
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(wanted) and all(
+        want in (None, size) for size, want in zip(shape, wanted, strict=True)
+    )
+
+
+def _misfit(
+    shape: tuple[int, ...], dtype: np.dtype[Any], spec: InputSpec, where: str
+) -> CalibrationError:
+    wanted = ", ".join("any" if size is None else str(size) for size in spec.shape)
+    return CalibrationError(
+        f"{where} is {dtype} of shape {list(shape)}, but input '{spec.name}' takes {spec.dtype} of "
+        f"shape [{wanted}]: convert the data as the pipeline does"
+    )
+
+
+def _open_arrays(
+    file: _File, inputs: Sequence[InputSpec], stack: ExitStack
+) -> list[tuple[IO[bytes], _Cut]]:
+    """For each input a stream that stands at its first sample, and how to cut it."""
+    try:
+        if file.path.suffix.lower() == ".npy":
+            stream: IO[bytes] = stack.enter_context(file.path.open("rb"))
+            return [_open_array(stream, file.path.stat().st_size, inputs[0], str(file.path))]
+        archive = stack.enter_context(zipfile.ZipFile(file.path))
+        opened = []
+        for spec in inputs:
+            where = f"{file.path}, member '{spec.name}'"
+            if f"{spec.name}.npy" not in archive.namelist():
+                raise CalibrationError(
+                    f"{where} is missing among {archive.namelist()}: name each member as its input"
+                )
+            member = stack.enter_context(archive.open(f"{spec.name}.npy"))
+            size = archive.getinfo(f"{spec.name}.npy").file_size
+            opened.append(_open_array(member, size, spec, where))
+        return opened
+    except _DAMAGED as error:
+        raise _damaged(str(file.path), str(error)) from error
+
+
+def _open_array(
+    stream: IO[bytes], size: int, spec: InputSpec, where: str
+) -> tuple[IO[bytes], _Cut]:
+    """Read the header of the .npy format and check it against the length of the stream."""
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    else:
+        shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
+    cut = _cut(shape, dtype, spec, where)
+    if fortran and len(shape) > 1:
+        raise CalibrationError(
+            f"{where} is stored column by column: save np.ascontiguousarray(array) instead"
+        )
+    held, told = size - stream.tell(), math.prod(shape) * dtype.itemsize
+    if held != told or min(shape, default=0) < 0:
+        raise _damaged(where, f"{held} bytes of data, but shape {list(shape)} needs {told}")
+    return stream, cut
+
+
+def _read_one(stream: IO[bytes], cut: _Cut, skip: int, where: str) -> NDArray[Any]:
+    """The sample after the next `skip` ones; one sample is in memory, not the file."""
+    size = math.prod(cut.shape) * cut.dtype.itemsize
+    try:
+        if skip:
+            stream.seek(skip * size, os.SEEK_CUR)
+        data = stream.read(size)
+    except _DAMAGED as error:
+        raise _damaged(where, str(error)) from error
+    if len(data) != size:
+        raise _damaged(where, f"{len(data)} of {size} bytes")
+    array = np.frombuffer(bytearray(data), cut.dtype).reshape(cut.shape)
+    _check_finite(array, where)
+    return array
+
+
+def _damaged(where: str, why: str) -> CalibrationError:
+    return CalibrationError(f"{where} is damaged ({why}): write it again with numpy.save")
+
+
+def _check_finite(array: NDArray[Any], where: str) -> None:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        nans, infinities = int(np.isnan(array).sum()), int(np.isinf(array).sum())
+        raise CalibrationError(
+            f"{where} holds {nans} NaN and {infinities} infinite of {array.size} numbers: mend or "
+            "remove it"
+        )

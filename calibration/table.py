@@ -1,0 +1,134 @@
+"""The calibration table: amax per tensor, with what it was measured on, as a JSON file."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from calibration.errors import CalibrationError
+
+QMAX = 127.0
+"""Symmetric INT8 uses -127 to 127."""
+LARGEST_AMAX = 3.4028234663852886e38
+"""The largest float32: scales are float32 on every device."""
+LEAST_AMAX = QMAX * 2.0**-126
+"""Below this the scale amax / 127 would not be a normal float32."""
+
+Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """What every version of the file has; read first, so that a newer file is named as such."""
+
+    format: int
+
+
+class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`tensors`: name -> amax, the largest magnitude that INT8 represents, in the tensor's unit.
+
+    `method`: the row of METHODS that chose them. `samples`: how many were run. `data_sha256`,
+    `model_sha256`: of the data set and of the model file, 64 lowercase hexadecimal digits.
+    """
+
+    format: Literal[1] = 1
+    method: Annotated[str, Meta(min_length=1)]
+    samples: Annotated[int, Meta(ge=1)]
+    data_sha256: Sha256
+    model_sha256: Sha256
+    tensors: dict[str, float]
+
+    def __post_init__(self) -> None:
+        for name, amax in self.tensors.items():
+            if not LEAST_AMAX <= amax <= LARGEST_AMAX:  # false for NaN, too
+                raise CalibrationError(
+                    f"amax of tensor '{name}' is {amax}, but must lie between {LEAST_AMAX:.3g} and "
+                    f"{LARGEST_AMAX:.3g}: calibrate again"
+                )
+
+    def amax(self, tensor: str) -> float:
+        """The amax of `tensor`, or an error if the table lacks it."""
+        found = self.tensors.get(tensor)
+        if found is None:
+            raise CalibrationError(
+                f"the calibration table has no tensor '{tensor}' among its {len(self.tensors)}: "
+                "calibrate this model again"
+            )
+        return found
+
+    def scale(self, tensor: str) -> float:
+        """The scale of `tensor`: x is about q * scale, q in [-127, 127]."""
+        return scale_of(self.amax(tensor))
+
+
+def scale_of(amax: float) -> float:
+    """amax / 127, the step of symmetric INT8."""
+    return amax / QMAX
+
+
+def encode_table(table: CalibrationTable) -> bytes:
+    """The file's bytes: equal tables give equal bytes, and floats keep their last bit."""
+    canonical = msgspec.json.encode(table, order="deterministic")
+    return msgspec.json.format(canonical, indent=2) + b"\n"
+
+
+def decode_table(data: bytes, where: str) -> CalibrationTable:
+    """Read what `encode_table` wrote; anything else is a CalibrationError that begins with `where`.
+
+    Every length, type, name and range is checked before a value is made.
+    """
+    try:
+        found = msgspec.json.decode(data, type=_Head).format
+        if found != 1:
+            raise CalibrationError(
+                f"the calibration table has format {found}, but this version reads format 1: "
+                "calibrate again with this version"
+            )
+        return msgspec.json.decode(data, type=CalibrationTable)
+    except CalibrationError as error:
+        raise CalibrationError(f"{where}: {error}") from error
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CalibrationError(
+            f"{where}: not a calibration table ({error}): calibrate again or restore the file"
+        ) from error
+
+
+def read_table(path: Path) -> CalibrationTable:
+    """Read a table from a file."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CalibrationError(
+            f"{path}: cannot read the calibration table ({error.strerror}): check the path"
+        ) from error
+    return decode_table(data, str(path))
+
+
+def write_table(path: Path, table: CalibrationTable) -> None:
+    """Write the table so that `path` holds either the old or the new file, whatever happens."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(encode_table(table))
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        raise CalibrationError(
+            f"{path}: cannot write the calibration table ({error.strerror}): check that the folder "
+            "exists, is writable and has space left"
+        ) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
