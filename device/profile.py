@@ -134,11 +134,6 @@ class JetPack(_Value, frozen=True, kw_only=True):
     confidence: Confidence
     note: str = ""
 
-    @property
-    def dla_era(self) -> DlaEra:
-        """How this JetPack's TensorRT takes INT8 scales for the DLA; see `dla_era`."""
-        return dla_era(self.tensorrt)
-
 
 class _JetPackFile(_Value, frozen=True, kw_only=True):
     jetpack: tuple[JetPack, ...]
@@ -183,7 +178,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 def list_profiles() -> tuple[Profile, ...]:
     """Load every shipped profile, by name."""
-    return tuple(load_profile(path) for path in sorted(PROFILES.glob("*.toml")))
+    return tuple(load_profile(name) for name in sorted(p.stem for p in PROFILES.glob("*.toml")))
 
 
 def load_jetpacks() -> tuple[JetPack, ...]:
@@ -201,10 +196,7 @@ def find_jetpack(version: str) -> JetPack:
     known = {jetpack.version: jetpack for jetpack in load_jetpacks()}
     if version in known:
         return known[version]
-    raise ProfileError(
-        f"JetPack {version!r} is not known{_nearest(version, known)}: "
-        f"use one of {', '.join(known)}."
-    )
+    raise ProfileError(f"JetPack {version!r} is not known: use one of {', '.join(known)}.")
 
 
 def figures(value: msgspec.Struct, path: str = "") -> Iterator[tuple[str, Figure[Any]]]:
