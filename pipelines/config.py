@@ -1,9 +1,13 @@
 """pipeline.toml and the model files of `configs/models`, decoded once into frozen values."""
 
-from typing import Annotated, Literal, Union
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union
 
 import msgspec
 from msgspec import Meta
+
+from device.errors import ConfigError
 
 Positive = Annotated[int, Meta(ge=1)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -112,3 +116,88 @@ class ModelConfig(_Value, frozen=True, kw_only=True):
     calibration: str = ""
     preprocess: PreprocessConfig
     decode: DecodeConfig
+
+
+T = TypeVar("T", bound=_Value)
+
+
+def load_pipeline(path: str | Path) -> PipelineConfig:
+    """Return the pipeline in a TOML file, or raise ConfigError naming the file and the key."""
+    return _load(Path(path), PipelineConfig)
+
+
+def load_model(path: str | Path) -> ModelConfig:
+    """Return the model in a TOML file, or raise ConfigError naming the file and the key."""
+    return _load(Path(path), ModelConfig)
+
+
+def load_labels(path: str | Path) -> tuple[str, ...]:
+    """Return the class names of a labels.txt: one a line, in the order of the class ids."""
+    names = tuple(line.strip() for line in _read(Path(path)).splitlines())
+    names = names[: len(names) - next((i for i, n in enumerate(reversed(names)) if n), len(names))]
+    if not names or not all(names):
+        raise ConfigError(
+            f"{path} holds {'an empty line' if names else 'no labels'}: write one class name a"
+            " line, in the order of the model's class ids."
+        )
+    return names
+
+
+def _load(path: Path, kind: type[T]) -> T:
+    text = _read(path)
+    try:
+        tree = msgspec.toml.decode(text)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML ({error}): mend it there.") from error
+    try:
+        return msgspec.convert(tree, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(path, tree, kind, str(error))) from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): check the path.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8."
+        ) from error
+
+
+def _explain(path: Path, tree: object, kind: type[_Value], message: str) -> str:
+    """Turn msgspec's words ("Object contains unknown field `x` - at `$.source`") into ours."""
+    reason, _, where = message.partition(" - at ")
+    key = where.strip("`").removeprefix("$").removeprefix(".")
+    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", reason)
+    if unknown:
+        allowed = ", ".join(_allowed_keys(kind, tree, key))
+        table = f"[{key}]" if key else "the top level"
+        return f"{path}: unknown key {unknown[1]!r} in {table}: use one of {allowed}."
+    missing = re.fullmatch(r"Object missing required field `(.*)`", reason)
+    if missing:
+        table = f"[{key}]" if key else "the top level"
+        return f"{path}: {table} has no {missing[1]!r}: add it."
+    return f"{path}: {key or 'the top level'} is wrong: {reason[:1].lower()}{reason[1:]}."
+
+
+def _allowed_keys(kind: type[_Value], tree: object, key: str) -> tuple[str, ...]:
+    """Return the keys of the table at a path such as `sinks[1]`, walking types and data at once."""
+    here: Any = msgspec.inspect.type_info(kind)
+    for step in re.findall(r"[^.\[\]]+", key):
+        if step.isdigit():
+            here, tree = here.item_type, _item(tree, int(step))
+        else:
+            here = next(f.type for f in here.fields if f.encode_name == step)
+            tree = _item(tree, step)
+        if isinstance(here, msgspec.inspect.UnionType):
+            tag = _item(tree, "kind")
+            here = next(t for t in here.types if getattr(t, "tag", None) == tag)
+    names = tuple(field.encode_name for field in here.fields)
+    return (here.tag_field, *names) if here.tag_field else names
+
+
+def _item(tree: object, step: str | int) -> object:
+    place: Any = tree  # msgspec named the path, so it is there
+    return place[step]

@@ -1,0 +1,30 @@
+"""When a frame was captured, from its presentation time and its arrival.
+
+Presentation times are even but have an unknown origin; arrivals have a known origin but jitter
+upwards only. The smallest difference seen lately ties the two together.
+"""
+
+from pipelines.frame import Stamp
+
+WINDOW_NS = 10_000_000_000  # the two clocks drift apart, so old minima are forgotten
+
+
+class CaptureClock:
+    """Turns presentation times into moments; one per connection."""
+
+    def __init__(self) -> None:
+        self._window_end_ns = 0
+        self._previous_ns: int | None = None
+        self._current_ns: int | None = None
+
+    def stamp(self, pts_ns: int | None, arrival: Stamp) -> Stamp:
+        """Return the capture moment of a frame that began to arrive at `arrival`."""
+        if pts_ns is None:
+            return arrival
+        delay_ns = arrival.mono_ns - pts_ns
+        if arrival.mono_ns >= self._window_end_ns:
+            self._previous_ns, self._current_ns = self._current_ns, delay_ns
+            self._window_end_ns = arrival.mono_ns + WINDOW_NS
+        known = [d for d in (self._previous_ns, self._current_ns, delay_ns) if d is not None]
+        self._current_ns = min(self._current_ns or delay_ns, delay_ns)
+        return arrival.earlier(delay_ns - min(known))

@@ -1,0 +1,169 @@
+"""Frames from a video file or from pictures on disk."""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from device.errors import SourceError
+from pipelines.config import SourceConfig
+from pipelines.frame import Frame, Image, Stamp
+from pipelines.vision import cv2
+
+PICTURES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+_log = logging.getLogger(__name__)
+
+
+class VideoFile:
+    """Frames of a video file, at its own pace if `realtime`.
+
+    With frames = "latest" and a slow consumer, frames whose time has passed are dropped ("late").
+    """
+
+    def __init__(self, path: Path, config: SourceConfig, stop: threading.Event) -> None:
+        self.name = str(path)
+        self._config = config
+        self._stop = stop
+        self._dropped: Counter[str] = Counter()
+        self._capture = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG)
+        if not self._capture.isOpened():
+            raise SourceError(
+                f"{path} is not a video that OpenCV's FFmpeg can read: check that the file is"
+                " whole, or convert it to H.264 in MP4."
+            )
+        self._fps = self._capture.get(cv2.CAP_PROP_FPS) or 30.0
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Frames dropped so far by cause."""
+        return dict(self._dropped)
+
+    def __enter__(self) -> "VideoFile":
+        """The file is open already."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the file."""
+        self._capture.release()
+
+    def __iter__(self) -> Iterator[Frame]:
+        """Yield frames to the end of the file, for ever if `loop`."""
+        seq = 0
+        while True:
+            first, start = seq, time.monotonic()
+            while not self._stop.is_set() and self._capture.grab():
+                due = start + (seq - first) / self._fps
+                seq += 1
+                if self._pace(due) and (picture := self._retrieve()) is not None:
+                    now = Stamp.now()
+                    yield Frame(picture, seq - 1, now, now, self.name)
+            if self._stop.is_set() or not self._config.loop:
+                return
+            if seq == first:
+                raise SourceError(
+                    f"{self.name} holds no frame that can be decoded: convert it to H.264 in MP4."
+                )
+            self._capture.set(cv2.CAP_PROP_POS_FRAMES, 0)
+
+    def _pace(self, due: float) -> bool:
+        """Wait until a frame is due; False if it is so late that the next one is due too."""
+        if not self._config.realtime:
+            return True
+        late = time.monotonic() - due
+        if late < 0:
+            self._stop.wait(-late)
+        elif self._config.frames == "latest" and late > 1.0 / self._fps:
+            self._dropped["late"] += 1
+            return False
+        return not self._stop.is_set()
+
+    def _retrieve(self) -> Image | None:
+        ok, picture = self._capture.retrieve()
+        if not ok:
+            self._dropped["corrupt"] += 1
+        return np.asarray(picture, np.uint8) if ok else None
+
+
+class PictureFolder:
+    """Pictures in the order of their names; one that cannot be read is named, counted, skipped."""
+
+    def __init__(self, path: Path, config: SourceConfig, stop: threading.Event) -> None:
+        self.name = str(path)
+        self._loop = config.loop
+        self._stop = stop
+        self._dropped: Counter[str] = Counter()
+        self._paths = list_pictures(path) if path.is_dir() else [path]
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Pictures skipped so far; "corrupt": cannot be decoded."""
+        return dict(self._dropped)
+
+    def __enter__(self) -> "PictureFolder":
+        """Nothing stays open between pictures."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing is open."""
+
+    def __iter__(self) -> Iterator[Frame]:
+        """Yield each picture once, for ever if `loop`."""
+        good = list(self._paths)
+        seq = 0
+        while good:
+            for path in tuple(good):
+                if self._stop.is_set():
+                    return
+                picture = read_picture(path)
+                if picture is None:
+                    _log.warning("%s is not a picture that can be read: it is skipped", path)
+                    self._dropped["corrupt"] += 1
+                    good.remove(path)
+                else:
+                    now = Stamp.now()
+                    yield Frame(picture, seq, now, now, str(path))
+                seq += 1
+            if good and not self._loop:
+                return
+        raise SourceError(
+            f"none of the {len(self._paths)} pictures in {self.name} can be read: save them again"
+            " as JPEG or PNG."
+        )
+
+
+def list_pictures(folder: Path) -> list[Path]:
+    """Return the pictures of a folder by name; raise SourceError if it has none."""
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise SourceError(
+            f"{folder} cannot be listed ({error.strerror}): check its permissions."
+        ) from error
+    paths = [path for path in entries if path.suffix.lower() in PICTURES and path.is_file()]
+    if not paths:
+        raise SourceError(
+            f"{folder} holds no pictures: put files there that end in {', '.join(PICTURES)}."
+        )
+    return paths
+
+
+def read_picture(path: Path) -> Image | None:
+    """Return a picture, uint8 [H, W, 3] BGR, or None if it cannot be decoded."""
+    picture = cv2.imread(str(path), cv2.IMREAD_COLOR)
+    return None if picture is None else np.asarray(picture, np.uint8)

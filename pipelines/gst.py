@@ -1,0 +1,196 @@
+"""Frames from a `gst-launch-1.0` child process over a pipe.
+
+A child process needs neither cv2's GStreamer nor PyGObject, has no TLS-block trouble with other
+libraries and can be killed when a camera hangs. Frames come as NV12 in GDP packets.
+"""
+
+import contextlib
+import fcntl
+import os
+import select
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device.errors import SourceError
+from pipelines.clock import CaptureClock
+from pipelines.frame import Stamp
+from pipelines.gdp import HEADER_BYTES, Nv12, parse_caps, parse_header
+from pipelines.live import RawFrame
+from pipelines.uri import Camera, redact
+
+FIRST_FRAME_S = 8.0  # real cameras start with the next key frame
+PIPE_BYTES = 1 << 20  # 1080p NV12: 1.3 ms to read, against 2.2 ms with the default 64 KiB
+STDERR_BYTES = 8192
+GRACE_S = 0.5
+
+# What GStreamer writes -> what it means and what to do.
+CAUSES: tuple[tuple[str, str], ...] = (
+    ("(401)", "the camera refused the credentials: check the user and password in the address"),
+    ("(404)", "the camera has no such stream: check the path in the address"),
+    ("Failed to connect", "nothing answers there: check host and port, and that it is switched on"),
+    ("Could not receive message", "the connection broke off: check the network to the camera"),
+    ("delayed linking failed", "the stream is not H.264 video: set the camera to H.264"),
+    ("is busy", "another program uses the camera: close that program"),
+    ("Cannot identify device", "no camera is there: check that it is plugged in"),
+    ("not-negotiated", "the camera cannot give that size, rate or format: change them"),
+    ("no element", "a GStreamer plugin is missing: install the plugins good, bad and libav"),
+)
+
+
+@cache
+def has_element(name: str) -> bool:
+    """Whether GStreamer is installed here with this element."""
+    inspect = shutil.which("gst-inspect-1.0")
+    if inspect is None or shutil.which("gst-launch-1.0") is None:
+        return False
+    return subprocess.run([inspect, "--exists", name], check=False).returncode == 0
+
+
+def rtsp_command(uri: str, decoder: str) -> list[str]:
+    """Return the command that writes the H.264 video of an RTSP stream as GDP to its stdout.
+
+    Every element is named: with uridecodebin, a camera that also sends audio never settles.
+    """
+    converter = ["nvvidconv"] if decoder == "nvv4l2decoder" else ["videoconvert"]
+    threads = ["max-threads=1"] if decoder == "avdec_h264" else []  # frame threads add latency
+    source = ["rtspsrc", f"location={_quoted(uri)}", "protocols=tcp", "latency=0"]
+    decode = ["rtph264depay", "!", "h264parse", "!", decoder, *threads, "!", *converter]
+    return _launch(*source, "!", "application/x-rtp,media=video", "!", *decode)
+
+
+def camera_command(camera: Camera) -> list[str]:
+    """Return the command that writes a V4L2 camera's frames as GDP to its stdout."""
+    sizes = [("width", camera.width), ("height", camera.height), ("framerate", camera.fps)]
+    kind = "image/jpeg" if camera.format == "mjpg" else "video/x-raw"
+    wanted = [f"{key}={value}" for key, value in sizes if value is not None]
+    caps = ",".join([kind, *(f"{w}/1" if w.startswith("framerate") else w for w in wanted)])
+    decode = ["jpegdec", "!"] if camera.format == "mjpg" else []
+    source = ["v4l2src", f"device={_quoted(camera.device)}", "do-timestamp=true"]
+    return _launch(*source, "!", caps, "!", *decode, "videoconvert")
+
+
+def _launch(*elements: str) -> list[str]:
+    sink = ["video/x-raw,format=NV12", "!", "gdppay", "!", "fdsink", "fd=1", "sync=false"]
+    return ["gst-launch-1.0", "-q", *elements, "!", *sink]
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+class GstCapture:
+    """One running gst-launch process; `closing` ends a wait."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], stall_s: float, closing: threading.Event
+    ) -> None:
+        self._name = name
+        self._stall_s = stall_s
+        self._closing = closing
+        self._clock = CaptureClock()
+        self._layout: Nv12 | None = None
+        self._patience_s = max(FIRST_FRAME_S, stall_s)
+        self._stderr = b""
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # its own process group, to be killed as one
+        )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._out = self._process.stdout.fileno()
+        self._err = self._process.stderr.fileno()
+        with contextlib.suppress(OSError):  # a lower limit only costs speed
+            fcntl.fcntl(self._out, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._poll = select.poll()
+        self._poll.register(self._out, select.POLLIN)
+        self._poll.register(self._err, select.POLLIN)
+
+    def read(self) -> RawFrame:
+        """Wait for a frame; raise SourceError at the end, an error or a stall."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            header = bytearray(HEADER_BYTES)
+            self._fill(memoryview(header), deadline)
+            arrival = Stamp.now()
+            packet = parse_header(header)
+            payload = np.empty(packet.length, np.uint8)
+            self._fill(payload.data, deadline)
+            if packet.kind == "caps":
+                self._layout = parse_caps(payload.tobytes())
+            if packet.kind == "buffer":
+                self._patience_s = self._stall_s
+                return self._frame(payload, packet.pts_ns, arrival)
+
+    def close(self) -> None:
+        """End the process group: politely first, so that the camera learns of it."""
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+        for number in (signal.SIGINT, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(GRACE_S)
+                return
+        self._process.wait()
+
+    def _frame(self, payload: NDArray[np.uint8], pts_ns: int | None, arrival: Stamp) -> RawFrame:
+        layout = self._layout
+        if layout is None or payload.size != layout.size:
+            size = "an unknown size" if layout is None else f"{layout.size} bytes"
+            raise SourceError(
+                f"{self._name} sent a frame of {payload.size} bytes where {size} was announced:"
+                " set a frame width and height that are multiples of four."
+            )
+        pixels = payload.reshape(-1, layout.stride)
+        captured = self._clock.stamp(pts_ns, arrival)
+        return RawFrame(pixels, "nv12", layout.width, layout.height, captured, Stamp.now())
+
+    def _fill(self, target: memoryview, deadline: float) -> None:
+        filled = 0
+        while filled < len(target):
+            left = deadline - time.monotonic()
+            if left <= 0 or self._closing.is_set():
+                raise SourceError(
+                    f"{self._name} gave no frame for {self._patience_s:.1f} s: it is opened again"
+                    " until it does; check the camera and its network."
+                )
+            ready = {fd for fd, _ in self._poll.poll(min(left, 0.1) * 1000)}
+            if self._err in ready:
+                self._drain_stderr()
+            if self._out in ready:
+                count = os.readv(self._out, [target[filled:]])
+                if count == 0:
+                    raise SourceError(self._why_ended())
+                filled += count
+
+    def _drain_stderr(self) -> None:
+        text = os.read(self._err, STDERR_BYTES)
+        self._stderr = (self._stderr + text)[-STDERR_BYTES:]
+        if not text:
+            self._poll.unregister(self._err)
+
+    def _why_ended(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE_S)  # its last words come before it ends
+        while self._err in {fd for fd, _ in self._poll.poll(0)}:
+            self._drain_stderr()
+        text = redact(self._stderr.decode("utf-8", "replace"))
+        for pattern, meaning in CAUSES:
+            if pattern in text:
+                return f"{self._name}: {meaning}."
+        last = " ".join(text.split())[-300:] or "the stream ended"
+        return f"{self._name} gives no frames: {last}."

@@ -1,0 +1,162 @@
+"""Cameras and streams: a reader thread, one slot where the latest frame wins, and reopening.
+
+A consumer slower than the camera sees young frames and a count of dropped ones, never a backlog.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Protocol
+
+import numpy as np
+
+from device.errors import SourceError
+from pipelines.frame import Frame, Image, Stamp
+from pipelines.vision import cv2
+
+BACKOFF_FIRST_S = 0.25
+BACKOFF_LAST_S = 5.0
+GOOD_S = 10.0  # frames for so long: the next loss starts again at the first back-off
+EVERY_FRAMES = 32  # frames = "every" on a camera still needs a bound
+JOIN_S = 3.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawFrame:
+    """Pixels as the capture gives them, converted only if somebody takes the frame.
+
+    `pixels`: uint8 [H, W, 3] BGR, or [H * 3 / 2, stride] NV12 of which `width` x `height` counts.
+    """
+
+    pixels: Image
+    layout: Literal["bgr", "nv12"]
+    width: int
+    height: int
+    t_capture: Stamp
+    t_recv: Stamp
+
+    def to_bgr(self) -> Image:
+        """Return the picture, uint8 [H, W, 3], BGR."""
+        if self.layout == "bgr":
+            return self.pixels
+        picture = np.asarray(cv2.cvtColor(self.pixels, cv2.COLOR_YUV2BGR_NV12), np.uint8)
+        return picture[: self.height, : self.width]
+
+
+class Capture(Protocol):
+    """One opened connection to a camera or stream."""
+
+    def read(self) -> RawFrame:
+        """Wait for the next frame; raise SourceError once it is lost or stalls."""
+
+    def close(self) -> None:
+        """Let go of the camera."""
+
+
+class LiveSource:
+    """Frames of a camera or stream; see the module. `opener` gets the event that ends waits."""
+
+    def __init__(
+        self,
+        name: str,
+        opener: Callable[[threading.Event], Capture],
+        policy: Literal["latest", "every"],
+        stop: threading.Event,
+    ) -> None:
+        self.name = name
+        self.reopened = 0
+        self._opener = opener
+        self._stop = stop
+        self._closing = threading.Event()
+        self._slot: deque[tuple[int, RawFrame]] = deque()
+        self._room = 1 if policy == "latest" else EVERY_FRAMES
+        self._arrived = threading.Condition()
+        self._dropped: Counter[str] = Counter()
+        self._seq = 0
+        self._thread: threading.Thread | None = None
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Frames dropped so far; "busy": a newer frame came before the old one was taken."""
+        return dict(self._dropped)
+
+    def __enter__(self) -> "LiveSource":
+        """Open the camera and wait for its first frame, so that a bad address fails at once."""
+        capture = self._opener(self._closing)
+        try:
+            self._put(capture.read())
+        except SourceError:
+            capture.close()
+            raise
+        self._thread = threading.Thread(
+            target=self._read_frames, args=(capture,), name="source", daemon=True
+        )
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop the reader and let go of the camera."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(JOIN_S)
+
+    def __iter__(self) -> Iterator[Frame]:
+        """Yield frames until the stop event; while the camera is away, wait."""
+        while (taken := self._take()) is not None:
+            seq, raw = taken
+            yield Frame(raw.to_bgr(), seq, raw.t_capture, raw.t_recv, self.name)
+
+    def _take(self) -> tuple[int, RawFrame] | None:
+        with self._arrived:
+            while not self._slot:
+                if self._stop.is_set() or self._closing.is_set():
+                    return None
+                if self._thread is None or not self._thread.is_alive():
+                    raise SourceError(
+                        f"{self.name} has no running reader: the log above says why it ended."
+                    )
+                self._arrived.wait(0.1)
+            return self._slot.popleft()
+
+    def _put(self, raw: RawFrame) -> None:
+        with self._arrived:
+            if len(self._slot) == self._room:
+                self._slot.popleft()
+                self._dropped["busy"] += 1
+            self._slot.append((self._seq, raw))
+            self._seq += 1
+            self._arrived.notify()
+
+    def _read_frames(self, first: Capture) -> None:
+        capture: Capture | None = first
+        backoff = BACKOFF_FIRST_S
+        while not self._closing.is_set():
+            opened = time.monotonic()
+            try:
+                if capture is None:
+                    capture = self._opener(self._closing)
+                    self._put(capture.read())
+                    self.reopened += 1
+                    _log.info("%s gives frames again", self.name)
+                while not self._closing.is_set():
+                    self._put(capture.read())
+            except SourceError as error:
+                if not self._closing.is_set():
+                    _log.warning("%s", error)
+            if capture is not None:
+                capture.close()
+                capture = None
+            backoff = BACKOFF_FIRST_S if time.monotonic() - opened > GOOD_S else backoff
+            self._closing.wait(backoff)
+            backoff = min(backoff * 2, BACKOFF_LAST_S)

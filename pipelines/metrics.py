@@ -1,0 +1,47 @@
+"""Latency by stage, frames per second and drops over an interval."""
+
+import threading
+import time
+from collections.abc import Mapping
+
+import numpy as np
+
+from device.messages import Stats
+
+
+class Metrics:
+    """Collects the times of frames in one thread; another takes the figures once a second."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stages: dict[str, list[float]] = {}
+        self._totals: list[float] = []
+        self._since = time.monotonic()
+
+    def add(self, stages_ms: Mapping[str, float], total_ms: float) -> None:
+        """Take the times of one frame, in milliseconds."""
+        with self._lock:
+            self._totals.append(total_ms)
+            for stage, value in stages_ms.items():
+                self._stages.setdefault(stage, []).append(value)
+
+    def take(self, dropped: Mapping[str, int]) -> Stats:
+        """Return the figures since the last call and start a new interval."""
+        now = time.monotonic()
+        with self._lock:
+            totals, self._totals = self._totals, []
+            stages, self._stages = self._stages, {}
+            span, self._since = now - self._since, now
+        return Stats(
+            frames=len(totals),
+            fps=round(len(totals) / span, 2) if span > 0.0 else 0.0,
+            latency_p50_ms=_percentile(totals, 50),
+            latency_p99_ms=_percentile(totals, 99),
+            stage_p50_ms={stage: _percentile(v, 50) for stage, v in stages.items()},
+            stage_p99_ms={stage: _percentile(v, 99) for stage, v in stages.items()},
+            dropped=dict(dropped),
+        )
+
+
+def _percentile(values: list[float], percent: float) -> float:
+    return round(float(np.percentile(values, percent)), 3) if values else 0.0
