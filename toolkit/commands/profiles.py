@@ -79,6 +79,9 @@ def show(name: str, as_json: bool) -> None:
     console.print(f"[bold]{profile.name}[/]: {profile.title} ({profile.part})", highlight=False)
     console.print(f"{profile.soc}, CPU {profile.cpu}. {profile.note}", highlight=False)
     console.print(_figure_table(profile))
+    for key, figure in figures(profile):
+        if figure.note:
+            console.print(f"{key}: {figure.note}", highlight=False)
     if profile.power_modes:
         console.print(_mode_table(profile.power_modes))
     console.print("\nWhat it means for Tandem", style="bold")
@@ -176,14 +179,12 @@ def _jetpack_ranges(versions: Iterable[str]) -> str:
 
 
 def _figure_table(profile: Profile) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("figure", "value", "unit", "source", "confidence", "note"):
-        table.add_column(
-            name, justify="right" if name == "value" else "left", no_wrap=name == "figure"
-        )
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in ("figure", "value", "unit", "source", "confidence"):
+        table.add_column(name, justify="right" if name == "value" else "left", no_wrap=True)
     for key, figure in figures(profile):
         unit = _UNITS.get(key.rpartition(".")[2], "")
-        table.add_row(key, _value(figure), unit, figure.source, figure.confidence, figure.note)
+        table.add_row(key, _value(figure), unit, figure.source, figure.confidence)
     return table
 
 
@@ -206,17 +207,19 @@ _MODE_COLUMNS: tuple[tuple[str, str], ...] = (
 
 def _mode_table(modes: Iterable[PowerMode]) -> Table:
     """Show the clocks of each power mode; "-" where no source gives them."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("power mode", no_wrap=True)
     for title, _ in _MODE_COLUMNS:
         table.add_column(title.replace(" ", "\n"), justify="right", no_wrap=True)
     table.add_column("source")
+    table.add_column("confidence", no_wrap=True)
     for mode in modes:
         cells = [getattr(mode, field) for _, field in _MODE_COLUMNS]
         table.add_row(
             mode.name,
             *("-" if cell is None else f"{cell:.5g}" for cell in cells),
-            f"{mode.source} ({mode.confidence})",
+            mode.source,
+            mode.confidence,
         )
     return table
 
