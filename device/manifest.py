@@ -2,14 +2,35 @@
 
 The manifest is JSON, kept under one key in the metadata of a safetensors file (`device.engine`).
 Every name in it refers to something else in it: segments and crossings to `tensors`,
-implementations to entries of the file. `check_manifest` proves all of that before anything is used.
+implementations to entries of the file. `device.manifest_check.check_manifest` proves all of that
+before anything is used.
 """
 
+from collections.abc import Mapping
 from typing import Literal, Union
 
 import msgspec
 
 FORMAT_VERSION = 1
+
+# Every place in the arena starts at a multiple of this: wide loads of any processor are aligned.
+ARENA_ALIGNMENT = 64
+
+# What a tensor may hold, in numpy's names, with the bytes of one element.
+ITEM_BYTES: dict[str, int] = {
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "float16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "float32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float64": 8,
+}
 
 Processor = Literal["cpu", "gpu", "dla0", "dla1"]
 Precision = Literal["fp32", "fp16", "int8"]
@@ -142,3 +163,25 @@ class Manifest(_Value, frozen=True, kw_only=True):
     memory: MemoryPlan
     plan: tuple[NodePlacement, ...]
     provenance: Provenance
+
+
+def largest_elements(shape: tuple[Dim, ...], ranges: Mapping[str, DimRange]) -> int | None:
+    """Return the number of elements at the largest shape, None where a dimension is unknown.
+
+    Raises KeyError for a dynamic dimension that `ranges` lacks.
+    """
+    elements = 1
+    for dim in shape:
+        if dim is None:
+            return None
+        elements *= ranges[dim].max if isinstance(dim, str) else dim
+    return elements
+
+
+def largest_bytes(tensor: TensorInfo, ranges: Mapping[str, DimRange]) -> int | None:
+    """Return the bytes of a tensor at its largest shape, None where a dimension is unknown.
+
+    Raises KeyError for a dtype or a dynamic dimension that is not declared.
+    """
+    elements = largest_elements(tensor.shape, ranges)
+    return None if elements is None else elements * ITEM_BYTES[tensor.dtype]
