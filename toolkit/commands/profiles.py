@@ -78,11 +78,13 @@ def show(name: str, as_json: bool) -> None:
     console = Console()
     console.print(f"[bold]{profile.name}[/]: {profile.title} ({profile.part})", highlight=False)
     console.print(f"{profile.soc}, CPU {profile.cpu}. {profile.note}", highlight=False)
+    console.print()
     console.print(_figure_table(profile))
     for key, figure in figures(profile):
         if figure.note:
             console.print(f"{key}: {figure.note}", highlight=False)
     if profile.power_modes:
+        console.print()
         console.print(_mode_table(profile.power_modes))
     console.print("\nWhat it means for Tandem", style="bold")
     for line in consequences(profile, load_jetpacks()):
@@ -144,7 +146,7 @@ def _number(version: str) -> tuple[int, ...]:
 
 def _overview(shipped: Iterable[Profile], wide: bool) -> Table:
     """One row for each profile; a narrow terminal gets no titles and counts the power modes."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("name", no_wrap=True)
     if wide:
         table.add_column("module")
@@ -179,7 +181,7 @@ def _jetpack_ranges(versions: Iterable[str]) -> str:
 
 
 def _figure_table(profile: Profile) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for name in ("figure", "value", "unit", "source", "confidence"):
         table.add_column(name, justify="right" if name == "value" else "left", no_wrap=True)
     for key, figure in figures(profile):
@@ -205,22 +207,23 @@ _MODE_COLUMNS: tuple[tuple[str, str], ...] = (
 )
 
 
-def _mode_table(modes: Iterable[PowerMode]) -> Table:
+def _mode_table(modes: Sequence[PowerMode]) -> Table:
     """Show the clocks of each power mode; "-" where no source gives them."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    known = [
+        (title, field)
+        for title, field in _MODE_COLUMNS
+        if any(getattr(mode, field) is not None for mode in modes)
+    ]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     table.add_column("power mode", no_wrap=True)
-    for title, _ in _MODE_COLUMNS:
+    for title, _ in known:
         table.add_column(title.replace(" ", "\n"), justify="right", no_wrap=True)
-    table.add_column("source")
+    table.add_column("source", no_wrap=True)
     table.add_column("confidence", no_wrap=True)
     for mode in modes:
-        cells = [getattr(mode, field) for _, field in _MODE_COLUMNS]
-        table.add_row(
-            mode.name,
-            *("-" if cell is None else f"{cell:.5g}" for cell in cells),
-            mode.source,
-            mode.confidence,
-        )
+        cells = [getattr(mode, field) for _, field in known]
+        texts = ["-" if cell is None else f"{cell:.5g}" for cell in cells]
+        table.add_row(mode.name, *texts, mode.source, mode.confidence)
     return table
 
 
