@@ -89,7 +89,7 @@ def _lower(
         opset_imports=model.graph.opset_imports,
         name=name,
     ).clone()
-    weights = _externalise(graph)
+    weights = external_weights(graph)
     segment = ir.Model(graph, ir_version=model.ir_version)
     return LoweredSegment(
         name=name,
@@ -127,8 +127,8 @@ def _check_boundary(segment: str, value: ir.Value) -> None:
         )
 
 
-def _externalise(graph: ir.Graph) -> dict[str, np.ndarray]:
-    """Take large constants out of a segment's graph; returns them by name."""
+def external_weights(graph: ir.Graph) -> dict[str, np.ndarray]:
+    """Make the large constants of a graph external; returns them by name."""
     weights: dict[str, np.ndarray] = {}
     for name, value in graph.initializers.items():
         tensor = value.const_value

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
-from calibration.table import scale_of
 
+from calibration.table import scale_of
 from toolkit.errors import BuildError
 
 INT8_MAX = 127.0

@@ -1,0 +1,171 @@
+"""Plan + lowered segments -> the manifest and the entries of an engine file."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from device.manifest import (
+    FORMAT_VERSION,
+    Crossing,
+    Dim,
+    DimRange,
+    Manifest,
+    MemoryPlan,
+    NodePlacement,
+    Portable,
+    Provenance,
+    Segment,
+    TensorInfo,
+)
+from toolkit.errors import BuildError
+from toolkit.importer import IO_DTYPES
+from toolkit.lower import LoweredSegment
+from toolkit.memory import Lifetime, plan_memory
+from toolkit.planning.segments import PlannedSegment
+
+
+def assemble(
+    model: ir.Model,
+    segments: Sequence[PlannedSegment],
+    lowered: Sequence[LoweredSegment],
+    *,
+    scales: Mapping[str, float],
+    dims: Sequence[DimRange],
+    placements: Sequence[NodePlacement],
+    profile: str,
+    provenance: Provenance,
+) -> tuple[Manifest, dict[str, np.ndarray]]:
+    """Return the manifest and the file's entries; `scales` are those of INT8 tensors."""
+    tensors = _tensors(model, lowered, scales, {dim.name for dim in dims})
+    sizes = {t.name: largest_bytes(t, dims) for t in tensors.values()}
+    outputs = tuple(str(value.name) for value in model.graph.outputs)
+    manifest = Manifest(
+        format=FORMAT_VERSION,
+        profile=profile,
+        inputs=tuple(str(value.name) for value in model.graph.inputs),
+        outputs=outputs,
+        tensors=tuple(tensors.values()),
+        dims=tuple(dims),
+        segments=tuple(
+            Segment(
+                name=planned.name,
+                processor=planned.processor,
+                inputs=piece.inputs,
+                outputs=piece.outputs,
+                nodes=planned.nodes,
+                implementations=(
+                    Portable(model=_model_entry(planned.name), weights=tuple(piece.weights)),
+                ),
+            )
+            for planned, piece in zip(segments, lowered, strict=True)
+        ),
+        crossings=_crossings(segments, lowered, sizes),
+        memory=_memory(lowered, outputs, sizes),
+        plan=tuple(placements),
+        provenance=provenance,
+    )
+    return manifest, _entries(lowered)
+
+
+def largest_bytes(tensor: TensorInfo, dims: Sequence[DimRange]) -> int | None:
+    """Size of a tensor at its largest shape; None where a dimension is known only after running."""
+    largest = {dim.name: dim.max for dim in dims}
+    size = np.dtype(tensor.dtype).itemsize
+    for dim in tensor.shape:
+        if dim is None:
+            return None
+        size *= largest[dim] if isinstance(dim, str) else dim
+    return size
+
+
+def _tensors(
+    model: ir.Model,
+    lowered: Sequence[LoweredSegment],
+    scales: Mapping[str, float],
+    dims: set[str],
+) -> dict[str, TensorInfo]:
+    values = {str(value.name): value for value in model.graph.inputs}
+    values.update({str(v.name): v for node in model.graph for v in node.outputs})
+    names = [str(value.name) for value in model.graph.inputs]
+    names += [name for piece in lowered for name in piece.outputs]
+    return {
+        name: TensorInfo(
+            name=name,
+            dtype=IO_DTYPES[values[name].dtype or ir.DataType.UNDEFINED],
+            shape=_shape(values[name], dims),
+            scale=scales.get(name),
+        )
+        for name in dict.fromkeys(names)
+    }
+
+
+def _shape(value: ir.Value, dims: set[str]) -> tuple[Dim, ...]:
+    if value.shape is None:
+        raise BuildError(
+            f"The rank of tensor {value.name!r} is not known before running, so it cannot enter, "
+            "leave or cross segments; fix the input shapes with --shape."
+        )
+    return tuple(
+        dim if isinstance(dim, int) else (str(dim.value) if str(dim.value) in dims else None)
+        for dim in value.shape
+    )
+
+
+def _crossings(
+    segments: Sequence[PlannedSegment],
+    lowered: Sequence[LoweredSegment],
+    sizes: Mapping[str, int | None],
+) -> tuple[Crossing, ...]:
+    processor = {segment.name: segment.processor for segment in segments}
+    crossings = []
+    for piece in lowered:
+        for tensor in piece.outputs:
+            targets = tuple(
+                other.name
+                for other in lowered
+                if tensor in other.inputs and processor[other.name] != processor[piece.name]
+            )
+            if targets:
+                crossings.append(
+                    Crossing(tensor=tensor, source=piece.name, targets=targets, bytes=sizes[tensor])
+                )
+    return tuple(crossings)
+
+
+def _memory(
+    lowered: Sequence[LoweredSegment],
+    outputs: Sequence[str],
+    sizes: Mapping[str, int | None],
+) -> MemoryPlan:
+    end = len(lowered) - 1
+    lives = []
+    for first, piece in enumerate(lowered):
+        for tensor in piece.outputs:
+            size = sizes[tensor]
+            if not size:  # unknown before running, or empty
+                continue
+            readers = [index for index, other in enumerate(lowered) if tensor in other.inputs]
+            last = end if tensor in outputs else max(readers, default=first)
+            lives.append(Lifetime(tensor, size, first, last))
+    return plan_memory(lives)
+
+
+def _model_entry(segment: str) -> str:
+    return f"portable/{segment}.onnx"
+
+
+def _entries(lowered: Sequence[LoweredSegment]) -> dict[str, np.ndarray]:
+    entries: dict[str, np.ndarray] = {}
+    for piece in lowered:
+        for name, array in piece.weights.items():
+            entries[name] = array  # a weight that two segments read is stored once
+    for piece in lowered:
+        entry = _model_entry(piece.name)
+        if entry in entries:
+            raise BuildError(
+                f"A weight of the model is called {entry!r}, a name that engine files reserve; "
+                "rename it."
+            )
+        entries[entry] = np.frombuffer(piece.onnx, dtype=np.uint8)
+    return entries

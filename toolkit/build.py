@@ -1,0 +1,239 @@
+"""The build, step by step: model.onnx -> engine file.
+
+1 import      ONNX -> graph                         toolkit.importer
+2 passes      fold, fuse, infer shapes              toolkit.passes
+3 calibrate   data -> amax per tensor (INT8)        toolkit.observe, calibration
+4 plan        every node: processor and reason      toolkit.planning
+5 quantize    table + plan -> Q/DQ graph (INT8)     toolkit.quantize
+6 lower       segments -> implementations           toolkit.lower
+7 assemble    manifest, memory plan, entries        toolkit.assemble
+8 write       one file, atomically                  device.engine
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from calibration.calibrate import CalibrationResult, calibrate
+from calibration.dataset import Dataset, InputSpec, Sample, memory_dataset, open_dataset
+from calibration.table import CalibrationTable
+from device.engine import write_engine
+from device.manifest import CalibrationInfo, DimRange, Manifest, Precision, Provenance
+from pipelines.config import PreprocessConfig
+from toolkit.assemble import assemble
+from toolkit.errors import BuildError
+from toolkit.importer import IO_DTYPES, ImportedModel, import_model
+from toolkit.lower import lower_segments
+from toolkit.observe import activation_runner
+from toolkit.passes import PassReport, run_passes
+from toolkit.pictures import picture_loader
+from toolkit.planning.plan import Plan, make_plan
+from toolkit.quantize import calibrated_tensors, quantize
+from toolkit.target import Target, choose_target
+
+Progress = Callable[[str, float], None]
+"""Called with the step's name and the share of it that is done, 0 to 1."""
+
+DEFAULT_METHOD = "entropy"
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """What a build may be asked beside the model and the profile.
+
+    `precision` None: int8 with `data` or `table`, else fp16 (fp32 where there is no GPU).
+    `data` is a folder or file of samples, or samples as mappings of input name to array.
+    `preprocess` says how pictures become the input; None: letterbox to the input's size, RGB, 0
+    to 1. `shapes` and `dims` as in `toolkit.importer.import_model`.
+    """
+
+    precision: Precision | None = None
+    jetpack: str | None = None
+    data: str | Path | Sequence[Sample] | None = None
+    samples: int | None = None
+    method: str = DEFAULT_METHOD
+    table: CalibrationTable | None = None
+    preprocess: PreprocessConfig | None = None
+    shapes: Mapping[str, tuple[int, ...]] | None = None
+    dims: tuple[DimRange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BuildResult:
+    """The engine that was written, and everything to say about it."""
+
+    path: Path
+    target: Target
+    manifest: Manifest
+    plan: Plan
+    passes: tuple[PassReport, ...]
+    notes: tuple[str, ...]
+    calibration: CalibrationResult | None
+
+
+def build_engine(
+    model: str | Path,
+    profile: str,
+    out: str | Path,
+    options: BuildOptions | None = None,
+    on_progress: Progress | None = None,
+) -> BuildResult:
+    """Build an engine for a device profile and write it to `out`.
+
+    Raises TandemError: the model, the data or the profile cannot be used; nothing is written then.
+    """
+    options = options or BuildOptions()
+    report = on_progress or _silent
+    target = choose_target(profile, options.jetpack)
+    report("import", 0.0)
+    imported = import_model(model, shapes=options.shapes, dims=options.dims)
+    graph, passes = run_passes(imported.model)
+    precision = _precision(options, target, graph, imported.name)
+    table, result = None, None
+    if precision == "int8":
+        table, result = _ranges(graph, imported, options, report)
+    amax = table.tensors if table is not None else {}
+    report("plan", 0.0)
+    plan = make_plan(
+        graph,
+        target.profile,
+        precision=precision,
+        tensorrt=target.tensorrt,
+        has_scale=amax.__contains__,
+    )
+    report("lower", 0.0)
+    manifest, entries = _compile(
+        graph,
+        plan,
+        imported=imported,
+        target=target,
+        precision=precision,
+        table=table,
+        passes=passes,
+    )
+    report("write", 0.0)
+    path = Path(out)
+    write_engine(path, manifest, entries)
+    report("write", 1.0)
+    return BuildResult(path, target, manifest, plan, passes, _notes(imported, precision), result)
+
+
+def _compile(
+    graph: ir.Model,
+    plan: Plan,
+    *,
+    imported: ImportedModel,
+    target: Target,
+    precision: Precision,
+    table: CalibrationTable | None,
+    passes: Sequence[PassReport],
+) -> tuple[Manifest, dict[str, np.ndarray]]:
+    """Steps 5 to 7."""
+    segment_of: Mapping[str, str] = {n: s.name for s in plan.segments for n in s.nodes}
+    model, scales = graph, {}
+    if table is not None:
+        dla = frozenset(s.name for s in plan.segments if s.processor.startswith("dla"))
+        quantized = quantize(graph, table.tensors, segment_of, dla)
+        model, segment_of, scales = quantized.model, quantized.segment_of, dict(quantized.scales)
+    lowered = lower_segments(model, segment_of, [s.name for s in plan.segments])
+    return assemble(
+        model,
+        plan.segments,
+        lowered,
+        scales=scales,
+        dims=imported.dims,
+        placements=plan.placements,
+        profile=target.profile.name,
+        provenance=Provenance(
+            model=imported.name,
+            model_sha256=imported.sha256,
+            precision=precision,
+            passes=tuple(step.name for step in passes if step.changes),
+            versions=_versions(target),
+            calibration=None
+            if table is None
+            else CalibrationInfo(
+                method=table.method, samples=table.samples, data_sha256=table.data_sha256
+            ),
+        ),
+    )
+
+
+def _ranges(
+    graph: ir.Model, imported: ImportedModel, options: BuildOptions, report: Progress
+) -> tuple[CalibrationTable, CalibrationResult | None]:
+    """Step 3: the table given, or one measured on the data given."""
+    if options.table is not None:
+        return options.table, None
+    assert options.data is not None  # _precision refuses INT8 without
+    data = _open_data(graph, options)
+    tensors = calibrated_tensors(graph)
+    result = calibrate(
+        activation_runner(graph, tensors),
+        data,
+        tensors,
+        options.method,
+        lambda done, total: report("calibrate", done / max(total, 1)),
+        model_sha256=imported.sha256,
+    )
+    return result.table, result
+
+
+def _open_data(graph: ir.Model, options: BuildOptions) -> Dataset:
+    if not isinstance(options.data, str | Path):
+        return memory_dataset(tuple(options.data or ()))
+    inputs = [
+        InputSpec(
+            name=str(value.name),
+            shape=tuple(d if isinstance(d, int) else None for d in value.shape or ()),
+            dtype=IO_DTYPES[value.dtype or ir.DataType.UNDEFINED],
+        )
+        for value in graph.graph.inputs
+    ]
+    loader: Callable[[Path], np.ndarray[Any, Any]] | None = None
+    if len(inputs) == 1:
+        loader = picture_loader(inputs[0].shape, options.preprocess)
+    return open_dataset(Path(options.data), loader, inputs, options.samples)
+
+
+def _precision(options: BuildOptions, target: Target, graph: ir.Model, name: str) -> Precision:
+    has_ranges = options.data is not None or options.table is not None
+    default: Precision = "int8" if has_ranges else "fp16" if target.profile.gpu else "fp32"
+    precision = options.precision or default
+    if precision != "int8":
+        return precision
+    if not has_ranges:
+        raise BuildError(
+            "INT8 needs activation ranges: give calibration data with --data, "
+            "or build with --precision fp16."
+        )
+    quantized = next((n for n in graph.graph if n.op_type == "QuantizeLinear"), None)
+    if quantized is not None:
+        raise BuildError(
+            f"{name} is quantized already (node {quantized.name!r} is QuantizeLinear); "
+            "build it with --precision fp32, which keeps its Q/DQ, or give the plain model."
+        )
+    return precision
+
+
+def _notes(imported: ImportedModel, precision: Precision) -> tuple[str, ...]:
+    if precision != "fp16":
+        return imported.notes
+    return (*imported.notes, "portable segments compute in FP32; FP16 is for the board")
+
+
+def _versions(target: Target) -> dict[str, str]:
+    versions = {name: version(name) for name in ("onnx", "onnx-ir", "onnxscript", "tandem-edge")}
+    if target.jetpack is not None:
+        versions["jetpack"] = target.jetpack.version
+        versions["tensorrt"] = target.jetpack.tensorrt
+    return dict(sorted(versions.items()))
+
+
+def _silent(step: str, share: float) -> None:
+    """Report to nobody."""

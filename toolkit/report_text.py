@@ -1,0 +1,62 @@
+"""What `tandem build` and `tandem inspect` print."""
+
+from device.manifest import Manifest
+from toolkit.build import BuildResult
+from toolkit.planning.plan_text import plan_text
+
+
+def build_text(result: BuildResult) -> str:
+    """Return the report of a build: plan, calibration, notes and where the engine is."""
+    lines = [plan_text(result.plan), ""]
+    lines += [f"pass {step.name}: {step.changes}" for step in result.passes if step.changes]
+    lines += [f"note: {note}" for note in result.notes]
+    calibration = result.calibration
+    if calibration is not None:
+        lines.append(
+            f"calibration: {calibration.table.method} over {calibration.samples} of "
+            f"{calibration.asked} samples"
+        )
+        lines += [f"  skipped {item.name}: {item.reason}" for item in calibration.skipped]
+        if calibration.dead:
+            lines.append(f"  always zero: {', '.join(calibration.dead)}")
+        if calibration.constant:
+            lines.append(f"  constant: {', '.join(calibration.constant)}")
+    size = result.path.stat().st_size
+    lines.append(f"engine: {result.path} ({size / 1e6:.2f} MB)")
+    return "\n".join(lines)
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """Return what an engine says of itself, for people."""
+    tensors = {tensor.name: tensor for tensor in manifest.tensors}
+    source = manifest.provenance
+    lines = [
+        f"engine for {manifest.profile}, {source.precision}, from {source.model} "
+        f"(sha256 {source.model_sha256[:12]})",
+        "made with " + ", ".join(f"{name} {v}" for name, v in source.versions.items()),
+    ]
+    if source.calibration is not None:
+        lines.append(
+            f"calibrated by {source.calibration.method} on {source.calibration.samples} samples"
+        )
+    for title, names in (("input", manifest.inputs), ("output", manifest.outputs)):
+        for name in names:
+            tensor = tensors[name]
+            shape = "x".join("?" if dim is None else str(dim) for dim in tensor.shape)
+            lines.append(f"{title} {name}: {tensor.dtype} {shape}")
+    lines += [f"dimension {d.name}: {d.min} .. {d.opt} .. {d.max}" for d in manifest.dims]
+    for segment in manifest.segments:
+        kinds = ", ".join(type(item).__name__.lower() for item in segment.implementations)
+        us = sum(row.predicted_us for row in manifest.plan if row.segment == segment.name)
+        lines.append(
+            f"segment {segment.name} on {segment.processor}: {len(segment.nodes)} nodes, "
+            f"predicted {us:.0f} us, carries {kinds}"
+        )
+    for crossing in manifest.crossings:
+        size = "size known only when run" if crossing.bytes is None else f"{crossing.bytes} bytes"
+        lines.append(
+            f"crossing {crossing.tensor} ({tensors[crossing.tensor].dtype}): "
+            f"{crossing.source} -> {', '.join(crossing.targets)}, {size}"
+        )
+    lines.append(f"arena: {manifest.memory.arena_bytes} bytes")
+    return "\n".join(lines)
