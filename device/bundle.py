@@ -1,0 +1,295 @@
+"""Bundles: an engine with its pipeline and labels, the unit that is deployed.
+
+A bundle is a plain USTAR file with four members in a fixed order and no freedom in its headers:
+the same inputs give the same bytes, any `tar` can list it, and a reader compares each header with
+the only one that is allowed, so that no hostile name, link or size is ever interpreted.
+"""
+
+import hashlib
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import msgspec
+from msgspec import Meta
+
+from device.errors import BundleError
+
+BUNDLE_FORMAT = 1
+INFO = "bundle.json"
+ENGINE = "model.engine"
+PIPELINE = "pipeline.toml"
+LABELS = "labels.txt"
+MAX_INFO_BYTES = 64 * 1024
+
+# Member -> the most bytes that it may have, in the order of the file (bundle.json comes first).
+MEMBERS: dict[str, int] = {ENGINE: 2 * 1024**3 - 4 * 1024**2, PIPELINE: 1024**2, LABELS: 1024**2}
+
+_BLOCK = 512
+_RECORD = 20 * _BLOCK  # tar pads its files to whole records
+_READ_BYTES = 1024 * 1024
+_USTAR = struct.Struct("100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12x")
+
+Text = Annotated[str, Meta(min_length=1, max_length=200)]
+
+
+class BundleFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One member of a bundle with its size and hash."""
+
+    name: str
+    bytes: Annotated[int, Meta(ge=0)]
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class BundleInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """bundle.json: what the bundle is, which profile its engine is for, and its members."""
+
+    format: int
+    name: Text
+    version: Text
+    profile: Text
+    files: tuple[BundleFile, ...]
+
+
+def write_bundle(
+    out: Path,
+    *,
+    engine: Path,
+    pipeline: Path,
+    labels: Path,
+    name: str,
+    version: str,
+    profile: str,
+) -> BundleInfo:
+    """Write a bundle; the file appears under its name whole or not at all."""
+    sources = {ENGINE: engine, PIPELINE: pipeline, LABELS: labels}
+    try:
+        files = tuple(_describe(member, path) for member, path in sources.items())
+        info = BundleInfo(
+            format=BUNDLE_FORMAT, name=name, version=version, profile=profile, files=files
+        )
+        # Checked like a read one, so that nothing is written that cannot be read back.
+        checked = _decode_info(msgspec.json.encode(info), out)
+        _write_members(out, checked, sources)
+    except OSError as error:
+        raise BundleError(f"cannot write {out}: {_os_reason(error)}") from error
+    return info
+
+
+def read_bundle_info(path: Path) -> BundleInfo:
+    """Return bundle.json of a bundle; the members are not read (see `extract_bundle`)."""
+    try:
+        with path.open("rb") as file:
+            info = _read_info(file, path)
+            _check_length(file, info, path)
+    except OSError as error:
+        raise BundleError(f"cannot read {path}: {_os_reason(error)}") from error
+    return info
+
+
+def extract_bundle(path: Path, into: Path) -> BundleInfo:
+    """Unpack a bundle into the new folder `into`, checking every byte, and sync it to the disk."""
+    try:
+        into.mkdir(parents=True)
+        with path.open("rb") as file:
+            info = _read_info(file, path)
+            _check_length(file, info, path)
+            _write_synced(into / INFO, iter([msgspec.json.encode(info)]))
+            for entry in info.files:
+                _extract_member(file, entry, path, into)
+            _check_end(file, path)
+        sync_folder(into)
+    except OSError as error:
+        raise BundleError(f"cannot unpack {path} into {into}: {_os_reason(error)}") from error
+    return info
+
+
+def verify_folder(folder: Path) -> BundleInfo:
+    """Return bundle.json of an unpacked bundle after comparing every file with its hash."""
+    try:
+        with (folder / INFO).open("rb") as file:
+            info = _decode_info(file.read(MAX_INFO_BYTES + 1), folder)
+        for entry in info.files:
+            if _describe(entry.name, folder / entry.name) != entry:
+                raise BundleError(
+                    f"{folder / entry.name} is not the file that {INFO} names (sha256 "
+                    f"{entry.sha256[:12]}...): it was changed or damaged, deploy it again"
+                )
+    except OSError as error:
+        raise BundleError(f"cannot read {folder}: {_os_reason(error)}") from error
+    return info
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder last through a power cut."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _describe(member: str, path: Path) -> BundleFile:
+    """Size and hash of a file that becomes, or is, a member."""
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        while part := file.read(_READ_BYTES):
+            digest.update(part)
+            size += len(part)
+            if size > MEMBERS[member]:
+                raise BundleError(
+                    f"{path} is larger than the {MEMBERS[member]} bytes that {member} may have"
+                )
+    return BundleFile(name=member, bytes=size, sha256=digest.hexdigest())
+
+
+def _decode_info(blob: bytes, where: Path) -> BundleInfo:
+    if len(blob) > MAX_INFO_BYTES:
+        raise BundleError(f"{INFO} of {where} is larger than {MAX_INFO_BYTES} bytes")
+    try:
+        info = msgspec.json.decode(blob, type=BundleInfo)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BundleError(f"{INFO} of {where} is damaged: {error}") from error
+    if info.format != BUNDLE_FORMAT:
+        raise BundleError(
+            f"{where} has bundle format {info.format}, this version reads {BUNDLE_FORMAT}: "
+            "use the version of Tandem that wrote it"
+        )
+    names = tuple(entry.name for entry in info.files)
+    if names != tuple(MEMBERS):
+        raise BundleError(f"{where} names the members {names!r}, expected {tuple(MEMBERS)!r}")
+    for entry in info.files:
+        if entry.bytes > MEMBERS[entry.name]:
+            raise BundleError(
+                f"{entry.name} of {where} has {entry.bytes} bytes, allowed {MEMBERS[entry.name]}"
+            )
+    return info
+
+
+def _header(name: str, size: int) -> bytes:
+    """The only header that a member of this name and size may have."""
+    fields = [
+        name.encode("ascii"),
+        b"0000644\0",
+        b"0000000\0",
+        b"0000000\0",
+        b"%011o\0" % size,
+        b"00000000000\0",
+        b" " * 8,
+        b"0",
+        b"",
+        b"ustar\0",
+        b"00",
+        b"",
+        b"",
+        b"0000000\0",
+        b"0000000\0",
+        b"",
+    ]
+    fields[6] = b"%06o\0 " % sum(_USTAR.pack(*fields))
+    return _USTAR.pack(*fields)
+
+
+def _padding(size: int, unit: int) -> int:
+    return -size % unit
+
+
+def _members_bytes(info: BundleInfo, info_bytes: int) -> int:
+    sizes = [info_bytes, *(entry.bytes for entry in info.files)]
+    return sum(_BLOCK + size + _padding(size, _BLOCK) for size in sizes)
+
+
+def _file_bytes(info: BundleInfo, info_bytes: int) -> int:
+    """The length of a whole bundle: members, two empty blocks, filled to a record."""
+    used = _members_bytes(info, info_bytes) + 2 * _BLOCK
+    return used + _padding(used, _RECORD)
+
+
+def _write_members(out: Path, info: BundleInfo, sources: dict[str, Path]) -> None:
+    blob = msgspec.json.encode(info)
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        _write_synced(temporary, _bundle_bytes(blob, info, sources))
+        os.replace(temporary, out)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(out.parent)
+
+
+def _bundle_bytes(blob: bytes, info: BundleInfo, sources: dict[str, Path]) -> Iterator[bytes]:
+    yield _header(INFO, len(blob)) + blob + bytes(_padding(len(blob), _BLOCK))
+    for entry in info.files:
+        yield _header(entry.name, entry.bytes)
+        with sources[entry.name].open("rb") as file:
+            yield from _exactly(file, entry, sources[entry.name])
+        yield bytes(_padding(entry.bytes, _BLOCK))
+    yield bytes(_file_bytes(info, len(blob)) - _members_bytes(info, len(blob)))
+
+
+def _write_synced(path: Path, parts: Iterator[bytes]) -> None:
+    with path.open("wb") as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_info(file: BinaryIO, path: Path) -> BundleInfo:
+    header = file.read(_BLOCK)
+    try:
+        size = int(header[124:135], 8)
+    except ValueError as error:
+        raise BundleError(f"{path} is not a bundle: its first header is damaged") from error
+    if not 0 < size <= MAX_INFO_BYTES or header != _header(INFO, size):
+        raise BundleError(f"{path} is not a bundle: it does not begin with {INFO}")
+    blob = file.read(size)
+    info = _decode_info(blob, path)
+    if msgspec.json.encode(info) != blob or any(file.read(_padding(size, _BLOCK))):
+        raise BundleError(f"{INFO} of {path} is not in the form that Tandem writes")
+    return info
+
+
+def _check_length(file: BinaryIO, info: BundleInfo, path: Path) -> None:
+    """Truncated and overlong files are refused before any member is read."""
+    expected = _file_bytes(info, len(msgspec.json.encode(info)))
+    found = os.fstat(file.fileno()).st_size
+    if found != expected:
+        raise BundleError(
+            f"{path} has {found} bytes, its {INFO} says {expected}: it is cut off or damaged, "
+            "copy or build it again"
+        )
+
+
+def _extract_member(file: BinaryIO, entry: BundleFile, path: Path, into: Path) -> None:
+    if file.read(_BLOCK) != _header(entry.name, entry.bytes):
+        raise BundleError(f"the header of {entry.name} in {path} is damaged")
+    _write_synced(into / entry.name, _exactly(file, entry, path))
+    if any(file.read(_padding(entry.bytes, _BLOCK))):
+        raise BundleError(f"the bytes after {entry.name} in {path} are not zero")
+
+
+def _exactly(file: BinaryIO, entry: BundleFile, path: Path) -> Iterator[bytes]:
+    """Yield the bytes of a member; BundleError at the end unless they are those announced."""
+    digest = hashlib.sha256()
+    left = entry.bytes
+    while left and (part := file.read(min(_READ_BYTES, left))):
+        digest.update(part)
+        left -= len(part)
+        yield part
+    if left or digest.hexdigest() != entry.sha256:
+        raise BundleError(
+            f"{entry.name} in {path} does not match its sha256 {entry.sha256[:12]}...: "
+            "it is damaged, copy or build it again"
+        )
+
+
+def _check_end(file: BinaryIO, path: Path) -> None:
+    if any(file.read(2 * _RECORD)):
+        raise BundleError(f"{path} holds bytes after its last member")
+
+
+def _os_reason(error: OSError) -> str:
+    return error.strerror or type(error).__name__
