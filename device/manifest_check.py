@@ -151,8 +151,8 @@ def _tensors(facts: _Facts) -> Iterator[str]:
         if len(tensor.shape) > MAX_RANK:
             yield f"tensor {name!r} has {len(tensor.shape)} dimensions, the limit is {MAX_RANK}"
         for dim in tensor.shape:
-            if isinstance(dim, int) and not 1 <= dim <= MAX_ELEMENTS:
-                yield f"tensor {name!r} has a size of {dim}, the limits are 1 and {MAX_ELEMENTS}"
+            if isinstance(dim, int) and not 0 <= dim <= MAX_ELEMENTS:
+                yield f"tensor {name!r} has a size of {dim}, the limits are 0 and {MAX_ELEMENTS}"
             if isinstance(dim, str) and dim not in facts.dims:
                 yield f"tensor {name!r} uses the dimension {dim!r}, which is not declared"
         elements = largest_elements(tensor.shape, facts.dims)

@@ -1,0 +1,225 @@
+"""Runs an engine: picks the best implementation of each segment and passes tensors between them.
+
+All tensors between segments live in one arena, laid out by the engine's memory plan: segments read
+and write them there, nothing is copied on the way.
+"""
+
+import mmap
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from device.engine import Engine, PathLike, open_engine
+from device.errors import SessionError
+from device.executors import portable
+from device.feeds import check_feeds
+from device.manifest import Buffer, DimRange, Implementation, Processor, Segment, TensorInfo
+
+Array = npt.NDArray[Any]
+
+
+class Executor(Protocol):
+    """One segment, loaded and ready to run."""
+
+    description: str
+
+    def run(
+        self, inputs: Mapping[str, Array], outputs: Mapping[str, Array | None]
+    ) -> dict[str, Array]:
+        """Run on contiguous arrays; write each output into its array, or a new one for None."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorKind:
+    """A way to run segments: the tag of its implementations, whether it works here, its loader."""
+
+    tag: str
+    why_not: Callable[[], str | None]
+    load: Callable[
+        [Engine, Segment, Implementation, Mapping[str, TensorInfo], int | None], Executor
+    ]
+
+
+# Every tag, best first, and those that this version can run.
+PREFERENCE: tuple[str, ...] = ("tensorrt", "cuda", "portable")
+EXECUTORS: tuple[ExecutorKind, ...] = (
+    ExecutorKind("portable", portable.why_not, portable.PortableExecutor),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentReport:
+    """How one segment runs: which implementation, and why not a better one."""
+
+    segment: str
+    processor: Processor
+    implementation: str
+    reason: str
+
+
+class Session:
+    """An engine, ready to run. One call runs at a time; others wait."""
+
+    def __init__(
+        self, engine: Engine, *, profile: str | None = None, threads: int | None = None
+    ) -> None:
+        """Load every segment and take the arena's memory.
+
+        `profile` is the name of this device's profile; `threads` bounds the CPU threads of each
+        segment. The engine stays the caller's to close, also before the session. Raises
+        SessionError if the engine is for another profile or cannot be run here.
+        """
+        manifest = engine.manifest
+        if profile is not None and profile != manifest.profile:
+            raise SessionError(
+                f"engine {engine.path} is for {manifest.profile}, this device is {profile}; "
+                f"build with --profile {profile}"
+            )
+        if threads is not None and threads < 1:
+            raise SessionError(f"the session was given {threads} threads; give at least 1")
+        self._tensors = {tensor.name: tensor for tensor in manifest.tensors}
+        self._outputs = manifest.outputs
+        self._ranges = {dim.name: dim for dim in manifest.dims}
+        self._buffers = {buffer.tensor: buffer for buffer in manifest.memory.buffers}
+        self._arena = _take(manifest.memory.arena_bytes, str(engine.path))
+        self._lock = threading.Lock()
+        loaded = [_load(engine, segment, self._tensors, threads) for segment in manifest.segments]
+        self._steps = tuple(
+            (segment, executor)
+            for segment, (executor, _) in zip(manifest.segments, loaded, strict=True)
+        )
+        self._closed = False
+        self.reports: tuple[SegmentReport, ...] = tuple(report for _, report in loaded)
+        self.inputs: tuple[TensorInfo, ...] = tuple(self._tensors[one] for one in manifest.inputs)
+        self.outputs: tuple[TensorInfo, ...] = tuple(self._tensors[one] for one in manifest.outputs)
+        self.dims: tuple[DimRange, ...] = manifest.dims
+
+    def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the engine once and return its outputs by name.
+
+        The feeds have the dtypes and shapes of `inputs`, with each dynamic dimension inside its
+        range in `dims`. The outputs are new arrays, the caller's to keep. Raises SessionError if a
+        feed does not fit or a segment fails.
+        """
+        sizes = check_feeds(feeds, self.inputs, self._ranges)
+        values = {name: np.require(feeds[name], requirements=("C", "A")) for name in feeds}
+        with self._lock:
+            if self._closed:
+                raise SessionError("the session is closed; open a new one")
+            for segment, executor in self._steps:
+                made = executor.run(
+                    {name: values[name] for name in segment.inputs},
+                    {name: self._place(name, sizes) for name in segment.outputs},
+                )
+                values.update(made)
+        return {name: values[name] for name in self._outputs}
+
+    def _place(self, name: str, sizes: Mapping[str, int]) -> Array | None:
+        """Return where an output of a segment goes, None if its size is not known beforehand."""
+        tensor = self._tensors[name]
+        shape: list[int] = []
+        for dim in tensor.shape:
+            if dim is None:
+                return None
+            shape.append(sizes[dim] if isinstance(dim, str) else dim)
+        if name in self._outputs:
+            # Straight into an array of the caller's: in the arena the next run would overwrite it.
+            return np.empty(shape, tensor.dtype)
+        buffer = self._buffers.get(name)
+        return None if buffer is None else self._view(buffer, tensor.dtype, shape)
+
+    def _view(self, buffer: Buffer, dtype: str, shape: list[int]) -> Array:
+        view: Array = np.ndarray(shape, dtype, self._arena, buffer.offset)
+        return view
+
+    def close(self) -> None:
+        """Let go of the segments and the arena; arrays handed out stay valid."""
+        with self._lock:
+            self._closed = True
+            self._steps = ()
+            self._arena = np.empty(0, np.uint8)
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_session(
+    path: PathLike, *, profile: str | None = None, threads: int | None = None
+) -> Session:
+    """Open an engine file and run it; see `open_engine` and `Session` for what they raise."""
+    with open_engine(path) as engine:
+        return Session(engine, profile=profile, threads=threads)
+
+
+def _load(
+    engine: Engine, segment: Segment, tensors: Mapping[str, TensorInfo], threads: int | None
+) -> tuple[Executor, SegmentReport]:
+    """Load the best implementation of a segment that this machine can run."""
+    carried = {str(one.__struct_config__.tag): one for one in segment.implementations}
+    kinds = {kind.tag: kind for kind in EXECUTORS}
+    refused: list[str] = []
+    for place, tag in enumerate(PREFERENCE):
+        if tag not in carried:
+            continue
+        problem = kinds[tag].why_not() if tag in kinds else "this version of Tandem cannot run it"
+        if problem is not None:
+            refused.append(f"{tag}: {problem}")
+            continue
+        executor = kinds[tag].load(engine, segment, carried[tag], tensors, threads)
+        absent = [better for better in PREFERENCE[:place] if better not in carried]
+        reasons = list(refused)
+        if absent:
+            reasons.append(f"the engine carries no {' or '.join(absent)} implementation of it")
+        why = "; ".join(reasons) or "the best there is"
+        reason = f"{tag} ({executor.description}): {why}"
+        return executor, SegmentReport(segment.name, segment.processor, tag, reason)
+    raise SessionError(
+        f"{engine.path}: segment {segment.name!r} cannot be run here: "
+        + ("; ".join(refused) or "it carries no implementation that is known")
+    )
+
+
+def _take(arena_bytes: int, where: str) -> Array:
+    """Return the arena: page-aligned bytes, which take memory only once they are written."""
+    available = _available_bytes()
+    if available is not None and arena_bytes > available:
+        raise SessionError(
+            f"{where} needs {arena_bytes} bytes for its tensors, {available} are free; "
+            "stop other programs or build for a smaller batch"
+        )
+    if arena_bytes == 0:
+        return np.empty(0, np.uint8)
+    try:
+        return np.frombuffer(mmap.mmap(-1, arena_bytes), np.uint8)
+    except (OSError, OverflowError, MemoryError) as error:
+        raise SessionError(
+            f"{where} needs {arena_bytes} bytes for its tensors, which the system does not give "
+            f"({error}); stop other programs or build for a smaller batch"
+        ) from error
+
+
+def _available_bytes() -> int | None:
+    """Return the memory that a program can still get, in bytes, None where nobody says."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
