@@ -95,4 +95,5 @@ def _decibels(signal: float, noise: float) -> float:
 def _cosine(signal: float, power: float, product: float) -> float:
     if signal == 0.0 or power == 0.0:
         return 1.0 if signal == power else 0.0
-    return min(1.0, max(-1.0, product / (math.sqrt(signal) * math.sqrt(power))))
+    # In this form equal arrays give exactly 1 and opposite ones exactly -1.
+    return min(1.0, max(-1.0, product / signal * math.sqrt(signal / power)))

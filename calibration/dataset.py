@@ -204,12 +204,18 @@ class _Files:
     def _sha256(self) -> str:
         digest = hashlib.sha256()
         for file, numbers in self._plan:
-            # Lengths first, so that no two data sets give the same stream of bytes.
-            head = repr((file.name, file.path.stat().st_size, list(numbers)))
-            digest.update(head.encode("utf-8", "surrogateescape"))
-            with file.path.open("rb") as stream:
-                while block := stream.read(_BLOCK):
-                    digest.update(block)
+            try:
+                # Lengths first, so that no two data sets give the same stream of bytes.
+                head = repr((file.name, file.path.stat().st_size, list(numbers)))
+                digest.update(head.encode("utf-8", "surrogateescape"))
+                with file.path.open("rb") as stream:
+                    while block := stream.read(_BLOCK):
+                        digest.update(block)
+            except OSError as error:
+                raise CalibrationError(
+                    f"{file.path}: cannot read the calibration data ({error.strerror}): check that "
+                    "the file is still there"
+                ) from error
         return digest.hexdigest()
 
 

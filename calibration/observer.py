@@ -97,7 +97,9 @@ def observe(tensor: str, values: NDArray[Any], sample: int) -> Histogram:
     minimum, maximum = float(flat.min()) + 0.0, float(flat.max()) + 0.0
     if not (math.isfinite(minimum) and math.isfinite(maximum)):
         raise _not_finite(tensor, flat, sample)
-    exponent = max(math.frexp(max(maximum, -minimum))[1], LEAST_EXPONENT)
+    amax = max(maximum, -minimum)
+    # frexp gives 0 for 0.0; a sample of zeros must not widen the range of a small tensor.
+    exponent = max(math.frexp(amax)[1], LEAST_EXPONENT) if amax else LEAST_EXPONENT
     return Histogram(_count(flat, exponent, working), exponent, minimum, maximum)
 
 

@@ -1,0 +1,170 @@
+"""The table's file: exact, canonical, whole or not at all, and safe to read."""
+
+import json
+import math
+import re
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calibration.errors import CalibrationError
+from calibration.table import (
+    LARGEST_AMAX,
+    LEAST_AMAX,
+    CalibrationTable,
+    decode_table,
+    encode_table,
+    read_table,
+    scale_of,
+    write_table,
+)
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+TABLES = st.builds(
+    CalibrationTable,
+    method=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9),
+    samples=st.integers(1, 2**40),
+    data_sha256=st.text("0123456789abcdef", min_size=64, max_size=64),
+    model_sha256=st.text("0123456789abcdef", min_size=64, max_size=64),
+    tensors=st.dictionaries(NAMES, st.floats(LEAST_AMAX, LARGEST_AMAX), max_size=8),
+)
+
+
+def _table(**tensors):
+    return CalibrationTable(
+        method="entropy",
+        samples=3,
+        data_sha256="a" * 64,
+        model_sha256="b" * 64,
+        tensors=tensors or {"images": 1.0, "conv1:0": 0.1 + 0.2},
+    )
+
+
+def _file(**changes):
+    content = json.loads(encode_table(_table()))
+    content.update(changes)
+    return json.dumps({key: value for key, value in content.items() if value != "left out"})
+
+
+@settings(deadline=None)
+@given(TABLES)
+def test_a_table_survives_its_file_to_the_last_bit(table):
+    assert decode_table(encode_table(table), "x") == table
+
+
+def test_a_written_file_is_read_back_and_leaves_nothing_else(tmp_path):
+    path = tmp_path / "calibration.json"
+    write_table(path, _table(x=1.0))
+    write_table(path, _table())
+    assert read_table(path) == _table()
+    assert [file.name for file in tmp_path.iterdir()] == ["calibration.json"]
+
+
+def test_equal_tables_give_equal_bytes_whatever_the_order_of_their_tensors():
+    one, other = _table(a=1.0, b=2.0), _table(b=2.0, a=1.0)
+    assert encode_table(one) == encode_table(other)
+
+
+def test_the_file_is_plain_json_with_amax_in_decimal():
+    content = json.loads(encode_table(_table()))
+    assert content["tensors"] == {"conv1:0": 0.30000000000000004, "images": 1.0}
+    assert content["format"] == 1
+
+
+def test_scale_is_amax_over_127():
+    assert scale_of(127.0) == 1.0
+    assert _table().scale("images") == 1 / 127
+
+
+def test_a_missing_tensor_is_named():
+    with pytest.raises(CalibrationError, match="no tensor 'conv2' among its 2"):
+        _table().amax("conv2")
+
+
+@pytest.mark.parametrize("amax", [0.0, -1.0, math.nan, math.inf, 1e-40, 1e39])
+def test_an_amax_without_a_float32_scale_is_refused(amax):
+    with pytest.raises(CalibrationError, match="amax of tensor 'x'"):
+        _table(x=amax)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": 2}, "format 2, but this version reads format 1"),
+        ({"format": "left out"}, "format"),
+        ({"format": True}, "format"),
+        ({"samples": 0}, "samples"),
+        ({"samples": "left out"}, "samples"),
+        ({"method": ""}, "method"),
+        ({"data_sha256": "A" * 64}, "data_sha256"),
+        ({"model_sha256": "a" * 64 + "\n"}, "model_sha256"),
+        ({"tensors": {"x": "1"}}, "tensors"),
+        ({"tensors": {"x": None}}, "tensors"),
+        ({"tensors": {"x": -2.0}}, "tensor 'x' is -2.0"),
+        ({"tensors": []}, "tensors"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named_with_the_file(changes, words):
+    with pytest.raises(CalibrationError, match=re.escape(words)) as caught:
+        decode_table(_file(**changes).encode(), "my/table.json")
+    assert str(caught.value).startswith("my/table.json: ")
+    assert "\n" not in str(caught.value)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_a_mutated_file_is_a_table_or_a_calibration_error(data):
+    content = bytearray(encode_table(_table()))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
+        content = content or bytearray(b"\0")
+    try:
+        table = decode_table(bytes(content), "x")
+    except CalibrationError:
+        return
+    assert decode_table(encode_table(table), "x") == table
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff\xfe", b"[" * 100_000, b'{"format":1,"tensors":' + b'{"a":' * 100_000, b"null"],
+)
+def test_what_is_not_a_table_is_a_calibration_error(content):
+    with pytest.raises(CalibrationError, match="not a calibration table"):
+        decode_table(content, "x")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(CalibrationError, match=r"none\.json: cannot read"):
+        read_table(tmp_path / "none.json")
+
+
+def test_a_failed_write_names_the_path_and_keeps_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "calibration.json"
+    write_table(path, _table())
+
+    def full(_handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(CalibrationError, match=r"calibration\.json: cannot write.*No space left"):
+        write_table(path, _table(x=2.0))
+    assert read_table(path) == _table()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("folder", ["none", "file"])
+def test_a_path_that_cannot_be_written_is_a_calibration_error(tmp_path, folder):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(CalibrationError, match="cannot write"):
+        write_table(tmp_path / folder / "table.json", _table())
+
+
+def test_tables_are_frozen():
+    with pytest.raises(AttributeError):
+        _table().samples = 4
+    assert msgspec.structs.replace(_table(), samples=4).samples == 4
