@@ -1,0 +1,227 @@
+"""What `tandem doctor` looks at: each probe turns a `Machine` into a `Finding`."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from device.profile import Profile, dla_era, list_profiles, load_jetpacks
+from toolkit.machine import Machine
+
+Status = Literal["ok", "warning", "missing"]
+
+DISTRIBUTION = "tandem-edge"
+PACKAGES = ("toolkit", "calibration", "device", "pipelines", "configs")
+LOW_DISK_BYTES = 2_000_000_000
+FULL_DISK_BYTES = 200_000_000
+DLA_COMPILERS = (
+    "usr/lib/aarch64-linux-gnu/nvidia/libnvdla_compiler.so*",
+    "usr/lib/aarch64-linux-gnu/tegra/libnvdla_compiler.so*",
+)
+# GStreamer element -> what it is for, Debian package, whether only a Jetson has it.
+ELEMENTS: tuple[tuple[str, str, str, bool], ...] = (
+    ("rtspsrc", "network cameras", "gstreamer1.0-plugins-good", False),
+    ("avdec_h264", "H.264 on the CPU", "gstreamer1.0-libav", False),
+    ("nvv4l2decoder", "H.264 on the video engine", "nvidia-l4t-gstreamer", True),
+    ("nvarguscamerasrc", "CSI cameras", "nvidia-l4t-gstreamer", True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a probe saw; `fix` takes the place of the check's own where it is not empty."""
+
+    status: Status
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """The Jetson that this is; empty strings and None where the machine does not say."""
+
+    model: str
+    l4t: str
+    jetpack: str
+    profile: Profile | None
+
+
+def board_of(machine: Machine) -> Board:
+    """Read which Jetson this is from the device tree and the L4T release file."""
+    model = machine.text("proc/device-tree/model")
+    if not re.search("jetson|tegra", model, re.IGNORECASE):
+        return Board(model="", l4t="", jetpack="", profile=None)
+    release = machine.text("etc/nv_tegra_release")
+    match = re.search(r"# R(\d+) .*REVISION: ([\d.]+)", release)
+    l4t = f"{match[1]}.{match[2]}" if match else ""
+    known = (jetpack.version for jetpack in load_jetpacks() if l4t in jetpack.l4t)
+    profile = _profile(machine.text("proc/device-tree/compatible"))
+    return Board(model=model, l4t=l4t, jetpack=next(known, ""), profile=profile)
+
+
+def _profile(compatible: str) -> Profile | None:
+    """Match "nvidia,p3768-0000+p3767-0000-super" with the part numbers of the profiles."""
+    parts = set(re.findall(r"p\d{4}-\d{4}(?:-super)?", compatible))
+    for profile in list_profiles():
+        numbers = re.findall(r"(p\d{4}-)(\d{4})((?:/\d{4})*)", profile.part)
+        suffix = "-super" if profile.name.endswith("-super") else ""
+        for board, first, others in numbers:
+            if any(f"{board}{sku}{suffix}" in parts for sku in (first + others).split("/")):
+                return profile
+    return None
+
+
+def python(machine: Machine) -> Finding:
+    """Compare the running Python with the oldest that Tandem takes."""
+    version = ".".join(map(str, machine.python))
+    return Finding("ok" if machine.python >= (3, 10) else "missing", version)
+
+
+def distribution(machine: Machine) -> Finding:
+    """Another distribution with a folder of the same name would silently replace our files."""
+    owners = {
+        package: {name.lower().replace("_", "-") for name in machine.distributions.get(package, ())}
+        for package in PACKAGES
+    }
+    strangers = {package: sorted(names - {DISTRIBUTION}) for package, names in owners.items()}
+    clashes = [f"{', '.join(names)} also ships {p}/" for p, names in strangers.items() if names]
+    if clashes:
+        return Finding("missing", "; ".join(clashes))
+    absent = [package for package, names in owners.items() if not names]
+    if absent:
+        return Finding("warning", f"not installed: {', '.join(absent)}", "pip install -e .")
+    return Finding("ok", f"all of {DISTRIBUTION}")
+
+
+def jetson(machine: Machine) -> Finding:
+    """Name the board, its profile and its JetPack."""
+    board = board_of(machine)
+    if not board.model:
+        return Finding("missing", "not a Jetson")
+    profile = board.profile.name if board.profile else "no shipped profile"
+    jetpack = f"JetPack {board.jetpack}" if board.jetpack else "JetPack not known"
+    found = f"{board.model}: {profile}, L4T {board.l4t or 'not known'} ({jetpack})"
+    known = board.profile is not None and board.jetpack in board.profile.jetpacks
+    return Finding("ok" if known else "warning", found)
+
+
+def driver(machine: Machine) -> Finding:
+    """Ask the NVIDIA driver for its GPUs."""
+    gpu = machine.isolated("cuda_device")
+    if gpu is None or "error" in gpu:
+        return Finding("missing", "driver crashed" if gpu is None else gpu["error"])
+    sm = f"compute capability {gpu['capability']}"
+    return Finding("ok", f"{gpu['count']} x {gpu['name']}, {sm}, CUDA {gpu['cuda']}")
+
+
+def tensorrt(machine: Machine) -> Finding:
+    """Look for TensorRT: the Python module, else the bare library."""
+    if machine.module("tensorrt"):
+        loaded = machine.isolated("tensorrt_module")
+        if loaded:
+            return Finding("ok", loaded["version"])
+        return Finding("warning", "the Python module is there and does not load")
+    library = machine.isolated("tensorrt_library")
+    if library is None or "error" in library:
+        return Finding("missing", "neither the Python module nor libnvinfer")
+    return Finding("warning", f"libnvinfer {library['version']} without its Python module")
+
+
+def dla(machine: Machine) -> Finding:
+    """Compare the DLA cores that TensorRT sees with those that the board's profile promises."""
+    profile = board_of(machine).profile
+    asked = machine.isolated("tensorrt_module") if machine.module("tensorrt") else None
+    if profile is None:
+        cores = asked["dla_cores"] if asked else "0"
+        return Finding("missing" if cores == "0" else "ok", f"{cores} cores")
+    promised = profile.dla_cores
+    if asked is None:
+        return Finding("ok", f"{promised} by profile {profile.name}; no TensorRT here to ask")
+    if int(asked["dla_cores"]) == promised:
+        return Finding("ok", f"{promised}, as profile {profile.name} says")
+    found = f"TensorRT {asked['version']} sees {asked['dla_cores']}, {profile.name} has {promised}"
+    if dla_era(asked["version"]) == "none":
+        return Finding(
+            "warning",
+            found,
+            "TensorRT 10.8 to 11.3 know no DLA on Jetson: flash JetPack 6.2 or, on AGX Orin, 7.2.2",
+        )
+    return Finding("warning", found)
+
+
+def dla_compiler(machine: Machine) -> Finding:
+    """Look for the library that TensorRT loads to compile for the DLA."""
+    profile = board_of(machine).profile
+    if profile and not profile.dla_cores:
+        return Finding("ok", f"not needed: {profile.name} has no DLA")
+    path = machine.first(*DLA_COMPILERS)
+    return Finding("ok", path) if path else Finding("missing", "no libnvdla_compiler.so")
+
+
+def opencv(machine: Machine) -> Finding:
+    """Look at OpenCV, and whether a pip wheel hides the one of JetPack or Debian."""
+    loaded = machine.isolated("opencv") if machine.module("cv2") else None
+    if loaded is None:
+        state = "does not load" if machine.module("cv2") else "not installed"
+        return Finding("missing", state)
+    found = f"{loaded['version']}, GStreamer: {loaded['gstreamer']}"
+    system = machine.first("usr/lib/python3*/dist-packages/cv2*")
+    if system and "/dist-packages/" not in loaded["file"]:
+        return Finding(
+            "warning",
+            f"{found}; the pip wheel at {loaded['file']} hides {system}",
+            "pip uninstall opencv-python opencv-python-headless "
+            "(and a venv with --system-site-packages)",
+        )
+    return Finding("ok", found)
+
+
+def gstreamer(machine: Machine) -> Finding:
+    """Look for the GStreamer command line tools."""
+    output = machine.command(("gst-launch-1.0", "--version"))
+    return Finding("ok", output.splitlines()[0]) if output else Finding("missing", "none")
+
+
+def elements(machine: Machine) -> Finding:
+    """Look for the GStreamer elements that pipelines use."""
+    jetson = bool(board_of(machine).model)
+    asked = [row for row in ELEMENTS if jetson or not row[3]]
+    absent = [
+        row for row in asked if machine.command(("gst-inspect-1.0", "--exists", row[0])) is None
+    ]
+    if not absent:
+        return Finding("ok", ", ".join(row[0] for row in asked))
+    found = ", ".join(f"no {name} ({purpose})" for name, purpose, _, _ in absent)
+    packages = " ".join(dict.fromkeys(row[2] for row in absent))
+    return Finding("warning", found, f"sudo apt-get install {packages}")
+
+
+def module(*names: str) -> Callable[[Machine], Finding]:
+    """Build a probe that wants every one of some Python modules."""
+
+    def probe(machine: Machine) -> Finding:
+        modules = {name: machine.module(name) for name in names}
+        found = [f"{name} {module.version}".rstrip() for name, module in modules.items() if module]
+        absent = [f"no {name}" for name, module in modules.items() if not module]
+        return Finding("missing" if absent else "ok", ", ".join(found + absent))
+
+    return probe
+
+
+def cameras(machine: Machine) -> Finding:
+    """List the video devices."""
+    devices = sorted(path.name for path in (machine.root / "dev").glob("video*"))
+    return Finding("ok", ", ".join(devices)) if devices else Finding("missing", "no /dev/video*")
+
+
+def disk(machine: Machine) -> Finding:
+    """Compare the free space of the working directory with what builds and slots take."""
+    free = machine.free_bytes()
+    status: Status = "ok" if free >= LOW_DISK_BYTES else "warning"
+    return Finding("missing" if free < FULL_DISK_BYTES else status, f"{free / 1e9:.1f} GB free")
+
+
+def broker(machine: Machine, host: str, port: int) -> Finding:
+    """Try to connect to an MQTT broker."""
+    refusal = machine.broker(host, port)
+    return Finding("missing", refusal) if refusal else Finding("ok", "accepts MQTT 5 clients")
