@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Set up everything the tests need, then run every gate. Arguments go to pytest:
+#   scripts/test.sh
+#   scripts/test.sh -m gpu tests/test_kernels.py
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/venv.sh
+
+# What the tests start as programs or load from the system, by Debian package name.
+debian_packages=(
+    mosquitto
+    ffmpeg
+    gstreamer1.0-tools
+    gstreamer1.0-plugins-base
+    gstreamer1.0-plugins-good
+    gstreamer1.0-plugins-bad
+    gstreamer1.0-plugins-ugly
+    gstreamer1.0-libav
+    gir1.2-gst-rtsp-server-1.0
+    gir1.2-gst-plugins-base-1.0
+    python3-gst-1.0
+    python3-gi
+)
+
+install_debian_packages() {
+    local missing=() package
+    for package in "$@"; do
+        if ! dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q ' installed$'; then
+            missing+=("$package")
+        fi
+    done
+    if ((${#missing[@]} == 0)); then
+        return
+    fi
+    local root=()
+    if ((EUID != 0)); then
+        if ! command -v sudo >/dev/null; then
+            fail "the tests need ${missing[*]}: run 'apt-get install ${missing[*]}' as root"
+        fi
+        root=(sudo)
+    fi
+    heading "apt-get install ${missing[*]}"
+    "${root[@]}" apt-get update -q
+    # No recommended packages: mosquitto's service and desktop plugins are not wanted here.
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -q -y --no-install-recommends "${missing[@]}"
+}
+
+if command -v dpkg-query >/dev/null; then
+    install_debian_packages "${debian_packages[@]}"
+else
+    echo "This is not Debian or Ubuntu: tests that need mosquitto, ffmpeg or GStreamer may fail." >&2
+fi
+make_venv dev
+
+heading "ruff format --check"
+.venv/bin/ruff format --check .
+heading "ruff check"
+.venv/bin/ruff check .
+heading "mypy"
+.venv/bin/mypy
+heading "lint-imports"
+.venv/bin/lint-imports
+heading "pytest"
+exec .venv/bin/python -m pytest -m "not slow and not gpu and not jetson" "$@"
