@@ -155,9 +155,14 @@ def _upgrade(proto: onnx.ModelProto, path: Path) -> tuple[onnx.ModelProto, list[
 
 def _to_ir(proto: onnx.ModelProto, path: Path) -> ir.Model:
     """Check and convert; names are made unique, so every later message can name its node."""
+    if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
+        raise ImportModelError(
+            f"{path.name} has {proto.ByteSize()} bytes with its weights; "
+            f"Tandem takes models up to {onnx.checker.MAXIMUM_PROTOBUF}."
+        )
     try:
         onnx.checker.check_model(proto, full_check=False)
-    except onnx.checker.ValidationError as err:
+    except (onnx.checker.ValidationError, UnicodeDecodeError) as err:
         raise ImportModelError(
             f"{path.name} is not valid ONNX: {_first_line(err)}; export it again."
         ) from err
@@ -167,7 +172,7 @@ def _to_ir(proto: onnx.ModelProto, path: Path) -> ir.Model:
         model = ir_passes.RemoveInitializersFromInputsPass()(model).model
         model = ir_passes.NameFixPass()(model).model
         model = ir_passes.TopologicalSortPass()(model).model
-    except (ValueError, TypeError, NotImplementedError) as err:
+    except (ir.serde.SerdeError, ValueError, TypeError, KeyError, NotImplementedError) as err:
         raise ImportModelError(
             f"{path.name} holds something that cannot be imported: {_first_line(err)}"
         ) from err

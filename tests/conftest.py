@@ -1,0 +1,27 @@
+"""Shared fixtures: a fixed seed for hypothesis runs and models made by others."""
+
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import onnx
+import pytest
+
+hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("default")
+
+LIGHT_MODELS = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Fresh random numbers in each run; the seed is printed when a test fails."""
+    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    request.node.add_report_section("setup", "seed", f"rng seed {seed}")
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def light_models() -> Path:
+    """The folder of the nine light models that travel inside the onnx wheel."""
+    return LIGHT_MODELS

@@ -1,0 +1,175 @@
+"""What the importer reads, what it decides by itself, and what it refuses in which words."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from model_fixtures import save, small_convnet
+from onnx import TensorProto, helper, numpy_helper
+
+from device.manifest import DimRange
+from toolkit.errors import ImportModelError
+from toolkit.importer import import_model
+
+
+def test_reads_a_model_and_names_every_node(tmp_path: Path, rng: np.random.Generator) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Relu", ["a"], ["y"])]
+    imported = import_model(save(tmp_path / "m.onnx", nodes, {"x": [1, 3]}, {"y": [1, 3]}))
+    names = [node.name for node in imported.model.graph]
+    assert all(names)
+    assert len(set(names)) == len(names)
+
+
+def test_same_bytes_give_same_hash(tmp_path: Path, rng: np.random.Generator) -> None:
+    path = small_convnet(tmp_path / "m.onnx", rng)
+    assert import_model(path).sha256 == import_model(path).sha256
+
+
+@pytest.mark.parametrize("opset", [9, 11, 13, 17, 21])
+def test_reads_old_and_new_opsets(tmp_path: Path, opset: int) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    path = save(tmp_path / "m.onnx", nodes, {"x": [1, 3]}, {"y": [1, 3]}, opset=opset)
+    imported = import_model(path)
+    assert imported.model.graph.opset_imports[""] >= 17
+    assert bool(imported.notes) == (opset < 17)
+
+
+@pytest.mark.parametrize("opset", [8, onnx.defs.onnx_opset_version() + 1])
+def test_refuses_opsets_outside_the_range(tmp_path: Path, opset: int) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    path = save(tmp_path / "m.onnx", nodes, {"x": [1, 3]}, {"y": [1, 3]}, opset=opset)
+    with pytest.raises(ImportModelError, match=f"opset {opset}; Tandem reads 9 to"):
+        import_model(path)
+
+
+def test_reads_external_data_and_refuses_when_it_is_gone(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    weight = rng.normal(size=(8, 3, 3, 3)).astype(np.float32)
+    nodes = [helper.make_node("Conv", ["x", "w"], ["y"])]
+    path = save(tmp_path / "a.onnx", nodes, {"x": [1, 3, 8, 8]}, {"y": [1, 8, 6, 6]}, {"w": weight})
+    model = onnx.load(path)
+    path = tmp_path / "b.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    imported = import_model(path)
+    stored = imported.model.graph.initializers["w"].const_value
+    assert stored is not None
+    np.testing.assert_array_equal(stored.numpy(), weight)
+    (tmp_path / "w.bin").unlink()
+    with pytest.raises(ImportModelError, match=r"b\.onnx keeps weights in a file beside it"):
+        import_model(path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
+def test_refuses_a_truncated_file(tmp_path: Path, rng: np.random.Generator, share: float) -> None:
+    data = small_convnet(tmp_path / "m.onnx", rng).read_bytes()
+    (tmp_path / "cut.onnx").write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(ImportModelError, match="cut.onnx"):
+        import_model(tmp_path / "cut.onnx")
+
+
+def test_refuses_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ImportModelError, match="No such file or directory; check the path"):
+        import_model(tmp_path / "none.onnx")
+
+
+def test_mutated_files_give_only_our_error(tmp_path: Path, rng: np.random.Generator) -> None:
+    data = bytearray(small_convnet(tmp_path / "m.onnx", rng, channels=2).read_bytes())
+    for _ in range(1000):
+        broken = bytearray(data)
+        for position in rng.integers(0, len(broken), int(rng.integers(1, 8))):
+            broken[position] = rng.integers(256)
+        path = tmp_path / "broken.onnx"
+        path.write_bytes(broken)
+        try:
+            import_model(path)
+        except ImportModelError as err:
+            assert "broken.onnx" in str(err)  # noqa: PT017  (either outcome is right)
+
+
+def test_refuses_a_custom_operator_by_node_and_domain(tmp_path: Path) -> None:
+    node = helper.make_node("Magic", ["x"], ["y"], name="spell", domain="acme")
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("acme", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), tmp_path / "m.onnx")
+    with pytest.raises(ImportModelError, match=r"node 'spell' is acme::Magic"):
+        import_model(tmp_path / "m.onnx")
+
+
+def test_refuses_string_inputs(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    path = save(
+        tmp_path / "m.onnx", nodes, {"x": [1]}, {"y": [1]}, dtype=int(TensorProto.STRING)
+    )
+    with pytest.raises(ImportModelError, match="'x' has type STRING"):
+        import_model(path)
+
+
+def test_freezes_a_dynamic_batch_and_says_so(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    path = save(tmp_path / "m.onnx", nodes, {"x": ["batch", 3]}, {"y": ["batch", 3]})
+    imported = import_model(path)
+    assert list(imported.model.graph.inputs[0].shape or ()) == [1, 3]
+    assert list(imported.model.graph.outputs[0].shape or ()) == [1, 3]
+    assert imported.notes == ("input 'x': dynamic first dimension batch frozen to 1",)
+
+
+def test_refuses_other_dynamic_dimensions_and_says_what_to_give(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    path = save(tmp_path / "m.onnx", nodes, {"x": [1, 3, "h", "w"]}, {"y": [1, 3, "h", "w"]})
+    with pytest.raises(ImportModelError, match=r"--shape x=1x3x224x224"):
+        import_model(path)
+    fixed = import_model(path, shapes={"x": (1, 3, 64, 48)})
+    assert list(fixed.model.graph.inputs[0].shape or ()) == [1, 3, 64, 48]
+
+
+def test_keeps_a_dimension_dynamic_within_a_range(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    path = save(tmp_path / "m.onnx", nodes, {"x": ["n", 3]}, {"y": ["n", 3]})
+    dim = DimRange(name="n", min=1, opt=2, max=8)
+    imported = import_model(path, dims=[dim])
+    assert imported.dims == (dim,)
+    assert imported.notes == ()
+    with pytest.raises(ImportModelError, match="no dynamic dimension 'm'"):
+        import_model(path, dims=[DimRange(name="m", min=1, opt=2, max=8)])
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"z": (1, 3)}, "no input 'z' .it has: x."),
+        ({"x": (1, 4)}, "which 1x4 does not fit"),
+        ({"x": (1, 3, 1)}, "which 1x3x1 does not fit"),
+        ({"x": (0, 3)}, "which 0x3 does not fit"),
+    ],
+)
+def test_refuses_shapes_that_do_not_fit(
+    tmp_path: Path, shapes: dict[str, tuple[int, ...]], message: str
+) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    path = save(tmp_path / "m.onnx", nodes, {"x": ["n", 3]}, {"y": ["n", 3]})
+    with pytest.raises(ImportModelError, match=message):
+        import_model(path, shapes=shapes)
+
+
+def test_initializers_listed_as_inputs_are_not_inputs(tmp_path: Path) -> None:
+    weight = np.ones((2, 3), np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2]),
+            helper.make_tensor_value_info("w", TensorProto.FLOAT, [2, 3]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 3])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "m.onnx")
+    assert [v.name for v in import_model(tmp_path / "m.onnx").model.graph.inputs] == ["x"]
