@@ -2,11 +2,14 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from device.messages import Stats
+
+KEPT = 10_000  # the percentiles of a longer interval are those of its last frames
 
 
 class Metrics:
@@ -14,27 +17,30 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._stages: dict[str, list[float]] = {}
-        self._totals: list[float] = []
+        self._frames = 0
+        self._stages: dict[str, deque[float]] = {}
+        self._totals: deque[float] = deque(maxlen=KEPT)
         self._since = time.monotonic()
 
     def add(self, stages_ms: Mapping[str, float], total_ms: float) -> None:
         """Take the times of one frame, in milliseconds."""
         with self._lock:
+            self._frames += 1
             self._totals.append(total_ms)
             for stage, value in stages_ms.items():
-                self._stages.setdefault(stage, []).append(value)
+                self._stages.setdefault(stage, deque(maxlen=KEPT)).append(value)
 
     def take(self, dropped: Mapping[str, int]) -> Stats:
         """Return the figures since the last call and start a new interval."""
         now = time.monotonic()
         with self._lock:
-            totals, self._totals = self._totals, []
+            frames, self._frames = self._frames, 0
+            totals, self._totals = self._totals, deque(maxlen=KEPT)
             stages, self._stages = self._stages, {}
             span, self._since = now - self._since, now
         return Stats(
-            frames=len(totals),
-            fps=round(len(totals) / span, 2) if span > 0.0 else 0.0,
+            frames=frames,
+            fps=round(frames / span, 2) if span > 0.0 else 0.0,
             latency_p50_ms=_percentile(totals, 50),
             latency_p99_ms=_percentile(totals, 99),
             stage_p50_ms={stage: _percentile(v, 50) for stage, v in stages.items()},
@@ -43,5 +49,6 @@ class Metrics:
         )
 
 
-def _percentile(values: list[float], percent: float) -> float:
-    return round(float(np.percentile(values, percent)), 3) if values else 0.0
+def _percentile(values: Iterable[float], percent: float) -> float:
+    known = np.fromiter(values, np.float64)
+    return round(float(np.percentile(known, percent)), 3) if known.size else 0.0

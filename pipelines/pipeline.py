@@ -148,10 +148,8 @@ def _check_cells(config: PipelineConfig, grid: LtrbGrid, shape: tuple[Any, ...])
 
 
 def _ready(config: PipelineConfig, model: Model) -> Ready:
-    segments = tuple(
-        f"{r.segment} ({r.processor}) runs as {r.implementation}: {r.reason}"
-        for r in model.session.reports
-    )
+    reports = model.session.reports
+    segments = tuple(f"{one.segment} ({one.processor}): {one.reason}" for one in reports)
     return Ready(pipeline=config.name, engine_sha256=model.engine_sha256, segments=segments)
 
 
