@@ -229,7 +229,7 @@ def small_weights(seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def split_network(batch: int | str = 1, most: int = 4) -> Network:
-    """gpu, dla0, gpu, dla0: a convolution, an INT8 one behind an INT8 crossing, pool, classifier."""
+    """gpu, dla0, gpu, dla0: convolution, another behind an INT8 crossing, pool, classifier."""
     first = (
         node("Conv", ("x", "w1", "b1"), "c1", pads=[1, 1, 1, 1], strides=[2, 2]),
         node("Relu", ("c1",), "r1"),

@@ -128,6 +128,10 @@ class PortableExecutor:
         options.intra_op_num_threads = threads or 0
         for key, value in _CONFIG:
             options.add_session_config_entry(key, value)
+        # A model may name files with weights. No path can lie below a file, so none is ever read.
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(engine.path)
+        )
         # Not `add_initializer`, which would spare onnxruntime its copy: it breaks the runs of
         # models whose weights the optimizer transposes, as it swaps the old values back in.
         names = list(implementation.weights)
@@ -161,7 +165,7 @@ def _error_types(runtime: Any) -> tuple[type[Exception], ...]:  # noqa: ANN401
     state = runtime.capi.onnxruntime_pybind11_state
     own = (getattr(state, name) for name in dir(state))
     errors = [one for one in own if isinstance(one, type) and issubclass(one, Exception)]
-    return (*errors, RuntimeError, ValueError)
+    return (*errors, RuntimeError, ValueError, MemoryError)
 
 
 def _first_line(error: Exception) -> str:
