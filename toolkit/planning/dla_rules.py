@@ -255,7 +255,7 @@ RULES: tuple[Rule, ...] = (
          limit="up to TensorRT 8.4 batch and other dimensions must be 1",
          check=layer.softmax_alone, tensorrt=(FLOOR, (8, 5)), source="TensorRT 8.4 guide"),
     Rule(id="shuffle.rank", ops=SHUFFLE, limit="input and output must be 4-D",
-         check=c.four_dims, source=MATRIX),
+         check=c.four_dims, source=MATRIX, hint=HEAD_HINT),
     Rule(id="shuffle.batch", ops=SHUFFLE, limit="the batch must stay in place",
          check=layer.batch_kept, source=MATRIX),
     Rule(id="shuffle.neighbour", ops=ops("Reshape"),

@@ -1,0 +1,163 @@
+"""The plan of a model on a profile: placements, segments, crossings and predicted times."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from device.manifest import Crossing, NodePlacement, Precision, Processor
+from device.profile import Profile
+from toolkit.errors import PlanError
+from toolkit.planning.costs import crossing_us, tensor_bytes
+from toolkit.planning.node_view import NodeView, views
+from toolkit.planning.placement import Placement, place, steps_of
+from toolkit.planning.segments import PlannedSegment, cut, find_crossings
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentCost:
+    """What a segment holds and takes; `macs` leaves out nodes of unknown shape."""
+
+    segment: str
+    nodes: int
+    macs: int
+    predicted_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Nodes that are not on the DLA for the same rule, reason pattern and hint."""
+
+    rule: str
+    reason: str
+    hint: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where every node runs and why, how the graph is cut, and what it is predicted to take.
+
+    `placements` are in running order. `latency_us` has one row per processor that is used; the
+    total adds the crossings, segments running one after the other.
+    """
+
+    profile: str
+    precision: Precision
+    tensorrt: str | None
+    placements: tuple[NodePlacement, ...]
+    segments: tuple[PlannedSegment, ...]
+    costs: tuple[SegmentCost, ...]
+    crossings: tuple[Crossing, ...]
+    refusals: tuple[Refusal, ...]
+    latency_us: tuple[tuple[Processor, float], ...]
+    crossings_us: float
+
+    @property
+    def total_us(self) -> float:
+        """The predicted time of one inference in microseconds."""
+        return sum(time for _, time in self.latency_us) + self.crossings_us
+
+
+def make_plan(
+    model: ir.Model,
+    profile: Profile,
+    *,
+    precision: Precision,
+    tensorrt: str | None = None,
+    has_scale: Callable[[str], bool],
+) -> Plan:
+    """Return the plan of a model that has gone through the passes.
+
+    `tensorrt` None takes the version of the last JetPack for the profile's DLA. `has_scale` says
+    whether the calibration table holds a tensor. A dynamic batch is planned as 1.
+
+    Raises PlanError: the model has no nodes, or nodes without distinct names.
+    """
+    nodes = views(model.graph)
+    names = [view.name for view in nodes]
+    if not nodes or "" in names or len(set(names)) < len(names):
+        raise PlanError(
+            "The graph needs at least one node and a distinct name for every node; "
+            "import the model with import_model first."
+        )
+    placed = place(nodes, profile, precision, tensorrt, has_scale)
+    steps = steps_of(nodes, [placement.processor for placement in placed])
+    segments = cut(steps)
+    sizes = {t.name: tensor_bytes(t, precision) for view in nodes for t in view.outputs}
+    crossings = find_crossings(segments, steps, sizes.__getitem__)
+    costs = _costs(segments, nodes, placed)
+    return Plan(
+        profile=profile.name,
+        precision=precision,
+        tensorrt=tensorrt,
+        placements=_rows(segments, placed),
+        segments=segments,
+        costs=costs,
+        crossings=crossings,
+        refusals=_refusals(placed),
+        latency_us=_latency(segments, costs),
+        crossings_us=sum(crossing_us(crossing.bytes or 0, profile) for crossing in crossings),
+    )
+
+
+def _rows(
+    segments: Sequence[PlannedSegment], placed: Sequence[Placement]
+) -> tuple[NodePlacement, ...]:
+    by_name = {placement.node: placement for placement in placed}
+    return tuple(
+        NodePlacement(
+            node=name,
+            op=by_name[name].op,
+            processor=segment.processor,
+            segment=segment.name,
+            rule=by_name[name].rule,
+            reason=by_name[name].reason,
+            predicted_us=round(by_name[name].predicted_us, 3),
+        )
+        for segment in segments
+        for name in segment.nodes
+    )
+
+
+def _costs(
+    segments: Sequence[PlannedSegment], nodes: Sequence[NodeView], placed: Sequence[Placement]
+) -> tuple[SegmentCost, ...]:
+    macs = {view.name: view.macs or 0 for view in nodes}
+    times = {placement.node: placement.predicted_us for placement in placed}
+    return tuple(
+        SegmentCost(
+            segment=segment.name,
+            nodes=len(segment.nodes),
+            macs=sum(macs[name] for name in segment.nodes),
+            predicted_us=sum(times[name] for name in segment.nodes),
+        )
+        for segment in segments
+    )
+
+
+def _latency(
+    segments: Sequence[PlannedSegment], costs: Sequence[SegmentCost]
+) -> tuple[tuple[Processor, float], ...]:
+    totals: dict[Processor, float] = {}
+    for segment, cost in zip(segments, costs, strict=True):
+        totals[segment.processor] = totals.get(segment.processor, 0.0) + cost.predicted_us
+    return tuple(sorted(totals.items()))
+
+
+def _refusals(placed: Sequence[Placement]) -> tuple[Refusal, ...]:
+    """Group the nodes that are not on the DLA; nodes differ within a group only by tensor names."""
+    groups: dict[tuple[str, str, str], list[Placement]] = {}
+    for placement in placed:
+        if not placement.processor.startswith("dla"):
+            key = (placement.rule, _without_names(placement.reason), placement.hint)
+            groups.setdefault(key, []).append(placement)
+    return tuple(
+        Refusal(rule, members[0].reason, hint, tuple(member.node for member in members))
+        for (rule, _, hint), members in groups.items()
+    )
+
+
+def _without_names(reason: str) -> str:
+    """Return the reason without the quoted tensor names in it."""
+    return "'".join(part for index, part in enumerate(reason.split("'")) if index % 2 == 0)
