@@ -92,7 +92,8 @@ def observe(tensor: str, values: NDArray[Any], sample: int) -> Histogram:
         )
     if values.size == 0:
         return Histogram()
-    flat = np.ravel(values, order="K")  # a view where the memory allows it
+    # A view where the memory allows it; float16 is widened, because numpy computes it one by one.
+    flat = np.ravel(values, order="K").astype(working, copy=False)
     # Adding zero turns -0.0 into 0.0, which min() and max() would otherwise pick by order.
     minimum, maximum = float(flat.min()) + 0.0, float(flat.max()) + 0.0
     if not (math.isfinite(minimum) and math.isfinite(maximum)):
@@ -100,7 +101,7 @@ def observe(tensor: str, values: NDArray[Any], sample: int) -> Histogram:
     amax = max(maximum, -minimum)
     # frexp gives 0 for 0.0; a sample of zeros must not widen the range of a small tensor.
     exponent = max(math.frexp(amax)[1], LEAST_EXPONENT) if amax else LEAST_EXPONENT
-    return Histogram(_count(flat, exponent, working), exponent, minimum, maximum)
+    return Histogram(_count(flat, exponent), exponent, minimum, maximum)
 
 
 def merge(one: Histogram, other: Histogram) -> Histogram:
@@ -112,11 +113,11 @@ def merge(one: Histogram, other: Histogram) -> Histogram:
     )
 
 
-def _count(flat: NDArray[Any], exponent: int, working: type[np.floating[Any]]) -> NDArray[np.int64]:
+def _count(flat: NDArray[Any], exponent: int) -> NDArray[np.int64]:
     """Count |x| / w, block by block; scaling by a power of two is exact, so no bin is missed."""
-    per_width = working(math.ldexp(1.0, _LOG2_BINS - exponent))
+    per_width = flat.dtype.type(math.ldexp(1.0, _LOG2_BINS - exponent))
     block = min(_BLOCK, flat.size)
-    scaled, bins = np.empty(block, working), np.empty(block, np.intp)
+    scaled, bins = np.empty(block, flat.dtype), np.empty(block, np.intp)
     counts = np.zeros(BINS, np.int64)
     for start in range(0, flat.size, block):
         part = flat[start : start + block]

@@ -178,12 +178,30 @@ def test_an_array_file_that_does_not_fit_is_named_when_it_is_opened(tmp_path, co
     assert "x.npy" in str(caught.value)
 
 
-def test_a_header_that_promises_terabytes_is_refused_before_they_are_reserved(tmp_path):
-    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999, 3, 2, 2)}\n"
-    content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + b"\0" * 48
-    (tmp_path / "x.npy").write_bytes(content)
+def _npy_that_says(shape, held):
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + b"\0" * held
+
+
+@pytest.mark.parametrize("shape", [(99999999999, 3, 2, 2), (-1, 3, -2, 2), (-1, 3, 2, 2)])
+def test_a_header_that_promises_what_is_not_there_is_refused_before_it_is_reserved(tmp_path, shape):
+    (tmp_path / "x.npy").write_bytes(_npy_that_says(shape, 48))
     with pytest.raises(CalibrationError, match="damaged"):
-        open_dataset(tmp_path / "x.npy", None, [SPEC])
+        open_dataset(tmp_path / "x.npy", None, [InputSpec("images", (None, 3, None, None))])
+
+
+def test_a_member_that_is_shorter_than_its_archive_says_is_damaged(tmp_path):
+    path = tmp_path / "x.npz"
+    member = _npy_that_says((2, 3, 2, 2), 48)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("images.npy", member)
+    content = bytearray(path.read_bytes())
+    size = content.rindex(b"PK\x01\x02") + 24  # the length in the central directory
+    content[size : size + 4] = struct.pack("<I", len(member) + 48)
+    path.write_bytes(content)
+    dataset = open_dataset(path, None, [SPEC])
+    with pytest.raises(CalibrationError, match=r"sample 1 is damaged .0 of 48 bytes"):
+        list(dataset)
 
 
 def test_numbers_that_are_not_finite_are_named_with_file_and_sample(tmp_path):
@@ -270,6 +288,12 @@ def test_the_hash_follows_names_bytes_and_choice_and_nothing_else(pictures, tmp_
     (pictures / "b.png").rename(pictures / "b2.png")
     seen.add(digest())
     assert len(seen) == 4
+
+
+def test_the_hash_tells_which_samples_of_a_file_were_chosen(tmp_path):
+    np.save(tmp_path / "x.npy", numbered(4, 3, 2, 2))
+    limits = (1, 2, 3, 4)
+    assert len({open_dataset(tmp_path, None, [SPEC], limit).sha256() for limit in limits}) == 4
 
 
 def test_arrays_in_memory_are_a_data_set_too():

@@ -62,6 +62,15 @@ def test_a_written_file_is_read_back_and_leaves_nothing_else(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["calibration.json"]
 
 
+def test_who_reads_while_a_table_is_written_sees_the_whole_old_one(tmp_path):
+    path = tmp_path / "calibration.json"
+    write_table(path, _table())
+    with path.open("rb") as reader:
+        write_table(path, _table(x=2.0))
+        assert decode_table(reader.read(), "x") == _table()
+    assert read_table(path) == _table(x=2.0)
+
+
 def test_equal_tables_give_equal_bytes_whatever_the_order_of_their_tensors():
     one, other = _table(a=1.0, b=2.0), _table(b=2.0, a=1.0)
     assert encode_table(one) == encode_table(other)
