@@ -1,0 +1,302 @@
+"""Real parts for the fleet tests: mosquitto, agent processes, and one double, the pipeline.
+
+The pipeline is a double because a real one needs a model and a camera; it says the same JSON lines,
+is started, killed and restarted by the same code, and behaves as its bundle's pipeline.toml says.
+"""
+
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from device.bundle import write_bundle
+from device.documents import BlobGet, Reported, decode
+from device.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message, queue_putter
+from device.topics import Topics
+
+PROFILE = "test-board"
+DEVICE = "board-1"
+WAIT_S = 20.0
+
+PIPELINE_DOUBLE = '''
+"""Double of the pipeline: says what a pipeline says, as pipeline.toml of its bundle tells."""
+import json, os, signal, sys, time
+from pathlib import Path
+
+bundle = Path(sys.argv[sys.argv.index("--bundle") + 1])
+behaviour = (bundle / "pipeline.toml").read_text().split()
+runs = Path(os.environ["TEST_RUNS"])
+with runs.open("a") as file:
+    file.write(f"{behaviour[0]} {os.getpid()}\\n")
+count = len(runs.read_text().splitlines())
+
+def say(kind, **fields):
+    print(json.dumps({"kind": kind, **fields}), flush=True)
+
+print("a stray line that is not JSON", flush=True)
+say("ready", pipeline=behaviour[0], engine_sha256="0" * 64)
+if behaviour[0] == "fails":
+    say("failure", message="camera /dev/video9 does not exist: name one that does")
+    sys.exit(1)
+if behaviour[0] == "exits":
+    print("Traceback (most recent call last):", file=sys.stderr)
+    print("ValueError: scores [1,80] has no labels", file=sys.stderr)
+    sys.exit(3)
+if behaviour[0] == "hangs" or (behaviour[0] == "hangs-once" and count == 1):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pause()
+say("result", seq=0, latency_ms=1.0)
+if behaviour[0] == "dies":
+    sys.exit(4)
+say("stats", frames=1, fps=30.0, latency_p50_ms=1.0, latency_p99_ms=2.0,
+    stage_p50_ms={}, stage_p99_ms={}, dropped={})
+signal.pause()
+'''
+
+AGENT_LAUNCHER = """
+import logging, sys
+from pathlib import Path
+from dataclasses import replace
+from device.agent import serve
+from device.agent_config import load_agent_config
+from device.errors import TandemError
+from device.pipeline_process import PIPELINE
+
+logging.basicConfig(level=logging.INFO)
+row = replace(PIPELINE, prefix=(sys.executable, sys.argv[2]))
+try:
+    serve(load_agent_config(Path(sys.argv[1])), row)
+except TandemError as error:
+    sys.exit(f"tandem-agent: {error}")
+"""
+
+T = TypeVar("T")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for_port(port: int, process: "subprocess.Popen[bytes]") -> None:
+    """Return when a server accepts connections; connecting is the event that is awaited."""
+    until = time.monotonic() + WAIT_S
+    while True:
+        assert process.poll() is None, f"the broker ended with status {process.returncode}"
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        assert time.monotonic() < until, f"nothing listens on port {port}"
+        threading.Event().wait(0.02)
+
+
+class Mosquitto:
+    """The real broker on a free port, without persistence: a kill loses all that it held."""
+
+    def __init__(self, folder: Path) -> None:
+        binary = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
+        assert binary, "mosquitto is missing: apt-get install mosquitto"
+        self.port = free_port()
+        config = folder / "mosquitto.conf"
+        config.write_text(
+            f"listener {self.port} 127.0.0.1\nallow_anonymous true\nset_tcp_nodelay true\n"
+        )
+        self._command = [binary, "-c", str(config)]
+        self._log = (folder / "mosquitto.log").open("ab")
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=self._log, stderr=self._log)
+        wait_for_port(self.port, self._process)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        self._log.close()
+
+
+class AgentBox:
+    """A board: its folder, its agent.toml and the agent process that can be killed and started."""
+
+    def __init__(
+        self, folder: Path, port: int, *, dev: bool = True, trial_timeout_s: float = 15.0
+    ) -> None:
+        self.state_dir = folder / "state"
+        self.runs_file = folder / "runs.txt"
+        self.log_file = folder / "agent.log"
+        self._config = folder / "agent.toml"
+        self._launcher = folder / "launch_agent.py"
+        self._double = folder / "pipeline_double.py"
+        self._launcher.write_text(AGENT_LAUNCHER)
+        self._double.write_text(PIPELINE_DOUBLE)
+        self._config.write_text(
+            f'device = "{DEVICE}"\nprofile = "{PROFILE}"\nstate_dir = "state"\n'
+            f"dev = {str(dev).lower()}\n"
+            f'[broker]\nhost = "127.0.0.1"\nport = {port}\n'
+            f"[update]\ntrial_timeout_s = {trial_timeout_s}\nstop_grace_s = 0.3\n"
+        )
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        assert self.process is None
+        with self.log_file.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, self._launcher, self._config, self._double],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "TEST_RUNS": str(self.runs_file)},
+            )
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(WAIT_S)
+        self.process = None
+
+    def terminate(self) -> int:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(WAIT_S)
+        self.process = None
+        return status
+
+    def runs(self) -> list[tuple[str, int]]:
+        """(behaviour, pid) of every start of the pipeline double."""
+        if not self.runs_file.exists():
+            return []
+        lines = [line.split() for line in self.runs_file.read_text().splitlines()]
+        return [(name, int(pid)) for name, pid in lines]
+
+    def log(self) -> str:
+        return self.log_file.read_text() if self.log_file.exists() else ""
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.terminate()
+
+
+@dataclass
+class Seen:
+    """What a watcher saw, in order."""
+
+    reports: list[Reported]
+    requests: list[BlobGet]
+    states: list[bytes]
+    stats: list[bytes]
+
+
+class Watcher:
+    """A client that looks at a device from outside; it sends nothing."""
+
+    def __init__(self, port: int, device: str = DEVICE) -> None:
+        topics = Topics(device)
+        self._topics = topics
+        self._events: queue.Queue[LinkEvent] = queue.Queue()
+        self._ended = threading.Event()
+        wanted = (topics.reported, topics.blob_get, topics.state, topics.stats)
+        settings = LinkSettings("127.0.0.1", port, "watcher", tuple((topic, 1) for topic in wanted))
+        self.seen = Seen([], [], [], [])
+        self.link = Link(settings, queue_putter(self._events, self._ended))
+        self.link.start()
+        while not isinstance(self._events.get(timeout=WAIT_S), LinkUp):
+            pass
+
+    def __enter__(self) -> "Watcher":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self.link.close()
+
+    def take(self, timeout_s: float) -> bool:
+        """Take one event, False if none comes."""
+        try:
+            event = self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            return False
+        if isinstance(event, Message) and event.payload:
+            if event.topic == self._topics.reported:
+                self.seen.reports.append(decode(event.payload, Reported))
+            elif event.topic == self._topics.blob_get:
+                self.seen.requests.append(decode(event.payload, BlobGet))
+            elif event.topic == self._topics.stats:
+                self.seen.stats.append(event.payload)
+            else:
+                self.seen.states.append(event.payload)
+        return True
+
+    def drain(self) -> Seen:
+        """All that has arrived by now."""
+        while self.take(0.0):
+            pass
+        return self.seen
+
+    def wait_report(self, phase: str, **fields: object) -> Reported:
+        """Return the newest report once its update has this phase (and these fields)."""
+        until = time.monotonic() + WAIT_S
+        while True:
+            newest = self.seen.reports[-1] if self.seen.reports else None
+            if (
+                newest is not None
+                and newest.update.phase == phase
+                and all(getattr(newest, name) == value for name, value in fields.items())
+            ):
+                return newest
+            left_s = until - time.monotonic()
+            assert left_s > 0.0, f"no report {phase} {fields}, the last: {newest}"
+            self.take(left_s)
+
+    def wait_state(self, word: str) -> None:
+        until = time.monotonic() + WAIT_S
+        while not (self.seen.states and f'"{word}"'.encode() in self.seen.states[-1]):
+            left_s = until - time.monotonic()
+            assert left_s > 0.0, f"never {word}, seen: {self.seen.states}"
+            self.take(left_s)
+
+
+def make_bundle(
+    folder: Path,
+    behaviour: str = "good",
+    *,
+    engine_bytes: int = 300_000,
+    profile: str = PROFILE,
+    version: str = "1",
+) -> Path:
+    """Write a bundle whose pipeline double behaves as told; `version` changes its bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    engine, pipeline, labels = folder / "e", folder / "p", folder / "l"
+    block = f"{behaviour} {version}\n".encode()
+    # Every chunk differs, so that one in the wrong place is found.
+    rows = [b"%010d" % n + block for n in range(-(-engine_bytes // (10 + len(block))))]
+    engine.write_bytes(b"".join(rows)[:engine_bytes])
+    pipeline.write_text(behaviour)
+    labels.write_text("person\n")
+    out = folder / f"{behaviour}-{version}.bundle"
+    write_bundle(
+        out,
+        engine=engine,
+        pipeline=pipeline,
+        labels=labels,
+        name=behaviour,
+        version=version,
+        profile=profile,
+    )
+    return out

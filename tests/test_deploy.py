@@ -1,0 +1,307 @@
+"""Deployments through real brokers to real agent processes, with the breaks that happen outside."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, free_port, make_bundle
+
+from device.bundle import verify_folder
+from device.documents import CHUNK_BYTES
+from device.errors import BrokerError, DeployError
+from toolkit.broker import start_broker
+from toolkit.commands.deploy import deploy as deploy_command
+from toolkit.deploy import BrokerAddress, DeployProgress, deploy_bundle, parse_broker
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Mosquitto]:
+    mosquitto = Mosquitto(tmp_path)
+    yield mosquitto
+    mosquitto.close()
+
+
+@pytest.fixture
+def board(tmp_path: Path, broker: Mosquitto) -> Iterator[AgentBox]:
+    box = AgentBox(tmp_path, broker.port)
+    yield box
+    box.close()
+
+
+def address(port: int) -> BrokerAddress:
+    return BrokerAddress("127.0.0.1", port)
+
+
+def once_at(chunks: int, act: Callable[[], None]) -> Callable[[DeployProgress], None]:
+    """Do something in the middle: nothing is served while it is being done."""
+    done = threading.Event()
+
+    def on_progress(progress: DeployProgress) -> None:
+        if progress.sent_chunks >= chunks and not done.is_set():
+            done.set()
+            act()
+
+    return on_progress
+
+
+def test_a_release_becomes_live_through_mosquitto(
+    tmp_path: Path, broker: Mosquitto, board: AgentBox
+) -> None:
+    bundle = make_bundle(tmp_path / "in")
+    board.start()
+    result = deploy_bundle(bundle, DEVICE, address(broker.port), timeout_s=WAIT_S)
+    assert (result.phase, result.reason) == ("live", "")
+    assert verify_folder(board.state_dir / "slots" / "a").name == "good"
+    assert "with MQTT 5" in board.log()
+    assert [name for name, _pid in board.runs()] == ["good"]
+    assert list((board.state_dir / "download").iterdir()) == []
+
+
+def test_a_release_becomes_live_through_the_embedded_broker(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "in")
+    with start_broker() as embedded:
+        box = AgentBox(tmp_path, embedded.port)
+        box.start()
+        try:
+            result = deploy_bundle(bundle, DEVICE, address(embedded.port), timeout_s=WAIT_S)
+        finally:
+            box.close()
+    assert result.phase == "live", result
+    assert "with MQTT 3.1.1" in box.log()
+
+
+def test_the_same_release_again_moves_no_bytes(
+    tmp_path: Path, broker: Mosquitto, board: AgentBox
+) -> None:
+    first, second = (make_bundle(tmp_path / v, version=v) for v in ("1", "2"))
+    board.start()
+    for bundle in (first, second):
+        assert deploy_bundle(bundle, DEVICE, address(broker.port), timeout_s=WAIT_S).live
+    active = deploy_bundle(second, DEVICE, address(broker.port), timeout_s=WAIT_S)
+    back = deploy_bundle(first, DEVICE, address(broker.port), timeout_s=WAIT_S)
+    assert (active.phase, active.sent_bytes) == ("live", 0)
+    assert (back.phase, back.sent_bytes) == ("live", 0)  # it was still in the idle slot
+
+
+def test_an_agent_killed_in_a_download_goes_on_where_it_was(
+    tmp_path: Path, broker: Mosquitto, board: AgentBox
+) -> None:
+    bundle = make_bundle(tmp_path / "in", engine_bytes=8 * 1024**2)
+    total = -(-bundle.stat().st_size // CHUNK_BYTES)
+    board.start()
+    kept: set[int] = set()
+    before = 0
+    with Watcher(broker.port) as watcher:
+
+        def kill_and_restart() -> None:
+            nonlocal before
+            board.kill()
+            watcher.wait_state("lost")
+            before = len(watcher.seen.requests)
+            kept.update(chunks_on_disk(board, bundle))
+            board.start()
+
+        result = deploy_bundle(
+            bundle,
+            DEVICE,
+            address(broker.port),
+            timeout_s=WAIT_S,
+            on_progress=once_at(60, kill_and_restart),
+        )
+        watcher.wait_report("live")
+        asked = [n for request in watcher.seen.requests[before:] for n in request.chunks]
+    assert result.phase == "live", result
+    assert 0 < len(kept) < total
+    assert not kept & set(asked)
+    assert set(asked) == set(range(total)) - kept
+
+
+def chunks_on_disk(board: AgentBox, bundle: Path) -> set[int]:
+    (part,) = (board.state_dir / "download").glob("*.part")
+    wanted, found = bundle.read_bytes(), part.read_bytes()
+    starts = range(0, len(wanted), CHUNK_BYTES)
+    return {
+        start // CHUNK_BYTES
+        for start in starts
+        if wanted[start : start + CHUNK_BYTES] == found[start : start + CHUNK_BYTES]
+    }
+
+
+def test_a_broker_killed_in_a_download_costs_only_time(
+    tmp_path: Path, broker: Mosquitto, board: AgentBox
+) -> None:
+    bundle = make_bundle(tmp_path / "in", engine_bytes=8 * 1024**2)
+    board.start()
+
+    def restart_broker() -> None:
+        broker.kill()
+        broker.start()
+
+    result = deploy_bundle(
+        bundle,
+        DEVICE,
+        address(broker.port),
+        timeout_s=WAIT_S,
+        on_progress=once_at(40, restart_broker),
+    )
+    assert result.phase == "live", result
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [
+        ("fails", "camera /dev/video9 does not exist"),
+        ("exits", "status 3: Traceback (most recent call last): | ValueError: scores [1,80]"),
+        ("hangs", "gave no result within 0.7 s"),
+    ],
+)
+def test_a_broken_release_is_rolled_back_and_says_why(
+    tmp_path: Path, broker: Mosquitto, behaviour: str, words: str
+) -> None:
+    box = AgentBox(tmp_path, broker.port, trial_timeout_s=0.7)
+    box.start()
+    try:
+        good = make_bundle(tmp_path / "good")
+        bad = make_bundle(tmp_path / "bad", behaviour)
+        assert deploy_bundle(good, DEVICE, address(broker.port), timeout_s=WAIT_S).live
+        result = deploy_bundle(bad, DEVICE, address(broker.port), timeout_s=WAIT_S)
+        assert result.phase == "rolled_back"
+        assert words in result.reason
+        with Watcher(broker.port) as watcher:
+            report = watcher.wait_report("rolled_back")
+        assert report.running is not None
+        assert report.running.name == "good"
+        again = deploy_bundle(bad, DEVICE, address(broker.port), timeout_s=WAIT_S)
+        assert again.phase == "rolled_back"  # a new request is a new try
+        assert again.reason == result.reason
+    finally:
+        box.close()
+    assert [name for name, _pid in box.runs()] == ["good", behaviour, "good", behaviour, "good"]
+
+
+def test_unsigned_releases_are_refused_unless_dev_is_set(tmp_path: Path, broker: Mosquitto) -> None:
+    box = AgentBox(tmp_path, broker.port, dev=False)
+    box.start()
+    try:
+        bundle = make_bundle(tmp_path / "in")
+        result = deploy_bundle(bundle, DEVICE, address(broker.port), timeout_s=WAIT_S)
+    finally:
+        box.close()
+    assert (result.phase, result.sent_bytes) == ("refused", 0)
+    assert "not signed" in result.reason
+    assert "dev = true" in result.reason
+
+
+def test_a_release_for_another_profile_is_refused(
+    tmp_path: Path, broker: Mosquitto, board: AgentBox
+) -> None:
+    board.start()
+    bundle = make_bundle(tmp_path / "in", profile="orin-nano-8gb")
+    result = deploy_bundle(bundle, DEVICE, address(broker.port), timeout_s=WAIT_S)
+    assert (result.phase, result.sent_bytes) == ("refused", 0)
+    assert "is built for orin-nano-8gb, this device is test-board" in result.reason
+
+
+def test_a_device_that_never_connected_is_named(tmp_path: Path, broker: Mosquitto) -> None:
+    bundle = make_bundle(tmp_path / "in")
+    result = deploy_bundle(bundle, "nobody", address(broker.port), timeout_s=0.5)
+    assert result.phase == "timeout"
+    assert "no agent ever connected to this broker as nobody" in result.reason
+
+
+def test_a_device_that_was_off_takes_the_release_when_it_comes(
+    tmp_path: Path, broker: Mosquitto, board: AgentBox
+) -> None:
+    bundle = make_bundle(tmp_path / "in")
+    started = threading.Event()
+
+    def start_late(_progress: DeployProgress) -> None:
+        if not started.is_set():  # the desired document is out, nobody answered yet
+            started.set()
+            board.start()
+
+    result = deploy_bundle(
+        bundle, DEVICE, address(broker.port), timeout_s=WAIT_S, on_progress=start_late
+    )
+    assert result.phase == "live", result
+
+
+def test_a_newer_deployment_supersedes_an_older_one(tmp_path: Path, broker: Mosquitto) -> None:
+    first, second = (make_bundle(tmp_path / v, version=v) for v in ("1", "2"))
+    results = []
+
+    def older() -> None:
+        results.append(deploy_bundle(first, DEVICE, address(broker.port), timeout_s=WAIT_S))
+
+    thread = threading.Thread(target=older)
+    with Watcher(broker.port):
+        thread.start()
+        # Takes its place again and again until the older one has seen it: no order is assumed.
+        while thread.is_alive():
+            deploy_bundle(second, DEVICE, address(broker.port), timeout_s=0.3)
+        thread.join()
+    assert results[0].phase == "superseded"
+    assert "good 2" in results[0].reason
+
+
+def test_an_unreachable_broker_is_one_sentence(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "in")
+    port = free_port()
+    with pytest.raises(BrokerError, match=f"cannot reach the broker at 127.0.0.1:{port}") as info:
+        deploy_bundle(bundle, DEVICE, address(port))
+    assert "\n" not in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [("h", "h", 1883), ("h:1", "h", 1), ("[::1]:1884", "::1", 1884), ("[::1]", "::1", 1883)],
+)
+def test_broker_addresses(text: str, host: str, port: int) -> None:
+    parsed = parse_broker(text)
+    assert (parsed.host, parsed.port) == (host, port)
+
+
+@pytest.mark.parametrize("text", ["h:0", "h:65536", "h:x", ":1883"])
+def test_wrong_broker_addresses_are_refused(text: str) -> None:
+    with pytest.raises(BrokerError, match="is not host:port"):
+        parse_broker(text)
+
+
+def test_passwords_are_not_in_what_is_printed() -> None:
+    assert "s3cret" not in repr(BrokerAddress("h", 1, "u", "s3cret"))
+
+
+def test_the_command_exits_with_0_only_for_a_live_release(
+    tmp_path: Path, broker: Mosquitto, board: AgentBox
+) -> None:
+    board.start()
+    runner = CliRunner()
+    options = ["--device", DEVICE, "--broker", f"127.0.0.1:{broker.port}", "--timeout", "20"]
+    good, bad = make_bundle(tmp_path / "good"), make_bundle(tmp_path / "bad", "fails")
+    live = runner.invoke(deploy_command, [str(good), *options])
+    assert live.exit_code == 0, live.output
+    assert f"good 1 is live on {DEVICE}" in live.output
+    failed = runner.invoke(deploy_command, [str(bad), *options])
+    assert isinstance(failed.exception, DeployError)
+    as_json = runner.invoke(deploy_command, [str(bad), *options, "--json"])
+    assert as_json.exit_code == 1
+    assert '"phase":"rolled_back"' in as_json.stdout
+
+
+def test_a_pipeline_does_not_outlive_a_killed_agent(
+    tmp_path: Path, broker: Mosquitto, board: AgentBox
+) -> None:
+    board.start()
+    bundle = make_bundle(tmp_path / "in")
+    assert deploy_bundle(bundle, DEVICE, address(broker.port), timeout_s=WAIT_S).live
+    ((_name, pid),) = board.runs()
+    watch = os.pidfd_open(pid)
+    board.kill()
+    import select
+
+    ready, _, _ = select.select([watch], [], [], WAIT_S)
+    os.close(watch)
+    assert ready, "the pipeline still runs"
