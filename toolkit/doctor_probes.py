@@ -62,7 +62,8 @@ def board_of(machine: Machine) -> Board:
 def _profile(compatible: str) -> Profile | None:
     """Match "nvidia,p3768-0000+p3767-0000-super" with the part numbers of the profiles."""
     parts = set(re.findall(r"p\d{4}-\d{4}(?:-super)?", compatible))
-    for profile in list_profiles():
+    # A board in super mode carries both names, with and without the suffix.
+    for profile in sorted(list_profiles(), key=lambda each: not each.name.endswith("-super")):
         numbers = re.findall(r"(p\d{4}-)(\d{4})((?:/\d{4})*)", profile.part)
         suffix = "-super" if profile.name.endswith("-super") else ""
         for board, first, others in numbers:
