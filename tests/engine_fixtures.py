@@ -24,7 +24,7 @@ from device.manifest import (
     TensorInfo,
 )
 
-OPSET = [helper.make_opsetid("", 17)]
+OPSET = [helper.make_opsetid("", 19)]
 PROFILE = "orin-nano-8gb"
 SCALE = 0.0625  # of the crossing: a power of two, so that every product with it is exact
 
@@ -84,7 +84,7 @@ def piece_model(network: Network, piece: Piece) -> bytes:
         [value_info(network.tensor(name)) for name in piece.outputs],
         [external(name, value) for name, value in weights.items()],
     )
-    model = helper.make_model(graph, opset_imports=OPSET, ir_version=8)
+    model = helper.make_model(graph, opset_imports=OPSET, ir_version=9)
     return model.SerializeToString(deterministic=True)
 
 
@@ -96,7 +96,7 @@ def whole_model(network: Network) -> onnx.ModelProto:
         [value_info(network.tensor(name)) for name in network.outputs],
         [numpy_helper.from_array(value, name) for name, value in network.weights.items()],
     )
-    model = helper.make_model(graph, opset_imports=OPSET, ir_version=8)
+    model = helper.make_model(graph, opset_imports=OPSET, ir_version=9)
     onnx.checker.check_model(model)
     return model
 

@@ -128,7 +128,8 @@ class PortableExecutor:
         options.intra_op_num_threads = threads or 0
         for key, value in _CONFIG:
             options.add_session_config_entry(key, value)
-        # A model may name files with weights. No path can lie below a file, so none is ever read.
+        # A model may name files with weights. No path can lie below a file, so none is ever read
+        # (by onnxruntime 1.23 and 1.31; 1.19 ignores the setting).
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path", str(engine.path)
         )
