@@ -48,7 +48,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "GlobalAveragePool ReduceMean",
         "use AveragePool with windows of at most 8x8, in a cascade for larger maps",
     ),
-    ("Flatten Squeeze Unsqueeze", "replace the Flatten and Gemm head by a 1x1 Conv"),
+    ("Flatten Squeeze Unsqueeze", "keep tensors 4-D, with a 1x1 Conv in place of Flatten and Gemm"),
     ("HardSwish HardSigmoid", "write it as Add, Clip and Mul"),
     ("Div", "multiply by the reciprocal constant"),
     ("Sub", "write it as Mul by -1 and Add"),

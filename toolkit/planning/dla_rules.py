@@ -48,7 +48,7 @@ def _status(wanted: Status) -> frozenset[str]:
     return frozenset(op for op, status in STATUS.items() if status == wanted)
 
 
-HEAD_HINT = "replace the Flatten and Gemm head by a 1x1 Conv"
+HEAD_HINT = "keep tensors 4-D, with a 1x1 Conv in place of Flatten and Gemm"
 FREEZE_HINT = "freeze the dynamic dimensions at import"
 CONCAT_HINT = "concatenate along the channels"
 

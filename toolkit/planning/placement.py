@@ -214,7 +214,7 @@ def _not_paying(island: Island) -> tuple[str, str, str] | None:
 
 
 def _verdict(node: str, rule: str, reason: str, hint: str = "") -> Verdict:
-    limit, actual = _POLICY.get(rule, ""), reason.split(", but")[0]
+    limit, actual = _POLICY.get(rule, ""), reason.partition(", but")[0]
     return Verdict(rule=rule, node=node, limit=limit, actual=actual, reason=reason, hint=hint)
 
 

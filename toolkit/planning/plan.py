@@ -8,7 +8,7 @@ import onnx_ir as ir
 from device.manifest import Crossing, NodePlacement, Precision, Processor
 from device.profile import Profile
 from toolkit.errors import PlanError
-from toolkit.planning.costs import crossing_us, tensor_bytes
+from toolkit.planning.costs import crossing_us, predicted_us, tensor_bytes
 from toolkit.planning.node_view import NodeView, views
 from toolkit.planning.placement import Placement, place, steps_of
 from toolkit.planning.segments import PlannedSegment, cut, find_crossings
@@ -26,10 +26,11 @@ class SegmentCost:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Nodes that are not on the DLA for the same rule, reason pattern and hint."""
+    """Nodes that one rule keeps off the DLA; `reason` is that of the first of them."""
 
     rule: str
     reason: str
+    same_reason: bool
     hint: str
     nodes: tuple[str, ...]
 
@@ -39,7 +40,8 @@ class Plan:
     """Where every node runs and why, how the graph is cut, and what it is predicted to take.
 
     `placements` are in running order. `latency_us` has one row per processor that is used; the
-    total adds the crossings, segments running one after the other.
+    total adds the crossings, segments running one after the other. `gpu_only_us` is the same graph
+    without the DLA, None on a profile without a GPU.
     """
 
     profile: str
@@ -52,6 +54,7 @@ class Plan:
     refusals: tuple[Refusal, ...]
     latency_us: tuple[tuple[Processor, float], ...]
     crossings_us: float
+    gpu_only_us: float | None
 
     @property
     def total_us(self) -> float:
@@ -98,6 +101,9 @@ def make_plan(
         refusals=_refusals(placed),
         latency_us=_latency(segments, costs),
         crossings_us=sum(crossing_us(crossing.bytes or 0, profile) for crossing in crossings),
+        gpu_only_us=None
+        if profile.gpu is None
+        else sum(predicted_us(view, "gpu", profile, precision) for view in nodes),
     )
 
 
@@ -146,18 +152,19 @@ def _latency(
 
 
 def _refusals(placed: Sequence[Placement]) -> tuple[Refusal, ...]:
-    """Group the nodes that are not on the DLA; nodes differ within a group only by tensor names."""
+    """Group the nodes that are not on the DLA by rule and hint (and operator, where it decides)."""
     groups: dict[tuple[str, str, str], list[Placement]] = {}
     for placement in placed:
         if not placement.processor.startswith("dla"):
-            key = (placement.rule, _without_names(placement.reason), placement.hint)
-            groups.setdefault(key, []).append(placement)
+            op = placement.op if placement.rule.startswith("op.") else ""
+            groups.setdefault((placement.rule, placement.hint, op), []).append(placement)
     return tuple(
-        Refusal(rule, members[0].reason, hint, tuple(member.node for member in members))
-        for (rule, _, hint), members in groups.items()
+        Refusal(
+            rule=rule,
+            reason=members[0].reason,
+            same_reason=len({member.reason for member in members}) == 1,
+            hint=hint,
+            nodes=tuple(member.node for member in members),
+        )
+        for (rule, hint, _), members in groups.items()
     )
-
-
-def _without_names(reason: str) -> str:
-    """Return the reason without the quoted tensor names in it."""
-    return "'".join(part for index, part in enumerate(reason.split("'")) if index % 2 == 0)

@@ -48,6 +48,8 @@ def _times(plan: Plan) -> list[str]:
     rows = [("predicted (uncalibrated)", "us")]
     rows += [(processor, f"{time:.0f}") for processor, time in plan.latency_us]
     rows += [("crossings", f"{plan.crossings_us:.0f}"), ("total", f"{plan.total_us:.0f}")]
+    if plan.gpu_only_us is not None and len(plan.segments) > 1:
+        rows.append(("all on the GPU", f"{plan.gpu_only_us:.0f}"))
     return _table(rows, right=(1,))
 
 
@@ -61,7 +63,8 @@ def _refusals(plan: Plan) -> list[str]:
 
 
 def _refusal(refusal: Refusal) -> list[str]:
-    label = f"{refusal.rule}: " if refusal.rule else ""
+    label = refusal.rule if refusal.same_reason else f"{refusal.rule}, for example"
+    label = f"{label}: " if refusal.rule else ""
     names = ", ".join(refusal.nodes[:SHOWN])
     more = f" and {len(refusal.nodes) - SHOWN} more" if len(refusal.nodes) > SHOWN else ""
     lines = [f"  {len(refusal.nodes)} x {label}{refusal.reason}", f"      nodes: {names}{more}"]
