@@ -14,7 +14,7 @@ def save(
     inputs: dict[str, Sequence[int | str]],
     outputs: dict[str, Sequence[int | str | None] | None],
     weights: dict[str, np.ndarray] | None = None,
-    opset: int = 17,
+    opset: int = 19,
     dtype: int = TensorProto.FLOAT,
 ) -> Path:
     """Write a model and return its path."""
@@ -28,7 +28,7 @@ def save(
     model = helper.make_model(
         graph,
         opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)],
-        ir_version=8,
+        ir_version=9,
     )
     onnx.save(model, path)
     return path

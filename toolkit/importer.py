@@ -1,6 +1,6 @@
 """ONNX file -> graph: the first step of a build, and the only module that reads model files.
 
-    bytes -> ModelProto (external data loaded) -> opset >= MIN_OPSET -> onnx-ir model,
+    bytes -> ModelProto (external data loaded) -> opset >= TARGET_OPSET -> onnx-ir model,
     functions inlined, every node and value named, dynamic dimensions frozen or given a range
 
 What cannot be handled is refused here, with the node and the reason.
@@ -21,10 +21,12 @@ from onnx_ir.passes import common as ir_passes
 from device.manifest import DimRange
 from toolkit.errors import ImportModelError
 
-# The oldest opset that onnx-ir models of the wild carry, and the one that later steps may rely
-# on: from 13 on Q/DQ are per channel and axes are inputs; 17 is what most exporters write.
+# Models are raised to TARGET_OPSET, the first whose Q/DQ TensorRT takes on the DLA and for which
+# onnx has a reference of Q/DQ. Some operators have no converter: a model of at least MIN_OPSET,
+# where Q/DQ are per channel and axes are inputs, is then kept as it is.
 OLDEST_OPSET = 9
-MIN_OPSET = 17
+MIN_OPSET = 13
+TARGET_OPSET = 19
 
 # Domains whose operators onnxruntime's CPU provider knows.
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
@@ -131,7 +133,7 @@ def _parse(data: bytes, path: Path) -> onnx.ModelProto:
 
 
 def _upgrade(proto: onnx.ModelProto, path: Path) -> tuple[onnx.ModelProto, list[str]]:
-    """Return the model at MIN_OPSET or newer, and what was done."""
+    """Return the model at TARGET_OPSET or newer where possible, and what was done."""
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
     if opset is None:
         raise ImportModelError(f"{path.name} imports no standard ONNX opset; export it again.")
@@ -141,16 +143,18 @@ def _upgrade(proto: onnx.ModelProto, path: Path) -> tuple[onnx.ModelProto, list[
             f"{path.name} has opset {opset}; Tandem reads {OLDEST_OPSET} to {newest}: "
             f"export it with an opset in that range."
         )
-    if opset >= MIN_OPSET:
+    if opset >= TARGET_OPSET:
         return proto, []
     try:
-        upgraded = onnx.version_converter.convert_version(proto, MIN_OPSET)
+        upgraded = onnx.version_converter.convert_version(proto, TARGET_OPSET)
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as err:
+        if opset >= MIN_OPSET:
+            return proto, [f"opset {opset} kept: {_first_line(err)}"]
         raise ImportModelError(
-            f"{path.name} has opset {opset} and cannot be raised to {MIN_OPSET} "
+            f"{path.name} has opset {opset} and cannot be raised to {TARGET_OPSET} "
             f"({_first_line(err)}); export it with opset {MIN_OPSET} or newer."
         ) from err
-    return upgraded, [f"opset {opset} raised to {MIN_OPSET}"]
+    return upgraded, [f"opset {opset} raised to {TARGET_OPSET}"]
 
 
 def _to_ir(proto: onnx.ModelProto, path: Path) -> ir.Model:

@@ -7,8 +7,9 @@ bias is INT32 with scale s_x s_w, so that Conv(x', w') + b is exact in integers.
 its operand's scale: relu(Q'(x)) = Q'(relu(x)) for the same s, because rounding is monotone and
 Q(0) = 0; quantizing on both sides of it costs nothing and lets runtimes fuse Conv and Q.
 
-Every quantized tensor has one Q beside its maker and one DQ in each segment that reads it, so that
-what crosses between processors is INT8.
+What crosses between processors is INT8: its Q lies in the segment that makes it, its DQ in each
+segment that reads it. Within a segment the same grid is stored as UINT8 with zero point 128
+(stored + 128), for which onnxruntime has integer kernels on every CPU.
 """
 
 from collections.abc import Mapping
@@ -146,33 +147,25 @@ class _Inserter:
     def insert(self) -> None:
         """Write the Q and DQ nodes for every marked use."""
         for value, uses in self._uses.items():
-            name = str(value.name)
-            scale = scale_of(self.amax[name])
-            scale_value = self._initializer(f"{name}_scale", np.array(scale, np.float32))
-            zero = self._initializer(f"{name}_zero", np.array(0, np.int8))
-            self._keep_scale_before(value, scale_value, zero)
+            scale = scale_of(self.amax[str(value.name)])
             by_segment: dict[str, list[tuple[ir.Node, int]]] = {}
             for node, index in uses:
                 by_segment.setdefault(self.segment_of[str(node.name)], []).append((node, index))
             maker = value.producer()
-            quantized: ir.Value | None = None
+            home = self.segment_of[str(maker.name)] if maker else None
+            self._keep_scale_before(value, scale)
+            stored: ir.Value | None = None
             for segment, members in by_segment.items():
-                if quantized is None or maker is None:  # an input is quantized where it is read
-                    home = self.segment_of[str(maker.name)] if maker else segment
-                    suffix = "" if maker else f"_{segment}"
-                    quantized = self._node(
-                        "QuantizeLinear", [value, scale_value, zero], f"{name}_int8{suffix}", home
-                    )
-                    quantized.dtype = ir.DataType.INT8
-                    self.scales[str(quantized.name)] = scale
-                restored = self._node(
-                    "DequantizeLinear", [quantized, scale_value, zero], f"{name}_{segment}", segment
-                )
-                restored.dtype = ir.DataType.FLOAT
+                source = value
+                if home not in {None, segment}:
+                    stored = stored or self._stored(value, scale, str(home))
+                    source = self._restored(stored, value, scale, segment)
+                if source is value or any(node.op_type in QUANTIZED_OPS for node, _ in members):
+                    source = self._rounded(source, f"{value.name}_{segment}", scale, segment)
                 for node, index in members:
-                    node.replace_input_with(index, restored)
+                    node.replace_input_with(index, source)
 
-    def _keep_scale_before(self, value: ir.Value, scale: ir.Value, zero: ir.Value) -> None:
+    def _keep_scale_before(self, value: ir.Value, scale: float) -> None:
         """Quantize the operand of a scale-keeping maker with the same scale."""
         maker = value.producer()
         if maker is None or maker.op_type not in SCALE_KEEPING_OPS:
@@ -184,14 +177,50 @@ class _Inserter:
         segment = self.segment_of[str(maker.name)]
         if inner is None or self.segment_of[str(inner.name)] != segment:
             return
-        name = str(operand.name)
-        quantized = self._node("QuantizeLinear", [operand, scale, zero], f"{name}_int8", segment)
-        quantized.dtype = ir.DataType.INT8
-        restored = self._node(
-            "DequantizeLinear", [quantized, scale, zero], f"{name}_{segment}", segment
+        rounded = self._rounded(operand, f"{operand.name}_{segment}", scale, segment)
+        maker.replace_input_with(0, rounded)
+
+    def _stored(self, value: ir.Value, scale: float, segment: str) -> ir.Value:
+        """INT8 of a value that leaves its segment; zero point 0, as processors pass it on."""
+        quantized = self._node(
+            "QuantizeLinear",
+            [value, *self._parameters(value, scale, np.int8)],
+            f"{value.name}_int8",
+            segment,
+            dtype=ir.DataType.INT8,
         )
-        restored.dtype = ir.DataType.FLOAT
-        maker.replace_input_with(0, restored)
+        self.scales[str(quantized.name)] = scale
+        return quantized
+
+    def _restored(self, stored: ir.Value, value: ir.Value, scale: float, segment: str) -> ir.Value:
+        return self._node(
+            "DequantizeLinear",
+            [stored, *self._parameters(value, scale, np.int8)],
+            f"{value.name}_{segment}_restored",
+            segment,
+        )
+
+    def _rounded(self, value: ir.Value, name: str, scale: float, segment: str) -> ir.Value:
+        """Q and DQ within a segment, stored as UINT8 with zero point 128 (see the module)."""
+        parameters = self._parameters(value, scale, np.uint8)
+        quantized = self._node(
+            "QuantizeLinear",
+            [value, *parameters],
+            f"{name}_uint8",
+            segment,
+            dtype=ir.DataType.UINT8,
+        )
+        return self._node("DequantizeLinear", [quantized, *parameters], name, segment)
+
+    def _parameters(
+        self, value: ir.Value, scale: float, stored: type[np.int8 | np.uint8]
+    ) -> tuple[ir.Value, ir.Value]:
+        """Scale and zero point of a value; shared by its Q and DQ nodes."""
+        zero = 128 if stored is np.uint8 else 0
+        return (
+            self._initializer(f"{value.name}_scale", np.array(scale, np.float32)),
+            self._initializer(f"zero_{np.dtype(stored).name}", np.array(zero, stored)),
+        )
 
     def _require(self, node: ir.Node, value: ir.Value) -> None:
         if str(value.name) not in self.amax:
@@ -251,7 +280,6 @@ class _Inserter:
             self.segment_of[str(node.name)],
             attributes=[ir.AttrInt64("axis", axis)],
         )
-        restored.dtype = ir.DataType.FLOAT
         node.replace_input_with(index, restored)
 
     def _node(
@@ -260,9 +288,11 @@ class _Inserter:
         inputs: list[ir.Value],
         output: str,
         segment: str,
+        *,
         attributes: list[ir.Attr] | None = None,
+        dtype: ir.DataType = ir.DataType.FLOAT,
     ) -> ir.Value:
-        value = ir.Value(name=output, shape=inputs[0].shape)
+        value = ir.Value(name=output, shape=inputs[0].shape, type=ir.TensorType(dtype))
         node = ir.Node("", op, inputs, attributes or [], outputs=[value], name=f"{op}_{output}")
         self.graph.append(node)
         self.segment_of[str(node.name)] = segment

@@ -2,12 +2,12 @@
 
 from device.manifest import Manifest
 from toolkit.build import BuildResult
-from toolkit.planning.plan_text import plan_text
+from toolkit.planning.plan_text import render_plan
 
 
 def build_text(result: BuildResult) -> str:
     """Return the report of a build: plan, calibration, notes and where the engine is."""
-    lines = [plan_text(result.plan), ""]
+    lines = [render_plan(result.plan), ""]
     lines += [f"pass {step.name}: {step.changes}" for step in result.passes if step.changes]
     lines += [f"note: {note}" for note in result.notes]
     calibration = result.calibration

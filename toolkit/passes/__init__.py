@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from toolkit.errors import ImportModelError
 from toolkit.passes.fold import fold_constants, own_outputs, remove_no_ops
 from toolkit.passes.fuse import fuse_batch_norms
 from toolkit.passes.shapes import infer_shapes
@@ -41,7 +42,18 @@ PASSES: tuple[Pass, ...] = (
 def run_passes(
     model: ir.Model, passes: Sequence[Pass] = PASSES
 ) -> tuple[ir.Model, tuple[PassReport, ...]]:
-    """Run the passes in order on a copy of the model; the model given is not changed."""
+    """Run the passes in order on a copy of the model; the model given is not changed.
+
+    Raises ImportModelError: a pass fails, which malformed models can make foreign code do.
+    """
     result = model.clone()
-    reports = tuple(PassReport(step.name, step.run(result)) for step in passes)
-    return result, reports
+    reports = []
+    for step in passes:
+        try:
+            reports.append(PassReport(step.name, step.run(result)))
+        except Exception as err:
+            raise ImportModelError(
+                f"Pass {step.name} fails on this model ({type(err).__name__}: {err}); "
+                "the model is malformed, or uses something that Tandem should name: report it."
+            ) from err
+    return result, tuple(reports)

@@ -1,0 +1,114 @@
+"""Passes change the graph, never what it computes, and never the model that they are given."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from model_fixtures import save, small_convnet
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from toolkit.importer import import_model
+from toolkit.passes import PASSES, run_passes
+
+
+def ops(model: ir.Model) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph)
+
+
+def test_batch_norm_disappears_into_the_convolution(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path = small_convnet(tmp_path / "m.onnx", rng)
+    model, reports = run_passes(import_model(path).model)
+    assert ops(model)["BatchNormalization"] == 0
+    assert {r.name: r.changes for r in reports}["fuse-batch-norms"] == (
+        "fused 1 batch normalisations"
+    )
+    x = rng.normal(size=(1, 3, 32, 32)).astype(np.float32)
+    expected = ReferenceEvaluator(onnx.load(path)).run(None, {"x": x})[0]
+    actual = ReferenceEvaluator(ir.to_proto(model)).run(None, {"x": x})[0]
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_given_model_is_not_changed(tmp_path: Path, rng: np.random.Generator) -> None:
+    imported = import_model(small_convnet(tmp_path / "m.onnx", rng))
+    before = ir.to_proto(imported.model).SerializeToString(deterministic=True)
+    run_passes(imported.model)
+    assert ir.to_proto(imported.model).SerializeToString(deterministic=True) == before
+
+
+def test_identity_and_dropout_disappear(tmp_path: Path, rng: np.random.Generator) -> None:
+    nodes = [
+        helper.make_node("Identity", ["x"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Dropout", ["b"], ["c"]),
+        helper.make_node("Neg", ["c"], ["y"]),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, {"x": [2, 3]}, {"y": [2, 3]})
+    model, _ = run_passes(import_model(path).model)
+    assert ops(model) == Counter({"Relu": 1, "Neg": 1})
+
+
+def test_constant_weights_are_folded_into_initializers(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], ["w"]),
+        helper.make_node("Add", ["w", "one"], ["w1"]),
+        helper.make_node("MatMul", ["x", "w1"], ["y"]),
+    ]
+    weights = {"shape": np.array([3, 4]), "one": np.array(1.0, np.float32)}
+    path = save(tmp_path / "m.onnx", nodes, {"x": [2, 3]}, {"y": [2, 4]}, weights)
+    model, _ = run_passes(import_model(path).model)
+    assert ops(model) == Counter({"MatMul": 1})
+    (weight,) = model.graph.initializers.values()
+    assert weight.const_value is not None
+    np.testing.assert_array_equal(weight.const_value.numpy(), np.ones((3, 4), np.float32))
+
+
+def test_a_gigantic_constant_is_not_folded(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], ["w"]),
+        helper.make_node("ReduceMax", ["w"], ["m"], keepdims=0),
+        helper.make_node("Add", ["x", "m"], ["y"]),
+    ]
+    weights = {"shape": np.array([1 << 20, 1 << 20])}
+    path = save(tmp_path / "m.onnx", nodes, {"x": [2]}, {"y": [2]}, weights)
+    model, _ = run_passes(import_model(path).model)
+    assert ops(model)["ConstantOfShape"] == 1
+
+
+def test_a_constant_output_keeps_its_name(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["y"]),
+        helper.make_node("Neg", ["c"], ["z"]),
+    ]
+    weights = {"c": np.array([1.0, 2.0], np.float32)}
+    path = save(tmp_path / "m.onnx", nodes, {"x": [2]}, {"y": [2], "z": [2]}, weights)
+    model, _ = run_passes(import_model(path).model)
+    assert [value.name for value in model.graph.outputs] == ["y", "z"]
+    assert ops(model)["Identity"] == 1
+    _, z = ReferenceEvaluator(ir.to_proto(model)).run(None, {"x": np.zeros(2, np.float32)})
+    np.testing.assert_array_equal(z, [-1.0, -2.0])
+
+
+def test_an_input_that_is_an_output_gets_a_node(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    path = save(tmp_path / "m.onnx", nodes, {"x": [2]}, {"y": [2]})
+    model, _ = run_passes(import_model(path).model)
+    assert [value.name for value in model.graph.outputs] == ["y"]
+    assert ops(model)["Identity"] == 1
+
+
+@pytest.mark.parametrize("name", ["light_resnet50", "light_squeezenet", "light_inception_v2"])
+def test_passes_are_done_after_one_run(light_models: Path, name: str) -> None:
+    once, _ = run_passes(import_model(light_models / f"{name}.onnx").model)
+    _, again = run_passes(once)
+    assert {report.name: report.changes for report in again} == {p.name: "" for p in PASSES}
+
+
+def test_every_value_of_a_light_model_has_a_shape(light_models: Path) -> None:
+    model, _ = run_passes(import_model(light_models / "light_densenet121.onnx").model)
+    assert all(value.shape is not None for node in model.graph for value in node.outputs)

@@ -1,0 +1,167 @@
+"""The Q/DQ graph against onnx.reference and against the formulas of INT8."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from model_fixtures import save, small_convnet
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from toolkit.errors import BuildError
+from toolkit.importer import import_model
+from toolkit.lower import lower_segments
+from toolkit.observe import activation_runner
+from toolkit.passes import run_passes
+from toolkit.quantize import calibrated_tensors, quantize
+
+
+def prepared(path: Path) -> ir.Model:
+    return run_passes(import_model(path).model)[0]
+
+
+def observed_amax(model: ir.Model, x: np.ndarray) -> dict[str, float]:
+    tensors = calibrated_tensors(model)
+    found = activation_runner(model, tensors)({"x": x})
+    return {name: float(np.abs(array).max()) or 1.0 for name, array in found.items()}
+
+
+def one_segment(model: ir.Model, name: str = "cpu.0") -> dict[str, str]:
+    return {str(node.name): name for node in model.graph}
+
+
+def test_int8_stays_close_to_float(tmp_path: Path, rng: np.random.Generator) -> None:
+    path = small_convnet(tmp_path / "m.onnx", rng)
+    model = prepared(path)
+    x = rng.normal(size=(1, 3, 32, 32)).astype(np.float32)
+    quantized = quantize(model, observed_amax(model, x), one_segment(model), frozenset())
+    expected = ReferenceEvaluator(onnx.load(path)).run(None, {"x": x})[0]
+    actual = ReferenceEvaluator(ir.to_proto(quantized.model)).run(None, {"x": x})[0]
+    noise = np.linalg.norm(actual - expected) / np.linalg.norm(expected)
+    assert 0 < noise < 0.05
+
+
+def test_onnxruntime_and_reference_agree_within_one_step(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model = prepared(small_convnet(tmp_path / "m.onnx", rng))
+    x = rng.normal(size=(1, 3, 32, 32)).astype(np.float32)
+    amax = observed_amax(model, x)
+    proto = ir.to_proto(quantize(model, amax, one_segment(model), frozenset()).model)
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    actual = session.run(None, {"x": x})[0]
+    expected = ReferenceEvaluator(proto).run(None, {"x": x})[0]
+    step = amax["f"] / 127 if "f" in amax else amax["g"] / 127
+    weights = 0.3 * 5 * np.sqrt(16)  # a step of the pooled features, through the last layer
+    assert np.abs(actual - expected).max() <= step * weights
+
+
+def test_convolutions_run_on_integers_in_onnxruntime(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model = prepared(small_convnet(tmp_path / "m.onnx", rng))
+    x = rng.normal(size=(1, 3, 32, 32)).astype(np.float32)
+    quantized = quantize(model, observed_amax(model, x), one_segment(model), frozenset())
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    ort.InferenceSession(
+        ir.to_proto(quantized.model).SerializeToString(),
+        options,
+        providers=["CPUExecutionProvider"],
+    )
+    ops = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
+    assert ops["QLinearConv"] == 2
+    assert ops["Conv"] == 0
+
+
+def test_a_rectifier_keeps_the_scale_of_its_operand(rng: np.random.Generator) -> None:
+    x = rng.normal(size=10_000).astype(np.float32) * 5
+    scale = np.float32(2.0 / 127)
+
+    def q(v: np.ndarray) -> np.ndarray:
+        return np.clip(np.rint(v / scale), -128, 127) * scale
+
+    np.testing.assert_array_equal(np.maximum(q(x), 0), q(np.maximum(x, 0)))
+
+
+def test_weights_are_per_channel_and_symmetric(tmp_path: Path, rng: np.random.Generator) -> None:
+    weight = rng.normal(size=(4, 3, 3, 3)).astype(np.float32) * np.array(
+        [0.01, 0.1, 1.0, 0.0], np.float32
+    ).reshape(4, 1, 1, 1)
+    nodes = [helper.make_node("Conv", ["x", "w"], ["y"], name="conv")]
+    path = save(tmp_path / "m.onnx", nodes, {"x": [1, 3, 8, 8]}, {"y": [1, 4, 6, 6]}, {"w": weight})
+    model = prepared(path)
+    quantized = quantize(model, {"x": 1.0, "y": 1.0}, one_segment(model), frozenset())
+    constants = {
+        name: value.const_value.numpy()
+        for name, value in quantized.model.graph.initializers.items()
+        if value.const_value is not None
+    }
+    restored = constants["w_int8"] * constants["w_scale"].reshape(4, 1, 1, 1)
+    step = constants["w_scale"].reshape(4, 1, 1, 1)
+    assert (np.abs(restored - weight) <= step / 2 * 1.0001).all()
+    assert np.abs(constants["w_int8"]).max(axis=(1, 2, 3)).tolist() == [127, 127, 127, 0]
+    assert not constants["w_zero"].any()
+
+
+@pytest.mark.parametrize("trans_b", [0, 1])
+def test_gemm_weights_follow_their_transposition(
+    tmp_path: Path, rng: np.random.Generator, trans_b: int
+) -> None:
+    weight = rng.normal(size=(6, 5)).astype(np.float32) * np.geomspace(0.01, 10, 5)
+    weight = weight.astype(np.float32)
+    stored = weight.T.copy() if trans_b else weight
+    nodes = [helper.make_node("Gemm", ["x", "w"], ["y"], name="fc", transB=trans_b)]
+    path = save(tmp_path / "m.onnx", nodes, {"x": [2, 6]}, {"y": [2, 5]}, {"w": stored})
+    model = prepared(path)
+    x = rng.uniform(-1, 1, (2, 6)).astype(np.float32)
+    quantized = quantize(model, {"x": 1.0, "y": 1.0}, one_segment(model), frozenset())
+    scale = quantized.model.graph.initializers["w_scale"].const_value
+    assert scale is not None
+    np.testing.assert_allclose(scale.numpy(), np.abs(weight).max(axis=0) / 127, rtol=1e-6)
+    actual = ReferenceEvaluator(ir.to_proto(quantized.model)).run(None, {"x": x})[0]
+    np.testing.assert_allclose(actual, x @ weight, atol=np.abs(weight).max() * 0.1)
+
+
+def test_a_tensor_without_a_range_is_refused_by_name(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model = prepared(small_convnet(tmp_path / "m.onnx", rng))
+    amax = dict.fromkeys(calibrated_tensors(model), 1.0)
+    del amax["r0"]
+    with pytest.raises(BuildError, match="Tensor 'r0', read by node"):
+        quantize(model, amax, one_segment(model), frozenset())
+
+
+def test_what_crosses_to_or_from_the_dla_is_int8(tmp_path: Path, rng: np.random.Generator) -> None:
+    path = small_convnet(tmp_path / "m.onnx", rng)
+    model = prepared(path)
+    x = rng.normal(size=(1, 3, 32, 32)).astype(np.float32)
+    nodes = [str(node.name) for node in model.graph]
+    first_gpu = next(i for i, name in enumerate(nodes) if "pool" in name or "flatten" in name)
+    segment_of = {
+        name: "dla0.0" if index < first_gpu else "gpu.0" for index, name in enumerate(nodes)
+    }
+    quantized = quantize(model, observed_amax(model, x), segment_of, frozenset({"dla0.0"}))
+    dla, gpu = lower_segments(quantized.model, quantized.segment_of, ["dla0.0", "gpu.0"])
+    assert dla.inputs == ("x",)
+    assert set(dla.outputs) == set(gpu.inputs)
+    assert all(name in quantized.scales for name in dla.outputs)
+    env: dict[str, np.ndarray] = {"x": x}
+    for piece in (dla, gpu):
+        options = ort.SessionOptions()
+        if piece.weights:
+            options.add_external_initializers(
+                list(piece.weights),
+                [ort.OrtValue.ortvalue_from_numpy(w) for w in piece.weights.values()],
+            )
+        session = ort.InferenceSession(piece.onnx, options, providers=["CPUExecutionProvider"])
+        feeds = {name: env[name] for name in piece.inputs}
+        env.update(zip(piece.outputs, session.run(list(piece.outputs), feeds), strict=True))
+    assert all(env[name].dtype == np.int8 for name in dla.outputs)
+    expected = ReferenceEvaluator(onnx.load(path)).run(None, {"x": x})[0]
+    assert np.linalg.norm(env["y"] - expected) / np.linalg.norm(expected) < 0.05
