@@ -135,7 +135,9 @@ class JetPack(_Value, frozen=True, kw_only=True):
     note: str = ""
 
 
-class _JetPackFile(_Value, frozen=True, kw_only=True):
+class JetPackFile(_Value, frozen=True, kw_only=True):
+    """`configs/jetpack.toml`, oldest JetPack first."""
+
     jetpack: tuple[JetPack, ...]
 
 
@@ -183,7 +185,7 @@ def list_profiles() -> tuple[Profile, ...]:
 
 def load_jetpacks() -> tuple[JetPack, ...]:
     """Load every known JetPack, oldest first."""
-    return _decode(configs.ROOT / "jetpack.toml", _JetPackFile).jetpack
+    return _decode(configs.ROOT / "jetpack.toml", JetPackFile).jetpack
 
 
 def load_sources() -> dict[str, Source]:
