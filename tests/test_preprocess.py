@@ -1,0 +1,119 @@
+"""Pictures become network inputs, compared with a plain reference."""
+
+import cv2
+import numpy as np
+import pytest
+
+from device.errors import PipelineError
+from pipelines.config import PreprocessConfig
+from pipelines.preprocess import Letterbox, Preprocessor, Stretch, preprocess
+
+RNG = np.random.default_rng(7)
+
+
+def picture(height, width):
+    return RNG.integers(0, 256, (height, width, 3), np.uint8)
+
+
+def reference(image, config):
+    """The usual chain, step by step: resize, border, colour, float, normalise, transpose."""
+    height, width = image.shape[:2]
+    if config.resize == "stretch":
+        whole = cv2.resize(image, (config.width, config.height))
+    else:
+        scale = min(config.width / width, config.height / height)
+        inner = cv2.resize(image, (round(width * scale), round(height * scale)))
+        top = (config.height - inner.shape[0]) // 2
+        left = (config.width - inner.shape[1]) // 2
+        bottom, right = config.height - inner.shape[0] - top, config.width - inner.shape[1] - left
+        fill = (config.pad_value,) * 3
+        whole = cv2.copyMakeBorder(inner, top, bottom, left, right, cv2.BORDER_CONSTANT, value=fill)
+    if config.color == "rgb":
+        whole = whole[:, :, ::-1]
+    values = (whole.astype(np.float64) * config.scale - config.mean) / config.std
+    return values.transpose(2, 0, 1)[None]
+
+
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+@pytest.mark.parametrize("size", [(180, 320), (333, 217), (64, 64), (1080, 1920), (5, 400)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"resize": "stretch"},
+        {"color": "bgr", "pad_value": 0},
+        IMAGENET,
+        {"scale": 1.0, "mean": (103.5, 116.3, 123.7), "color": "bgr", "resize": "stretch"},
+    ],
+)
+def test_input_equals_the_step_by_step_reference(size, options):
+    config = PreprocessConfig(width=96, height=64, **options)
+    image = picture(*size)
+    array, _ = preprocess(image, config)
+    assert array.shape == (1, 3, 64, 96)
+    assert array.dtype == np.float32
+    wanted = reference(image, config)
+    # Absolute, for values up to 255: the reference is float64.
+    np.testing.assert_allclose(array, wanted, rtol=1e-5, atol=2e-5)
+
+
+def test_given_array_is_written_in_place_and_fully():
+    config = PreprocessConfig(width=96, height=64)
+    out = np.full((1, 3, 64, 96), np.nan, np.float32)
+    array, _ = preprocess(picture(180, 320), config, out)
+    assert array is out
+    assert np.isfinite(out).all()
+
+
+def test_wrong_array_is_refused_with_both_shapes():
+    config = PreprocessConfig(width=96, height=64)
+    with pytest.raises(PipelineError, match=r"float32 \[1, 3, 64, 96\], not float64 \[3, 64, 96\]"):
+        preprocess(picture(9, 9), config, np.empty((3, 64, 96)))
+
+
+@pytest.mark.parametrize("shape", [(9, 9), (9, 9, 4), (0, 9, 3)])
+def test_array_that_is_not_a_picture_is_refused(shape):
+    with pytest.raises(PipelineError, match=r"uint8 \[H, W, 3\]"):
+        preprocess(np.zeros(shape, np.uint8), PreprocessConfig(width=8, height=8))
+
+
+def test_stream_of_changing_sizes_leaves_no_trace_of_earlier_frames():
+    config = PreprocessConfig(width=96, height=64)
+    stream = Preprocessor(config)
+    for size in [(180, 320), (320, 180), (180, 320), (64, 64)]:
+        image = picture(*size)
+        array, geometry = stream.run(image)
+        fresh, fresh_geometry = preprocess(image, config)
+        np.testing.assert_array_equal(array, fresh)
+        assert geometry == fresh_geometry
+
+
+def test_letterbox_maps_boxes_back_to_the_frame():
+    _, geometry = preprocess(picture(100, 200), PreprocessConfig(width=64, height=64))
+    assert geometry == Letterbox(scale=0.32, pad_x=0, pad_y=16)
+    boxes = np.array([[0, 16, 64, 48], [32, 32, 48, 40]], np.float32)
+    wanted = [[0, 0, 200, 100], [100, 50, 150, 75]]
+    np.testing.assert_allclose(geometry.to_frame(boxes), wanted, atol=1e-4)
+
+
+def test_stretch_maps_boxes_back_to_the_frame():
+    config = PreprocessConfig(width=64, height=64, resize="stretch")
+    _, geometry = preprocess(picture(100, 200), config)
+    assert geometry == Stretch(0.32, 0.64)
+    boxes = np.array([[0, 0, 64, 64], [32, 32, 48, 40]], np.float32)
+    wanted = [[0, 0, 200, 100], [100, 50, 150, 62.5]]
+    np.testing.assert_allclose(geometry.to_frame(boxes), wanted, atol=1e-4)
+
+
+def test_object_is_found_again_where_it_was():
+    image = np.zeros((123, 457, 3), np.uint8)
+    image[40:80, 300:400] = 255
+    for resize in ("letterbox", "stretch"):
+        config = PreprocessConfig(width=320, height=320, resize=resize, pad_value=0)
+        array, geometry = preprocess(image, config)
+        rows, columns = np.nonzero(array[0, 0] > 0.5)
+        box = [[columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]]
+        back = geometry.to_frame(np.array(box, np.float32))
+        np.testing.assert_allclose(back, [[300, 40, 400, 80]], atol=2.0)

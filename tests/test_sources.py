@@ -1,0 +1,422 @@
+"""Frames from real videos, pictures and a real RTSP server.
+
+V4L2 devices cannot exist where the kernel has no media support, so of them only the addresses, the
+commands and the errors are tested.
+"""
+
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+
+import cv2
+import numpy as np
+import pytest
+from video_fixtures import (
+    ramp,
+    ramp_index,
+    require_program,
+    rtsp_server,
+    scene,
+    wait_for,
+    write_video,
+)
+
+from device.errors import SourceError
+from pipelines.clock import CaptureClock
+from pipelines.config import SourceConfig
+from pipelines.cv_capture import open_rtsp_capture
+from pipelines.frame import Stamp
+from pipelines.gdp import Nv12, parse_caps, parse_header
+from pipelines.gst import camera_command, has_element, rtsp_command
+from pipelines.live import LiveSource
+from pipelines.sources import open_source
+from pipelines.uri import Camera
+
+
+def read_all(uri, **options):
+    with open_source(SourceConfig(uri=str(uri), **options)) as source:
+        return list(source), source.dropped
+
+
+# --- video files
+
+
+def test_every_frame_of_a_video_comes_in_order(tmp_path):
+    path = write_video(tmp_path / "ramp.mp4", ramp(12))
+    frames, dropped = read_all(path, realtime=False)
+    assert [ramp_index(f.image) for f in frames] == list(range(12))
+    assert [f.seq for f in frames] == list(range(12))
+    assert dropped == {}
+    assert frames[0].image.shape == (64, 64, 3)
+    assert frames[0].image.dtype == np.uint8
+
+
+def test_colours_of_a_video_are_bgr(tmp_path):
+    path = write_video(tmp_path / "red.mp4", [scene(3, 4)] * 3)
+    (frame, *_), _ = read_all(path, realtime=False)
+    blue, green, red = frame.image[33:39, 25:31].reshape(-1, 3).mean(axis=0)
+    assert red > 150
+    assert max(blue, green) < 90
+
+
+def test_file_uri_is_a_path(tmp_path):
+    path = write_video(tmp_path / "a.mp4", ramp(3))
+    assert len(read_all(f"file://{path}", realtime=False)[0]) == 3
+
+
+def test_realtime_keeps_the_pace_of_the_file(tmp_path):
+    path = write_video(tmp_path / "ramp.mp4", ramp(11), fps=25.0)
+    start = time.monotonic()
+    frames, _ = read_all(path, frames="every")
+    assert len(frames) == 11
+    assert 0.39 < time.monotonic() - start < 1.5
+    gaps = np.diff([f.t_recv.mono_ns for f in frames]) / 1e6
+    assert 30.0 < np.median(gaps) < 50.0
+
+
+def test_slow_consumer_of_a_realtime_file_gets_fewer_frames_at_the_same_pace(tmp_path):
+    path = write_video(tmp_path / "ramp.mp4", ramp(20), fps=50.0)
+    seen = []
+    start = time.monotonic()
+    with open_source(SourceConfig(uri=str(path))) as source:
+        for frame in source:
+            time.sleep(0.05)
+            seen.append(frame.seq)
+            assert ramp_index(frame.image) == frame.seq
+    assert time.monotonic() - start < 0.7
+    assert len(seen) + source.dropped["late"] == 20
+    assert len(seen) <= 12
+
+
+def test_every_frame_of_a_realtime_file_reaches_a_slow_consumer(tmp_path):
+    path = write_video(tmp_path / "ramp.mp4", ramp(8), fps=100.0)
+    with open_source(SourceConfig(uri=str(path), frames="every")) as source:
+        seen = []
+        for frame in source:
+            time.sleep(0.02)
+            seen.append(frame.seq)
+    assert seen == list(range(8))
+
+
+def test_loop_starts_again_and_goes_on_counting(tmp_path):
+    path = write_video(tmp_path / "ramp.mp4", ramp(3))
+    stop = threading.Event()
+    config = SourceConfig(uri=str(path), loop=True, realtime=False)
+    seen = []
+    with open_source(config, stop) as source:
+        for frame in source:
+            seen.append((frame.seq, ramp_index(frame.image)))
+            if len(seen) == 7:
+                stop.set()
+    assert seen == [(i, i % 3) for i in range(7)]
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(SourceError, match=re.escape(f"no such file or folder: {tmp_path}/no.mp4")):
+        open_source(SourceConfig(uri=f"{tmp_path}/no.mp4"))
+
+
+def test_file_that_is_no_video_is_named(tmp_path):
+    path = tmp_path / "notes.mp4"
+    path.write_text("not a video")
+    with pytest.raises(SourceError, match=r"notes\.mp4 is not a video"):
+        open_source(SourceConfig(uri=str(path)))
+
+
+def test_video_made_by_ffmpeg_is_read(tmp_path):
+    path = tmp_path / "h264.mkv"
+    graph = "testsrc2=size=160x90:rate=10:duration=1"
+    ffmpeg = [require_program("ffmpeg"), "-v", "error", "-f", "lavfi", "-i", graph]
+    subprocess.run([*ffmpeg, "-c:v", "libx264", str(path)], check=True)
+    frames, _ = read_all(path, realtime=False)
+    assert len(frames) == 10
+    assert frames[0].image.shape == (90, 160, 3)
+
+
+# --- pictures
+
+
+def test_pictures_come_in_the_order_of_their_names(tmp_path):
+    for name, column in (("b.png", 2), ("a.jpg", 1), ("c.bmp", 3)):
+        cv2.imwrite(str(tmp_path / name), scene(column, 0))
+    (tmp_path / "labels.txt").write_text("not a picture")
+    frames, dropped = read_all(tmp_path)
+    assert [os.path.basename(f.source) for f in frames] == ["a.jpg", "b.png", "c.bmp"]
+    assert [int(f.image[4, :, 2].argmax()) // 8 for f in frames] == [1, 2, 3]
+    assert dropped == {}
+
+
+def test_one_picture_is_a_source(tmp_path):
+    cv2.imwrite(str(tmp_path / "one.png"), scene(1, 1))
+    frames, _ = read_all(tmp_path / "one.png")
+    np.testing.assert_array_equal(frames[0].image, scene(1, 1))
+
+
+def test_corrupt_picture_is_named_counted_and_skipped(tmp_path, caplog):
+    cv2.imwrite(str(tmp_path / "a.png"), scene(1, 0))
+    (tmp_path / "b.jpg").write_bytes(b"\xff\xd8\xff\xe0 not really")
+    cv2.imwrite(str(tmp_path / "c.png"), scene(2, 0))
+    with caplog.at_level(logging.WARNING):
+        frames, dropped = read_all(tmp_path)
+    assert [f.seq for f in frames] == [0, 2]
+    assert dropped == {"corrupt": 1}
+    assert "b.jpg is not a picture that can be read" in caplog.text
+
+
+def test_folder_of_corrupt_pictures_is_an_error(tmp_path):
+    for name in ("a.jpg", "b.png"):
+        (tmp_path / name).write_bytes(b"broken")
+    with pytest.raises(SourceError, match="none of the 2 pictures"):
+        read_all(tmp_path, loop=True)
+
+
+def test_folder_without_pictures_is_an_error(tmp_path):
+    with pytest.raises(SourceError, match="holds no pictures"):
+        read_all(tmp_path)
+
+
+# --- cameras that are not there
+
+
+def test_camera_that_is_not_there_is_named():
+    with pytest.raises(SourceError, match=r"camera /dev/video77 is not there \(cameras found: "):
+        open_source(SourceConfig(uri="v4l2:///dev/video77"))
+
+
+def test_unknown_scheme_lists_the_known_ones():
+    with pytest.raises(SourceError, match=r"unknown scheme 'http'.* v4l2://, rtsp://"):
+        open_source(SourceConfig(uri="http://u:p@cam/x"))
+
+
+def test_camera_command_asks_for_the_wanted_format():
+    text = " ".join(camera_command(Camera("/dev/video0", 1280, 720, 30)))
+    assert 'device="/dev/video0"' in text
+    assert "! video/x-raw,width=1280,height=720,framerate=30/1 ! videoconvert !" in text
+    text = " ".join(camera_command(Camera("/dev/video0", format="mjpg")))
+    assert "! image/jpeg ! jpegdec ! videoconvert !" in text
+
+
+def test_address_cannot_add_elements_to_the_command():
+    command = rtsp_command('rtsp://h/a" ! filesink location="/tmp/x', "avdec_h264")
+    assert 'location="rtsp://h/a\\" ! filesink location=\\"/tmp/x"' in command
+
+
+def test_board_decoder_is_followed_by_the_board_converter():
+    text = " ".join(rtsp_command("rtsp://h/a", "nvv4l2decoder"))
+    assert "! nvv4l2decoder ! nvvidconv ! video/x-raw,format=NV12 !" in text
+
+
+def test_camera_command_is_what_gstreamer_understands(tmp_path):
+    """Only the device is missing: the chain is parsed and linked, then the device is not found."""
+    require_program("gst-launch-1.0")
+    for camera in (Camera("/dev/video77", 64, 48, 10), Camera("/dev/video77", format="mjpg")):
+        command = camera_command(camera)
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+        assert "Cannot identify device '/dev/video77'" in result.stderr
+
+
+# --- the GStreamer protocol
+
+
+def test_padded_rows_of_nv12_are_counted():
+    assert Nv12(322, 181).size == 324 * 182 * 3 // 2
+    assert Nv12(640, 360).size == 640 * 360 * 3 // 2
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"video/x-raw, width=(int)4", b"video/x-raw, width=(int)99999, height=(int)4, "],
+)
+def test_damaged_caps_are_refused(payload):
+    with pytest.raises(SourceError, match="not NV12"):
+        parse_caps(payload + b"format=(string)NV12")
+
+
+def test_text_on_the_pipe_is_refused():
+    with pytest.raises(SourceError, match="not a frame"):
+        parse_header(b"Setting pipeline to PLAYING ...".ljust(62))
+
+
+def test_capture_clock_removes_the_jitter_of_arrivals():
+    rng = np.random.default_rng(3)
+    clock = CaptureClock()
+    period, base, delay = 33_000_000, 5_000_000_000, 2_000_000
+    errors = []
+    for i in range(300):
+        true = base + i * period
+        arrival = true + delay + int(rng.exponential(5e6))
+        stamp = clock.stamp(i * period, Stamp(arrival, arrival + 10**18))
+        assert stamp.wall_ns - stamp.mono_ns == 10**18
+        errors.append(abs(stamp.mono_ns - true - delay))
+    assert max(errors[50:]) < 1_000_000
+    assert clock.stamp(None, Stamp(7, 8)) == Stamp(7, 8)
+
+
+# --- RTSP, with a real server
+
+
+def live(server, **options):
+    return open_source(SourceConfig(uri=server.url, **options))
+
+
+def test_rtsp_frames_arrive_with_increasing_times():
+    with rtsp_server() as server, live(server) as source:
+        frames = [frame for frame, _ in zip(source, range(20), strict=False)]
+    assert frames[0].image.shape == (180, 320, 3)
+    captured = [f.t_capture.mono_ns for f in frames]
+    assert captured == sorted(captured)
+    assert all(f.t_capture.mono_ns <= f.t_recv.mono_ns for f in frames)
+    assert max(f.image.max() for f in frames) > 200  # the white ball of the test picture
+    assert min(f.image.min() for f in frames) < 30
+
+
+def test_rtsp_size_with_padded_rows_is_not_sheared():
+    with rtsp_server(322, 180) as server, live(server) as source:
+        image = next(iter(source)).image
+    assert image.shape == (180, 322, 3)
+    bright = np.argwhere(image[:, :, 0] > 128)
+    spread = bright.max(axis=0) - bright.min(axis=0)
+    assert abs(int(spread[0]) - int(spread[1])) <= 4  # a ball is as wide as it is high
+
+
+def test_slow_consumer_of_a_stream_sees_young_frames_and_a_count():
+    ages = []
+    with rtsp_server() as server, live(server) as source:
+        for _, frame in zip(range(24), source, strict=False):
+            time.sleep(0.1)  # three frame periods
+            ages.append((time.monotonic_ns() - frame.t_recv.mono_ns) / 1e6 - 100)
+        dropped = source.dropped["busy"]
+    assert dropped > 24
+    assert np.median(ages[12:]) < 60  # at most the period of 33 ms and a busy machine
+    assert np.median(ages[18:]) < np.median(ages[:6]) + 40  # flat
+
+
+def test_killed_camera_comes_back():
+    with rtsp_server() as server, live(server) as source:
+        frames = iter(source)
+        for _ in range(5):
+            last = next(frames)
+        server.kill()
+        time.sleep(0.6)
+        server.start()
+        back = time.monotonic()
+        while (frame := next(frames)).t_recv.mono_ns < back * 1e9:
+            last = frame
+        took = time.monotonic() - back
+        assert frame.seq > last.seq
+        assert source.reopened == 1
+    assert took < 4.0
+
+
+def test_frozen_camera_is_detected_after_the_stall_time(caplog):
+    with rtsp_server() as server, live(server, stall_s=1.0) as source:
+        frames = iter(source)
+        for _ in range(5):
+            next(frames)
+        with caplog.at_level(logging.WARNING):
+            server.freeze()
+            frozen = time.monotonic()
+            wait_for(lambda: "gave no frame for 1.0 s" in caplog.text, 3.0, "the stall is reported")
+            took = time.monotonic() - frozen
+        server.thaw()
+        thawed = time.monotonic_ns()
+        while next(frames).t_recv.mono_ns < thawed:
+            pass
+        back = (time.monotonic_ns() - thawed) / 1e9
+    assert 0.8 < took < 1.6
+    assert back < 5.0
+
+
+def test_stop_ends_the_wait_for_a_camera_that_is_away():
+    stop = threading.Event()
+    with rtsp_server() as server:
+        config = SourceConfig(uri=server.url, stall_s=0.5)
+        with open_source(config, stop) as source:
+            frames = iter(source)
+            next(frames)
+            server.kill()
+            threading.Timer(0.5, stop.set).start()
+            start = time.monotonic()
+            assert len(list(frames)) < 60
+            assert time.monotonic() - start < 1.5
+
+
+def test_closing_a_stream_leaves_no_process_behind():
+    with rtsp_server() as server:
+        with live(server) as source:
+            next(iter(source))
+            assert children_with(server.url)
+        wait_for(lambda: not children_with(server.url), 2.0, "gst-launch ends")
+
+
+def children_with(text):
+    out = subprocess.run(["ps", "-eo", "stat,args"], capture_output=True, text=True, check=True)
+    return [
+        line
+        for line in out.stdout.splitlines()
+        if text in line and "gst-launch" in line and not line.startswith("Z")
+    ]
+
+
+def test_refused_connection_says_so_without_the_credentials():
+    with rtsp_server() as server:
+        pass
+    url = server.url.replace("://", "://admin:s3cret@")
+    with (
+        pytest.raises(SourceError, match="nothing answers there") as caught,
+        open_source(SourceConfig(uri=url)),
+    ):
+        pass
+    assert "s3cret" not in str(caught.value)
+    assert f"rtsp://***@127.0.0.1:{server.port}/cam" in str(caught.value)
+
+
+def test_wrong_path_of_a_stream_says_so():
+    with (
+        rtsp_server() as server,
+        pytest.raises(SourceError, match="no such stream: check the path"),
+        open_source(SourceConfig(uri=server.url + "2")),
+    ):
+        pass
+
+
+def test_every_policy_keeps_frames_in_order_up_to_its_bound():
+    with rtsp_server() as server, live(server, frames="every") as source:
+        frames = iter(source)
+        first = next(frames)
+        time.sleep(0.5)
+        rest = [next(frames).seq for _ in range(8)]
+        assert rest == list(range(first.seq + 1, first.seq + 9))
+        assert source.dropped == {}
+
+
+def test_opencv_reads_a_stream_where_gstreamer_is_missing():
+    with rtsp_server() as server:
+        stop = threading.Event()
+        source = LiveSource(
+            server.url, lambda _: open_rtsp_capture(server.url, server.url, 1.0), "latest", stop
+        )
+        with source:
+            frames = [frame for frame, _ in zip(source, range(5), strict=False)]
+    assert frames[-1].image.shape == (180, 320, 3)
+    assert [f.seq for f in frames] == sorted(f.seq for f in frames)
+
+
+def test_opencv_names_a_stream_that_it_cannot_open():
+    with rtsp_server() as server:
+        pass
+    with pytest.raises(SourceError, match="cannot be opened: check address"):
+        open_rtsp_capture("the camera", server.url, 1.0)
+
+
+def test_gstreamer_is_found_only_where_its_tools_are():
+    assert has_element("rtspsrc")
+    assert not has_element("no-such-element")
+    code = "from pipelines.gst import has_element; raise SystemExit(has_element('rtspsrc'))"
+    env = {**os.environ, "PATH": "/nonexistent"}
+    result = subprocess.run([sys.executable, "-c", code], env=env, check=False)
+    assert result.returncode == 0

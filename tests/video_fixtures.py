@@ -1,0 +1,284 @@
+"""Real videos, a real RTSP server and a small detector for the pipeline tests."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from device.manifest import TensorInfo
+from pipelines.config import LtrbGrid, PipelineConfig, PreprocessConfig, SourceConfig
+from pipelines.frame import Frame, Stamp
+
+SIZE = 64
+LABELS = ("red", "green")
+
+# Writes the number of each frame into its pixels (16 blocks, most significant bit first), so that
+# a reader can tell which frame it got. Runs under the system's Python, which has GStreamer's
+# bindings.
+RTSP_SERVER = """
+import sys
+import gi
+gi.require_version("Gst", "1.0")
+gi.require_version("GstRtspServer", "1.0")
+from gi.repository import GLib, Gst, GstRtspServer
+Gst.init(None)
+port, width, height = sys.argv[1:4]
+server = GstRtspServer.RTSPServer()
+server.set_address("127.0.0.1")
+server.set_service(port)
+factory = GstRtspServer.RTSPMediaFactory()
+factory.set_shared(True)
+factory.set_launch(
+    "( videotestsrc is-live=true pattern=ball ! video/x-raw,width=%s,height=%s,framerate=30/1"
+    " ! x264enc tune=zerolatency speed-preset=ultrafast key-int-max=15"
+    " ! rtph264pay name=pay0 pt=96 )" % (width, height)
+)
+server.get_mount_points().add_factory("/cam", factory)
+server.attach(None)
+print("ready", flush=True)
+GLib.MainLoop().run()
+"""
+
+
+def require_program(name):
+    """Return the path of a program that a test cannot do without."""
+    path = shutil.which(name)
+    assert path is not None, f"{name} is not installed: scripts/test.sh lists the packages"
+    return path
+
+
+def free_port():
+    """Return a TCP port that nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+class RtspServer:
+    """gst-rtsp-server in a process of its own, to be killed and frozen by tests."""
+
+    def __init__(self, width=320, height=180):
+        require_program("gst-launch-1.0")
+        self.port = free_port()
+        self.url = f"rtsp://127.0.0.1:{self.port}/cam"
+        self._size = (str(width), str(height))
+        self._process = None
+
+    def start(self):
+        self._process = subprocess.Popen(
+            ["/usr/bin/python3", "-c", RTSP_SERVER, str(self.port), *self._size],
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout.readline() == b"ready\n", "the RTSP server did not start"
+
+    def kill(self):
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait()
+            self._process.stdout.close()
+            self._process = None
+
+    def freeze(self):
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self):
+        self._process.send_signal(signal.SIGCONT)
+
+
+@contextmanager
+def rtsp_server(width=320, height=180):
+    server = RtspServer(width, height)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@contextmanager
+def mosquitto(tmp_path, port=None):
+    """A real broker; yields its port."""
+    port = port or free_port()
+    config = tmp_path / f"mosquitto-{port}.conf"
+    config.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\n")
+    program = shutil.which("mosquitto") or require_program("/usr/sbin/mosquitto")
+    process = subprocess.Popen([program, "-c", str(config)], stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: _listens(port), 5.0, "mosquitto listens")
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _listens(port):
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait_for(condition, seconds, what):
+    """Wait until a condition holds; fail, saying what was waited for."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"not within {seconds} s: {what}")
+
+
+def gray_frame(value, width=SIZE, height=SIZE):
+    return np.full((height, width, 3), value, np.uint8)
+
+
+def write_video(path, frames, fps=25.0, fourcc="mp4v"):
+    """Encode pictures into a video file."""
+    height, width = frames[0].shape[:2]
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*fourcc), fps, (width, height))
+    assert writer.isOpened(), f"OpenCV cannot write {fourcc} here"
+    for frame in frames:
+        writer.write(frame)
+    writer.release()
+    return path
+
+
+def ramp(count):
+    """Pictures whose grey value tells their number: 8 apart, more than a codec blurs."""
+    return [gray_frame(20 + 8 * i) for i in range(count)]
+
+
+def ramp_index(image):
+    """Return the number of a picture of `ramp` after encoding and decoding."""
+    return round((float(image.mean()) - 20) / 8)
+
+
+def scene(column, row, colour="red"):
+    """A dark picture with one 8x8 square of colour in the cell (column, row)."""
+    image = gray_frame(30)
+    bgr = {"red": (20, 20, 230), "green": (20, 230, 20)}[colour]
+    image[8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = bgr
+    return image
+
+
+def frame_of(image, seq=0):
+    now = Stamp.now()
+    return Frame(image, seq, now, now, "test")
+
+
+class Blocks(NamedTuple):
+    """How one segment runs."""
+
+    segment: str = "all"
+    processor: str = "cpu"
+    implementation: str = "numpy"
+    reason: str = "numpy: it is the reference of the detector"
+
+
+class ColourDetector:
+    """The detector of `colour_model` in NumPy, with the protocol of a session."""
+
+    inputs = (TensorInfo(name="images", dtype="float32", shape=(1, 3, SIZE, SIZE)),)
+    outputs = (
+        TensorInfo(name="boxes", dtype="float32", shape=(1, 4, 64)),
+        TensorInfo(name="scores", dtype="float32", shape=(1, 2, 64)),
+    )
+    reports = (Blocks(),)
+
+    def __init__(self, delay_s=0.0):
+        self.delay_s = delay_s
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        time.sleep(self.delay_s)
+        red, green, blue = feeds["images"][0].reshape(3, 8, 8, 8, 8).mean(axis=(2, 4))
+        logits = np.stack([red - green - blue, green - red - blue]) * 16 - 4
+        scores = 1.0 / (1.0 + np.exp(-logits))
+        return {
+            "boxes": np.full((1, 4, 64), 0.5, np.float32),
+            "scores": scores.reshape(1, 2, 64).astype(np.float32),
+        }
+
+
+def colour_model(path: Path) -> Path:
+    """Write an ONNX detector of red and green 8x8 squares: one stride, one box a cell."""
+    weights = {
+        "look": np.array([[1, -1, -1], [-1, 1, -1]], np.float32).reshape(2, 3, 1, 1) * 16,
+        "look_bias": np.full(2, -4.0, np.float32),
+        "sides": np.zeros((4, 3, 1, 1), np.float32),
+        "sides_bias": np.full(4, 0.5, np.float32),
+        "boxes_shape": np.array([1, 4, 64], np.int64),
+        "scores_shape": np.array([1, 2, 64], np.int64),
+    }
+    nodes = [
+        helper.make_node("AveragePool", ["images"], ["cells"], kernel_shape=[8, 8], strides=[8, 8]),
+        helper.make_node("Conv", ["cells", "look", "look_bias"], ["logits"]),
+        helper.make_node("Sigmoid", ["logits"], ["probabilities"]),
+        helper.make_node("Reshape", ["probabilities", "scores_shape"], ["scores"]),
+        helper.make_node("Conv", ["cells", "sides", "sides_bias"], ["distances"]),
+        helper.make_node("Reshape", ["distances", "boxes_shape"], ["boxes"]),
+    ]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "colours",
+        [value("images", TensorProto.FLOAT, [1, 3, SIZE, SIZE])],
+        [
+            value("boxes", TensorProto.FLOAT, [1, 4, 64]),
+            value("scores", TensorProto.FLOAT, [1, 2, 64]),
+        ],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+    return path
+
+
+def colour_pipeline(uri, **source) -> PipelineConfig:
+    """A pipeline for the detector of `colour_model`."""
+    return PipelineConfig(
+        name="colours",
+        source=SourceConfig(uri=str(uri), **source),
+        preprocess=PreprocessConfig(width=SIZE, height=SIZE),
+        decode=LtrbGrid(boxes="boxes", scores="scores", strides=(8,), score_threshold=0.5),
+    )
+
+
+COLOUR_TOML = """
+name = "colours"
+[source]
+uri = "{uri}"
+{source}
+[preprocess]
+width = 64
+height = 64
+[decode]
+kind = "ltrb_grid"
+boxes = "boxes"
+scores = "scores"
+strides = [8]
+score_threshold = 0.5
+{sinks}
+"""
+
+
+def python_m_pipelines(*arguments, **options):
+    """Start `python -m pipelines` with pipes on its outputs."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "pipelines", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, **options},
+    )
