@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from toolkit.commands.doctor import doctor
 from toolkit.doctor import CHECKS, Result, examine, job_of
 from toolkit.doctor_probes import PACKAGES, board_of
-from toolkit.machine import Machine, Module, mqtt_refusal, this_machine
+from toolkit.machine import Machine, Module, mqtt_refusal, tensorrt_version, this_machine
 
 MODULES = {
     name: Module("1.0", f"/venv/lib/python3.10/site-packages/{name}/__init__.py")
@@ -193,6 +193,14 @@ def test_tensorrt_without_its_python_module_is_not_enough(
     row = check("TensorRT", machine(tmp_path, children=children))
     assert row.status == status
     assert found in row.found
+
+
+@pytest.mark.parametrize(
+    ("number", "version"),
+    [(7103, "7.1.3"), (8502, "8.5.2"), (100300, "10.3.0"), (101602, "10.16.2")],
+)
+def test_the_version_number_of_the_bare_library_is_read(number: int, version: str) -> None:
+    assert tensorrt_version(number) == version
 
 
 def test_a_tensorrt_that_crashes_its_process_is_reported(tmp_path: Path) -> None:

@@ -140,10 +140,13 @@ def tensorrt_library() -> dict[str, str]:
     name = find_library("nvinfer")
     if name is None:
         return {"error": "no libnvinfer"}
-    number = ctypes.CDLL(name).getInferLibVersion()
-    # 8502 is 8.5.2, and since 10.0 100300 is 10.3.0.
+    return {"version": tensorrt_version(ctypes.CDLL(name).getInferLibVersion())}
+
+
+def tensorrt_version(number: int) -> str:
+    """Read TensorRT's version number: 8502 is 8.5.2, and since 10.0 100300 is 10.3.0."""
     unit = 10_000 if number >= 100_000 else 1_000
-    return {"version": f"{number // unit}.{number % unit // 100}.{number % 100}"}
+    return f"{number // unit}.{number % unit // 100}.{number % 100}"
 
 
 def opencv() -> dict[str, str]:
