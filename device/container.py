@@ -5,8 +5,8 @@
     data      the arrays, back to back, little endian, row-major
 
 This is our own small reader and writer, because the board's install has no safetensors library. It
-writes the bytes that the library writes and refuses what the library refuses, and two things more:
-repeated keys, and dtypes that numpy does not have.
+writes the bytes that the library writes and refuses what the library refuses, and more besides:
+repeated keys, unknown fields, and dtypes that numpy does not have.
 """
 
 import json
