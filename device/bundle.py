@@ -151,7 +151,7 @@ def _decode_info(blob: bytes, where: Path) -> BundleInfo:
         raise BundleError(f"{INFO} of {where} is larger than {MAX_INFO_BYTES} bytes")
     try:
         info = msgspec.json.decode(blob, type=BundleInfo)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BundleError(f"{INFO} of {where} is damaged: {error}") from error
     if info.format != BUNDLE_FORMAT:
         raise BundleError(

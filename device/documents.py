@@ -128,5 +128,5 @@ def decode(payload: bytes, kind: type[D]) -> D:
     """Return the document in a payload; ValueError says in words what is wrong with it."""
     try:
         return msgspec.json.decode(payload, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(str(error) or "it is nested too deep") from error

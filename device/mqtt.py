@@ -21,20 +21,13 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersi
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
+from device.mqtt_version import FIXED_VERSIONS, VERSION_NAMES, probe_version
+
 LOG = logging.getLogger(__name__)
 BACKOFF_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0)
 CONNECT_TIMEOUT_S = 5.0
 MAX_QUEUED_MESSAGES = 256
 MAX_UNSENT_BULK = 64
-_UNSUPPORTED_VERSION = 132  # CONNACK: the broker does not speak this version
-
-# agent.toml -> the versions to try, in order.
-VERSIONS: dict[str, tuple[MQTTProtocolVersion, ...]] = {
-    "auto": (MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311),
-    "5": (MQTTProtocolVersion.MQTTv5,),
-    "3.1.1": (MQTTProtocolVersion.MQTTv311,),
-}
-_VERSION_NAMES = {MQTTProtocolVersion.MQTTv5: "5", MQTTProtocolVersion.MQTTv311: "3.1.1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +91,7 @@ class Link:
         self._settings = settings
         self._put = put
         self._make_will = make_will
-        self._versions = deque(VERSIONS[settings.mqtt_version])
+        self._version = FIXED_VERSIONS[settings.mqtt_version]
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mqtt-link", daemon=True)
         self._current: _Connection | None = None
@@ -136,28 +129,33 @@ class Link:
         while not self._stopping.is_set():
             # Rises from process to process too, as long as the clock does not jump back.
             self._session = max(self._session + 1, time.time_ns() // 1_000_000)
-            connection = _Connection(self._settings, self._put, self._versions[0], self._session)
-            reason = self._hold(connection)
+            was_up, reason = self._hold()
             if self._stopping.is_set():
                 return
-            failures = 0 if connection.was_up else failures + 1
-            if connection.reached and not connection.was_up and len(self._versions) > 1:
-                self._versions.rotate(-1)
-                if connection.version_refused:
-                    continue
+            failures = 0 if was_up else failures + 1
             self._put(LinkDown(reason))
             pause_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
             self._stopping.wait(pause_s * random.uniform(0.5, 1.0))
 
-    def _hold(self, connection: "_Connection") -> str:
-        """Connect, stay connected, return why it ended."""
-        self._current = connection
-        if self._stopping.is_set():  # close() may have looked before the line above
-            return "stopped"
+    def _hold(self) -> tuple[bool, str]:
+        """Connect and stay connected; returns whether the broker took us and why it ended."""
+        settings = self._settings
         try:
-            return connection.hold(self._make_will)
+            version = self._version or probe_version(settings.host, settings.port)
+            connection = _Connection(settings, self._put, version, self._session)
+            self._current = connection
+            if self._stopping.is_set():  # close() may have looked before the line above
+                return False, ""
+            reason = connection.hold(self._make_will)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or str(error) or "no answer"
+            return False, f"cannot reach the broker at {settings.host}:{settings.port}: {why}"
         finally:
             self._current = None
+        # Remembered only while it works: the broker may be another one after an update.
+        fixed = FIXED_VERSIONS[settings.mqtt_version]
+        self._version = version if connection.was_up else fixed
+        return connection.was_up, reason
 
 
 class _Connection:
@@ -171,8 +169,6 @@ class _Connection:
         session: int,
     ) -> None:
         self.was_up = False  # the broker accepted us
-        self.reached = False  # something answered on the port
-        self.version_refused = False
         self._settings = settings
         self._put = put
         self._version = version
@@ -183,17 +179,12 @@ class _Connection:
         self._client = self._make_client()
 
     def hold(self, make_will: Callable[[int], Will] | None) -> str:
-        """Run until the connection ends; returns why."""
+        """Run until the connection ends and return why; OSError if it cannot be made."""
         host, port = self._settings.host, self._settings.port
         if make_will is not None:
             will = make_will(self._session)
             self._client.will_set(will.topic, will.payload, qos=1, retain=True)
-        try:
-            self._client.connect(host, port, keepalive=self._settings.keepalive_s)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error) or "no answer"
-            return f"cannot reach the broker at {host}:{port}: {reason}"
-        self.reached = True
+        self._client.connect(host, port, keepalive=self._settings.keepalive_s)
         self._client.loop_start()
         self._ended.wait()
         self._client.loop_stop()
@@ -267,7 +258,6 @@ class _Connection:
         _properties: Properties | None,
     ) -> None:
         if reason.is_failure:
-            self.version_refused = reason.value == _UNSUPPORTED_VERSION
             where = f"{self._settings.host}:{self._settings.port}"
             self._reason = f"the broker at {where} refused the connection: {reason}"
         elif self._settings.subscriptions:
@@ -290,7 +280,7 @@ class _Connection:
 
     def _up(self) -> None:
         self.was_up = True
-        self._put(LinkUp(self._session, _VERSION_NAMES[self._version]))
+        self._put(LinkUp(self._session, VERSION_NAMES[self._version]))
 
     def _on_message(
         self, _client: paho.Client, _userdata: object, message: paho.MQTTMessage

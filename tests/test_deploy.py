@@ -1,6 +1,7 @@
 """Deployments through real brokers to real agent processes, with the breaks that happen outside."""
 
 import os
+import select
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, free_port, make_bundle
 
 from device.bundle import verify_folder
-from device.documents import CHUNK_BYTES
+from device.documents import CHUNK_BYTES, PipelineReport
 from device.errors import BrokerError, DeployError
 from toolkit.broker import start_broker
 from toolkit.commands.deploy import deploy as deploy_command
@@ -171,12 +172,14 @@ def test_a_broken_release_is_rolled_back_and_says_why(
         assert result.phase == "rolled_back"
         assert words in result.reason
         with Watcher(broker.port) as watcher:
-            report = watcher.wait_report("rolled_back")
-        assert report.running is not None
-        assert report.running.name == "good"
-        again = deploy_bundle(bad, DEVICE, address(broker.port), timeout_s=WAIT_S)
-        assert again.phase == "rolled_back"  # a new request is a new try
-        assert again.reason == result.reason
+            report = watcher.wait_report("rolled_back", pipeline=PipelineReport(status="running"))
+            assert report.running is not None
+            assert report.running.name == "good"
+            again = deploy_bundle(bad, DEVICE, address(broker.port), timeout_s=WAIT_S)
+            assert again.phase == "rolled_back"  # a new request is a new try
+            assert again.reason == result.reason
+            watcher.wait_report("trial")
+            watcher.wait_report("rolled_back", pipeline=PipelineReport(status="running"))
     finally:
         box.close()
     assert [name for name, _pid in box.runs()] == ["good", behaviour, "good", behaviour, "good"]
@@ -300,8 +303,6 @@ def test_a_pipeline_does_not_outlive_a_killed_agent(
     ((_name, pid),) = board.runs()
     watch = os.pidfd_open(pid)
     board.kill()
-    import select
-
     ready, _, _ = select.select([watch], [], [], WAIT_S)
     os.close(watch)
     assert ready, "the pipeline still runs"

@@ -90,10 +90,10 @@ def parse_broker(
     text: str, username: str | None = None, password: str | None = None
 ) -> BrokerAddress:
     """Return the address in `host` or `host:port` ([...] around an IPv6 address)."""
-    host, _, port = text.rpartition(":")
-    if not host or text.endswith("]"):
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
         host, port = text, str(DEFAULT_PORT)
-    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+    if not (host and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
         raise BrokerError(f"the broker {text!r} is not host:port, for example 192.168.1.10:1883")
     return BrokerAddress(host.strip("[]"), int(port), username, password)
 

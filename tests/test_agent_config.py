@@ -1,0 +1,82 @@
+"""agent.toml: wrong and unknown keys are named, secrets are not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import configs
+from device.agent_config import load_agent_config
+from device.errors import ConfigError
+
+MINIMAL = 'device = "b-1"\nprofile = "p"\nstate_dir = "s"\n[broker]\nhost = "h"\n'
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "agent.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_shipped_example_is_valid_and_safe() -> None:
+    config = load_agent_config(configs.ROOT / "agent.toml")
+    assert not config.dev
+    assert config.state_dir == "/var/lib/tandem"
+
+
+def test_defaults(tmp_path: Path) -> None:
+    config = load_agent_config(write(tmp_path, MINIMAL))
+    assert (config.dev, config.broker.port, config.broker.mqtt_version) == (False, 1883, "auto")
+    assert config.update.trial_timeout_s == 30.0
+    assert config.state_dir == str(tmp_path / "s")  # beside the file, wherever it is started
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (MINIMAL + "prot = 1\n", r"unknown field `prot` - at `\$.broker`"),
+        ("devices = 1\n" + MINIMAL, "unknown field `devices`"),
+        (MINIMAL.replace("b-1", "b/1"), r"\$.device"),
+        (MINIMAL.replace("b-1", "x" * 65), r"\$.device"),
+        (MINIMAL.replace("b-1", "+"), r"\$.device"),
+        (MINIMAL + "port = 70000\n", r"\$.broker.port"),
+        (MINIMAL + 'mqtt_version = "4"\n', r"\$.broker.mqtt_version"),
+        (MINIMAL + "[update]\ntrial_timeout_s = 0\n", r"\$.update.trial_timeout_s"),
+        (MINIMAL + "[update]\nwindow_chunks = 65\n", r"\$.update.window_chunks"),
+        (MINIMAL.replace('state_dir = "s"\n', ""), "missing required field `state_dir`"),
+        ("device =", "agent.toml"),
+    ],
+)
+def test_mistakes_are_named_with_the_file_and_the_key(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words) as info:
+        load_agent_config(write(tmp_path, text))
+    assert str(tmp_path / "agent.toml") in str(info.value)
+
+
+def test_a_file_that_is_not_text_is_a_config_error(tmp_path: Path) -> None:
+    path = tmp_path / "agent.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError):
+        load_agent_config(path)
+
+
+def test_the_password_is_not_in_the_repr(tmp_path: Path) -> None:
+    text = MINIMAL + 'username = "u"\npassword = "s3cret"\n'
+    assert "s3cret" not in repr(load_agent_config(write(tmp_path, text)))
+
+
+def test_the_agent_command_prints_one_sentence_for_a_wrong_file(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL + "prot = 1\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "device.agent", "--config", path],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("tandem-agent: ")
+    assert len(done.stderr.splitlines()) == 1

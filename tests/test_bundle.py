@@ -1,0 +1,171 @@
+"""Bundles: deterministic, readable by any tar, and safe to unpack whatever they hold."""
+
+import hashlib
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mqtt_fixtures import make_bundle
+
+from device.bundle import (
+    ENGINE,
+    INFO,
+    LABELS,
+    MEMBERS,
+    PIPELINE,
+    extract_bundle,
+    read_bundle_info,
+    verify_folder,
+    write_bundle,
+)
+from device.errors import BundleError
+from toolkit.commands.bundle import bundle as bundle_command
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("bundle"), engine_bytes=3000)
+
+
+def test_the_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
+    first = make_bundle(tmp_path / "a")
+    os.utime(tmp_path / "a" / "e", (1, 1))
+    second = make_bundle(tmp_path / "b")
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_the_bytes_are_those_that_were_agreed(good: Path) -> None:
+    # A golden value: bundles of one version must not change with Python or the platform.
+    digest = hashlib.sha256(good.read_bytes()).hexdigest()
+    assert digest == "48d664595155fb0ac27622f3d7ed76ec8ac15ef41b507c07ead21ec4470142eb"
+
+
+def test_any_tar_can_list_it(good: Path) -> None:
+    with tarfile.open(good, "r:") as tar:
+        members = tar.getmembers()
+        assert [member.name for member in members] == [INFO, ENGINE, PIPELINE, LABELS]
+        assert {(m.mode, m.uid, m.gid, m.mtime, m.isreg()) for m in members} == {
+            (0o644, 0, 0, 0, True)
+        }
+        labels = tar.extractfile(LABELS)
+        assert labels is not None
+        assert labels.read() == b"person\n"
+
+
+def test_what_goes_in_comes_out(good: Path, tmp_path: Path) -> None:
+    info = extract_bundle(good, tmp_path / "out")
+    assert info == read_bundle_info(good) == verify_folder(tmp_path / "out")
+    assert (info.name, info.version, info.profile) == ("good", "1", "test-board")
+    assert (tmp_path / "out" / ENGINE).read_bytes() == (good.parent / "e").read_bytes()
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted([INFO, *MEMBERS])
+
+
+def test_a_failed_write_leaves_the_old_bundle_and_no_rubbish(tmp_path: Path) -> None:
+    old = make_bundle(tmp_path)
+    before = old.read_bytes()
+    with pytest.raises(BundleError, match="cannot write"):
+        write_bundle(
+            old,
+            engine=tmp_path / "missing",
+            pipeline=tmp_path / "p",
+            labels=tmp_path / "l",
+            name="n",
+            version="1",
+            profile="p",
+        )
+    assert old.read_bytes() == before
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_every_truncation_is_refused(good: Path, tmp_path: Path) -> None:
+    whole = good.read_bytes()
+    cut = tmp_path / "cut"
+    for length in range(0, len(whole), 97):
+        cut.write_bytes(whole[:length])
+        with pytest.raises(BundleError):
+            read_bundle_info(cut)
+        with pytest.raises(BundleError):
+            extract_bundle(cut, tmp_path / f"out{length}")
+
+
+def test_bytes_after_the_end_are_refused(good: Path, tmp_path: Path) -> None:
+    longer = tmp_path / "longer"
+    longer.write_bytes(good.read_bytes() + bytes(512))
+    with pytest.raises(BundleError, match="cut off or damaged"):
+        read_bundle_info(longer)
+
+
+def test_every_changed_byte_after_bundle_json_is_refused(good: Path, tmp_path: Path) -> None:
+    """Headers, members and fillings: flipping any byte is noticed when unpacking."""
+    whole = bytearray(good.read_bytes())
+    changed = tmp_path / "changed"
+    for place in range(1024, len(whole), 37):
+        whole[place] ^= 0x20
+        changed.write_bytes(whole)
+        with pytest.raises(BundleError):
+            extract_bundle(changed, tmp_path / f"out{place}")
+        whole[place] ^= 0x20
+
+
+@pytest.mark.parametrize("name", ["../evil", "/etc/evil", "model.engine\0x", "bundle.json"])
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_foreign_members_are_refused(good: Path, tmp_path: Path, name: str, kind: bytes) -> None:
+    whole = bytearray(good.read_bytes())
+    entry = tarfile.TarInfo(name.replace("\0", ""))
+    entry.type, entry.size, entry.linkname = kind, 3000, "/etc/passwd"
+    second = 1024  # after the header and the block of bundle.json
+    assert whole[second : second + len(ENGINE)] == ENGINE.encode()
+    whole[second : second + 512] = entry.tobuf(tarfile.USTAR_FORMAT)
+    hostile = tmp_path / "hostile"
+    hostile.write_bytes(whole)
+    with pytest.raises(BundleError, match=r"header of model\.engine"):
+        extract_bundle(hostile, tmp_path / "inside" / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["hostile", "inside"]
+
+
+@settings(
+    max_examples=300,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_mutated_bundles_raise_nothing_but_bundle_errors(
+    good: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    whole = bytearray(good.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, min(len(whole), 2600)))
+        length = data.draw(st.integers(0, 600))
+        whole[start : start + length] = data.draw(st.binary(max_size=600))
+    folder = tmp_path_factory.mktemp("fuzz")
+    path = folder / "mutated"
+    path.write_bytes(whole)
+    try:
+        info = extract_bundle(path, folder / "out")
+    except BundleError:
+        return
+    # What is left to change: the words in bundle.json (the hash of the whole file covers them).
+    assert info.files == read_bundle_info(good).files
+    assert verify_folder(folder / "out") == info
+
+
+def test_a_changed_file_in_a_slot_is_named(good: Path, tmp_path: Path) -> None:
+    extract_bundle(good, tmp_path / "out")
+    (tmp_path / "out" / LABELS).write_text("cat\n")
+    with pytest.raises(BundleError, match=r"labels\.txt is not the file that bundle\.json names"):
+        verify_folder(tmp_path / "out")
+
+
+def test_a_missing_bundle_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"cannot read .*nowhere: No such file"):
+        read_bundle_info(tmp_path / "nowhere")
+
+
+def test_the_command_shows_an_example() -> None:
+    result = CliRunner().invoke(bundle_command, ["--help"])
+    assert result.exit_code == 0
+    assert "Example: tandem bundle" in result.output
