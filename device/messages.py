@@ -61,6 +61,6 @@ def decode_message(line: bytes) -> ChildMessage | None:
     """Return the message in a line, or None if the line is not one (a stray print, say)."""
     try:
         message: ChildMessage = _DECODER.decode(line)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return message
