@@ -6,6 +6,7 @@ with s per output channel; exact up to rounding. INT8 needs it: weight ranges ar
 """
 
 import onnx_ir as ir
+from onnx_ir.passes import common as ir_passes
 from onnxscript.rewriter import RewriteRuleSet
 from onnxscript.rewriter.rules.common import (
     fuse_batchnorm_into_conv_rule,
@@ -25,4 +26,6 @@ BATCH_NORM_RULES = RewriteRuleSet(
 def fuse_batch_norms(model: ir.Model) -> str:
     """Fold BatchNormalization into Conv, ConvTranspose and Gemm."""
     fused = BATCH_NORM_RULES.apply_to_model(model)
+    if fused:
+        ir_passes.RemoveUnusedNodesPass()(model)  # the statistics, now in the weights
     return f"fused {fused} batch normalisations" if fused else ""
