@@ -51,7 +51,10 @@ class MqttPublisher:
             self._closing = True
             self._filled.notify()
         self._thread.join(CLOSE_S)
-        self._link.close()
+        # A frozen broker would hold up the goodbye for longer than the agent waits for an end.
+        goodbye = threading.Thread(target=self._link.close, name="mqtt-goodbye", daemon=True)
+        goodbye.start()
+        goodbye.join(CLOSE_S)
 
     def _send_all(self) -> None:
         while (payload := self._next()) is not None:

@@ -110,7 +110,7 @@ def rtsp_server(width=320, height=180):
 
 @contextmanager
 def mosquitto(tmp_path, port=None):
-    """A real broker; yields its port."""
+    """A real broker; yields its port and its process."""
     port = port or free_port()
     config = tmp_path / f"mosquitto-{port}.conf"
     config.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\n")
@@ -118,9 +118,9 @@ def mosquitto(tmp_path, port=None):
     process = subprocess.Popen([program, "-c", str(config)], stderr=subprocess.DEVNULL)
     try:
         wait_for(lambda: _listens(port), 5.0, "mosquitto listens")
-        yield port
+        yield port, process
     finally:
-        process.kill()
+        process.kill()  # works on a stopped process too
         process.wait()
 
 

@@ -1,0 +1,345 @@
+"""Results go out: a real broker, real files, real videos."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import cv2
+import numpy as np
+import paho.mqtt.client as paho
+import pytest
+from video_fixtures import LABELS, frame_of, free_port, gray_frame, mosquitto, scene, wait_for
+
+from device.errors import PipelineError
+from pipelines.config import JsonlSink, MqttSink, VideoSink
+from pipelines.decode import ClassScores, Detections
+from pipelines.draw import annotate
+from pipelines.events import encode_event, make_event
+from pipelines.sinks import Broker, FrameResult, RateLimit, SinkContext, open_sink
+from pipelines.video_sink import VideoFileWriter
+
+STAGES = {"preprocess": 1.234, "infer": 5.678, "decode": 0.5}
+
+
+def detections(*rows):
+    boxes = np.array([row[0] for row in rows], np.float32).reshape(-1, 4)
+    return Detections(
+        boxes, np.array([r[1] for r in rows], np.float32), np.array([r[2] for r in rows], np.int64)
+    )
+
+
+def result(seq=0, image=None, found=None):
+    frame = frame_of(scene(1, 2) if image is None else image, seq)
+    found = detections(([8, 16, 16.04, 24], 0.91234, 0)) if found is None else found
+    event = make_event("door", frame, found, LABELS, STAGES)
+    return FrameResult(frame, found, event, encode_event(event))
+
+
+def context(port=None):
+    broker = None if port is None else Broker("127.0.0.1", port, "fleet/v1/robot-1")
+    return SinkContext(LABELS, broker)
+
+
+# --- the event
+
+
+def test_event_says_what_when_and_how_long():
+    one = result(seq=7)
+    event = json.loads(one.payload)
+    assert event["detections"] == [
+        {"label": "red", "class_id": 0, "score": 0.912, "box": [8.0, 16.0, 16.0, 24.0]}
+    ]
+    assert {k: event[k] for k in ("schema", "pipeline", "seq", "width", "height")} == {
+        "schema": 1,
+        "pipeline": "door",
+        "seq": 7,
+        "width": 64,
+        "height": 64,
+    }
+    assert event["t_capture_ns"] <= event["t_recv_ns"] <= event["t_result_ns"]
+    assert abs(event["t_result_ns"] - time.time_ns()) < 5e9
+    assert event["time"].endswith("Z")
+    assert set(event["latency_ms"]) == {"preprocess", "infer", "decode", "total"}
+    assert event["latency_ms"]["preprocess"] == 1.23
+
+
+def test_event_of_a_classification_has_no_boxes():
+    scores = ClassScores(np.array([0.75], np.float32), np.array([1], np.int64))
+    event = json.loads(result(found=scores).payload)
+    assert event["detections"] == [{"label": "green", "class_id": 1, "score": 0.75, "box": None}]
+
+
+def test_hundred_detections_stay_small_and_quick():
+    rng = np.random.default_rng(1)
+    boxes = rng.uniform(0, 1920, (100, 4))
+    found = detections(*[(box, 0.87654, 1) for box in boxes])
+    assert len(result(found=found).payload) < 9000
+    frame = frame_of(gray_frame(0))
+    start = time.perf_counter()
+    for _ in range(50):
+        encode_event(make_event("p", frame, found, LABELS, STAGES))
+    assert (time.perf_counter() - start) / 50 < 0.005  # 0.1 ms on a quiet machine
+
+
+# --- mqtt
+
+
+@contextmanager
+def subscriber(port, topic="fleet/v1/robot-1/detections"):
+    """A paho client of its own; yields the list of messages that it got."""
+    seen, ready = [], threading.Event()
+    client = paho.Client(paho.CallbackAPIVersion.VERSION2)
+    client.on_message = lambda _c, _u, message: seen.append(message)
+    client.on_subscribe = lambda *_: ready.set()
+    client.connect("127.0.0.1", port)
+    client.loop_start()
+    client.subscribe(topic, qos=1)
+    assert ready.wait(5)
+    try:
+        yield seen
+    finally:
+        client.disconnect()
+        client.loop_stop()
+
+
+def connected(sink, caplog):
+    wait_for(lambda: "mqtt sink connected" in caplog.text, 5.0, "the sink connects")
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_broker_gets_every_payload_in_order(tmp_path, caplog, qos):
+    caplog.set_level(logging.INFO)
+    results = [result(seq) for seq in range(30)]
+    with (
+        mosquitto(tmp_path) as (port, _),
+        subscriber(port) as seen,
+        open_sink(MqttSink(max_hz=1000.0, qos=qos), context(port)) as sink,
+    ):
+        connected(sink, caplog)
+        for one in results:
+            sink.write(one)
+            time.sleep(0.002)
+        wait_for(lambda: len(seen) == 30, 5.0, "30 messages")
+        assert sink.dropped == {}
+    assert [message.payload for message in seen] == [one.payload for one in results]
+    assert {message.qos for message in seen} == {qos}
+
+
+def test_rate_is_limited_and_counted(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    with mosquitto(tmp_path) as (port, _), subscriber(port) as seen:
+        with open_sink(MqttSink(max_hz=10.0), context(port)) as sink:
+            connected(sink, caplog)
+            for seq in range(50):
+                sink.write(result(seq))
+                time.sleep(0.01)
+            dropped = sink.dropped["mqtt_rate"]
+        wait_for(lambda: len(seen) == 50 - dropped, 5.0, "the rest arrives")
+    assert 4 <= len(seen) <= 15
+
+
+def test_rate_limit_keeps_the_average_and_forgives_jitter():
+    limit = RateLimit(30.0)
+    rng = np.random.default_rng(5)
+    times = np.arange(300) / 30.0 + rng.uniform(0.0, 0.02, 300)
+    assert sum(limit.allows(float(t)) for t in times) >= 299
+    fast = RateLimit(30.0)
+    assert sum(fast.allows(i / 1000.0) for i in range(3000)) == pytest.approx(91, abs=2)
+
+
+def test_unreachable_broker_costs_drops_not_time(caplog):
+    with open_sink(MqttSink(max_hz=1e6), context(free_port())) as sink:
+        start = time.monotonic()
+        for seq in range(200):
+            sink.write(result(seq))
+        assert time.monotonic() - start < 1.0
+        wait_for(lambda: sum(sink.dropped.values()) == 200, 3.0, "all are counted")
+        wait_for(lambda: "cannot reach the broker" in caplog.text, 3.0, "the log says so")
+    assert set(sink.dropped) <= {"mqtt_offline", "mqtt_queue"}
+
+
+def test_sink_comes_back_after_the_broker_did(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    port = free_port()
+    with open_sink(MqttSink(max_hz=1e6), context(port)) as sink:
+        with mosquitto(tmp_path, port):
+            connected(sink, caplog)
+        caplog.clear()
+        wait_for(lambda: "lost" in caplog.text, 3.0, "the loss is noticed")
+        sink.write(result(1))
+        with mosquitto(tmp_path, port), subscriber(port) as seen:
+            connected(sink, caplog)
+            sink.write(result(2))
+            wait_for(lambda: len(seen) == 1, 3.0, "a message after the restart")
+        assert json.loads(seen[0].payload)["seq"] == 2
+        assert sink.dropped == {"mqtt_offline": 1}
+
+
+def test_frozen_broker_costs_the_oldest_results_and_no_memory(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    one = result(0, gray_frame(0), detections(*[([1, 2, 3, 4], 0.5, 0)] * 1000))
+    with mosquitto(tmp_path) as (port, broker):
+        with open_sink(MqttSink(max_hz=1e9), context(port)) as sink:
+            connected(sink, caplog)
+            broker.send_signal(signal.SIGSTOP)
+            longest = 0.0
+            for _ in range(1000):
+                start = time.monotonic()
+                sink.write(one)
+                longest = max(longest, time.monotonic() - start)
+                if sink.dropped.get("mqtt_queue", 0) > 100:
+                    break
+                time.sleep(0.001)
+            assert sink.dropped["mqtt_queue"] > 100
+            assert longest < 0.2
+            closing = time.monotonic()
+        assert time.monotonic() - closing < 4.0
+
+
+AMQTT = """
+import asyncio, sys
+from amqtt.broker import Broker
+async def main():
+    plugins = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}}
+    bind = "127.0.0.1:" + sys.argv[1]
+    listeners = {"default": {"type": "tcp", "bind": bind}}
+    await Broker({"listeners": listeners, "plugins": plugins}).start()
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+def test_broker_that_knows_only_mqtt_311_is_spoken_to_in_311(caplog):
+    caplog.set_level(logging.INFO)
+    port = free_port()
+    broker = subprocess.Popen([sys.executable, "-c", AMQTT, str(port)], stderr=subprocess.DEVNULL)
+    try:
+        with open_sink(MqttSink(), context(port)) as sink:
+            wait_for(lambda: "connected (MQTT 3.1.1)" in caplog.text, 10.0, "3.1.1 is agreed on")
+            sink.write(result())
+            time.sleep(0.2)
+            assert sink.dropped == {}
+    finally:
+        broker.kill()
+        broker.wait()
+
+
+def test_mqtt_sink_without_a_broker_is_an_error_at_start():
+    with pytest.raises(PipelineError, match=r"no broker was named: give --mqtt-host"):
+        open_sink(MqttSink(), context())
+
+
+# --- jsonl
+
+
+def test_jsonl_has_a_line_a_frame_and_is_appended_to(tmp_path):
+    path = tmp_path / "out.jsonl"
+    for seq in (1, 2):
+        with open_sink(JsonlSink(path=str(path)), context()) as sink:
+            sink.write(result(seq))
+            assert path.read_text().endswith("\n")  # visible before it is closed
+    assert [json.loads(line)["seq"] for line in path.read_text().splitlines()] == [1, 2]
+
+
+@pytest.mark.parametrize("kind", [JsonlSink, VideoSink])
+def test_path_that_cannot_be_written_is_an_error_at_start(tmp_path, kind):
+    for path in (tmp_path / "no" / "out.mp4", tmp_path):
+        with pytest.raises(PipelineError, match=f"cannot write {path}"):
+            open_sink(kind(path=str(path)), context())
+
+
+def test_full_disk_is_counted_and_said_once(caplog):
+    with open_sink(JsonlSink(path="/dev/full"), context()) as sink:
+        for seq in range(3):
+            sink.write(result(seq))
+        assert sink.dropped == {"jsonl_error": 3}
+    assert caplog.text.count("No space left on device") == 1
+
+
+# --- video
+
+
+def read_video(path):
+    capture = cv2.VideoCapture(str(path))
+    frames = []
+    while (grabbed := capture.read())[0]:
+        frames.append(grabbed[1])
+    return frames, capture.get(cv2.CAP_PROP_FPS)
+
+
+@pytest.mark.parametrize("name", ["out.mp4", "out.avi"])
+def test_video_has_every_frame_with_its_boxes(tmp_path, name):
+    path = tmp_path / name
+    found = detections(([40, 60, 120, 100], 0.9, 0))
+    with open_sink(VideoSink(path=str(path), fps=12.0), context()) as sink:
+        for seq in range(6):
+            sink.write(result(seq, gray_frame(30, 160, 120), found))
+    frames, fps = read_video(path)
+    assert (len(frames), round(fps)) == (6, 12)
+    assert frames[0].shape == (120, 160, 3)
+    edge, inside = frames[3][60:100, 40].astype(int), frames[3][80, 80].astype(int)
+    assert edge[:, 2].mean() > 150  # drawn in the colour of class 0
+    assert inside.max() < 60
+    assert sink.dropped == {}
+
+
+def test_unknown_suffix_becomes_a_video_that_plays(tmp_path, caplog):
+    writer = VideoFileWriter(tmp_path / "out.xyz", 10.0)
+    for _ in range(3):
+        writer.write(gray_frame(80), detections(), LABELS, 1.0)
+    writer.close()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [writer.path.name]
+    assert len(read_video(writer.path)[0]) == 3
+    assert "is written as" in caplog.text
+
+
+def test_pictures_of_other_sizes_are_fitted_in(tmp_path):
+    path = tmp_path / "out.avi"
+    with open_sink(VideoSink(path=str(path)), context()) as sink:
+        sink.write(result(0, gray_frame(100, 160, 120), detections()))
+        sink.write(result(1, gray_frame(200, 50, 100), detections()))
+    frames, _ = read_video(path)
+    assert len(frames) == 2
+    columns = frames[1][100].mean(axis=1)
+    assert columns[80] > 180
+    assert columns[10] < 20
+    assert columns[150] < 20
+
+
+def test_video_without_frames_leaves_no_file(tmp_path):
+    with open_sink(VideoSink(path=str(tmp_path / "out.mp4")), context()):
+        pass
+    assert os.listdir(tmp_path) == []
+
+
+# --- drawing
+
+
+def test_annotation_draws_on_a_copy():
+    image = gray_frame(50, 200, 150)
+    before = image.copy()
+    drawn = annotate(image, detections(([20, 40, 80, 90], 0.5, 1)), LABELS, 12.3)
+    np.testing.assert_array_equal(image, before)
+    assert (drawn[65, 20] != 50).any()
+    assert (drawn[0:16, 0:60] == 255).any()  # the latency, in white
+    np.testing.assert_array_equal(drawn[60:85, 100:], 50)
+
+
+def test_annotation_takes_cropped_pictures_and_boxes_at_the_edges():
+    image = np.zeros((100, 120, 3), np.uint8)[:90, :101]
+    boxes = detections(([0, 0, 101, 90], 0.5, 7), ([-5, 80, 300, 400], 0.4, 123))
+    assert annotate(image, boxes, LABELS).shape == (90, 101, 3)
+
+
+def test_classes_are_written_as_lines():
+    scores = ClassScores(np.array([0.9, 0.1], np.float32), np.array([1, 0], np.int64))
+    drawn = annotate(gray_frame(0, 200, 100), scores, LABELS)
+    assert (drawn[20:34] != 0).any()
+    assert (drawn[38:52] != 0).any()
+    assert not (drawn[60:] != 0).any()
