@@ -186,7 +186,15 @@ def _ranges(
 
 def _open_data(graph: ir.Model, options: BuildOptions) -> Dataset:
     if not isinstance(options.data, str | Path):
-        return memory_dataset(tuple(options.data or ()))
+        samples = tuple(options.data or ())
+        wanted = {str(value.name) for value in graph.graph.inputs}
+        for number, sample in enumerate(samples):
+            if set(sample) != wanted:
+                raise BuildError(
+                    f"Calibration sample {number} feeds {sorted(sample)}, but the model's inputs "
+                    f"are {sorted(wanted)}; give every sample an array for each input."
+                )
+        return memory_dataset(samples)
     inputs = [
         InputSpec(
             name=str(value.name),

@@ -1,0 +1,271 @@
+"""From ONNX file to running engine: models made by others, determinism, and bad input."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from model_fixtures import save, small_convnet
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from calibration.errors import CalibrationError
+from device.engine import open_engine
+from device.errors import EngineError, ProfileError, SessionError, TandemError
+from device.manifest import DimRange
+from device.session import Session
+from toolkit.build import BuildOptions, BuildResult, build_engine
+from toolkit.errors import BuildError, ImportModelError
+
+LIGHT = (
+    "bvlc_alexnet",
+    "densenet121",
+    "inception_v1",
+    "inception_v2",
+    "resnet50",
+    "shufflenet",
+    "squeezenet",
+    "vgg19",
+    "zfnet512",
+)
+
+
+def infer(engine: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    with open_engine(engine) as opened, Session(opened) as session:
+        return session.infer(feeds)
+
+
+def ramp(shape: tuple[int, ...]) -> np.ndarray:
+    """The input that the onnx wheel's expected outputs were made with."""
+    size = int(np.prod(shape))
+    return (np.arange(size, dtype=np.float32) / size).reshape(shape)
+
+
+def calibrated(tmp_path: Path, rng: np.random.Generator, profile: str) -> tuple[Path, BuildResult]:
+    model = small_convnet(tmp_path / "m.onnx", rng)
+    samples = [{"x": rng.normal(size=(1, 3, 32, 32)).astype(np.float32)} for _ in range(4)]
+    out = tmp_path / "m.engine"
+    return model, build_engine(model, profile, out, BuildOptions(data=samples, method="minmax"))
+
+
+@pytest.mark.parametrize("profile", ["agx-orin-64gb", "orin-nano-8gb"])
+@pytest.mark.parametrize("name", LIGHT)
+def test_light_models_give_the_shipped_outputs_in_fp32(
+    tmp_path: Path, light_models: Path, name: str, profile: str
+) -> None:
+    out = tmp_path / "light.engine"
+    model = light_models / f"light_{name}.onnx"
+    result = build_engine(model, profile, out, BuildOptions(precision="fp32"))
+    (shape,) = (t.shape for t in result.manifest.tensors if t.name in result.manifest.inputs)
+    x = ramp(tuple(d for d in shape if isinstance(d, int)))
+    (actual,) = infer(out, {result.manifest.inputs[0]: x}).values()
+    expected = numpy_helper.to_array(
+        onnx.load_tensor(str(light_models / f"light_{name}_output_0.pb"))
+    )
+    out.unlink()  # the largest has 574 MB
+    np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["squeezenet", "resnet50"])
+def test_light_models_split_between_gpu_and_dla_in_int8(
+    tmp_path: Path, light_models: Path, rng: np.random.Generator, name: str
+) -> None:
+    model = light_models / f"light_{name}.onnx"
+    graph_input = {"squeezenet": "data_0", "resnet50": "gpu_0/data_0"}[name]
+    samples = [{graph_input: rng.uniform(0, 1, (1, 3, 224, 224)).astype(np.float32)}]
+    out = tmp_path / "m.engine"
+    result = build_engine(model, "agx-orin-64gb", out, BuildOptions(data=samples))
+    processors = {segment.processor for segment in result.manifest.segments}
+    assert processors == {"gpu", "dla0"}
+    crossing = {c.tensor for c in result.manifest.crossings}
+    assert all(t.dtype == "int8" for t in result.manifest.tensors if t.name in crossing)
+    assert infer(out, samples[0])
+
+
+def test_int8_engine_matches_the_reference_of_its_own_graph(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model, result = calibrated(tmp_path, rng, "agx-orin-64gb")
+    x = rng.normal(size=(1, 3, 32, 32)).astype(np.float32)
+    actual = infer(result.path, {"x": x})["y"]
+    env: dict[str, np.ndarray] = {"x": x}
+    with open_engine(result.path) as engine:
+        for segment in engine.manifest.segments:
+            (portable,) = segment.implementations
+            proto = onnx.load_model_from_string(engine.entry(portable.model).tobytes())
+            for tensor in proto.graph.initializer:
+                if tensor.name in portable.weights:
+                    tensor.CopyFrom(
+                        numpy_helper.from_array(engine.entry(tensor.name).copy(), tensor.name)
+                    )
+            feeds = {name: env[name] for name in segment.inputs}
+            outputs = ReferenceEvaluator(proto).run(list(segment.outputs), feeds)
+            env.update(zip(segment.outputs, outputs, strict=True))
+    plain = ReferenceEvaluator(onnx.load(model)).run(None, {"x": x})[0]
+    # Integer kernels round the same sums as the reference; they may differ by a step where a sum
+    # falls on the edge between two, and a step is far below what INT8 costs.
+    int8_error = np.abs(env["y"] - plain).max()
+    assert np.abs(actual - env["y"]).max() <= max(int8_error, 0.02 * np.abs(plain).max())
+    assert 0 < int8_error < 0.1 * np.abs(plain).max()
+
+
+@pytest.mark.parametrize("profile", ["laptop", "orin-nano-8gb", "agx-orin-64gb", "agx-xavier-32gb"])
+def test_each_profile_uses_the_processors_that_it_has(
+    tmp_path: Path, rng: np.random.Generator, profile: str
+) -> None:
+    _, result = calibrated(tmp_path, rng, profile)
+    used = {segment.processor for segment in result.manifest.segments}
+    allowed = {"laptop": {"cpu"}, "orin-nano-8gb": {"gpu"}}.get(profile, {"gpu", "dla0", "dla1"})
+    assert used <= allowed
+    assert {row.node for row in result.manifest.plan} == {
+        node for segment in result.manifest.segments for node in segment.nodes
+    }
+    assert all(row.reason for row in result.manifest.plan)
+
+
+def test_two_builds_in_two_processes_give_the_same_bytes(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model = small_convnet(tmp_path / "m.onnx", rng)
+    for index in range(3):
+        sample = rng.normal(size=(1, 3, 32, 32)).astype(np.float32)
+        np.save(tmp_path / f"{index}.npy", sample)
+    engines = []
+    for seed in ("1", "2"):
+        out = tmp_path / f"{seed}.engine"
+        command = [sys.executable, "-m", "toolkit.cli", "build", str(model), "-o", str(out)]
+        command += ["--profile", "agx-orin-64gb", "--data", str(tmp_path)]
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        subprocess.run(command, check=True, env=environment, capture_output=True)
+        engines.append(out.read_bytes())
+    assert engines[0] == engines[1]
+
+
+def test_a_dynamic_batch_runs_at_every_size_of_its_range(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    weight = rng.normal(size=(4, 3, 3, 3)).astype(np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]),
+        helper.make_node("Relu", ["c"], ["y"]),
+    ]
+    path = save(
+        tmp_path / "m.onnx", nodes, {"x": ["n", 3, 8, 8]}, {"y": ["n", 4, 6, 6]}, {"w": weight}
+    )
+    out = tmp_path / "m.engine"
+    dims = (DimRange(name="n", min=1, opt=2, max=4),)
+    build_engine(path, "agx-orin-64gb", out, BuildOptions(dims=dims))
+    with open_engine(out) as engine, Session(engine) as session:
+        for batch in (1, 2, 3, 4):
+            x = rng.normal(size=(batch, 3, 8, 8)).astype(np.float32)
+            expected = ReferenceEvaluator(onnx.load(path)).run(None, {"x": x})[0]
+            np.testing.assert_allclose(session.infer({"x": x})["y"], expected, atol=1e-4)
+        with pytest.raises(SessionError, match="x"):
+            session.infer({"x": np.zeros((5, 3, 8, 8), np.float32)})
+
+
+def test_a_data_dependent_output_has_an_unknown_dimension(tmp_path: Path) -> None:
+    nodes = [helper.make_node("NonZero", ["x"], ["i"]), helper.make_node("Neg", ["i"], ["y"])]
+    model = save(tmp_path / "m.onnx", nodes, {"x": [2, 3]}, {"i": [2, "k"]})
+    graph = onnx.load(model)
+    del graph.graph.node[1]
+    graph.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    onnx.save(graph, model)
+    build_engine(model, "laptop", tmp_path / "m.engine")
+    x = np.array([[0, 1, 0], [2, 0, 3]], np.float32)
+    np.testing.assert_array_equal(infer(tmp_path / "m.engine", {"x": x})["i"], np.nonzero(x))
+
+
+def test_onnx_backend_models_of_others_build_and_agree(light_models: Path, tmp_path: Path) -> None:
+    """Every pytorch-converted model of the onnx wheel builds, and gives the wheel's own output."""
+    folder = light_models.parent / "pytorch-converted"
+    cases = sorted(folder.iterdir())
+    assert len(cases) > 50
+    for case in cases:
+        feeds, expected = [], []
+        for kind, found in (("input", feeds), ("output", expected)):
+            for file in sorted(case.glob(f"test_data_set_0/{kind}_*.pb")):
+                found.append(numpy_helper.to_array(onnx.load_tensor(str(file))))
+        out = tmp_path / "m.engine"
+        try:
+            result = build_engine(case / "model.onnx", "agx-orin-64gb", out)
+        except ImportModelError as err:
+            assert "opset" in str(err), case.name  # noqa: PT017  (older than 9)
+            continue
+        inputs = dict(zip(result.manifest.inputs, feeds, strict=True))
+        for actual, wanted in zip(infer(out, inputs).values(), expected, strict=True):
+            np.testing.assert_allclose(actual, wanted, rtol=1e-3, atol=1e-5, err_msg=case.name)
+
+
+def test_int8_without_ranges_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    model = small_convnet(tmp_path / "m.onnx", rng)
+    with pytest.raises(BuildError, match="INT8 needs activation ranges: give calibration data"):
+        build_engine(model, "laptop", tmp_path / "m.engine", BuildOptions(precision="int8"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx"]
+
+
+def test_samples_of_other_inputs_are_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    model = small_convnet(tmp_path / "m.onnx", rng)
+    samples = [{"z": np.zeros((1, 3, 32, 32), np.float32)}]
+    with pytest.raises(BuildError, match=r"sample 0 feeds \['z'\], but the model's inputs are"):
+        build_engine(model, "laptop", tmp_path / "m.engine", BuildOptions(data=samples))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ("profile", ProfileError, "orin-nano-8gb"),
+        ("empty-data", CalibrationError, "empty"),
+        ("corrupt-pictures", CalibrationError, "a.jpg"),
+        ("truncated", ImportModelError, "m.onnx"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
+    tmp_path: Path, rng: np.random.Generator, change: str, error: type[TandemError], message: str
+) -> None:
+    model = small_convnet(tmp_path / "m.onnx", rng)
+    data = tmp_path / "empty"
+    data.mkdir()
+    profile = "orin-nano-8g" if change == "profile" else "agx-orin-64gb"
+    if change == "corrupt-pictures":
+        (data / "a.jpg").write_bytes(b"\xff\xd8 not a picture")
+    if change == "truncated":
+        model.write_bytes(model.read_bytes()[:500])
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(error, match=message) as caught:
+        build_engine(model, profile, tmp_path / "m.engine", BuildOptions(data=data))
+    assert "\n" not in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_engine_of_another_profile_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    _, result = calibrated(tmp_path, rng, "agx-orin-64gb")
+    with (
+        open_engine(result.path) as engine,
+        pytest.raises(SessionError, match="agx-orin-64gb"),
+    ):
+        Session(engine, profile="orin-nano-8gb")
+
+
+def test_a_build_that_fails_keeps_the_old_engine(tmp_path: Path, rng: np.random.Generator) -> None:
+    model, result = calibrated(tmp_path, rng, "laptop")
+    before = result.path.read_bytes()
+    model.write_bytes(model.read_bytes()[:200])
+    with pytest.raises(ImportModelError):
+        build_engine(model, "laptop", result.path)
+    assert result.path.read_bytes() == before
+    with pytest.raises(EngineError):
+        open_engine(model)
+
+
+def test_the_safetensors_library_opens_an_engine(tmp_path: Path, rng: np.random.Generator) -> None:
+    from safetensors import safe_open
+
+    _, result = calibrated(tmp_path, rng, "agx-orin-64gb")
+    with safe_open(result.path, framework="np") as file, open_engine(result.path) as engine:
+        assert set(file.keys()) == set(engine.entries)
+        for name in file.keys():  # noqa: SIM118  (not a dict)
+            np.testing.assert_array_equal(file.get_tensor(name), engine.entry(name))
