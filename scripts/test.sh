@@ -49,7 +49,7 @@ install_debian_packages() {
 if command -v dpkg-query >/dev/null; then
     install_debian_packages "${debian_packages[@]}"
 else
-    echo "This is not Debian or Ubuntu: tests that need mosquitto, ffmpeg or GStreamer may fail." >&2
+    echo "This is not Debian: tests that need mosquitto, ffmpeg or GStreamer may fail." >&2
 fi
 make_venv dev
 
