@@ -131,7 +131,7 @@ class Session:
             shape.append(sizes[dim] if isinstance(dim, str) else dim)
         if name in self._outputs:
             # Straight into an array of the caller's: in the arena the next run would overwrite it.
-            return np.empty(shape, tensor.dtype)
+            return _fresh(name, shape, tensor.dtype)
         buffer = self._buffers.get(name)
         return None if buffer is None else self._view(buffer, tensor.dtype, shape)
 
@@ -192,6 +192,16 @@ def _load(
         f"{engine.path}: segment {segment.name!r} cannot be run here: "
         + ("; ".join(refused) or "it carries no implementation that is known")
     )
+
+
+def _fresh(name: str, shape: list[int], dtype: str) -> Array:
+    try:
+        return np.empty(shape, dtype)
+    except MemoryError as error:
+        raise SessionError(
+            f"there is no memory for output {name!r} of shape {shape} and dtype {dtype}; "
+            "stop other programs or feed a smaller batch"
+        ) from error
 
 
 def _take(arena_bytes: int, where: str) -> Array:

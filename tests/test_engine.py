@@ -269,6 +269,26 @@ except EngineError as error:
     assert os.listdir(tmp_path) == []
 
 
+def test_the_bytes_are_on_the_disk_before_the_file_takes_its_name(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, bool]] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def note_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        done.append(("fsync", os.path.isdir(f"/proc/self/fd/{descriptor}")))
+
+    def note_replace(old: Path, new: Path) -> Path:
+        done.append(("replace", False))
+        return replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(Path, "replace", note_replace)
+    write_network(path, split_network())
+    assert done == [("fsync", False), ("replace", False), ("fsync", True)]
+
+
 def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"cannot be written: .*No such file or directory"):
         write_network(tmp_path / "none" / "e", split_network())
@@ -375,6 +395,7 @@ ENTRY_EDITS = [
     ("dtype", "BF16", "has dtype 'BF16'; known are"),
     ("dtype", "F64", "takes 864 bytes, its dtype and shape need 1728"),
     ("shape", [8, 3, 3, 4], "takes 864 bytes, its dtype and shape need 1152"),
+    ("shape", [1, 3, 3, 3], "takes 864 bytes, its dtype and shape need 108"),
     ("shape", [-8, -3, 3, 3], "Expected `int` >= 0"),
     ("shape", [8.0, 3, 3, 3], "Expected `int`, got `float`"),
     ("shape", [2**40, 2**40, 0], "which is more than 9223372036854775807 bytes"),

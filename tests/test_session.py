@@ -430,6 +430,35 @@ def test_more_memory_than_there_is_is_refused(tmp_path: Path) -> None:
     assert "SessionError: it needs" in done.stderr.splitlines()[-1]
 
 
+def test_an_output_that_does_not_fit_into_memory_is_one_sentence(tmp_path: Path) -> None:
+    network = single_network()
+    shape = (2**31 - 1,)
+    nodes = (
+        node("ReduceSum", ("x",), "sum", keepdims=0),
+        node("Expand", ("sum", "wide"), "y"),
+    )
+    huge = replace(
+        network,
+        pieces=(Piece("gpu.0", "gpu", nodes, ("x",), ("y",)),),
+        weights={"wide": np.array(shape, np.int64)},
+        tensors=(network.tensor("x"), TensorInfo(name="y", dtype="float32", shape=shape)),
+    )
+    path = write_network(tmp_path / "e", huge)
+    code = """
+import resource, sys
+import numpy as np
+from device.session import open_session
+session = open_session(sys.argv[1], threads=1)
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+session.infer({"x": np.zeros((1, 3, 16, 16), np.float32)})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
+    )
+    said = "SessionError: there is no memory for output 'y' of shape [2147483647]"
+    assert said in done.stderr.splitlines()[-1]
+
+
 def test_an_engine_without_a_memory_plan_runs_too(tmp_path: Path) -> None:
     network = split_network("batch")
     manifest, arrays = engine_parts(network)

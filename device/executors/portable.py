@@ -39,7 +39,7 @@ _CONFIG: tuple[tuple[str, str], ...] = (
     ("session.intra_op.allow_spinning", "0"),
     ("session.inter_op.allow_spinning", "0"),
 )
-_FATAL = 4  # onnxruntime's log level: whatever is worse than a warning is raised to us anyway
+_FATAL = 4  # onnxruntime's log level for the whole process: its errors are raised to us anyway
 
 
 def why_not() -> str | None:
@@ -81,7 +81,7 @@ class PortableExecutor:
                 engine.entry(implementation.model).tobytes(),
                 self._options(engine, implementation, threads),
                 providers=["CPUExecutionProvider"],
-                enable_fallback=False,  # it would print and try the same once more
+                enable_fallback=False,  # it would print to stdout and try the same again
             )
         except self._errors as error:
             raise SessionError(
@@ -89,8 +89,6 @@ class PortableExecutor:
             ) from error
         self._check("inputs", segment.inputs, self._session.get_inputs(), tensors)
         self._check("outputs", segment.outputs, self._session.get_outputs(), tensors)
-        self._run_options = onnxruntime.RunOptions()
-        self._run_options.log_severity_level = _FATAL
 
     def run(
         self, inputs: Mapping[str, Array], outputs: Mapping[str, Array | None]
@@ -110,7 +108,7 @@ class PortableExecutor:
                     binding.bind_output(name, "cpu")
                 else:
                     binding.bind_ortvalue_output(name, wrap(target))
-            self._session.run_with_iobinding(binding, self._run_options)
+            self._session.run_with_iobinding(binding)
             made = dict(zip(outputs, binding.get_outputs(), strict=True))
         except self._errors as error:
             raise SessionError(
@@ -123,7 +121,6 @@ class PortableExecutor:
 
     def _options(self, engine: Engine, implementation: Portable, threads: int | None) -> Any:  # noqa: ANN401
         options = self._runtime.SessionOptions()
-        options.log_severity_level = _FATAL
         options.use_deterministic_compute = True
         options.intra_op_num_threads = threads or 0
         for key, value in _CONFIG:
