@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
@@ -31,13 +31,23 @@ PIPE_BYTES = 1 << 20  # 1080p NV12: 1.3 ms to read, against 2.2 ms with the defa
 STDERR_BYTES = 8192
 GRACE_S = 0.5
 
+LAUNCH = ("gst-launch-1.0", "-q")
+NV12 = "video/x-raw,format=NV12"
+TO_PIPE = ("gdppay", "!", "fdsink", "fd=1", "sync=false")
+
+# Encoding -> elements that unpack and parse it, and decoders, the board's hardware first.
+CODECS: dict[str, tuple[tuple[str, str], tuple[str, ...]]] = {
+    "H264": (("rtph264depay", "h264parse"), ("nvv4l2decoder", "avdec_h264")),
+    "H265": (("rtph265depay", "h265parse"), ("nvv4l2decoder", "avdec_h265")),
+}
+
 # What GStreamer writes -> what it means and what to do.
 CAUSES: tuple[tuple[str, str], ...] = (
     ("(401)", "the camera refused the credentials: check the user and password in the address"),
     ("(404)", "the camera has no such stream: check the path in the address"),
     ("Failed to connect", "nothing answers there: check host and port, and that it is switched on"),
     ("Could not receive message", "the connection broke off: check the network to the camera"),
-    ("delayed linking failed", "the stream is not H.264 video: set the camera to H.264"),
+    ("not-linked", "the stream carries no H.264 or H.265 video: choose one of them in the camera"),
     ("is busy", "another program uses the camera: close that program"),
     ("Cannot identify device", "no camera is there: check that it is plugged in"),
     ("not-negotiated", "the camera cannot give that size, rate or format: change them"),
@@ -54,16 +64,34 @@ def has_element(name: str) -> bool:
     return subprocess.run([inspect, "--exists", name], check=False).returncode == 0
 
 
-def rtsp_command(uri: str, decoder: str) -> list[str]:
-    """Return the command that writes the H.264 video of an RTSP stream as GDP to its stdout.
+def rtsp_decoders() -> dict[str, str]:
+    """Return the decoder for each encoding that RTSP video can have here; empty: use OpenCV."""
+    if not (has_element("rtspsrc") and has_element("gdppay")):
+        return {}
+    usable = {
+        encoding: next((name for name in decoders if has_element(name)), None)
+        for encoding, (parts, decoders) in CODECS.items()
+        if all(has_element(part) for part in parts)
+    }
+    return {encoding: name for encoding, name in usable.items() if name is not None}
 
+
+def rtsp_command(uri: str, decoders: Mapping[str, str]) -> list[str]:
+    """Return the command that writes the video of an RTSP stream as GDP to its stdout.
+
+    `decoders`: see `rtsp_decoders`; each gets a branch, and the stream takes the one that fits.
     Every element is named: with uridecodebin, a camera that also sends audio never settles.
     """
-    converter = ["nvvidconv"] if decoder == "nvv4l2decoder" else ["videoconvert"]
-    threads = ["max-threads=1"] if decoder == "avdec_h264" else []  # frame threads add latency
-    source = ["rtspsrc", f"location={_quoted(uri)}", "protocols=tcp", "latency=0"]
-    decode = ["rtph264depay", "!", "h264parse", "!", decoder, *threads, "!", *converter]
-    return _launch(*source, "!", "application/x-rtp,media=video", "!", *decode)
+    source = ["rtspsrc", "name=in", f"location={_quoted(uri)}", "protocols=tcp", "latency=0"]
+    branches: list[str] = []
+    for encoding, decoder in decoders.items():
+        depay, parse = CODECS[encoding][0]
+        converter = "nvvidconv" if decoder == "nvv4l2decoder" else "videoconvert"
+        threads = ["max-threads=1"] if decoder.startswith("avdec") else []  # more add latency
+        caps = f"application/x-rtp,media=video,encoding-name={encoding}"
+        decode = [depay, "!", parse, "!", decoder, *threads, "!", converter, "!", NV12]
+        branches += ["in.", "!", caps, "!", *decode, "!", "out."]
+    return [*LAUNCH, *source, *branches, "funnel", "name=out", "!", *TO_PIPE]
 
 
 def camera_command(camera: Camera) -> list[str]:
@@ -74,12 +102,7 @@ def camera_command(camera: Camera) -> list[str]:
     caps = ",".join([kind, *(f"{w}/1" if w.startswith("framerate") else w for w in wanted)])
     decode = ["jpegdec", "!"] if camera.format == "mjpg" else []
     source = ["v4l2src", f"device={_quoted(camera.device)}", "do-timestamp=true"]
-    return _launch(*source, "!", caps, "!", *decode, "videoconvert")
-
-
-def _launch(*elements: str) -> list[str]:
-    sink = ["video/x-raw,format=NV12", "!", "gdppay", "!", "fdsink", "fd=1", "sync=false"]
-    return ["gst-launch-1.0", "-q", *elements, "!", *sink]
+    return [*LAUNCH, *source, "!", caps, "!", *decode, "videoconvert", "!", NV12, "!", *TO_PIPE]
 
 
 def _quoted(value: str) -> str:

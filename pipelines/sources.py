@@ -13,11 +13,9 @@ from pipelines.config import SourceConfig
 from pipelines.cv_capture import open_camera_capture, open_rtsp_capture
 from pipelines.files import PICTURES, PictureFolder, VideoFile
 from pipelines.frame import Frame
-from pipelines.gst import GstCapture, camera_command, has_element, rtsp_command
+from pipelines.gst import GstCapture, camera_command, has_element, rtsp_command, rtsp_decoders
 from pipelines.live import Capture, LiveSource
 from pipelines.uri import file_path, parse_camera, redact, scheme_of
-
-H264_DECODERS = ("nvv4l2decoder", "avdec_h264")  # the board's hardware first
 
 
 class Source(AbstractContextManager[Any], Protocol):
@@ -80,12 +78,11 @@ def _open_camera(config: SourceConfig, stop: threading.Event) -> Source:
 
 def _open_rtsp(config: SourceConfig, stop: threading.Event) -> Source:
     name = redact(config.uri)
-    decoder = next((name for name in H264_DECODERS if has_element(name)), None)
-    complete = all(has_element(name) for name in ("rtspsrc", "rtph264depay", "gdppay"))
+    decoders = rtsp_decoders()
 
     def open_capture(closing: threading.Event) -> Capture:
-        if decoder and complete:
-            command = rtsp_command(config.uri, decoder)
+        if decoders:
+            command = rtsp_command(config.uri, decoders)
             return GstCapture(name, command, config.stall_s, closing)
         return open_rtsp_capture(name, config.uri, config.stall_s)
 

@@ -201,12 +201,12 @@ def test_camera_command_asks_for_the_wanted_format():
 
 
 def test_address_cannot_add_elements_to_the_command():
-    command = rtsp_command('rtsp://h/a" ! filesink location="/tmp/x', "avdec_h264")
+    command = rtsp_command('rtsp://h/a" ! filesink location="/tmp/x', {"H264": "avdec_h264"})
     assert 'location="rtsp://h/a\\" ! filesink location=\\"/tmp/x"' in command
 
 
 def test_board_decoder_is_followed_by_the_board_converter():
-    text = " ".join(rtsp_command("rtsp://h/a", "nvv4l2decoder"))
+    text = " ".join(rtsp_command("rtsp://h/a", {"H265": "nvv4l2decoder"}))
     assert "! nvv4l2decoder ! nvvidconv ! video/x-raw,format=NV12 !" in text
 
 
@@ -373,6 +373,39 @@ def test_refused_connection_says_so_without_the_credentials():
         pass
     assert "s3cret" not in str(caught.value)
     assert f"rtsp://***@127.0.0.1:{server.port}/cam" in str(caught.value)
+
+
+def test_h265_stream_is_read():
+    with rtsp_server(path="/h265") as server, live(server) as source:
+        assert next(iter(source)).image.shape == (180, 320, 3)
+
+
+def test_sound_beside_the_picture_does_not_disturb():
+    with rtsp_server(path="/sound") as server, live(server) as source:
+        frames = [frame for frame, _ in zip(source, range(10), strict=False)]
+    assert frames[-1].seq == 9 + source.dropped.get("busy", 0)
+
+
+def test_stream_without_a_picture_says_so():
+    with (
+        rtsp_server(path="/only-sound") as server,
+        pytest.raises(SourceError, match=r"carries no H\.264 or H\.265 video"),
+        live(server),
+    ):
+        pass
+
+
+def test_wrong_password_says_so_without_it():
+    with rtsp_server(login=("admin", "s3cret")) as server:
+        right = server.url.replace("://", "://admin:s3cret@")
+        with open_source(SourceConfig(uri=right)) as source:
+            assert next(iter(source)).source == server.url.replace("://", "://***@")
+        with (
+            pytest.raises(SourceError, match="refused the credentials") as caught,
+            open_source(SourceConfig(uri=right.replace("s3cret", "s3crat"))),
+        ):
+            pass
+    assert "s3crat" not in str(caught.value)
 
 
 def test_wrong_path_of_a_stream_says_so():

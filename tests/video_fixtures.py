@@ -24,9 +24,7 @@ from pipelines.frame import Frame, Stamp
 SIZE = 64
 LABELS = ("red", "green")
 
-# Writes the number of each frame into its pixels (16 blocks, most significant bit first), so that
-# a reader can tell which frame it got. Runs under the system's Python, which has GStreamer's
-# bindings.
+# Runs under the system's Python, which has GStreamer's bindings.
 RTSP_SERVER = """
 import sys
 import gi
@@ -34,18 +32,36 @@ gi.require_version("Gst", "1.0")
 gi.require_version("GstRtspServer", "1.0")
 from gi.repository import GLib, Gst, GstRtspServer
 Gst.init(None)
-port, width, height = sys.argv[1:4]
+port, width, height, user, password = sys.argv[1:6]
+video = "videotestsrc is-live=true pattern=ball ! video/x-raw,width=%s,height=%s,framerate=30/1 ! "
+video = video % (width, height)
+h264 = "x264enc tune=zerolatency speed-preset=ultrafast key-int-max=15 ! rtph264pay name=pay0 pt=96"
+h265 = "x265enc tune=zerolatency speed-preset=ultrafast ! rtph265pay name=pay0 pt=96"
+sound = "audiotestsrc is-live=true ! alawenc ! rtppcmapay pt=8 name="
 server = GstRtspServer.RTSPServer()
 server.set_address("127.0.0.1")
 server.set_service(port)
-factory = GstRtspServer.RTSPMediaFactory()
-factory.set_shared(True)
-factory.set_launch(
-    "( videotestsrc is-live=true pattern=ball ! video/x-raw,width=%s,height=%s,framerate=30/1"
-    " ! x264enc tune=zerolatency speed-preset=ultrafast key-int-max=15"
-    " ! rtph264pay name=pay0 pt=96 )" % (width, height)
-)
-server.get_mount_points().add_factory("/cam", factory)
+for path, launch in {
+    "/cam": video + h264,
+    "/h265": video + h265,
+    "/sound": sound + "pay1 " + video + h264,
+    "/only-sound": sound + "pay0",
+}.items():
+    factory = GstRtspServer.RTSPMediaFactory()
+    factory.set_shared(True)
+    factory.set_launch("( %s )" % launch)
+    if user:
+        allowed = GstRtspServer.RTSPPermissions()
+        allowed.add_permission_for_role("viewer", "media.factory.access", True)
+        allowed.add_permission_for_role("viewer", "media.factory.construct", True)
+        factory.set_permissions(allowed)
+    server.get_mount_points().add_factory(path, factory)
+if user:
+    token = GstRtspServer.RTSPToken()
+    token.set_string("media.factory.role", "viewer")
+    auth = GstRtspServer.RTSPAuth()
+    auth.add_basic(GstRtspServer.RTSPAuth.make_basic(user, password), token)
+    server.set_auth(auth)
 server.attach(None)
 print("ready", flush=True)
 GLib.MainLoop().run()
@@ -69,16 +85,16 @@ def free_port():
 class RtspServer:
     """gst-rtsp-server in a process of its own, to be killed and frozen by tests."""
 
-    def __init__(self, width=320, height=180):
+    def __init__(self, width, height, path, login):
         require_program("gst-launch-1.0")
         self.port = free_port()
-        self.url = f"rtsp://127.0.0.1:{self.port}/cam"
-        self._size = (str(width), str(height))
+        self.url = f"rtsp://127.0.0.1:{self.port}{path}"
+        self._arguments = (str(self.port), str(width), str(height), *login)
         self._process = None
 
     def start(self):
         self._process = subprocess.Popen(
-            ["/usr/bin/python3", "-c", RTSP_SERVER, str(self.port), *self._size],
+            ["/usr/bin/python3", "-c", RTSP_SERVER, *self._arguments],
             stdout=subprocess.PIPE,
         )
         assert self._process.stdout.readline() == b"ready\n", "the RTSP server did not start"
@@ -99,8 +115,8 @@ class RtspServer:
 
 
 @contextmanager
-def rtsp_server(width=320, height=180):
-    server = RtspServer(width, height)
+def rtsp_server(width=320, height=180, path="/cam", login=("", "")):
+    server = RtspServer(width, height, path, login)
     server.start()
     try:
         yield server
