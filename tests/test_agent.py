@@ -1,0 +1,370 @@
+"""The agent as a process: what it says, what it survives, and what it never imports."""
+
+import os
+import queue
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, make_bundle
+
+from device.documents import Desired, PipelineReport, StateDocument, encode
+from device.messages import Result
+from device.mqtt import Link, LinkSettings, LinkUp, queue_putter
+from device.pipeline_process import (
+    MAX_RESTARTS,
+    RESTART_WINDOW_S,
+    PipelineExited,
+    PipelineProcess,
+    PipelineSaid,
+    Restarts,
+    describe_exit,
+)
+from device.topics import Topics
+from toolkit.deploy import BrokerAddress, DeployProgress, DeployResult, deploy_bundle
+
+TOPICS = Topics(DEVICE)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Mosquitto]:
+    mosquitto = Mosquitto(tmp_path)
+    yield mosquitto
+    mosquitto.close()
+
+
+@pytest.fixture
+def board(tmp_path: Path, broker: Mosquitto) -> Iterator[AgentBox]:
+    box = AgentBox(tmp_path, broker.port)
+    yield box
+    box.close()
+
+
+@pytest.fixture
+def publish(broker: Mosquitto) -> Iterator[Callable[[str, bytes], None]]:
+    """Publish retained, and return when the broker has it."""
+    events: queue.Queue[object] = queue.Queue()
+    ended = threading.Event()
+    link = Link(LinkSettings("127.0.0.1", broker.port, "publisher"), queue_putter(events, ended))
+    link.start()
+    assert isinstance(events.get(timeout=WAIT_S), LinkUp)
+
+    def send(topic: str, payload: bytes) -> None:
+        assert link.publish(topic, payload, qos=1, retain=True, wait_s=WAIT_S)
+
+    yield send
+    ended.set()
+    link.close()
+
+
+def deploy(broker: Mosquitto, bundle: Path) -> DeployResult:
+    address = BrokerAddress("127.0.0.1", broker.port)
+    return deploy_bundle(bundle, DEVICE, address, timeout_s=WAIT_S)
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """For what only a file shows: look again until it does."""
+    until = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < until, f"never: {what}"
+        threading.Event().wait(0.02)
+
+
+def test_the_agent_imports_nothing_that_can_take_it_down() -> None:
+    code = (
+        "import sys, device.agent\n"
+        "heavy = {'numpy', 'cv2', 'onnx', 'onnxruntime', 'safetensors', 'toolkit', 'rich'}\n"
+        "found = heavy & set(sys.modules)\n"
+        "assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_its_state_is_online_then_lost_then_online_then_stopped(
+    broker: Mosquitto, board: AgentBox
+) -> None:
+    with Watcher(broker.port) as watcher:
+        board.start()
+        watcher.wait_state("online")
+        board.kill()
+        watcher.wait_state("lost")
+        board.start()
+        watcher.wait_state("online")
+        assert board.terminate() == 0
+        watcher.wait_state("stopped")
+        sessions = [int(state.split(b":")[-1].strip(b"}")) for state in watcher.seen.states]
+        assert sessions == sorted(sessions)
+        assert len(set(sessions)) == 2
+
+
+def test_a_stale_will_is_answered(
+    broker: Mosquitto, board: AgentBox, publish: Callable[[str, bytes], None]
+) -> None:
+    with Watcher(broker.port) as watcher:
+        board.start()
+        watcher.wait_state("online")
+        publish(TOPICS.state, encode(StateDocument(state="lost", session=1)))
+        watcher.wait_state("lost")
+        watcher.wait_state("online")
+
+
+def test_its_report_says_what_it_is_and_warns_of_dev(broker: Mosquitto, board: AgentBox) -> None:
+    with Watcher(broker.port) as watcher:
+        board.start()
+        report = watcher.wait_report("idle")
+    assert (report.profile, report.dev, report.running) == ("test-board", True, None)
+    assert "unsigned" in report.warning
+    assert "unsigned" in board.log()
+
+
+@pytest.mark.parametrize("payload", [b"{", b"\xff\xfe", b"[" * 100_000, b'{"format":1}'])
+def test_a_desired_document_that_is_not_one_changes_nothing(
+    broker: Mosquitto,
+    board: AgentBox,
+    publish: Callable[[str, bytes], None],
+    tmp_path: Path,
+    payload: bytes,
+) -> None:
+    board.start()
+    publish(TOPICS.desired, payload)
+    wait_for(lambda: "is not understood" in board.log(), "it was noticed")
+    assert deploy(broker, make_bundle(tmp_path / "in")).live
+
+
+def test_a_cleared_desired_document_leaves_the_release_running(
+    broker: Mosquitto, board: AgentBox, publish: Callable[[str, bytes], None], tmp_path: Path
+) -> None:
+    board.start()
+    assert deploy(broker, make_bundle(tmp_path / "in")).live
+    with Watcher(broker.port) as watcher:
+        publish(TOPICS.desired, b"")
+        publish(TOPICS.state, encode(StateDocument(state="lost", session=1)))
+        watcher.wait_state("lost")
+        watcher.wait_state("online")  # the agent has handled both
+        assert watcher.wait_report("live").running is not None
+    assert len(board.runs()) == 1
+
+
+def test_killed_in_a_trial_it_tries_once_more(
+    broker: Mosquitto, board: AgentBox, tmp_path: Path
+) -> None:
+    board.start()
+    with Watcher(broker.port) as watcher:
+        result = deploy_and_kill_in_trial(broker, board, tmp_path, watcher, "hangs-1", kills=1)
+    assert result.phase == "live", result
+    assert [name for name, _pid in board.runs()] == ["hangs-1"] * 2
+
+
+def test_killed_in_both_trials_it_goes_back(
+    broker: Mosquitto, board: AgentBox, tmp_path: Path
+) -> None:
+    board.start()
+    assert deploy(broker, make_bundle(tmp_path / "good")).live
+    with Watcher(broker.port) as watcher:
+        result = deploy_and_kill_in_trial(broker, board, tmp_path, watcher, "hangs", kills=2)
+    assert result.phase == "rolled_back"
+    assert "died in 2 of 2 attempts" in result.reason
+    wait_for(lambda: len(board.runs()) == 4, "the good release runs again")
+    assert [name for name, _pid in board.runs()] == ["good", "hangs", "hangs", "good"]
+
+
+def deploy_and_kill_in_trial(
+    broker: Mosquitto, board: AgentBox, folder: Path, watcher: Watcher, behaviour: str, kills: int
+) -> DeployResult:
+    bundle = make_bundle(folder / "trial", behaviour)
+    before = len(board.runs())
+    killed = 0
+
+    def on_progress(progress: DeployProgress) -> None:
+        nonlocal killed
+        if progress.phase == "trial" and killed < kills:
+            killed += 1
+            wait_for(lambda: len(board.runs()) == before + killed, "the trial has started")
+            board.kill()
+            board.start()
+
+    address = BrokerAddress("127.0.0.1", broker.port)
+    return deploy_bundle(bundle, DEVICE, address, timeout_s=WAIT_S, on_progress=on_progress)
+
+
+def test_orderly_stops_in_a_trial_are_not_counted(
+    broker: Mosquitto, board: AgentBox, tmp_path: Path
+) -> None:
+    board.start()
+    stops = 0
+
+    def on_progress(progress: DeployProgress) -> None:
+        nonlocal stops
+        if progress.phase == "trial" and stops < 3:  # as kills they would roll it back
+            stops += 1
+            wait_for(lambda: len(board.runs()) == stops, "the trial has started")
+            assert board.terminate() == 0
+            board.start()
+
+    bundle = make_bundle(tmp_path / "in", "hangs-3")
+    address = BrokerAddress("127.0.0.1", broker.port)
+    result = deploy_bundle(bundle, DEVICE, address, timeout_s=WAIT_S, on_progress=on_progress)
+    assert (result.phase, stops) == ("live", 3)
+
+
+def test_a_live_pipeline_that_dies_is_started_again(
+    broker: Mosquitto, board: AgentBox, tmp_path: Path
+) -> None:
+    board.start()
+    assert deploy(broker, make_bundle(tmp_path / "in", "dies")).live
+    with Watcher(broker.port) as watcher:
+        restarting = PipelineReport(
+            status="restarting",
+            reason="the pipeline ended with status 4 and said nothing on stderr",
+        )
+        watcher.wait_report("live", pipeline=restarting)
+        wait_for(lambda: len(board.runs()) >= 3, "the pipeline is started again")
+        watcher.wait_report("live")
+
+
+def test_it_runs_its_release_without_a_broker_and_says_so_in_one_line(
+    broker: Mosquitto, board: AgentBox, tmp_path: Path
+) -> None:
+    board.start()
+    assert deploy(broker, make_bundle(tmp_path / "in")).live
+    board.terminate()
+    broker.kill()
+    log_before = len(board.log())
+    board.start()
+    wait_for(lambda: len(board.runs()) == 2, "the release runs")
+    wait_for(lambda: "cannot reach the broker" in board.log()[log_before:], "the sentence")
+    broker.start()
+    with Watcher(broker.port) as watcher:
+        report = watcher.wait_report("live", pipeline=PipelineReport(status="running"))
+    assert report.running is not None
+    assert report.running.slot == "a"
+    assert board.log()[log_before:].count("cannot reach the broker") == 1
+
+
+def test_a_damaged_active_release_gives_way_to_the_one_before(
+    broker: Mosquitto, board: AgentBox, tmp_path: Path
+) -> None:
+    board.start()
+    for version in ("1", "2"):
+        assert deploy(broker, make_bundle(tmp_path / version, version=version)).live
+    board.kill()
+    broker.kill()  # nobody desires anything any more: the board is on its own
+    os.truncate(board.state_dir / "slots" / "b" / "model.engine", 10)
+    broker.start()
+    with Watcher(broker.port) as watcher:
+        board.start()
+        report = watcher.wait_report("live", pipeline=PipelineReport(status="running"))
+    assert report.running is not None
+    assert (report.running.slot, report.running.version) == ("a", "1")
+
+
+def test_the_words_of_the_pipeline_are_passed_on(
+    broker: Mosquitto, board: AgentBox, tmp_path: Path
+) -> None:
+    with Watcher(broker.port) as watcher:
+        board.start()
+        assert deploy(broker, make_bundle(tmp_path / "in")).live
+        watcher.wait_report("live", pipeline=PipelineReport(status="running"))
+        until = time.monotonic() + WAIT_S
+        while not any(b'"kind":"stats"' in stats for stats in watcher.seen.stats):
+            assert time.monotonic() < until
+            watcher.take(1.0)
+        assert b'"kind":"ready"' in watcher.seen.stats[0]
+
+
+# -- the pipeline process
+
+
+def test_restarts_back_off_then_wait_a_minute() -> None:
+    restarts, now_s, delays = Restarts(), 100.0, []
+    for _ in range(MAX_RESTARTS + 2):
+        restarts = restarts.died(now_s)
+        assert restarts.at_s is not None
+        delays.append(restarts.at_s - now_s)
+        now_s = restarts.at_s
+        restarts = restarts.started()
+    assert delays == [0.5, 1.0, 2.0, 4.0, 8.0, RESTART_WINDOW_S, RESTART_WINDOW_S]
+    assert restarts.failed
+    assert not restarts.worked().failed
+
+
+def test_rare_deaths_are_restarted_at_once() -> None:
+    restarts = Restarts()
+    for hour in range(20):
+        restarts = restarts.died(hour * 3600.0)
+        assert restarts.at_s == hour * 3600.0 + 0.5
+        assert not restarts.failed
+
+
+@pytest.mark.parametrize(
+    ("status", "tail", "sentence"),
+    [
+        (3, ("a", "b", "c", "d"), "the pipeline ended with status 3: b | c | d"),
+        (0, (), "the pipeline ended with status 0 and said nothing on stderr"),
+        (-11, ("x",), "the pipeline was killed by SIGSEGV: x"),
+    ],
+)
+def test_ends_are_told_in_words(status: int, tail: tuple[str, ...], sentence: str) -> None:
+    assert describe_exit(status, tail) == sentence
+
+
+def test_stopping_ends_all_that_the_pipeline_started() -> None:
+    events: queue.Queue[object] = queue.Queue()
+    child = PipelineProcess(events.put, grace_s=0.2)
+    code = (
+        "import json, signal, subprocess, sys\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "p = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
+        "print('\\xff{', flush=True)\n"
+        "print(json.dumps({'kind': 'result', 'seq': p.pid, 'latency_ms': 0.0}), flush=True)\n"
+        "signal.pause()\n"
+    )
+    run = child.start((sys.executable, "-c", code), {})
+    said = events.get(timeout=WAIT_S)
+    assert isinstance(said, PipelineSaid)
+    assert isinstance(said.message, Result)
+    watch = os.pidfd_open(said.message.seq)
+    child.stop()
+    ready, _, _ = select.select([watch], [], [], WAIT_S)
+    os.close(watch)
+    assert ready, "a grandchild still runs"
+    ended = events.get(timeout=WAIT_S)
+    assert isinstance(ended, PipelineExited)
+    assert ended.run == run != child.run
+
+
+def test_a_command_that_cannot_start_is_named() -> None:
+    events: queue.Queue[object] = queue.Queue()
+    child = PipelineProcess(events.put, grace_s=0.2)
+    child.start(("/nowhere/python",), {})
+    ended = events.get(timeout=WAIT_S)
+    assert isinstance(ended, PipelineExited)
+    assert "cannot start /nowhere/python: No such file" in ended.reason
+    child.stop()
+
+
+def test_desired_documents_of_a_newer_host_are_read() -> None:
+    document = {
+        "format": 1,
+        "request": "r",
+        "signature": "of a later version",
+        "release": {
+            "name": "n",
+            "version": "1",
+            "profile": "p",
+            "blob": {
+                "sha256": "0" * 64,
+                "bytes": 1,
+                "chunk_bytes": 65536,
+                "index_sha256": "0" * 64,
+                "mirror": "new",
+            },
+        },
+    }
+    assert msgspec.json.decode(msgspec.json.encode(document), type=Desired).request == "r"

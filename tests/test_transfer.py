@@ -1,0 +1,279 @@
+"""Downloads over networks that lose, repeat, reorder and garble, in virtual time."""
+
+import hashlib
+import itertools
+import os
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from device.documents import BlobGet, BlobSpec
+from device.errors import TransferError
+from device.part_file import Fetch, PartFile
+from device.transfer import BAD_IN_A_ROW, STALL_MAX_S, WINDOW_MAX, WINDOW_START, Download
+
+CHUNK = 4096
+
+
+def blob_of(chunks: int, tail: int = 100) -> bytes:
+    return random.Random(chunks).randbytes((chunks - 1) * CHUNK + tail)
+
+
+def index_of(blob: bytes) -> bytes:
+    starts = range(0, len(blob), CHUNK)
+    return b"".join(hashlib.sha256(blob[s : s + CHUNK]).digest() for s in starts)
+
+
+def spec_of(blob: bytes) -> BlobSpec:
+    return BlobSpec(
+        sha256=hashlib.sha256(blob).hexdigest(),
+        bytes=len(blob),
+        chunk_bytes=CHUNK,
+        index_sha256=hashlib.sha256(index_of(blob)).hexdigest(),
+    )
+
+
+@dataclass
+class Network:
+    """A server behind a bad line, in virtual time: chances are drawn for each part it sends."""
+
+    blob: bytes
+    chance: random.Random
+    loss: float = 0.0
+    repeat: float = 0.0
+    garble: float = 0.0
+    reorder: float = 0.0
+    line: deque[tuple[int | str, bytes]] = field(default_factory=deque)
+
+    def serve(self, request: BlobGet) -> None:
+        if request.index:
+            self._send("index", index_of(self.blob))
+        for number in request.chunks:
+            self._send(number, self.blob[number * CHUNK : (number + 1) * CHUNK])
+
+    def _send(self, part: int | str, payload: bytes) -> None:
+        draw = self.chance.random
+        if draw() < self.loss:
+            return
+        if draw() < self.garble:
+            place = self.chance.randrange(len(payload))
+            payload = payload[:place] + bytes([payload[place] ^ 1]) + payload[place + 1 :]
+        for _ in range(2 if draw() < self.repeat else 1):
+            place = self.chance.randrange(len(self.line) + 1)
+            self.line.insert(place if draw() < self.reorder else len(self.line), (part, payload))
+
+
+@dataclass
+class Receiver:
+    """Runs a download against a network and keeps the bytes and the requests."""
+
+    download: Download
+    network: Network
+    now_s: float = 0.0
+    kept: dict[int, bytes] = field(default_factory=dict)
+    asked: list[int] = field(default_factory=list)
+    most_in_flight: int = 0
+
+    def run(self, parts: int | None = None) -> None:
+        """Until it is complete, or until so many parts have arrived."""
+        turns = 0
+        while not self.download.complete and (parts is None or turns < parts):
+            turns += 1
+            assert turns < 200_000, "no end"
+            request = self.download.next_request(self.now_s)
+            if request is not None:
+                self.asked.extend(request.chunks)
+                assert not set(request.chunks) & set(self.kept)
+                self.network.serve(request)
+            if self.network.line:
+                self.now_s += 0.001
+                self._take(*self.network.line.popleft())
+            else:
+                wake_at_s = self.download.wake_at_s
+                assert wake_at_s is not None, "it waits for ever"
+                assert wake_at_s - self.now_s <= STALL_MAX_S
+                self.now_s = max(self.now_s, wake_at_s)
+
+    def _take(self, part: int | str, payload: bytes) -> None:
+        if isinstance(part, str):
+            if self.download.on_index(payload):
+                self.download.set_index(payload)
+        elif self.download.on_chunk(part, payload, self.now_s):
+            assert part not in self.kept
+            self.kept[part] = payload
+
+    @property
+    def bytes_kept(self) -> bytes:
+        return b"".join(self.kept[number] for number in sorted(self.kept))
+
+
+def test_a_good_line_asks_for_each_chunk_once() -> None:
+    blob = blob_of(500)
+    receiver = Receiver(Download(spec_of(blob)), Network(blob, random.Random(1)))
+    receiver.run()
+    assert receiver.bytes_kept == blob
+    assert sorted(receiver.asked) == list(range(500))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    chunks=st.integers(1, 200),
+    rates=st.tuples(*[st.floats(0.0, 0.3)] * 4),
+    window=st.integers(1, WINDOW_MAX),
+)
+def test_a_bad_line_still_gives_the_whole_blob(
+    seed: int, chunks: int, rates: tuple[float, ...], window: int
+) -> None:
+    blob = blob_of(chunks)
+    loss, repeat, garble, reorder = rates
+    network = Network(blob, random.Random(seed), loss, repeat, garble, reorder)
+    receiver = Receiver(Download(spec_of(blob), window), network)
+    receiver.run()
+    assert receiver.bytes_kept == blob
+
+
+def test_the_window_starts_small_grows_and_is_bounded() -> None:
+    blob = blob_of(400)
+    download = Download(spec_of(blob))
+    download.set_index(index_of(blob))
+    network = Network(blob, random.Random(1))
+    in_flight: set[int] = set()
+    sizes = []
+    for turn in range(2000):
+        request = download.next_request(turn * 0.001)
+        if request is not None:
+            network.serve(request)
+            in_flight |= set(request.chunks)
+        sizes.append(len(in_flight))
+        if download.complete:
+            break
+        number, payload = network.line.popleft()
+        assert isinstance(number, int)
+        assert download.on_chunk(number, payload, turn * 0.001)
+        in_flight.discard(number)
+    assert sizes[0] == WINDOW_START
+    assert max(sizes) == WINDOW_MAX
+
+
+def test_a_lost_chunk_is_asked_for_again_without_waiting_for_silence() -> None:
+    blob = blob_of(100)
+    download = Download(spec_of(blob))
+    download.set_index(index_of(blob))
+    line: deque[int] = deque()
+    again = []
+    for turn in range(400):
+        now_s = turn * 0.001  # far less than the time after which silence counts as loss
+        request = download.next_request(now_s)
+        if request is not None:
+            again.extend(n for n in request.chunks if n == 1)
+            line.extend(n for n in request.chunks if n != 1 or len(again) > 1)
+        if download.complete:
+            break
+        number = line.popleft()
+        download.on_chunk(number, blob[number * CHUNK : (number + 1) * CHUNK], now_s)
+    assert download.complete
+    assert again == [1, 1]
+
+
+def test_silence_is_asked_into_ever_more_rarely() -> None:
+    blob = blob_of(10)
+    download = Download(spec_of(blob))
+    download.set_index(index_of(blob))
+    now_s, times = 0.0, []
+    while len(times) < 9:
+        if download.next_request(now_s) is not None:
+            times.append(now_s)
+        wake_at_s = download.wake_at_s
+        assert wake_at_s is not None
+        now_s = wake_at_s
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert gaps == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+
+
+def test_a_server_with_another_file_is_given_up() -> None:
+    blob = blob_of(200)
+    network = Network(blob, random.Random(1), garble=1.0)
+    download = Download(spec_of(blob))
+    download.set_index(index_of(blob))
+    with pytest.raises(TransferError, match=f"{BAD_IN_A_ROW} parts in a row") as info:
+        Receiver(download, network).run()
+    assert "the server holds another file" in str(info.value)
+
+
+@pytest.mark.parametrize("number", [-1, 3, 2**40])
+def test_chunks_that_do_not_exist_are_dropped(number: int) -> None:
+    blob = blob_of(3)
+    download = Download(spec_of(blob))
+    download.set_index(index_of(blob))
+    assert not download.on_chunk(number, b"x", 0.0)
+    assert not download.on_chunk(0, blob[: CHUNK - 1], 0.0)
+
+
+# -- the disk
+
+
+def test_a_restart_finds_its_chunks_by_hashing(tmp_path: Path) -> None:
+    blob = blob_of(20)
+    spec, index = spec_of(blob), index_of(blob)
+    fetch = Fetch(tmp_path, spec, WINDOW_MAX)
+    fetch.on_part("index", index, 0.0)
+    for number in (0, 3, 19):
+        fetch.on_part(str(number), blob[number * CHUNK : (number + 1) * CHUNK], 0.0)
+    fetch.file.close()
+    # One chunk is torn by a power cut after it was taken.
+    with (tmp_path / f"{spec.sha256}.part").open("r+b") as part:
+        part.seek(3 * CHUNK + 17)
+        part.write(b"\0" * 100)
+    again = Fetch(tmp_path, spec, WINDOW_MAX)
+    assert again.download.has_index
+    assert again.download.received_bytes == CHUNK + 100
+    request = again.download.next_request(0.0)
+    assert request is not None
+    assert request.chunks == (1, 2, 3, 4)
+    again.file.close()
+
+
+def test_a_whole_file_is_compared_with_its_hash(tmp_path: Path) -> None:
+    blob = blob_of(5)
+    file = PartFile(tmp_path, spec_of(blob))
+    for number in range(5):
+        file.write(number, blob[number * CHUNK : (number + 1) * CHUNK])
+    file.finish()
+    file.write(0, b"other")
+    with pytest.raises(TransferError, match="announced was"):
+        file.finish()
+    file.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_blob_removes_what_is_left_of_others(tmp_path: Path) -> None:
+    for chunks in (5, 6):
+        PartFile(tmp_path, spec_of(blob_of(chunks))).close()
+    assert [p.name for p in tmp_path.iterdir()] == [f"{spec_of(blob_of(6)).sha256}.part"]
+
+
+def test_a_full_disk_is_noticed_before_the_first_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A double of the disk's answer: a really full one would need a file system of its own.
+    disk = SimpleNamespace(f_bavail=5000, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda _path: disk)
+    with pytest.raises(TransferError, match=r"needs 23 MiB .* 19 MiB are free: make room"):
+        PartFile(tmp_path, spec_of(blob_of(1000)))
+
+
+@pytest.mark.parametrize("part", ["", "-1", "1x", "²", "9" * 30, "index/1"])
+def test_topics_that_name_no_part_are_ignored(tmp_path: Path, part: str) -> None:
+    blob = blob_of(3)
+    fetch = Fetch(tmp_path, spec_of(blob), WINDOW_MAX)
+    fetch.on_part("index", index_of(blob), 0.0)
+    fetch.on_part(part, blob[:CHUNK], 0.0)
+    assert fetch.download.received_bytes == 0
+    fetch.file.close()
