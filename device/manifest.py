@@ -67,7 +67,8 @@ class Portable(_Value, frozen=True, kw_only=True, tag="portable", tag_field="kin
     """A segment as ONNX for onnxruntime on any CPU.
 
     `model` names the file entry (uint8) with the ONNX bytes; `weights` name the entries that are
-    handed to the runtime as the model's external initializers, under the same names.
+    handed to the runtime as the model's external initializers, under the same names. Constants
+    that shapes depend on stay inside the model, as shape inference reads no external ones.
     """
 
     model: str
