@@ -70,6 +70,26 @@ def test_the_total_is_the_processors_and_the_crossings():
     assert plan.total_us == pytest.approx(sum(times.values()) + plan.crossings_us)
 
 
+def test_tensors_between_the_same_segments_cross_together():
+    def crossing_time(count):
+        nodes = [
+            helper.make_node("Erf", ["x"], [f"e{i}"], name=f"erf{i}") for i in range(count)
+        ] + [helper.make_node("Sum", [f"e{i}" for i in range(count)], ["s"], name="sum")]
+        data, weights = "s", {"w": constant(64, 64, 3, 3)}
+        for i in range(12):
+            made = f"c{i}"
+            nodes.append(
+                helper.make_node("Conv", [data, "w"], [made], name=f"conv{i}", pads=[1] * 4)
+            )
+            data = made
+        plan = plan_of(graph_of(nodes, {"x": (1, 64, 56, 56)}, [data], weights))
+        assert [segment.name for segment in plan.segments] == ["gpu.0", "dla0.0"]
+        assert len(plan.crossings) == count
+        return plan.crossings_us
+
+    assert crossing_time(1) < crossing_time(3) < crossing_time(1) + 47
+
+
 def test_the_gpu_alone_is_given_for_comparison():
     split, alone = plan_of(split_model()), plan_of(split_model(), load_profile("h200"), "fp16")
     assert split.gpu_only_us is not None

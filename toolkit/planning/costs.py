@@ -90,28 +90,31 @@ def predicted_us(
     A dynamic leading dimension counts as 1; tensors of unknown shape cost nothing, so a node of
     unknown shapes costs its launch.
     """
-    costs = load_costs()
-    fused = _is_fused(view)
-    moved = _moved_bytes(view, precision, after_fusion=fused)
-    bandwidth = profile.memory.bandwidth_gbps.value * 1e9
-    if processor == "cpu":
-        rate = costs.cpu.gmacs.value * 1e9
-        bandwidth *= costs.cpu.bandwidth_efficiency.value
-        overhead = costs.cpu.node_us.value
-    elif processor == "gpu" and profile.gpu is not None:
-        rate = _gpu_rate(view, profile.gpu, precision) * costs.gpu.compute_efficiency.value
-        bandwidth *= costs.gpu.bandwidth_efficiency.value
-        overhead = costs.gpu.node_us.value
-    elif profile.dla is not None:
-        rate = _dla_rate(view, profile.dla, precision, costs.dla)
-        bandwidth *= costs.dla.bandwidth_efficiency.value
-        overhead = costs.dla.node_us.value
-    else:
-        raise ValueError(f"profile {profile.name} has no {processor}")
     if view.op in FREE and processor != "cpu":
         return 0.0
+    fused = _is_fused(view)
+    rate, bandwidth, overhead = _speed(view, processor, profile, precision)
     compute = 0.0 if fused else (view.macs or 0) / rate
-    return (0.0 if fused else overhead) + 1e6 * max(compute, moved / bandwidth)
+    copying = _moved_bytes(view, precision, after_fusion=fused) / bandwidth
+    return (0.0 if fused else overhead) + 1e6 * max(compute, copying)
+
+
+def _speed(
+    view: NodeView, processor: Processor, profile: Profile, precision: Precision
+) -> tuple[float, float, float]:
+    """Return multiply-accumulates and bytes a second, and the microseconds of an empty node."""
+    costs = load_costs()
+    bandwidth = profile.memory.bandwidth_gbps.value * 1e9
+    if processor == "cpu":
+        rate, share = costs.cpu.gmacs.value * 1e9, costs.cpu.bandwidth_efficiency.value
+        return rate, bandwidth * share, costs.cpu.node_us.value
+    if processor == "gpu" and profile.gpu is not None:
+        rate = _gpu_rate(view, profile.gpu, precision) * costs.gpu.compute_efficiency.value
+        return rate, bandwidth * costs.gpu.bandwidth_efficiency.value, costs.gpu.node_us.value
+    if processor != "gpu" and profile.dla is not None:
+        rate = _dla_rate(view, profile.dla, precision, costs.dla)
+        return rate, bandwidth * costs.dla.bandwidth_efficiency.value, costs.dla.node_us.value
+    raise ValueError(f"profile {profile.name} has no {processor}")
 
 
 def crossing_us(size: int, profile: Profile) -> float:

@@ -8,6 +8,12 @@ from typing import Literal
 
 Status = Literal["native", "native from 8.6.12", "rewrite", "folded", "not exposed", "unsupported"]
 
+
+def ops(names: str) -> frozenset[str]:
+    """Return the operators of a blank-separated list."""
+    return frozenset(names.split())
+
+
 _TABLE: tuple[tuple[Status, str], ...] = (
     # Min: the matrix says "not exposed", but headers and documentation list ElementWise MIN.
     (
@@ -38,10 +44,30 @@ _TABLE: tuple[tuple[Status, str], ...] = (
     ),
 )
 
-STATUS: dict[str, Status] = {op: status for status, ops in _TABLE for op in ops.split()}
+STATUS: dict[str, Status] = {op: status for status, names in _TABLE for op in names.split()}
 
-NATIVE = frozenset(op for op, status in STATUS.items() if status.startswith("native"))
-FROM_8_6_12 = frozenset(op for op, status in STATUS.items() if status == "native from 8.6.12")
+
+def with_status(wanted: Status) -> frozenset[str]:
+    """Return the operators of one status."""
+    return frozenset(op for op, status in STATUS.items() if status == wanted)
+
+
+FROM_8_6_12 = with_status("native from 8.6.12")
+NATIVE = with_status("native") | FROM_8_6_12
+
+# The operators of one TensorRT layer, which share their limits.
+CONV = ops("Conv")
+DECONV = ops("ConvTranspose")
+PRODUCT = ops("Gemm MatMul")
+WEIGHTED = CONV | DECONV | PRODUCT
+POOL = ops("MaxPool AveragePool")
+ACTIVATION = ops("Relu Sigmoid Tanh Clip LeakyRelu")
+SHUFFLE = ops("Reshape Transpose")
+REDUCE = ops("ReduceMax GlobalMaxPool")
+RESIZE = ops("Resize Upsample")
+CUT = ops("Slice Split")
+BINARY = ops("Add Sum Sub Mul Max Min Div Pow Equal Greater Less")
+RANKED = CONV | DECONV | POOL | ACTIVATION | SHUFFLE | REDUCE | CUT | PRODUCT
 
 _HINTS: tuple[tuple[str, str], ...] = (
     (
@@ -74,4 +100,4 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
 )
 
-HINTS: dict[str, str] = {op: hint for ops, hint in _HINTS for op in ops.split()}
+HINTS: dict[str, str] = {op: hint for names, hint in _HINTS for op in names.split()}

@@ -100,7 +100,7 @@ def make_plan(
         crossings=crossings,
         refusals=_refusals(placed),
         latency_us=_latency(segments, costs),
-        crossings_us=sum(crossing_us(crossing.bytes or 0, profile) for crossing in crossings),
+        crossings_us=_crossings_us(crossings, profile),
         gpu_only_us=None
         if profile.gpu is None
         else sum(predicted_us(view, "gpu", profile, precision) for view in nodes),
@@ -149,6 +149,16 @@ def _latency(
     for segment, cost in zip(segments, costs, strict=True):
         totals[segment.processor] = totals.get(segment.processor, 0.0) + cost.predicted_us
     return tuple(sorted(totals.items()))
+
+
+def _crossings_us(crossings: Sequence[Crossing], profile: Profile) -> float:
+    """Sum the crossings; tensors that pass between the same two segments pass together."""
+    passing: dict[tuple[str, str], int] = {}
+    for crossing in crossings:
+        for target in crossing.targets:
+            pair = (crossing.source, target)
+            passing[pair] = passing.get(pair, 0) + (crossing.bytes or 0)
+    return sum(crossing_us(size, profile) for size in passing.values())
 
 
 def _refusals(placed: Sequence[Placement]) -> tuple[Refusal, ...]:
