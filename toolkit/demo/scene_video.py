@@ -1,0 +1,29 @@
+"""A moving scene as encoded video: the camera of a machine that has none."""
+
+from pathlib import Path
+
+import configs
+from device.errors import SourceError
+from pipelines.vision import cv2
+from toolkit.scenes import load_backgrounds, moving_scene
+
+FPS = 30.0
+FRAMES = 300
+SEED = 11  # not a seed that training saw
+
+
+def write_scene_video(path: Path, frames: int = FRAMES) -> Path:
+    """Draw and encode a scene of 640x480 pixels; returns the path."""
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), FPS, (640, 480))
+    if not writer.isOpened():
+        raise SourceError(
+            f"OpenCV cannot encode {path}: it has no MPEG-4 encoder; give --source, "
+            "or install opencv-python-headless."
+        )
+    backgrounds = load_backgrounds(configs.ROOT / "scenes" / "backgrounds", held_out=True)
+    try:
+        for scene in moving_scene(SEED, frames, backgrounds):
+            writer.write(scene.image)
+    finally:
+        writer.release()
+    return path

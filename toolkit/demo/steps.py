@@ -1,0 +1,309 @@
+"""The demo, step by step, and the checks that decide whether it worked."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from msgspec import structs
+
+import configs
+from device.engine import open_engine
+from device.errors import ConfigError
+from device.messages import Stats
+from device.session import Session, open_session
+from pipelines.accuracy import Accuracy
+from pipelines.config import (
+    ModelConfig,
+    PipelineConfig,
+    SourceConfig,
+    VideoSink,
+    load_labels,
+    load_model,
+)
+from pipelines.pipeline import Model, run_pipeline
+from pipelines.sinks import FrameResult
+from toolkit.build import BuildOptions, BuildResult, build_engine
+from toolkit.demo.fleet import DEVICE, Fleet, Seen, start_fleet
+from toolkit.demo.releases import Release, broken, pipeline_for, write_release
+from toolkit.demo.scene_video import FPS, write_scene_video
+from toolkit.demo.score import load_held_out, plain_model, score
+from toolkit.deploy import DeployResult, deploy_bundle
+
+Report = Callable[[str, float], None]
+"""Called with the step's name and the share of it that is done, 0 to 1."""
+
+SHIPPED_MODEL = configs.ROOT / "models" / "robot-objects.toml"
+FRAMES_WANTED = 90  # of each release
+FRAMES_TIMEOUT_S = 45.0
+DEPLOY_TIMEOUT_S = 60.0
+VIDEO_FRAMES = 240
+MAX_MAP_LOSS = 0.02  # what INT8 may cost before the demo calls it broken
+
+# The steps and their share of the whole time, for the progress bar.
+STEPS: tuple[tuple[str, float], ...] = (
+    ("draw the scene", 0.06),
+    ("build the engine", 0.08),
+    ("score", 0.16),
+    ("start broker and agent", 0.05),
+    ("deploy release 1", 0.20),
+    ("deploy release 2", 0.15),
+    ("deploy a broken release", 0.15),
+    ("annotate the video", 0.15),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What the user may choose. `source` None: a moving scene, drawn and encoded."""
+
+    out: Path
+    profile: str = "agx-orin-64gb"
+    source: str | None = None
+    model: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """mAP50 of the two, over as many pictures; `labels` name the classes."""
+
+    int8: Accuracy
+    fp32: Accuracy
+    pictures: int
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that has to be true for the demo to have worked."""
+
+    name: str
+    passed: bool
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One release, what became of it, and the frames that arrived after it."""
+
+    release: Release
+    result: DeployResult
+    frames: tuple[Seen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """Everything that happened."""
+
+    options: DemoOptions
+    build: BuildResult
+    scores: Scores
+    deployments: tuple[Deployment, ...]
+    stats: Stats | None
+    checks: tuple[Check, ...]
+    segments: tuple[str, ...]
+    video: Path
+    report: Path
+    duration_s: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed."""
+        return all(check.passed for check in self.checks)
+
+
+def run_demo(options: DemoOptions, report: Report) -> DemoResult:
+    """Run the demo; raises TandemError where it cannot go on."""
+    started_s = time.monotonic()
+    options = replace(options, out=options.out.resolve())
+    options.out.mkdir(parents=True, exist_ok=True)
+    subject = _subject(options.model)
+    report("draw the scene", 0.0)
+    source = _source(options)
+    built = _build(subject, options, "robot.engine", "entropy", report)
+    scores = _score(subject, built.path, report)
+    first = pipeline_for(subject.model, f"{subject.model.name}-1", source)
+    report("start broker and agent", 0.0)
+    with start_fleet(options.out, options.profile) as fleet:
+        deployments = _deploy_all(
+            subject, first, built.path, options=options, fleet=fleet, report=report
+        )
+        stats = fleet.listener.stats[-1] if fleet.listener.stats else None
+        agent_lived = fleet.agent.poll() is None
+    video = options.out / "annotated.mp4"
+    segments = _annotate(first, built.path, subject.labels, video, report)
+    return DemoResult(
+        options=options,
+        build=built,
+        scores=scores,
+        deployments=deployments,
+        stats=stats,
+        checks=_checks(scores, deployments, agent_lived),
+        segments=segments,
+        video=video,
+        report=options.out / "report.html",
+        duration_s=time.monotonic() - started_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """The model that the demo deploys, its folder and its labels."""
+
+    model: ModelConfig
+    folder: Path
+    labels: tuple[str, ...]
+
+
+def _subject(path: Path | None) -> _Subject:
+    """The model file beside the ONNX file given, or the shipped one."""
+    config = SHIPPED_MODEL if path is None else path.with_suffix(".toml")
+    if not config.exists():
+        raise ConfigError(
+            f"{path} has no {config.name} beside it, which says how to feed and read the model; "
+            f"write one like {SHIPPED_MODEL}."
+        )
+    model = load_model(config)
+    if path is not None:
+        model = structs.replace(model, file=path.name)
+    folder = config.resolve().parent
+    return _Subject(model, folder, load_labels(folder / model.labels))
+
+
+def _source(options: DemoOptions) -> SourceConfig:
+    if options.source is not None:
+        return SourceConfig(uri=options.source, loop="://" not in options.source)
+    return SourceConfig(uri=str(write_scene_video(options.out / "scene.mp4")), loop=True)
+
+
+def _build(
+    subject: _Subject, options: DemoOptions, name: str, method: str, report: Report
+) -> BuildResult:
+    model = subject.model
+    return build_engine(
+        subject.folder / model.file,
+        options.profile,
+        options.out / name,
+        BuildOptions(
+            data=subject.folder / model.calibration, preprocess=model.preprocess, method=method
+        ),
+        lambda step, share: report("build the engine", share if step == "calibrate" else 0.0),
+    )
+
+
+def _score(subject: _Subject, engine: Path, report: Report) -> Scores:
+    held_out = load_held_out(subject.labels)
+    fp32 = score(
+        plain_model(subject.folder / subject.model.file),
+        subject.model,
+        held_out,
+        lambda share: report("score", share / 2),
+    )
+    with open_session(engine) as session:
+        name = session.inputs[0].name
+        int8 = score(
+            lambda blob: session.infer({name: blob}),
+            subject.model,
+            held_out,
+            lambda share: report("score", 0.5 + share / 2),
+        )
+    return Scores(int8, fp32, len(held_out.pictures), subject.labels)
+
+
+def _deploy_all(
+    subject: _Subject,
+    first: PipelineConfig,
+    engine: Path,
+    *,
+    options: DemoOptions,
+    fleet: Fleet,
+    report: Report,
+) -> tuple[Deployment, ...]:
+    """A first release, one with a recalibrated engine, and one whose pipeline does not fit it."""
+    name = subject.model.name
+    second = structs.replace(first, name=f"{name}-2")
+    third = broken(structs.replace(first, name=f"{name}-3"))
+    better = _build(subject, options, "robot-minmax.engine", "minmax", lambda step, share: None)
+    releases = (
+        ("deploy release 1", first, "1.0.0", engine, first.name),
+        ("deploy release 2", second, "2.0.0", better.path, second.name),
+        # After the broken one the board shall show the second release again.
+        ("deploy a broken release", third, "3.0.0", engine, second.name),
+    )
+    deployments = []
+    for step, pipeline, version, file, frames_of in releases:
+        report(step, 0.0)
+        release = write_release(
+            options.out / "releases",
+            pipeline,
+            engine=file,
+            labels=subject.folder / subject.model.labels,
+            version=version,
+            profile=options.profile,
+        )
+        result = deploy_bundle(release.bundle, DEVICE, fleet.broker, timeout_s=DEPLOY_TIMEOUT_S)
+        frames = fleet.wait_for_frames(
+            frames_of, FRAMES_WANTED, FRAMES_TIMEOUT_S, partial(report, step)
+        )
+        deployments.append(Deployment(release, result, tuple(frames)))
+    return tuple(deployments)
+
+
+def _annotate(
+    config: PipelineConfig, engine: Path, labels: tuple[str, ...], video: Path, report: Report
+) -> tuple[str, ...]:
+    """Write an annotated video of the source; returns how each segment of the engine ran."""
+    config = structs.replace(
+        config,
+        source=structs.replace(config.source, frames="every", realtime=False, loop=False),
+        sinks=(VideoSink(path=str(video), fps=FPS),),
+    )
+    done = 0
+
+    def count(_: FrameResult) -> None:
+        nonlocal done
+        done += 1
+        report("annotate the video", min(1.0, done / VIDEO_FRAMES))
+
+    with open_engine(engine) as opened, Session(opened) as session:
+        run_pipeline(
+            config,
+            Model(session, labels, opened.sha256),
+            emit=lambda message: None,
+            stop=threading.Event(),
+            frames=VIDEO_FRAMES,
+            watch=count,
+        )
+        return tuple(f"{r.segment} ({r.processor}): {r.reason}" for r in session.reports)
+
+
+def _checks(
+    scores: Scores, deployments: Sequence[Deployment], agent_lived: bool
+) -> tuple[Check, ...]:
+    first, second, third = deployments
+    loss = scores.fp32.map50 - scores.int8.map50
+    objects = sum(len(seen.event.detections) for seen in first.frames)
+    return (
+        Check(
+            "the first release went live",
+            first.result.live and objects > 0,
+            f"{first.result.phase}; {objects} objects in {len(first.frames)} frames received",
+        ),
+        Check(
+            f"INT8 costs at most {MAX_MAP_LOSS} mAP50",
+            loss <= MAX_MAP_LOSS,
+            f"{scores.fp32.map50:.3f} in FP32, {scores.int8.map50:.3f} in INT8",
+        ),
+        Check(
+            "the second release went live without a restart of the agent",
+            second.result.live and agent_lived,
+            f"{second.result.phase}; the agent {'still runs' if agent_lived else 'ended'}",
+        ),
+        Check(
+            "the broken release was rolled back, and the second runs again",
+            third.result.phase == "rolled_back" and bool(third.frames),
+            f"{third.result.phase}: {third.result.reason}",
+        ),
+    )
