@@ -1,7 +1,5 @@
 """The calibration table: amax per tensor, with what it was measured on, as a JSON file."""
 
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from calibration.errors import CalibrationError
+from device.files import replacing
 
 QMAX = 127.0
 """Symmetric INT8 uses -127 to 127."""
@@ -108,27 +107,11 @@ def read_table(path: Path) -> CalibrationTable:
 
 def write_table(path: Path, table: CalibrationTable) -> None:
     """Write the table so that `path` holds either the old or the new file, whatever happens."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("wb") as file:
+        with replacing(path) as file:
             file.write(encode_table(table))
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        _sync_folder(path.parent)
     except OSError as error:
-        with suppress(OSError):
-            part.unlink()
         raise CalibrationError(
             f"{path}: cannot write the calibration table ({error.strerror}): check that the folder "
             "exists, is writable and has space left"
         ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

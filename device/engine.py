@@ -7,13 +7,11 @@
 import hashlib
 import mmap
 import os
-import secrets
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,6 +28,7 @@ from device.container import (
     repeated_key,
 )
 from device.errors import EngineError
+from device.files import replacing
 from device.manifest import FORMAT_VERSION, Manifest
 from device.manifest_check import check_manifest
 
@@ -189,7 +188,7 @@ def write_engine(path: PathLike, manifest: Manifest, entries: Mapping[str, Array
     except EngineError as error:
         raise EngineError(f"{where} is not written: {error}") from error
     try:
-        with _replacing(where) as file:
+        with replacing(where) as file:
             file.write(head)
             for name, entry in placed.items():
                 # One array at a time: only one that is strided or big endian is copied at all.
@@ -209,22 +208,3 @@ def encode_manifest(manifest: Manifest) -> str:
         return msgspec.json.encode(manifest, order="deterministic").decode()
     except UnicodeEncodeError as error:
         raise EngineError(f"the name {error.object!r} is not valid Unicode; rename it") from error
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a new file beside `path` that takes its place, on the disk, when the block is done."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)  # already gone when all went well
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # so that the new name survives a power cut too
-    finally:
-        os.close(folder)

@@ -17,6 +17,7 @@ from device.manifest import (
     Provenance,
     Segment,
     TensorInfo,
+    largest_bytes,
 )
 from toolkit.errors import BuildError
 from toolkit.importer import IO_DTYPES
@@ -38,7 +39,8 @@ def assemble(
 ) -> tuple[Manifest, dict[str, np.ndarray]]:
     """Return the manifest and the file's entries; `scales` are those of INT8 tensors."""
     tensors = _tensors(model, lowered, scales, {dim.name for dim in dims})
-    sizes = {t.name: largest_bytes(t, dims) for t in tensors.values()}
+    ranges = {dim.name: dim for dim in dims}
+    sizes = {t.name: largest_bytes(t, ranges) for t in tensors.values()}
     outputs = tuple(str(value.name) for value in model.graph.outputs)
     manifest = Manifest(
         format=FORMAT_VERSION,
@@ -66,17 +68,6 @@ def assemble(
         provenance=provenance,
     )
     return manifest, _entries(lowered)
-
-
-def largest_bytes(tensor: TensorInfo, dims: Sequence[DimRange]) -> int | None:
-    """Size of a tensor at its largest shape; None where a dimension is known only after running."""
-    largest = {dim.name: dim.max for dim in dims}
-    size = np.dtype(tensor.dtype).itemsize
-    for dim in tensor.shape:
-        if dim is None:
-            return None
-        size *= largest[dim] if isinstance(dim, str) else dim
-    return size
 
 
 def _tensors(
