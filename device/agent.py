@@ -24,14 +24,13 @@ from device.agent_config import AgentConfig, load_agent_config
 from device.documents import (
     Desired,
     Reported,
-    StateDocument,
     Update,
     decode,
     encode,
 )
 from device.errors import BundleError, TandemError, TransferError
 from device.messages import ChildMessage, Failure, Result, Stats, encode_message
-from device.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, Message, Will, queue_putter
+from device.mqtt import LinkDown, LinkEvent, LinkUp, Message, queue_putter
 from device.part_file import Fetch
 from device.pipeline_process import (
     PIPELINE,
@@ -41,7 +40,7 @@ from device.pipeline_process import (
     ProcessRow,
 )
 from device.pipeline_runner import PipelineRunner
-from device.reporter import Reporter
+from device.presence import Presence
 from device.slot_store import SlotStore
 from device.slots import Slot, SlotFailure, SlotRecord, SlotState
 from device.topics import Topics
@@ -60,8 +59,6 @@ from device.updates import (
 LOG = logging.getLogger("tandem.agent")
 MAX_EVENTS = 1024
 STATS_S = 1.0
-BROKER_NEWS_S = 60.0
-FAREWELL_S = 2.0
 DEV_WARNING = "dev = true: this agent takes unsigned releases; do not use it outside a bench"
 
 
@@ -84,16 +81,13 @@ class Agent:
         self._ended = threading.Event()
         self._put: Callable[[Event], None] = queue_putter(self._events, self._ended)
         self._pipeline = PipelineRunner(config, self._topics.root, row, self._put)
-        self._link = Link(self._link_settings(), self._put, self._will)
-        self._reporter = Reporter(self._link, self._topics.reported)
+        self._presence = Presence(config, self._topics, self._put)
         self._version = _version()
-        self._session: int | None = None  # None: no connection
         self._desired: Desired | None = None
         self._fetch: Fetch | None = None
         self._update = Update(phase="idle")
         self._trial_until_s: float | None = None
         self._stats_due_s = 0.0
-        self._broker_news_due_s = 0.0
 
     def stop(self) -> None:
         """End `run`. Safe in a signal handler: the queue is touched by another thread."""
@@ -103,7 +97,7 @@ class Agent:
         """Run until `stop`."""
         if self._config.dev:
             LOG.warning(DEV_WARNING)
-        self._link.start()
+        self._presence.start()
         try:
             self._boot()
             while True:
@@ -158,19 +152,18 @@ class Agent:
         self._pipeline.stop("the agent was stopped")
         self._drop_fetch()
         self._report(time.monotonic())
-        self._publish_state("stopped", FAREWELL_S)
+        self._presence.say_goodbye()
         self._ended.set()
-        self._link.close()
+        self._presence.close()
         self._store.close()
 
     # -- the loop
 
     def _next_event(self) -> Event | None:
         due = [self._trial_until_s, self._pipeline.restart_at_s]
-        if self._session is not None:
-            due.append(self._reporter.due_s(self._reported()))
-            if self._fetch is not None:
-                due.append(self._fetch.download.wake_at_s)
+        due.append(self._presence.report_due_s(self._reported()))
+        if self._presence.online and self._fetch is not None:
+            due.append(self._fetch.download.wake_at_s)
         due_s = min((moment for moment in due if moment is not None), default=None)
         timeout_s = None if due_s is None else max(0.0, due_s - time.monotonic())
         try:
@@ -186,9 +179,11 @@ class Agent:
         elif isinstance(event, PipelineExited):
             self._on_pipeline_exited(event)
         elif isinstance(event, LinkUp):
-            self._on_link_up(event)
+            self._presence.went_up(event)
+            if self._fetch is not None:
+                self._fetch.download.forget_flight()
         elif isinstance(event, LinkDown):
-            self._on_link_down(event)
+            self._presence.went_down(event)
 
     def _on_time(self, now_s: float) -> None:
         if self._trial_until_s is not None and now_s >= self._trial_until_s:
@@ -202,65 +197,13 @@ class Agent:
         self._go_on_fetching(now_s)
         self._report(now_s)
 
-    # -- the broker
-
-    def _link_settings(self) -> LinkSettings:
-        broker, topics = self._config.broker, self._topics
-        return LinkSettings(
-            host=broker.host,
-            port=broker.port,
-            client_id=f"tandem-agent-{self._config.device}",
-            subscriptions=((topics.desired, 1), (topics.state, 1), (topics.chunk("+", "+"), 0)),
-            mqtt_version=broker.mqtt_version,
-            username=broker.username,
-            password=broker.password,
-            keepalive_s=broker.keepalive_s,
-        )
-
-    def _will(self, session: int) -> Will:
-        return Will(self._topics.state, encode(StateDocument(state="lost", session=session)))
-
-    def _publish_state(self, state: str, wait_s: float = 0.0) -> None:
-        if self._session is None:
-            return
-        document = StateDocument(
-            state="online" if state == "online" else "stopped", session=self._session
-        )
-        self._link.publish(self._topics.state, encode(document), qos=1, retain=True, wait_s=wait_s)
-
-    def _on_link_up(self, event: LinkUp) -> None:
-        broker = self._config.broker
-        LOG.info("connected to %s:%s with MQTT %s", broker.host, broker.port, event.mqtt_version)
-        self._session = event.session
-        self._broker_news_due_s = 0.0
-        self._publish_state("online")
-        self._reporter.forget()
-        if self._fetch is not None:
-            self._fetch.download.forget_flight()
-
-    def _on_link_down(self, event: LinkDown) -> None:
-        self._session = None
-        now_s = time.monotonic()
-        if now_s >= self._broker_news_due_s:
-            self._broker_news_due_s = now_s + BROKER_NEWS_S
-            LOG.warning("%s; the pipeline goes on, and so do the tries to connect", event.reason)
-
     def _on_message(self, message: Message) -> None:
         if message.topic == self._topics.desired:
             self._on_desired(message.payload)
         elif message.topic == self._topics.state:
-            self._on_own_state(message.payload)
+            self._presence.heard_own_state(message.payload)
         else:
             self._on_part(message)
-
-    def _on_own_state(self, payload: bytes) -> None:
-        """The will of an earlier connection may come after the birth of this one: say it again."""
-        try:
-            document = decode(payload, StateDocument)
-        except ValueError:
-            return
-        if self._session is not None and document.session != self._session:
-            self._publish_state("online")
 
     # -- what is desired
 
@@ -351,10 +294,10 @@ class Agent:
         self._update = msgspec.structs.replace(self._update, received_bytes=received)
         if fetch.download.complete:
             self._stage(fetch, desired)
-        elif self._session is not None:
+        elif self._presence.online:
             request = fetch.download.next_request(now_s)
             if request is not None:
-                self._link.publish(self._topics.blob_get, encode(request), qos=0)
+                self._presence.send(self._topics.blob_get, encode(request))
 
     def _give_up_fetch(self, reason: str) -> None:
         fetch, desired = self._fetch, self._desired
@@ -476,8 +419,7 @@ class Agent:
             if now_s < self._stats_due_s:
                 return
             self._stats_due_s = now_s + STATS_S
-        if self._session is not None:
-            self._link.publish(self._topics.stats, encode_message(message).rstrip(), qos=0)
+        self._presence.send(self._topics.stats, encode_message(message).rstrip())
 
     # -- reports
 
@@ -490,15 +432,14 @@ class Agent:
             profile=self._config.profile,
             dev=self._config.dev,
             warning=DEV_WARNING if self._config.dev else "",
-            session=self._session or 0,
+            session=self._presence.session,
             running=running_of(self._state),
             pipeline=self._pipeline.report,
             update=self._update,
         )
 
     def _report(self, now_s: float) -> None:
-        if self._session is not None:
-            self._reporter.offer(self._reported(), now_s)
+        self._presence.report(self._reported(), now_s)
 
 
 def _reason(error: Exception) -> str:

@@ -188,6 +188,8 @@ def describe_exit(status: int, tail: tuple[str, ...]) -> str:
     """Say in words how a child ended; the last lines of its stderr are the best reason known."""
     if status < 0:
         how = f"the pipeline was killed by {_signal_name(-status)}"
+    elif status == 0:
+        return "the pipeline ended by itself: its source has no more frames (loop = true for files)"
     else:
         how = f"the pipeline ended with status {status}"
     return f"{how}: {' | '.join(tail[-3:])}" if tail else f"{how} and said nothing on stderr"
