@@ -260,8 +260,9 @@ def test_process_publishes_what_it_sees(tmp_path, engine):
         assert time.monotonic() - stopped < 3.0
     assert status == 0, err
     assert isinstance(messages[-1], Stats)
-    event = json.loads(seen[-1].payload)
-    assert [d["label"] for d in event["detections"]] == ["red"]
+    events = [json.loads(message.payload) for message in seen]
+    event = events[-1]
+    assert [[d["label"] for d in e["detections"]] for e in events] == [["red"]] * len(events), events
     np.testing.assert_allclose(event["detections"][0]["box"], [40, 8, 48, 16], atol=0.1)
 
 
