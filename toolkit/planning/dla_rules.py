@@ -218,7 +218,7 @@ RULES: tuple[Rule, ...] = (
          limit="mode, coordinates and rounding must be a combination that the DLA has",
          check=layer.resize_mode, source=HEADER,
          hint="use nearest asymmetric floor, or linear half_pixel"),
-    Rule(id="resize.linear-version", ops=o.RESIZE, limit="before TensorRT 8.4 there is only nearest",
+    Rule(id="resize.linear-version", ops=o.RESIZE, limit="before TensorRT 8.4 only nearest works",
          check=layer.linear_mode, tensorrt=(FLOOR, (8, 4)), source="TensorRT 8.2 developer guide"),
 
     # Softmax, shuffle, reduction.
