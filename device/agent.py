@@ -21,6 +21,7 @@ import msgspec
 
 from device import slots
 from device.agent_config import AgentConfig, load_agent_config
+from device.bundle import BundleInfo
 from device.documents import (
     Desired,
     Reported,
@@ -29,9 +30,9 @@ from device.documents import (
     encode,
 )
 from device.errors import BundleError, TandemError, TransferError
+from device.fetching import Fetching
 from device.messages import ChildMessage, Failure, Result, Stats, encode_message
 from device.mqtt import LinkDown, LinkEvent, LinkUp, Message, queue_putter
-from device.part_file import Fetch
 from device.pipeline_process import (
     PIPELINE,
     PipelineEvent,
@@ -54,6 +55,7 @@ from device.updates import (
     running_of,
     update_of,
     update_of_record,
+    update_of_slots,
 )
 
 LOG = logging.getLogger("tandem.agent")
@@ -84,7 +86,7 @@ class Agent:
         self._presence = Presence(config, self._topics, self._put)
         self._version = _version()
         self._desired: Desired | None = None
-        self._fetch: Fetch | None = None
+        self._fetching = Fetching(self._store.downloads, config.update.window_chunks)
         self._update = Update(phase="idle")
         self._trial_until_s: float | None = None
         self._stats_due_s = 0.0
@@ -117,7 +119,7 @@ class Agent:
         if self._state != loaded:
             self._save(self._state)
         self._store.clean(self._state)
-        self._show_slots()
+        self._update = update_of_slots(self._state)
         if self._state.trial is None:
             self._start_active()
             return
@@ -128,29 +130,12 @@ class Agent:
         else:
             self._start_trial(self._state.trial)
 
-    def _show_slots(self) -> None:
-        """Report what the disk says until the broker tells what is desired."""
-        trial, failure = self._state.record(self._state.trial), self._state.failure
-        if trial is not None:
-            self._update = update_of_record(trial, "trial")
-        elif failure is not None:
-            self._update = Update(
-                phase=failure.phase,
-                sha256=failure.sha256,
-                request=failure.request,
-                reason=failure.reason,
-            )
-        elif (active := self._state.record(self._state.active)) is not None:
-            self._update = update_of_record(active, "live")
-        else:
-            self._update = Update(phase="idle")
-
     def _shut_down(self) -> None:
         LOG.info("stopping")
         if self._state.trial is not None:
             self._save(slots.suspend(self._state))
         self._pipeline.stop("the agent was stopped")
-        self._drop_fetch()
+        self._fetching.pause()
         self._report(time.monotonic())
         self._presence.say_goodbye()
         self._ended.set()
@@ -162,8 +147,8 @@ class Agent:
     def _next_event(self) -> Event | None:
         due = [self._trial_until_s, self._pipeline.restart_at_s]
         due.append(self._presence.report_due_s(self._reported()))
-        if self._presence.online and self._fetch is not None:
-            due.append(self._fetch.download.wake_at_s)
+        if self._presence.online:
+            due.append(self._fetching.wake_at_s)
         due_s = min((moment for moment in due if moment is not None), default=None)
         timeout_s = None if due_s is None else max(0.0, due_s - time.monotonic())
         try:
@@ -180,8 +165,7 @@ class Agent:
             self._on_pipeline_exited(event)
         elif isinstance(event, LinkUp):
             self._presence.went_up(event)
-            if self._fetch is not None:
-                self._fetch.download.forget_flight()
+            self._fetching.forget_flight()
         elif isinstance(event, LinkDown):
             self._presence.went_down(event)
 
@@ -224,12 +208,12 @@ class Agent:
             return  # comes back here when the trial has ended
         desired = self._desired
         if desired is None:
-            self._drop_fetch()
-            self._show_slots()
+            self._fetching.pause()
+            self._update = update_of_slots(self._state)
             return
         decision = decide(desired, self._state, profile=self._config.profile, dev=self._config.dev)
         if not isinstance(decision, FetchIt):
-            self._drop_fetch()
+            self._fetching.pause()
         if isinstance(decision, Live):
             self._update = update_of(desired, "live", desired.release.blob.bytes)
         elif isinstance(decision, Refuse):
@@ -259,87 +243,86 @@ class Agent:
 
     def _start_fetching(self, desired: Desired) -> None:
         blob = desired.release.blob
-        if self._fetch is not None and self._fetch.download.spec != blob:
-            self._drop_fetch()
-        if self._fetch is None:
-            LOG.info("fetching %s (%d bytes)", desired.release.name, blob.bytes)
-            try:
-                self._fetch = Fetch(self._store.downloads, blob, self._config.update.window_chunks)
-            except (TransferError, OSError) as error:
-                self._refuse(desired, _reason(error))
-                return
-        self._update = update_of(desired, "downloading", self._fetch.download.received_bytes)
-
-    def _drop_fetch(self) -> None:
-        """Stop fetching; what is there stays for a resumption until something else is fetched."""
-        if self._fetch is not None:
-            self._fetch.file.close()
-            self._fetch = None
+        try:
+            self._fetching.begin(blob)
+        except (TransferError, OSError) as error:
+            self._refuse(desired, _reason(error))
+            return
+        LOG.info(
+            "fetching %s: %d of %d bytes are there",
+            desired.release.name,
+            self._fetching.received_bytes,
+            blob.bytes,
+        )
+        self._update = update_of(desired, "downloading", self._fetching.received_bytes)
 
     def _on_part(self, message: Message) -> None:
         sha256, _, part = message.topic.removeprefix(f"{self._topics.root}/blob/").partition("/")
-        fetch = self._fetch
-        if fetch is None or sha256 != fetch.download.spec.sha256 or fetch.download.complete:
-            return
         try:
-            fetch.on_part(part, message.payload, time.monotonic())
+            self._fetching.take(sha256, part, message.payload, time.monotonic())
         except (TransferError, OSError) as error:
-            self._give_up_fetch(_reason(error))
+            self._give_up_fetching(_reason(error))
 
     def _go_on_fetching(self, now_s: float) -> None:
-        fetch, desired = self._fetch, self._desired
-        if fetch is None or desired is None:
+        desired = self._desired
+        if not self._fetching.running or desired is None:
             return
-        received = fetch.download.received_bytes
+        received = self._fetching.received_bytes
         self._update = msgspec.structs.replace(self._update, received_bytes=received)
-        if fetch.download.complete:
-            self._stage(fetch, desired)
+        if self._fetching.complete:
+            self._stage(desired)
         elif self._presence.online:
-            request = fetch.download.next_request(now_s)
+            request = self._fetching.next_request(now_s)
             if request is not None:
                 self._presence.send(self._topics.blob_get, encode(request))
 
-    def _give_up_fetch(self, reason: str) -> None:
-        fetch, desired = self._fetch, self._desired
-        if fetch is None or desired is None:
+    def _give_up_fetching(self, reason: str) -> None:
+        """Refuse the release for good: fetching it again would end the same way."""
+        desired = self._desired
+        if not self._fetching.running or desired is None:
             return
-        self._fetch = None
-        fetch.file.remove()
-        blob = desired.release.blob
+        self._fetching.remove()
         failure = SlotFailure(
-            sha256=blob.sha256, request=desired.request, phase="refused", reason=reason
+            sha256=desired.release.blob.sha256,
+            request=desired.request,
+            phase="refused",
+            reason=reason,
         )
         self._save(slots.refuse(self._state, failure))
         self._refuse(desired, reason)
 
-    def _stage(self, fetch: Fetch, desired: Desired) -> None:
+    def _stage(self, desired: Desired) -> None:
         """Check the whole bundle, unpack it into the idle slot and try it."""
-        self._update = update_of(desired, "staging", desired.release.blob.bytes)
+        blob = desired.release.blob
+        self._update = update_of(desired, "staging", blob.bytes)
         self._report(time.monotonic())
-        slot = self._state.idle
         try:
-            fetch.file.finish()
-            self._save(slots.clear(self._state))
-            info = self._store.populate(slot, fetch.file.path)
-            if info.profile != self._config.profile:
-                raise BundleError(
-                    f"the engine in the bundle is built for {info.profile}, this device is "
-                    f"{self._config.profile}: build an engine for {self._config.profile}"
-                )
+            info = self._unpack()
         except (BundleError, TransferError, OSError) as error:
-            self._give_up_fetch(_reason(error))
+            self._give_up_fetching(_reason(error))
             return
         record = SlotRecord(
-            sha256=desired.release.blob.sha256,
-            bytes=desired.release.blob.bytes,
+            sha256=blob.sha256,
+            bytes=blob.bytes,
             name=info.name,
             version=info.version,
             request=desired.request,
         )
         self._save(slots.stage(self._state, record))
-        self._fetch = None
-        fetch.file.remove()
+        self._fetching.remove()
         self._begin_trial(desired.request)
+
+    def _unpack(self) -> BundleInfo:
+        path = self._fetching.finish()
+        self._save(slots.clear(self._state))
+        info = self._store.populate(self._state.idle, path)
+        # The desired document said so too, but it is not what was built.
+        if info.profile != self._config.profile:
+            raise BundleError(
+                f"the engine in the bundle is built for {info.profile}, this device is "
+                f"{self._config.profile}: build an engine for {self._config.profile}"
+            )
+        return info
 
     # -- trial
 

@@ -32,7 +32,8 @@ _RECORD = 20 * _BLOCK  # tar pads its files to whole records
 _READ_BYTES = 1024 * 1024
 _USTAR = struct.Struct("100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12x")
 
-Text = Annotated[str, Meta(min_length=1, max_length=200)]
+# Printable: names end up in logs and on terminals.
+Text = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
 class BundleFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,7 +16,8 @@ MAX_CHUNKS = 32 * 1024  # an index of 1 MiB: one message that every broker takes
 MAX_CHUNKS_A_REQUEST = 256
 
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-Text = Annotated[str, Meta(max_length=200)]
+# Printable: names end up in logs and on terminals.
+Text = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Phase = Literal["idle", "downloading", "staging", "trial", "live", "rolled_back", "refused"]
 AgentState = Literal["online", "stopped", "lost"]
 PipelineStatus = Literal["stopped", "starting", "running", "restarting", "failed"]

@@ -6,6 +6,7 @@ belongs to, so that the last words of an old run are not taken for those of the 
 """
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from typing import IO
 from device.child import guarded
 from device.messages import ChildMessage, decode_message
 
+LOG = logging.getLogger("tandem.pipeline")
 STDERR_LINES = 100
 MAX_LINE_BYTES = 64 * 1024
 MAX_RESTARTS = 5
@@ -139,7 +141,11 @@ class PipelineProcess:
             process.wait(self._grace_s)
         # Also where the leader is gone: what it started may still hold the camera.
         _signal_group(process, signal.SIGKILL)
-        process.wait(KILL_WAIT_S)
+        try:
+            process.wait(KILL_WAIT_S)
+        except subprocess.TimeoutExpired:
+            # Stuck in a driver. The agent has to stay reachable, so it goes on without it.
+            LOG.error("the pipeline (process %d) does not end, even killed", process.pid)
 
 
 def _signal_group(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:

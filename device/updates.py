@@ -100,6 +100,22 @@ def update_of_record(record: SlotRecord, phase: Phase, reason: str = "") -> Upda
     )
 
 
+def update_of_slots(state: SlotState) -> Update:
+    """Return what the disk alone says, for as long as nothing is known to be desired."""
+    trial, active = state.record(state.trial), state.record(state.active)
+    failure = state.failure
+    if trial is not None:
+        return update_of_record(trial, "trial")
+    if failure is not None:
+        return Update(
+            phase=failure.phase,
+            sha256=failure.sha256,
+            request=failure.request,
+            reason=failure.reason,
+        )
+    return Update(phase="idle") if active is None else update_of_record(active, "live")
+
+
 def running_of(state: SlotState) -> Running | None:
     """Return the active release for the report."""
     record = state.record(state.active)

@@ -73,7 +73,7 @@ from device.errors import TandemError
 from device.pipeline_process import PIPELINE
 
 logging.basicConfig(level=logging.INFO)
-row = replace(PIPELINE, prefix=(sys.executable, sys.argv[2]))
+row = PIPELINE if sys.argv[2] == "real" else replace(PIPELINE, prefix=(sys.executable, sys.argv[2]))
 try:
     serve(load_agent_config(Path(sys.argv[1])), row)
 except TandemError as error:
@@ -133,21 +133,31 @@ class AgentBox:
     """A board: its folder, its agent.toml and the agent process that can be killed and started."""
 
     def __init__(
-        self, folder: Path, port: int, *, dev: bool = True, trial_timeout_s: float = 15.0
+        self,
+        folder: Path,
+        port: int,
+        *,
+        dev: bool = True,
+        trial_timeout_s: float = 15.0,
+        profile: str = PROFILE,
+        source: Path | None = None,
     ) -> None:
+        """With a `source` the real pipeline runs, on it; without one the double."""
         self.state_dir = folder / "state"
         self.runs_file = folder / "runs.txt"
         self.log_file = folder / "agent.log"
         self._config = folder / "agent.toml"
         self._launcher = folder / "launch_agent.py"
-        self._double = folder / "pipeline_double.py"
+        double = folder / "pipeline_double.py"
+        self._pipeline = "real" if source is not None else str(double)
         self._launcher.write_text(AGENT_LAUNCHER)
-        self._double.write_text(PIPELINE_DOUBLE)
+        double.write_text(PIPELINE_DOUBLE)
         self._config.write_text(
-            f'device = "{DEVICE}"\nprofile = "{PROFILE}"\nstate_dir = "state"\n'
+            f'device = "{DEVICE}"\nprofile = "{profile}"\nstate_dir = "state"\n'
             f"dev = {str(dev).lower()}\n"
             f'[broker]\nhost = "127.0.0.1"\nport = {port}\n'
             f"[update]\ntrial_timeout_s = {trial_timeout_s}\nstop_grace_s = 0.3\n"
+            + ("" if source is None else f'[source]\nuri = "{source}"\n')
         )
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -155,7 +165,7 @@ class AgentBox:
         assert self.process is None
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, self._launcher, self._config, self._double],
+                [sys.executable, self._launcher, self._config, self._pipeline],
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "TEST_RUNS": str(self.runs_file)},

@@ -10,10 +10,13 @@ import pytest
 from click.testing import CliRunner
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, free_port, make_bundle
 
+import configs
 from device.bundle import verify_folder
 from device.documents import CHUNK_BYTES, PipelineReport
 from device.errors import BrokerError, DeployError
 from toolkit.broker import start_broker
+from toolkit.commands.build import build as build_command
+from toolkit.commands.bundle import bundle as bundle_command
 from toolkit.commands.deploy import deploy as deploy_command
 from toolkit.deploy import BrokerAddress, DeployProgress, deploy_bundle, parse_broker
 
@@ -306,3 +309,43 @@ def test_a_pipeline_does_not_outlive_a_killed_agent(
     ready, _, _ = select.select([watch], [], [], WAIT_S)
     os.close(watch)
     assert ready, "the pipeline still runs"
+
+
+@pytest.fixture(scope="module")
+def real_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model, built and packed by the commands that a user types."""
+    folder = tmp_path_factory.mktemp("real")
+    engine, out = folder / "objects.engine", folder / "objects.bundle"
+    model = configs.ROOT / "models" / "robot-objects.onnx"
+    runner = CliRunner()
+    build = [str(model), "--profile", "laptop", "--precision", "fp32", "-o", str(engine)]
+    built = runner.invoke(build_command, build)
+    assert built.exit_code == 0, built.output
+    pipeline = configs.ROOT / "pipelines" / "robot-objects.toml"
+    labels = configs.ROOT / "models" / "robot-objects.labels.txt"
+    inputs = [str(engine), "--pipeline", str(pipeline), "--labels", str(labels), "-o", str(out)]
+    packed = runner.invoke(bundle_command, inputs)
+    assert packed.exit_code == 0, packed.output
+    assert "objects 0.1.0 for laptop" in packed.output
+    return out
+
+
+@pytest.mark.parametrize(
+    ("source", "phase", "words"),
+    [
+        (configs.ROOT / "scenes" / "heldout", "live", ""),
+        (Path("/nowhere/camera.mp4"), "rolled_back", "/nowhere/camera.mp4"),
+    ],
+)
+def test_the_real_pipeline_is_tried_too(
+    tmp_path: Path, broker: Mosquitto, real_bundle: Path, source: Path, phase: str, words: str
+) -> None:
+    box = AgentBox(tmp_path, broker.port, profile="laptop", source=source)
+    box.start()
+    try:
+        result = deploy_bundle(real_bundle, DEVICE, address(broker.port), timeout_s=WAIT_S)
+    finally:
+        box.close()
+    assert result.phase == phase, result
+    assert words in result.reason
+    assert "Traceback" not in result.reason

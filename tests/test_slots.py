@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mqtt_fixtures import make_bundle
 
 from device import slot_store, slots
+from device.bundle import BundleInfo, extract_bundle
 from device.errors import BundleError, ConfigError
 from device.slot_store import SlotStore
 from device.slots import SlotRecord, SlotState
@@ -222,14 +223,41 @@ def _cut_at(monkeypatch: pytest.MonkeyPatch, step: int, *, after: bool) -> None:
 def test_a_power_cut_at_any_step_leaves_a_verified_slot_that_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, after: bool
 ) -> None:
-    bundles = [make_bundle(tmp_path / v, version=v, engine_bytes=5000) for v in ("1", "2", "3")]
-    ready = SlotStore(tmp_path / "ready")
-    _update(ready, bundles[0], "1")
-    _update(ready, bundles[1], "2")
+    assert _cut_everywhere(tmp_path, monkeypatch, after=after) > 15
+
+
+def test_the_checker_notices_a_state_that_is_not_cleared_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "clear", lambda state: state)
+    with pytest.raises(BundleError):
+        _cut_everywhere(tmp_path, monkeypatch, after=True)
+
+
+def test_the_checker_notices_a_trial_that_is_confirmed_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = SlotStore.populate
+
+    def too_early(store: SlotStore, slot: slots.Slot, bundle: Path) -> BundleInfo:
+        state = store.load()
+        store.save(slots.confirm(slots.begin_trial(slots.stage(state, record("3")), "r")))
+        return original(store, slot, bundle)
+
+    monkeypatch.setattr(SlotStore, "populate", too_early)
+    with pytest.raises((BundleError, AssertionError)):
+        _cut_everywhere(tmp_path, monkeypatch, after=True)
+
+
+def _cut_everywhere(folder: Path, monkeypatch: pytest.MonkeyPatch, *, after: bool) -> int:
+    """Update with a power cut at every step in turn and check each; returns the steps."""
+    bundles = [make_bundle(folder / v, version=v, engine_bytes=5000) for v in ("1", "2", "3")]
+    ready = SlotStore(folder / "ready")
+    _prepare(ready, bundles)
     ready.close()
     for step in itertools.count():
-        root = tmp_path / f"cut-{step}"
-        shutil.copytree(tmp_path / "ready", root)
+        root = folder / f"cut-{step}"
+        shutil.copytree(folder / "ready", root)
         store = SlotStore(root)
         with monkeypatch.context() as patch:
             _cut_at(patch, step, after=after)
@@ -242,8 +270,16 @@ def test_a_power_cut_at_any_step_leaves_a_verified_slot_that_starts(
         _check_boots(root, bundles[2])
         shutil.rmtree(root)
         if finished:
-            break
-    assert step > 15  # the switch was really in the way
+            return step
+    raise AssertionError("itertools.count ended")
+
+
+def _prepare(store: SlotStore, bundles: list[Path]) -> None:
+    """Two releases in the slots, the second active, written without the store's own order."""
+    for slot, bundle in zip(slots.SLOTS, bundles, strict=False):
+        extract_bundle(bundle, store.slot_folder(slot))
+    good = [msgspec.structs.replace(record(name), good=True) for name in ("1", "2")]
+    store.save(SlotState(active="b", a=good[0], b=good[1]))
 
 
 def _check_boots(root: Path, bundle: Path) -> None:
@@ -252,9 +288,10 @@ def _check_boots(root: Path, bundle: Path) -> None:
     state = slots.interrupted(store.load())
     store.clean(state)
     assert state.active is not None
-    assert store.verify(state.active).name == "good"
+    for slot in slots.SLOTS:
+        if state.record(slot) is not None:  # what the state promises is there and whole
+            assert store.verify(slot).name == "good"
     if state.trial is not None:
-        store.verify(state.trial)
         state = store.save(slots.roll_back(state, "x"))
     active = state.record(state.active)
     assert active is not None
@@ -267,8 +304,7 @@ def _check_boots(root: Path, bundle: Path) -> None:
     store.close()
 
 
-def test_the_checker_itself_fails_a_store_that_writes_in_place(tmp_path: Path) -> None:
-    """A half-unpacked active slot must not pass for a whole one."""
+def test_a_half_written_slot_is_not_verified(tmp_path: Path) -> None:
     store = SlotStore(tmp_path / "state")
     _update(store, make_bundle(tmp_path / "in"), "1")
     engine = store.slot_folder("a") / "model.engine"
