@@ -127,12 +127,14 @@ _FACES: tuple[tuple[Vector, Vector, Vector], ...] = (
 _TOP, _FRONT = 4, 5
 
 
+_AXES = np.array(_FACES, np.float32)
+
+
 def _panel(face: int, half: Vector, area: Area) -> Floats:
     """Cut the rectangle `area` (u1, v1, u2, v2 in -1..1) out of one face: float32 [4, 3]."""
-    normal, right, down = (np.array(axis, np.float32) for axis in _FACES[face])
     u1, v1, u2, v2 = area
-    corners = [normal + u * right + v * down for u, v in ((u1, v1), (u2, v1), (u2, v2), (u1, v2))]
-    return np.asarray(np.stack(corners) * np.array(half, np.float32), np.float32)
+    corners = np.array([[1, u1, v1], [1, u2, v1], [1, u2, v2], [1, u1, v2]], np.float32)
+    return np.asarray(corners @ _AXES[face] * np.array(half, np.float32), np.float32)
 
 
 def _cuboid(half: Vector) -> list[Floats]:
@@ -520,59 +522,94 @@ def load_backgrounds(folder: Path, held_out: bool | None = None) -> list[Image]:
 
 
 def _crop(rng: Rng, photo: Image, width: int, height: int) -> Image:
-    """Cut a random window, 40 to 100 % of what fits, mirror it at random, scale it."""
+    """Cut a random window of any size out of a photograph: turned, stretched, mirrored."""
     rows, columns = photo.shape[:2]
-    zoom = min(columns / width, rows / height) * rng.uniform(0.4, 1.0)
-    w, h = max(int(width * zoom), 2), max(int(height * zoom), 2)
-    x, y = rng.integers(0, columns - w + 1), rng.integers(0, rows - h + 1)
-    window = photo[y : y + h, x : x + w]
-    if rng.random() < 0.5:
-        window = window[:, ::-1]
-    method = cv2.INTER_AREA if zoom > 1 else cv2.INTER_LINEAR
-    return np.asarray(cv2.resize(window, (width, height), interpolation=method), np.uint8)
+    zoom = min(columns / width, rows / height) * float(np.exp(rng.uniform(np.log(0.3), 0)))
+    angle = rng.uniform(-np.pi, np.pi) if rng.random() < 0.25 else rng.normal(0, 0.12)
+    stretch = np.diag(zoom * rng.uniform((0.7, 0.7), (1.0, 1.0)) * (rng.choice((-1, 1)), 1))
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) @ stretch
+    half = np.abs(turn) @ (width / 2, height / 2)  # what the window needs around its centre
+    room = np.maximum(np.array([columns, rows]) / 2 - half, 0)
+    centre = np.array([columns, rows]) / 2 + rng.uniform(-1, 1, 2) * room
+    offset = centre - turn @ (width / 2, height / 2)
+    matrix = np.column_stack([turn, offset]).astype(np.float32)
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    size = (width, height)
+    turned = cv2.warpAffine(photo, matrix, size, flags=flags, borderMode=cv2.BORDER_REFLECT_101)
+    return np.asarray(turned, np.uint8)
 
 
-def _background(rng: Rng, photos: Sequence[Image], width: int, height: int) -> Image:
-    """Show one photograph, or one above another as wall and floor, with changed colours."""
+def _any_crop(rng: Rng, photos: Sequence[Image], width: int, height: int) -> Image:
+    """Crop any of the photographs, at times in other tones than the few there are have."""
     image = _crop(rng, photos[int(rng.integers(len(photos)))], width, height)
-    if rng.random() < 0.3:
-        floor = int(height * rng.uniform(0.4, 0.8))
-        below = _crop(rng, photos[int(rng.integers(len(photos)))], width, height - floor)
-        image[floor:] = below
-    if rng.random() < 0.5:  # other colours than the few photographs have
+    if rng.random() < 0.5:
         image = image[..., rng.permutation(3)]
     if rng.random() < 0.5:
-        tint = np.diag(rng.uniform(0.7, 1.25, 3)).astype(np.float32)
-        image = np.asarray(cv2.transform(image, tint), np.uint8)
+        ramp = np.linspace(0, 1, 256)[:, None] ** np.exp(rng.normal(0, 0.3, 3))
+        ramp = 255 * ramp * rng.uniform(0.4, 1.1)
+        curve = np.clip(ramp[::-1] if rng.random() < 0.15 else ramp, 0, 255).astype(np.uint8)
+        image = np.asarray(cv2.LUT(image, curve[:, None]), np.uint8)
     return np.ascontiguousarray(image)
 
 
-def _clutter(rng: Rng, width: int, height: int) -> _Sprite:
-    """Draw a bar, a plate or a striped plank of one of no class, to hide things and to mislead."""
-    length, thick = width * rng.uniform(0.1, 0.9), width * rng.uniform(0.01, 0.09)
-    if rng.random() < 0.4:
-        length, thick = (width * v for v in rng.uniform(0.06, 0.3, 2))
-    angle, reach = rng.uniform(0, 180), int(max(length, thick)) + 4
-    colour, mask = np.zeros((reach, reach, 3), np.uint8), np.zeros((reach, reach), np.uint8)
-    middle = (reach / 2, reach / 2)
-    main, second = _hue(rng, (0, 180), (0, 200)), _hue(rng, (0, 180), (0, 200))
-    colour[:] = main
-    if rng.random() < 0.3:
-        colour[:, np.arange(reach) % int(rng.integers(8, 32)) < 5] = second
-    shape = cv2.boxPoints((middle, (length, thick), angle))
-    if rng.random() < 0.25:
-        cv2.ellipse(mask, (middle, (length, thick), angle), 255, -1, cv2.LINE_AA)
+def _background(rng: Rng, photos: Sequence[Image], width: int, height: int) -> Image:
+    """Show one photograph, one above another as wall and floor, or one melting into another."""
+    image, kind = _any_crop(rng, photos, width, height), rng.random()
+    if kind < 0.25:
+        floor = int(height * rng.uniform(0.4, 0.8))
+        image[floor:] = _any_crop(rng, photos, width, height - floor)
+    elif kind < 0.4:
+        share = float(rng.uniform(0.2, 0.8))
+        other = _any_crop(rng, photos, width, height)
+        image = np.asarray(cv2.addWeighted(image, share, other, 1 - share, 0), np.uint8)
+    return image
+
+
+def _outline(rng: Rng) -> Floats:
+    """Choose a shape within the unit circle: bar, triangle, ellipse or blob, float32 [n, 2]."""
+    kind = rng.random()
+    if kind < 0.4:
+        return np.array([[-0.7, -0.7], [0.7, -0.7], [0.7, 0.7], [-0.7, 0.7]], np.float32)
+    if kind < 0.5:
+        return np.asarray(rng.uniform(-1, 1, (3, 2)), np.float32)
+    angle = np.linspace(0, 2 * np.pi, 40, endpoint=False)
+    reach = np.ones(40)
+    if kind > 0.65:
+        for wave in range(1, 6):
+            reach += rng.normal(0, 0.22 / wave) * np.sin(wave * angle + rng.uniform(0, 7))
+        reach = np.clip(reach / reach.max(), 0.2, 1)
+    return np.asarray(reach[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1), np.float32)
+
+
+def _material(rng: Rng, photos: Sequence[Image], side: int) -> Image:
+    """Fill a square with one colour, stripes or a piece of a photograph, and shade it."""
+    kind = rng.random()
+    if kind < 0.45:
+        colour = _any_crop(rng, photos, side, side)
     else:
-        corners = int(rng.integers(3, 5))  # three of the four: a triangle
-        cv2.fillConvexPoly(
-            mask, np.rint(shape[:corners] * 16).astype(np.int32), 255, cv2.LINE_AA, 4
-        )
-    x, y = (
-        rng.integers(-reach // 2, width - reach // 2),
-        rng.integers(-reach // 2, height - reach // 2),
-    )
-    light = np.linspace(rng.uniform(0.5, 1), rng.uniform(0.5, 1), reach, dtype=np.float32)
-    return _Sprite((colour * light[:, None, None]).astype(np.uint8), mask, int(x), int(y))
+        main = _grey(rng, 5, 240) if kind < 0.65 else _hue(rng, (0, 180), (0, 220))
+        colour = np.full((side, side, 3), np.clip(main, 0, 255), np.uint8)
+    if 0.6 < kind < 0.8:
+        colour[:, np.arange(side) % int(rng.integers(8, 32)) < 5] = _hue(rng, (0, 180), (0, 200))
+    shade = rng.uniform(0.35, 1.1, (2, 2)).astype(np.float32)
+    field = cv2.resize(shade, (side, side))
+    return np.asarray(cv2.multiply(colour, cv2.merge([field] * 3), dtype=cv2.CV_8U), np.uint8)
+
+
+def _clutter(rng: Rng, photos: Sequence[Image], width: int, height: int, longest: float) -> _Sprite:
+    """Draw a thing of no class up to `longest` pixels, to hide objects and to mislead."""
+    length = longest * float(np.exp(rng.uniform(np.log(0.15), 0)))
+    thick = length * float(np.exp(rng.uniform(np.log(0.1), 0)))
+    angle, side = rng.uniform(0, np.pi), int(length) + 4
+    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    shape = (_outline(rng) * (length / 2, thick / 2)) @ turn
+    mask = np.zeros((side, side), np.uint8)
+    scales = (1.0, rng.uniform(0.7, 0.95)) if rng.random() < 0.2 else (1.0,)  # at times a frame
+    for scale, value in zip(scales, (255, 0), strict=False):
+        polygon = np.rint((shape * scale + side / 2) * 16).astype(np.int32)
+        cv2.fillPoly(mask, [polygon], value, cv2.LINE_AA, 4)
+    x, y = rng.uniform(0, width) - side / 2, rng.uniform(0, height) - side / 2
+    return _Sprite(_material(rng, photos, side), mask, int(x), int(y))
 
 
 # --- the camera -------------------------------------------------------------------------------
@@ -625,31 +662,27 @@ def _compress(image: Image, quality: int) -> Image:
 # --- scenes -----------------------------------------------------------------------------------
 
 
-def _populate(rng: Rng, canvas: _Canvas, width: int, height: int) -> None:
+def _populate(rng: Rng, canvas: _Canvas, photos: Sequence[Image]) -> None:
     """Place objects and clutter; what would hide another too much is left out."""
+    height, width = canvas.image.shape[:2]
     light, scale = _lamp(rng), min(width, height) / REFERENCE_WIDTH
+    for _ in range(int(rng.integers(0, 6))):
+        canvas.paint(_clutter(rng, photos, width, height, width * 0.8), None)
     smallest, largest = np.log(np.array(OBJECT_SIZE) * scale)
     shadow, strength = rng.uniform((-0.12, -0.06), (0.12, 0.18)), rng.uniform(0.0, 0.6)
     for _ in range(int(rng.integers(0, 8))):
-        if rng.random() < 0.3:
-            clutter = _clutter(rng, width, height)
-            if canvas.fits(clutter):
-                canvas.paint(clutter, None)
-        class_id, size = (
-            int(rng.integers(len(CLASSES))),
-            float(np.exp(rng.uniform(smallest, largest))),
-        )
+        class_id = int(rng.integers(len(CLASSES)))
+        size = float(np.exp(rng.uniform(smallest, largest)))
         margin = size * 0.35
         x, y = rng.uniform(margin, width - margin), rng.uniform(margin, height - margin)
         sprite = _draw(_figure(rng, class_id), _pose(rng, class_id), light, (x, y, size))
         if canvas.fits(sprite):
-            offset = int(shadow[0] * size), int(shadow[1] * size)
-            canvas.darken(sprite, offset, strength)
+            canvas.darken(sprite, (int(shadow[0] * size), int(shadow[1] * size)), strength)
             canvas.paint(sprite, class_id)
-    if rng.random() < 0.3:
-        strip = _clutter(rng, width, height)
-        if canvas.fits(strip):
-            canvas.paint(strip, None)
+        if rng.random() < 0.3:
+            clutter = _clutter(rng, photos, width, height, width * 0.5)
+            if canvas.fits(clutter):
+                canvas.paint(clutter, None)
 
 
 def draw_scene(seed: int, index: int, backgrounds: Sequence[Image], size: int = 320) -> Scene:
@@ -659,7 +692,7 @@ def draw_scene(seed: int, index: int, backgrounds: Sequence[Image], size: int = 
     """
     rng = np.random.default_rng([seed, index])
     canvas = _Canvas(_background(rng, backgrounds, size, size))
-    _populate(rng, canvas, size, size)
+    _populate(rng, canvas, backgrounds)
     image = _blur(rng, _expose(rng, canvas.image))
     image = _sense(rng, image, rng.uniform(0.0, 9.0))
     if rng.random() < 0.7:
