@@ -1,5 +1,6 @@
 """Network outputs become detections, compared with a brute-force reference."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -126,6 +127,9 @@ def test_of_very_many_candidates_the_best_survive():
     found = decode({"boxes": boxes, "scores": scores}, config, view)
     assert CANDIDATES < 4096
     np.testing.assert_array_equal(found.scores, scores[0, 0, ::-1][: config.max_detections])
+    config = msgspec.structs.replace(config, max_detections=4096)
+    found = decode({"boxes": boxes, "scores": scores}, config, view)
+    np.testing.assert_array_equal(found.scores, scores[0, 0, ::-1][:CANDIDATES])
 
 
 @st.composite

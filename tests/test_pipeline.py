@@ -90,6 +90,23 @@ def test_frames_limit_ends_the_run(tmp_path):
     assert run_all(colour_pipeline(folder), frames=3)[0] == 3
 
 
+def test_engine_is_warm_before_the_pipeline_says_ready(tmp_path):
+    order = []
+
+    class Recording(ColourDetector):
+        def infer(self, feeds):
+            order.append("infer")
+            return super().infer(feeds)
+
+    run_pipeline(
+        colour_pipeline(pictures(tmp_path / "in", (1, 1, "red"))),
+        Model(Recording(), LABELS, ""),
+        emit=lambda message: order.append(type(message)),
+        stop=threading.Event(),
+    )
+    assert order == ["infer", Ready, "infer", Result, Stats]
+
+
 def test_sinks_get_every_result(tmp_path):
     folder = pictures(tmp_path / "in", *[(i, i, "red") for i in range(4)])
     out = tmp_path / "out.jsonl"
@@ -245,6 +262,27 @@ def test_process_says_ready_result_stats_and_nothing_else(tmp_path, engine):
     assert messages[2].frames == 4
 
 
+def test_stray_output_of_libraries_goes_to_standard_error(tmp_path, engine):
+    path = write_video(tmp_path / "v.mp4", [scene(5, 1)] * 20, fps=20.0)
+    bundle = folder_of(tmp_path, engine, path, "loop = true")
+    # C code writes to the descriptor itself, as this does, until the process ends.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, threading, time\n"
+        "def chatter():\n"
+        "    while True:\n"
+        "        time.sleep(0.02)\n"
+        "        if 'pipelines.pipeline' in __import__('sys').modules:\n"
+        "            os.write(1, b'stray')\n"
+        "threading.Thread(target=chatter, daemon=True).start()\n"
+    )
+    arguments = ("--bundle", bundle, "--profile", "laptop", "--frames", 10)
+    process = python_m_pipelines(*arguments, PYTHONPATH=str(tmp_path))
+    messages, err, status = finish(process)
+    assert status == 0
+    assert [type(m) for m in messages] == [Ready, Result, Stats]
+    assert "stray" in err
+
+
 def test_process_publishes_what_it_sees(tmp_path, engine):
     path = write_video(tmp_path / "v.mp4", [scene(5, 1)] * 20, fps=20.0)
     bundle = folder_of(tmp_path, engine, path, "loop = true", '[[sinks]]\nkind = "mqtt"')
@@ -262,7 +300,9 @@ def test_process_publishes_what_it_sees(tmp_path, engine):
     assert isinstance(messages[-1], Stats)
     events = [json.loads(message.payload) for message in seen]
     event = events[-1]
-    assert [[d["label"] for d in e["detections"]] for e in events] == [["red"]] * len(events), events
+    assert [[d["label"] for d in e["detections"]] for e in events] == [["red"]] * len(events), (
+        events
+    )
     np.testing.assert_allclose(event["detections"][0]["box"], [40, 8, 48, 16], atol=0.1)
 
 

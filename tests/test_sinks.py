@@ -149,6 +149,7 @@ def test_rate_limit_keeps_the_average_and_forgives_jitter():
     rng = np.random.default_rng(5)
     times = np.arange(300) / 30.0 + rng.uniform(0.0, 0.02, 300)
     assert sum(limit.allows(float(t)) for t in times) >= 299
+    assert [limit.allows(60.0) for _ in range(4)] == [True, True, False, False]  # after a pause
     fast = RateLimit(30.0)
     assert sum(fast.allows(i / 1000.0) for i in range(3000)) == pytest.approx(91, abs=2)
 
