@@ -219,7 +219,9 @@ class Agent:
         elif isinstance(decision, Refuse):
             self._refuse(desired, decision.reason)
         elif isinstance(decision, Failed):
-            self._update = update_of(desired, decision.phase, reason=decision.reason)
+            tried = decision.phase == "rolled_back"
+            received = desired.release.blob.bytes if tried else 0
+            self._update = update_of(desired, decision.phase, received, decision.reason)
         elif isinstance(decision, TryIdle):
             self._try_idle(desired)
         else:

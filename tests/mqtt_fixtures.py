@@ -101,16 +101,25 @@ def wait_for_port(port: int, process: "subprocess.Popen[bytes]") -> None:
         threading.Event().wait(0.02)
 
 
+def _password_file(folder: Path, login: tuple[str, str]) -> str:
+    path = folder / "passwords"
+    command = ("mosquitto_passwd", "-b", "-c", str(path), *login)
+    subprocess.run(command, check=True, capture_output=True)
+    # Started by root it would become another user, who cannot look into this folder.
+    return f"user root\npassword_file {path}\n"
+
+
 class Mosquitto:
     """The real broker on a free port, without persistence: a kill loses all that it held."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, login: tuple[str, str] | None = None) -> None:
         binary = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
         assert binary, "mosquitto is missing: apt-get install mosquitto"
         self.port = free_port()
         config = folder / "mosquitto.conf"
         config.write_text(
-            f"listener {self.port} 127.0.0.1\nallow_anonymous true\nset_tcp_nodelay true\n"
+            f"listener {self.port} 127.0.0.1\nset_tcp_nodelay true\n"
+            + ("allow_anonymous true\n" if login is None else _password_file(folder, login))
         )
         self._command = [binary, "-c", str(config)]
         self._log = (folder / "mosquitto.log").open("ab")
@@ -141,6 +150,7 @@ class AgentBox:
         trial_timeout_s: float = 15.0,
         profile: str = PROFILE,
         source: Path | None = None,
+        login: tuple[str, str] | None = None,
     ) -> None:
         """With a `source` the real pipeline runs, on it; without one the double."""
         self.state_dir = folder / "state"
@@ -156,7 +166,8 @@ class AgentBox:
             f'device = "{DEVICE}"\nprofile = "{profile}"\nstate_dir = "state"\n'
             f"dev = {str(dev).lower()}\n"
             f'[broker]\nhost = "127.0.0.1"\nport = {port}\n'
-            f"[update]\ntrial_timeout_s = {trial_timeout_s}\nstop_grace_s = 0.3\n"
+            + ("" if login is None else f'username = "{login[0]}"\npassword = "{login[1]}"\n')
+            + f"[update]\ntrial_timeout_s = {trial_timeout_s}\nstop_grace_s = 0.3\n"
             + ("" if source is None else f'[source]\nuri = "{source}"\n')
         )
         self.process: subprocess.Popen[bytes] | None = None

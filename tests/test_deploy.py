@@ -311,6 +311,26 @@ def test_a_pipeline_does_not_outlive_a_killed_agent(
     assert ready, "the pipeline still runs"
 
 
+def test_a_login_is_used_and_never_shown(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "in")
+    login = ("fleet", "s3cret-word")
+    mosquitto = Mosquitto(tmp_path, login)
+    box = AgentBox(tmp_path, mosquitto.port, login=login)
+    box.start()
+    try:
+        wrong = BrokerAddress("127.0.0.1", mosquitto.port, "fleet", "wr0ng-word")
+        with pytest.raises(BrokerError, match="refused the connection: Not authorized") as info:
+            deploy_bundle(bundle, DEVICE, wrong, timeout_s=WAIT_S)
+        right = BrokerAddress("127.0.0.1", mosquitto.port, *login)
+        result = deploy_bundle(bundle, DEVICE, right, timeout_s=WAIT_S)
+    finally:
+        box.close()
+        mosquitto.close()
+    assert result.phase == "live", result
+    assert "word" not in str(info.value)
+    assert "s3cret-word" not in box.log()
+
+
 @pytest.fixture(scope="module")
 def real_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model, built and packed by the commands that a user types."""

@@ -85,7 +85,7 @@ def _progress() -> Progress:
 
 
 def _shower(progress: Progress) -> Callable[[DeployProgress], None]:
-    task = progress.add_task("connecting", total=None)
+    task = progress.add_task("", total=None, visible=False)  # shown once there is news
 
     def show(state: DeployProgress) -> None:
         progress.update(
@@ -93,6 +93,7 @@ def _shower(progress: Progress) -> Callable[[DeployProgress], None]:
             description=PHASES.get(state.phase, state.phase),
             completed=state.received_bytes,
             total=state.total_bytes,
+            visible=True,
         )
 
     return show
