@@ -11,7 +11,7 @@ from msgspec import structs
 
 import configs
 from device.engine import open_engine
-from device.errors import ConfigError
+from device.errors import ConfigError, DeployError
 from device.messages import Stats
 from device.session import Session, open_session
 from pipelines.accuracy import Accuracy
@@ -244,6 +244,8 @@ def _deploy_all(
             profile=options.profile,
         )
         result = deploy_bundle(release.bundle, DEVICE, fleet.broker, timeout_s=DEPLOY_TIMEOUT_S)
+        if not result.live and pipeline is not third:
+            raise DeployError(f"{pipeline.name} did not go live on the demo board: {result.reason}")
         frames = fleet.wait_for_frames(
             frames_of, FRAMES_WANTED, FRAMES_TIMEOUT_S, partial(report, step)
         )

@@ -1,0 +1,113 @@
+"""The command line: help with examples, JSON, exit statuses, errors in one sentence."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from model_fixtures import small_convnet
+
+from toolkit.cli import COMMANDS
+
+
+def tandem(*arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "toolkit.cli", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(name: str) -> None:
+    shown = tandem(name, "--help").stdout
+    assert "Example" in shown
+    assert f"tandem {name}" in shown
+
+
+def test_the_overview_names_every_command() -> None:
+    shown = tandem("--help").stdout
+    assert all(f"  {name} " in shown for name in COMMANDS)
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    assert tandem("biuld", check=False).returncode == 2
+
+
+@pytest.fixture
+def engine(tmp_path: Path, rng: np.random.Generator) -> Path:
+    model = small_convnet(tmp_path / "net.onnx", rng)
+    data = tmp_path / "data"
+    data.mkdir()
+    for index in range(2):
+        np.save(data / f"{index}.npy", rng.normal(size=(1, 3, 32, 32)).astype(np.float32))
+    tandem("build", model, "--profile", "agx-orin-64gb", "--data", data)
+    return model.with_suffix(".engine")
+
+
+def test_build_prints_a_report_and_writes_beside_the_model(engine: Path) -> None:
+    assert engine.exists()
+
+
+def test_build_json_holds_the_manifest(tmp_path: Path, engine: Path) -> None:
+    model = engine.with_suffix(".onnx")
+    done = tandem("build", model, "--profile", "laptop", "-o", tmp_path / "x.engine", "--json")
+    result = json.loads(done.stdout)
+    assert result["manifest"]["profile"] == "laptop"
+    assert Path(result["engine"]).stat().st_size == result["bytes"]
+
+
+def test_inspect_shows_segments_and_nodes(engine: Path) -> None:
+    shown = tandem("inspect", engine, "--nodes").stdout
+    assert "engine for agx-orin-64gb, int8, from net.onnx" in shown
+    assert "segment " in shown
+    assert "conv0" in shown
+    manifest = json.loads(tandem("inspect", engine, "--json").stdout)
+    assert manifest["inputs"] == ["x"]
+
+
+def test_a_saved_table_builds_the_same_engine_again(tmp_path: Path, engine: Path) -> None:
+    model, data = engine.with_suffix(".onnx"), engine.parent / "data"
+    table = tmp_path / "t.json"
+    one, two = tmp_path / "1.engine", tmp_path / "2.engine"
+    tandem("build", model, "--data", data, "--save-table", table, "-o", one)
+    tandem("build", model, "--table", table, "-o", two)
+    assert one.read_bytes() == two.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("build", "none.onnx"), "Cannot read the model none.onnx"),
+        (("build", "net.onnx", "--profile", "agx-orin-64"), "agx-orin-64gb"),
+        (("build", "net.onnx", "--data", "empty"), "empty"),
+        (("build", "net.onnx", "--precision", "int8"), "INT8 needs activation ranges"),
+        (("inspect", "net.onnx"), "net.onnx"),
+        (("profiles", "show", "orin-nano"), "orin-nano"),
+        (("run", "net.engine", "--source", "/dev/null"), "pipeline"),
+    ],
+)
+def test_errors_are_one_sentence_and_status_not_zero(
+    tmp_path: Path, rng: np.random.Generator, arguments: tuple[str, ...], message: str
+) -> None:
+    small_convnet(tmp_path / "net.onnx", rng)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "net.engine").write_bytes(b"not an engine")
+    command = [sys.executable, "-m", "toolkit.cli", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode != 0
+    assert message in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "net.engine", "net.onnx"]
+
+
+@pytest.mark.parametrize(
+    "option", [("--shape", "x=1xa"), ("--dim", "n=4:2:8"), ("--dim", "n=1:2"), ("--shape", "1x3")]
+)
+def test_malformed_options_are_usage_errors(
+    tmp_path: Path, rng: np.random.Generator, option: tuple[str, str]
+) -> None:
+    model = small_convnet(tmp_path / "net.onnx", rng)
+    assert tandem("build", model, *option, check=False).returncode != 0
+    assert [p.name for p in tmp_path.iterdir()] == ["net.onnx"]
