@@ -119,9 +119,9 @@ class Agent:
         if self._state != loaded:
             self._save(self._state)
         self._store.clean(self._state)
-        self._update = update_of_slots(self._state)
         if self._state.trial is None:
             self._start_active()
+            self._update = update_of_slots(self._state)
             return
         try:
             self._store.verify(self._state.trial)
@@ -177,7 +177,10 @@ class Agent:
             )
         restart_at_s = self._pipeline.restart_at_s
         if restart_at_s is not None and now_s >= restart_at_s:
+            active = self._state.active
             self._start_active(fresh=False)
+            if self._state.active != active:
+                self._reconcile()
         self._go_on_fetching(now_s)
         self._report(now_s)
 
@@ -357,7 +360,7 @@ class Agent:
         LOG.error("%s %s is rolled back: %s", record.name, record.version, reason)
         self._pipeline.stop("the trial failed")
         self._save(slots.roll_back(self._state, reason))
-        self._update = update_of_record(record, "rolled_back", reason)
+        self._update = update_of_record(record, "rolled_back", reason[: slots.MAX_REASON])
         self._start_active()
         self._reconcile()
 

@@ -67,17 +67,17 @@ class SlotStore:
         return max(states, key=lambda state: state.generation, default=SlotState())
 
     def save(self, state: SlotState) -> SlotState:
-        """Write the state and return it with its new generation."""
+        """Write the state and return it with its new generation; ConfigError if the disk fails."""
         state = msgspec.structs.replace(state, generation=state.generation + 1)
         body = msgspec.json.encode(state)
         path = self._copy(state.generation % 2)
-        temporary = path.with_suffix(path.suffix + ".tmp")
-        with temporary.open("wb") as file:
-            file.write(b"%08x\n" % zlib.crc32(body) + body)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(self.root)
+        try:
+            self._write(path, b"%08x\n" % zlib.crc32(body) + body)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write the state of the slots to {path}: {error.strerror}; make room or "
+                "give the agent the right to write there"
+            ) from error
         return state
 
     def populate(self, slot: Slot, bundle: Path) -> BundleInfo:
@@ -109,6 +109,15 @@ class SlotStore:
             shutil.rmtree(self._slots / f".{slot}.tmp", ignore_errors=True)
             if state.record(slot) is None:
                 shutil.rmtree(self.slot_folder(slot), ignore_errors=True)
+
+    def _write(self, path: Path, blob: bytes) -> None:
+        temporary = path.with_suffix(path.suffix + ".tmp")
+        with temporary.open("wb") as file:
+            file.write(blob)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(self.root)
 
     def _copy(self, number: int) -> Path:
         return self.root / f"slots.{number}"

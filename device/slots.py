@@ -12,6 +12,7 @@ import msgspec
 
 SLOT_FORMAT = 1
 MAX_ATTEMPTS = 2
+MAX_REASON = 2000  # characters: a pipeline's last words must not outgrow the state file
 SLOTS: tuple["Slot", "Slot"] = ("a", "b")
 
 Slot = Literal["a", "b"]
@@ -92,7 +93,10 @@ def roll_back(state: SlotState, reason: str) -> SlotState:
     """The trial failed: back to the active slot; the release and its reason are remembered."""
     slot, record = _on_trial(state)
     failure = SlotFailure(
-        sha256=record.sha256, request=record.request, phase="rolled_back", reason=reason
+        sha256=record.sha256,
+        request=record.request,
+        phase="rolled_back",
+        reason=reason[:MAX_REASON],
     )
     state = _with_record(state, slot, None)
     return msgspec.structs.replace(state, trial=None, attempts=0, failure=failure)
@@ -100,7 +104,8 @@ def roll_back(state: SlotState, reason: str) -> SlotState:
 
 def refuse(state: SlotState, failure: SlotFailure) -> SlotState:
     """Remember a release that was not even tried."""
-    return msgspec.structs.replace(state, failure=failure)
+    short = msgspec.structs.replace(failure, reason=failure.reason[:MAX_REASON])
+    return msgspec.structs.replace(state, failure=short)
 
 
 def interrupted(state: SlotState) -> SlotState:

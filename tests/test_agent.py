@@ -262,6 +262,7 @@ def test_a_damaged_active_release_gives_way_to_the_one_before(
         report = watcher.wait_report("live", pipeline=PipelineReport(status="running"))
     assert report.running is not None
     assert (report.running.slot, report.running.version) == ("a", "1")
+    assert report.update.sha256 == report.running.sha256
 
 
 def test_the_words_of_the_pipeline_are_passed_on(

@@ -153,6 +153,24 @@ def test_a_torn_newest_copy_falls_back_to_the_one_before(
     store.close()
 
 
+def test_endless_last_words_do_not_cost_the_state(tmp_path: Path) -> None:
+    store = SlotStore(tmp_path)
+    state = on_trial("2", live("1"))
+    for _ in range(2):  # both copies
+        saved = store.save(slots.roll_back(state, "é" * 1_000_000))
+        state = on_trial("2", saved)
+    assert store.load() == saved
+    store.close()
+
+
+def test_a_disk_that_takes_nothing_is_one_sentence(tmp_path: Path) -> None:
+    store = SlotStore(tmp_path)
+    (tmp_path / "slots.1.tmp").mkdir()  # root may write everywhere, but not over a folder
+    with pytest.raises(ConfigError, match="cannot write the state of the slots"):
+        store.save(live("1"))
+    store.close()
+
+
 def test_two_agents_on_one_state_directory_are_refused(tmp_path: Path) -> None:
     store = SlotStore(tmp_path)
     code = (
