@@ -5,6 +5,8 @@ for the start of the next frame.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from pipelines.vision import cv2
 
 OPEN_S = 8.0
 READ_TRIES = 3  # OpenCV waits out its read time-out three times before it gives up
+FFMPEG_OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 RTSP_OPTIONS = "rtsp_transport;tcp|fflags;nobuffer|flags;low_delay"
 
 
@@ -48,7 +51,6 @@ class CvCapture:
 
 def open_rtsp_capture(name: str, uri: str, stall_s: float) -> CvCapture:
     """Open an RTSP stream with OpenCV's FFmpeg; a stall is noticed after about `stall_s`."""
-    os.environ.setdefault("OPENCV_FFMPEG_CAPTURE_OPTIONS", RTSP_OPTIONS)  # read at each open
     options = [
         cv2.CAP_PROP_OPEN_TIMEOUT_MSEC,
         int(OPEN_S * 1000),
@@ -57,8 +59,24 @@ def open_rtsp_capture(name: str, uri: str, stall_s: float) -> CvCapture:
         cv2.CAP_PROP_N_THREADS,
         1,  # a thread per frame delays every frame by the number of threads
     ]
-    capture = cv2.VideoCapture(uri, cv2.CAP_FFMPEG, options)
+    with _ffmpeg_options(RTSP_OPTIONS):
+        capture = cv2.VideoCapture(uri, cv2.CAP_FFMPEG, options)
     return CvCapture(name, capture, "check address, credentials and path, and that it is on")
+
+
+@contextmanager
+def _ffmpeg_options(text: str) -> Iterator[None]:
+    """Set what OpenCV reads from the environment at each open, and only for that: it holds for
+    files and child processes too, and nobuffer loses the first key frame of a file. A user's own choice stays.
+    """
+    if FFMPEG_OPTIONS in os.environ:
+        yield
+        return
+    os.environ[FFMPEG_OPTIONS] = text
+    try:
+        yield
+    finally:
+        del os.environ[FFMPEG_OPTIONS]
 
 
 def open_camera_capture(name: str, camera: Camera) -> CvCapture:

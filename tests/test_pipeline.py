@@ -299,11 +299,9 @@ def test_process_publishes_what_it_sees(tmp_path, engine):
     assert status == 0, err
     assert isinstance(messages[-1], Stats)
     events = [json.loads(message.payload) for message in seen]
-    event = events[-1]
-    assert [[d["label"] for d in e["detections"]] for e in events] == [["red"]] * len(events), (
-        events
-    )
-    np.testing.assert_allclose(event["detections"][0]["box"], [40, 8, 48, 16], atol=0.1)
+    labels = [[found["label"] for found in event["detections"]] for event in events]
+    assert labels == [["red"]] * len(events), events
+    np.testing.assert_allclose(events[-1]["detections"][0]["box"], [40, 8, 48, 16], atol=0.1)
 
 
 def test_sigterm_ends_a_process_whose_camera_is_away(tmp_path, engine):

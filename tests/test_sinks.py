@@ -171,7 +171,7 @@ def test_sink_comes_back_after_the_broker_did(tmp_path, caplog):
     with open_sink(MqttSink(max_hz=1e6), context(port)) as sink:
         with mosquitto(tmp_path, port):
             connected(sink, caplog)
-        caplog.clear()
+            caplog.clear()
         wait_for(lambda: "lost" in caplog.text, 3.0, "the loss is noticed")
         sink.write(result(1))
         with mosquitto(tmp_path, port), subscriber(port) as seen:

@@ -437,6 +437,7 @@ def test_opencv_reads_a_stream_where_gstreamer_is_missing():
             frames = [frame for frame, _ in zip(source, range(5), strict=False)]
     assert frames[-1].image.shape == (180, 320, 3)
     assert [f.seq for f in frames] == sorted(f.seq for f in frames)
+    assert "OPENCV_FFMPEG_CAPTURE_OPTIONS" not in os.environ  # they would spoil video files
 
 
 def test_opencv_names_a_stream_that_it_cannot_open():
