@@ -66,8 +66,10 @@ def open_rtsp_capture(name: str, uri: str, stall_s: float) -> CvCapture:
 
 @contextmanager
 def _ffmpeg_options(text: str) -> Iterator[None]:
-    """Set what OpenCV reads from the environment at each open, and only for that: it holds for
-    files and child processes too, and nobuffer loses the first key frame of a file. A user's own choice stays.
+    """Set what OpenCV reads from the environment at each open, and only for that.
+
+    It would hold for files and child processes too, where nobuffer loses the first key frame. What
+    a user has set stays.
     """
     if FFMPEG_OPTIONS in os.environ:
         yield
