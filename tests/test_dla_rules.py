@@ -10,8 +10,9 @@ from planning_graphs import constant, numbers, one_node
 from device.manifest import Precision
 from device.profile import Dla, load_profile
 from toolkit.errors import PlanError
+from toolkit.planning.dla_checks import batch_of
 from toolkit.planning.dla_rules import RULES, judge
-from toolkit.planning.node_view import NodeView
+from toolkit.planning.node_view import NodeView, TensorView
 
 V1 = load_profile("agx-xavier-32gb").dla
 V2 = load_profile("agx-orin-64gb").dla
@@ -97,6 +98,10 @@ def resize(scales: object = None, sizes: object = "", **attributes: object) -> N
     return one_node("Resize", [(1, 8, 4, 4), "", scales, sizes], (1, 8, 8, 8), **options)
 
 
+def upsample(scales: object) -> NodeView:
+    return one_node("Upsample", [(1, 8, 4, 4), scales], (1, 8, 8, 8), mode="nearest", opset=9)
+
+
 def scaled(*scales: float, **attributes: object) -> NodeView:
     return resize(numbers(*scales, dtype=np.float32), **attributes)
 
@@ -149,7 +154,7 @@ CASES = (
         "op.version",
         reduce_max(2, 3),
         reduce_max(2, 3),
-        tensorrt="8.6.2",
+        tensorrt="8.6.11",
         passes_on=(V2, "int8", "8.6.12"),
     ),
     Case(
@@ -215,12 +220,10 @@ CASES = (
         conv((1, 8, 8, 8), 8, group=2),
         conv((1, 12, 8, 8), 12, group=2),
     ),
-    # A 1x1 kernel takes 1 bank; the slice 128 * 120 / 4 = 3840 entries, 15 banks of 256 (124: 16).
-    Case(
-        "conv.cbuf-int8",
-        conv((1, 4096, 4, 120), 8, (1, 1)),
-        conv((1, 4096, 4, 124), 8, (1, 1)),
-    ),
+    # A 1x1 kernel takes 1 bank; the slice 124 * 123 / 4 = 3813 entries, 15 banks of 256 (124: 16).
+    Case("conv.cbuf-int8", conv((1, 3968, 4, 123), 8, (1, 1)), conv((1, 3968, 4, 124), 8, (1, 1))),
+    # 8192 channels of 4x1 fill one bank of weights to the last byte; 4 lines of 15 take 15 banks.
+    Case("conv.cbuf-int8", conv((1, 8192, 8, 15), 8, (4, 1)), conv((1, 8192, 8, 16), 8, (4, 1))),
     Case(
         "conv.cbuf-fp16",
         conv((1, 2048, 4, 120), 8, (1, 1)),
@@ -236,6 +239,9 @@ CASES = (
     Case("deconv.groups", deconv(), deconv(group=2)),
     Case("deconv.dilation", deconv(), deconv(dilations=[1, 2])),
     Case("deconv.square", deconv((22, 22)), deconv((23, 23))),
+    Case("deconv.kernel", deconv((1, 96)), deconv((1, 97))),
+    Case("deconv.kernel", deconv((128, 1)), deconv((95, 1))),
+    Case("deconv.square", deconv((32, 31)), deconv((32, 32))),
     Case("deconv.square", deconv(strides=[22, 22]), deconv(strides=[23, 23])),
     Case(
         "pool.rank",
@@ -339,6 +345,7 @@ CASES = (
     Case("slice.int8", cut(), cut(), tensorrt="8.5.2", passes_on=(V2, "int8", "8.6")),
     Case("resize.scales", resize(), resize("", numbers(1, 8, 8, 8))),
     Case("resize.scales", resize(), resize((4,))),
+    Case("resize.scales", upsample(numbers(1, 1, 2, 2, dtype=np.float32)), upsample((4,))),
     Case("resize.axes", scaled(1, 1, 2, 2), scaled(1, 2, 2, 2)),
     Case("resize.axes", scaled(2, 2, axes=[2, 3]), scaled(1, 2, 2)),
     Case("resize.integer", scaled(1, 1, 2, 3), scaled(1, 1, 2, 2.5)),
@@ -361,6 +368,13 @@ CASES = (
     Case("softmax.size", softmax(1, 1024, 2, 2), softmax(1, 1025, 2, 2)),
     Case("softmax.size", softmax(1, 8192, 1, 1), softmax(1, 8192, 2, 1)),
     Case("softmax.rows", softmax(1, 10, 1, 1), softmax(2, 10, 1, 1), tensorrt="8.4"),
+    Case(
+        "softmax.rows",
+        softmax(2, 10, 1, 1),
+        softmax(2, 10, 1, 1),
+        tensorrt="8.4",
+        passes_on=(V2, "int8", "8.5"),
+    ),
     Case("shuffle.rank", reshape(WHOLE, (2, 4, 8, 4)), reshape(WHOLE, (2, 128))),
     Case("shuffle.batch", transpose(0, 2, 1, 3), transpose(1, 0, 2, 3)),
     Case("shuffle.batch", reshape(WHOLE, (2, 4, 8, 4)), reshape(WHOLE, (1, 16, 4, 4))),
@@ -426,6 +440,19 @@ def test_the_convolution_buffer_counts_the_dilated_kernel():
     assert rules_of(plain, V2, "10.3", "int8") == set()
     assert rules_of(dilated, V2, "10.3", "int8") == set()
     assert rules_of(larger, V2, "10.3", "int8") == {"conv.cbuf-int8"}
+
+
+def test_all_dimensions_but_the_last_three_count_as_batch():
+    shapes = [(4, 8), (4, 8, 2), (4, 8, 2, 2), (3, 4, 8, 2, 2)]
+    batches = [batch_of(TensorView("x", "float32", shape)) for shape in shapes]
+    assert batches == [4, 4, 4, 12]
+    assert batch_of(TensorView("x", "float32", ("N", 8, 2, 2))) is None
+
+
+def test_a_product_with_an_unknown_operand_is_refused_without_a_crash():
+    unknown = one_node("MatMul", [None, constant(64, 10)], None)
+    assert "G5" in rules_of(unknown, V2, "10.3", "int8")
+    assert "product.form" not in rules_of(unknown, V2, "10.3", "int8")
 
 
 def test_an_operator_without_rules_gets_the_hint_of_its_rewrite():

@@ -98,8 +98,9 @@ def matrix_form(view: NodeView) -> str | None:
     """Refuse products that are not rows times a constant matrix."""
     if view.integer("transA", 0) == 1:
         return "transposed first input"
-    ranks = [len(t.shape) for t in view.inputs[:2] if t is not None and t.shape is not None]
-    return f"inputs of rank {ranks[0]} and {ranks[1]}" if any(r != 2 for r in ranks[:2]) else None
+    shapes = [t.shape for t in view.inputs[:2] if t is not None and t.shape is not None]
+    wrong = [len(shape) for shape in shapes if len(shape) != 2]
+    return f"input of rank {wrong[0]}" if wrong else None
 
 
 def window(part: str, low: int, high: int) -> Check:
