@@ -269,3 +269,28 @@ def test_the_safetensors_library_opens_an_engine(tmp_path: Path, rng: np.random.
         assert set(file.keys()) == set(engine.entries)
         for name in file.keys():  # noqa: SIM118  (not a dict)
             np.testing.assert_array_equal(file.get_tensor(name), engine.entry(name))
+
+
+def test_what_no_runtime_can_run_is_refused_by_node(tmp_path: Path) -> None:
+    nodes = [helper.make_node("BitShift", ["x", "x"], ["y"], name="shift", direction="LEFT")]
+    dtype = int(onnx.TensorProto.UINT16)  # onnxruntime shifts 8, 32 and 64 bits only
+    path = save(tmp_path / "m.onnx", nodes, {"x": [2]}, {"y": [2]}, dtype=dtype)
+    with pytest.raises(BuildError, match=r"m\.onnx cannot be run: m\.engine: .*shift"):
+        build_engine(path, "laptop", tmp_path / "m.engine")
+    assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_a_constant_model_of_others_builds(tmp_path: Path) -> None:
+    """The folded graph has no node but those that own the outputs."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Neg", ["x"], ["y"]),
+    ]
+    model = save(tmp_path / "m.onnx", nodes, {"x": [2, 3]}, {"y": [2, 3]})
+    graph = onnx.load(model)
+    graph.graph.output.append(helper.make_tensor_value_info("s", onnx.TensorProto.INT64, [2]))
+    onnx.save(graph, model)
+    build_engine(model, "agx-orin-64gb", tmp_path / "m.engine")
+    outputs = infer(tmp_path / "m.engine", {"x": np.ones((2, 3), np.float32)})
+    np.testing.assert_array_equal(outputs["s"], [2, 3])
+    np.testing.assert_array_equal(outputs["y"], -np.ones((2, 3)))

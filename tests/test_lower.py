@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from toolkit.errors import BuildError
 from toolkit.importer import import_model
 from toolkit.lower import MIN_ENTRY_BYTES, LoweredSegment, lower_segments
-from toolkit.passes import run_passes
+from toolkit.passes import PASSES, run_passes
 
 
 def run(pieces: tuple[LoweredSegment, ...], feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -121,3 +121,19 @@ def test_a_type_that_cannot_cross_is_refused(tmp_path: Path) -> None:
     model, _ = run_passes(import_model(path).model)
     with pytest.raises(BuildError, match="'h' at the border of segment a has BFLOAT16"):
         lower_segments(model, {"to_bf16": "a", "back": "b"}, ["a", "b"])
+
+
+def test_constant_nodes_go_where_they_are_read_first(tmp_path: Path) -> None:
+    value = numpy_helper.from_array(np.array([2.0, 3.0], np.float32))
+    nodes = [
+        helper.make_node("Constant", [], ["k"], name="k", value=value),
+        helper.make_node("Mul", ["x", "k"], ["m"], name="mul"),
+        helper.make_node("Add", ["m", "k"], ["y"], name="add"),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, {"x": [2]}, {"y": [2]})
+    # Without the folding passes, which would make an initializer of it.
+    model, _ = run_passes(import_model(path).model, [p for p in PASSES if p.name == "infer-shapes"])
+    pieces = lower_segments(model, {"mul": "a", "add": "b"}, ["a", "b"])
+    assert [piece.inputs for piece in pieces] == [("x",), ("m", "k")]
+    x = np.array([1.0, 1.0], np.float32)
+    np.testing.assert_array_equal(run(pieces, {"x": x})["y"], [4.0, 6.0])

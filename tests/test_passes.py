@@ -12,7 +12,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from toolkit.importer import import_model
-from toolkit.passes import PASSES, run_passes
+from toolkit.passes import PASSES, Pass, PassReport, run_passes
 
 
 def ops(model: ir.Model) -> Counter[str]:
@@ -112,3 +112,14 @@ def test_passes_are_done_after_one_run(light_models: Path, name: str) -> None:
 def test_every_value_of_a_light_model_has_a_shape(light_models: Path) -> None:
     model, _ = run_passes(import_model(light_models / "light_densenet121.onnx").model)
     assert all(value.shape is not None for node in model.graph for value in node.outputs)
+
+
+def test_a_pass_that_fails_is_left_out_and_named(tmp_path: Path, rng: np.random.Generator) -> None:
+    def fail(model: ir.Model) -> str:
+        model.graph.remove(list(model.graph), safe=False)
+        raise ValueError("no luck")
+
+    imported = import_model(small_convnet(tmp_path / "m.onnx", rng))
+    model, reports = run_passes(imported.model, [Pass("broken", fail), *PASSES])
+    assert reports[0] == PassReport("broken", "", "ValueError: no luck")
+    assert ops(model)["Conv"] == 2

@@ -23,7 +23,9 @@ from calibration.calibrate import CalibrationResult, calibrate
 from calibration.dataset import Dataset, InputSpec, Sample, memory_dataset, open_dataset
 from calibration.table import CalibrationTable
 from device.engine import write_engine
+from device.errors import SessionError
 from device.manifest import CalibrationInfo, DimRange, Manifest, Precision, Provenance
+from device.session import open_session
 from pipelines.config import PreprocessConfig
 from toolkit.assemble import assemble
 from toolkit.errors import BuildError
@@ -118,9 +120,27 @@ def build_engine(
     )
     report("write", 0.0)
     path = Path(out)
-    write_engine(path, manifest, entries)
+    _write(path, manifest, entries, imported.name)
     report("write", 1.0)
-    return BuildResult(path, target, manifest, plan, passes, _notes(imported, precision), result)
+    notes = _notes(imported, precision, passes)
+    return BuildResult(path, target, manifest, plan, passes, notes, result)
+
+
+def _write(
+    path: Path, manifest: Manifest, entries: Mapping[str, np.ndarray[Any, Any]], model: str
+) -> None:
+    """Write the engine, and let it take its name only if its segments load."""
+    unproven = path.with_name(f".{path.name}.unproven")
+    try:
+        write_engine(unproven, manifest, entries)
+        try:
+            open_session(unproven).close()
+        except SessionError as err:
+            reason = str(err).replace(str(unproven), path.name)
+            raise BuildError(f"{model} cannot be run: {reason}") from err
+        unproven.replace(path)
+    finally:
+        unproven.unlink(missing_ok=True)
 
 
 def _compile(
@@ -229,10 +249,14 @@ def _precision(options: BuildOptions, target: Target, graph: ir.Model, name: str
     return precision
 
 
-def _notes(imported: ImportedModel, precision: Precision) -> tuple[str, ...]:
-    if precision != "fp16":
-        return imported.notes
-    return (*imported.notes, "portable segments compute in FP32; FP16 is for the board")
+def _notes(
+    imported: ImportedModel, precision: Precision, passes: Sequence[PassReport]
+) -> tuple[str, ...]:
+    notes = list(imported.notes)
+    notes += [f"pass {step.name} left out: {step.failure}" for step in passes if step.failure]
+    if precision == "fp16":
+        notes.append("portable segments compute in FP32; FP16 is for the board")
+    return tuple(notes)
 
 
 def _versions(target: Target) -> dict[str, str]:

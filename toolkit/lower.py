@@ -15,6 +15,8 @@ from toolkit.importer import IO_DTYPES
 
 # Below this a constant is cheaper inside the ONNX bytes than as an entry of its own.
 MIN_ENTRY_BYTES = 1024
+# Newer IR versions add nothing that a segment has, and older runtimes refuse them.
+MAX_IR_VERSION = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +37,37 @@ class LoweredSegment:
 def lower_segments(
     model: ir.Model, segment_of: Mapping[str, str], names: Sequence[str]
 ) -> tuple[LoweredSegment, ...]:
-    """Cut the model (Q/DQ included) along `segment_of`; `names` in running order."""
+    """Cut the model (Q/DQ included) along `segment_of`; `names` in running order.
+
+    Constant nodes have no place in a plan; they go where they are read first.
+    """
+    reads = {node: values_read(node) for node in model.graph}
+    homes = _homes(reads, segment_of, names)
     members: dict[str, list[ir.Node]] = {name: [] for name in names}
-    reads: dict[ir.Node, list[ir.Value]] = {}
     leaving: set[ir.Value] = set(model.graph.outputs)
-    for node in model.graph:
-        segment = segment_of[str(node.name)]
+    for node, segment in homes.items():
         members[segment].append(node)
-        reads[node] = values_read(node)
         for value in reads[node]:
             maker = value.producer()
-            if maker is not None and segment_of[str(maker.name)] != segment:
+            if maker is not None and homes[maker] != segment:
                 leaving.add(value)
     return tuple(_lower(model, name, nodes, reads, leaving) for name, nodes in members.items())
+
+
+def _homes(
+    reads: dict[ir.Node, list[ir.Value]], segment_of: Mapping[str, str], names: Sequence[str]
+) -> dict[ir.Node, str]:
+    """The segment of every node that has one, or is read."""
+    rank = {name: index for index, name in enumerate(names)}
+    homes: dict[ir.Node, str] = {}
+    for node in reversed(reads):  # readers come after what they read
+        found = segment_of.get(str(node.name))
+        if found is None:
+            readers = [homes[r] for r in homes if any(v.producer() is node for v in reads[r])]
+            found = min(readers, key=rank.__getitem__, default=None)
+        if found is not None:
+            homes[node] = found
+    return {node: homes[node] for node in reads if node in homes}
 
 
 def values_read(node: ir.Node) -> list[ir.Value]:
@@ -90,7 +110,7 @@ def _lower(
         name=name,
     ).clone()
     weights = external_weights(graph)
-    segment = ir.Model(graph, ir_version=model.ir_version)
+    segment = ir.Model(graph, ir_version=min(model.ir_version, MAX_IR_VERSION))
     return LoweredSegment(
         name=name,
         inputs=tuple(str(v.name) for v in inputs),

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from toolkit.errors import ImportModelError
 from toolkit.passes.fold import fold_constants, own_outputs, remove_no_ops
 from toolkit.passes.fuse import fuse_batch_norms
 from toolkit.passes.shapes import infer_shapes
@@ -24,10 +23,14 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """What a pass did; `changes` is "" when it found nothing to do."""
+    """What a pass did; `changes` is "" when it found nothing to do.
+
+    `failure` says why a pass was left out: foreign code in it failed on this model.
+    """
 
     name: str
     changes: str
+    failure: str = ""
 
 
 PASSES: tuple[Pass, ...] = (
@@ -44,16 +47,15 @@ def run_passes(
 ) -> tuple[ir.Model, tuple[PassReport, ...]]:
     """Run the passes in order on a copy of the model; the model given is not changed.
 
-    Raises ImportModelError: a pass fails, which malformed models can make foreign code do.
+    A pass improves a graph that is right without it, so one that fails is left out and named.
     """
-    result = model.clone()
     reports = []
     for step in passes:
+        changed = model.clone()
         try:
-            reports.append(PassReport(step.name, step.run(result)))
-        except Exception as err:
-            raise ImportModelError(
-                f"Pass {step.name} fails on this model ({type(err).__name__}: {err}); "
-                "the model is malformed, or uses something that Tandem should name: report it."
-            ) from err
-    return result, tuple(reports)
+            reports.append(PassReport(step.name, step.run(changed)))
+        except Exception as err:  # noqa: BLE001  (passes of other libraries raise what they like)
+            reports.append(PassReport(step.name, "", f"{type(err).__name__}: {err}"))
+        else:
+            model = changed
+    return model, tuple(reports)

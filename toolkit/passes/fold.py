@@ -47,7 +47,7 @@ def own_outputs(model: ir.Model) -> str:
     """Give each output a node of its own: an Identity where it is an input or a constant."""
     ir_passes.OutputFixPass()(model)
     graph = model.graph
-    constants = [i for i, value in enumerate(graph.outputs) if value.is_initializer()]
+    constants = [i for i, value in enumerate(graph.outputs) if value.const_value is not None]
     for i in constants:
         value = graph.outputs[i]
         name = str(value.name)
@@ -55,6 +55,7 @@ def own_outputs(model: ir.Model) -> str:
         out = ir.Value(name=name, type=value.type, shape=value.shape)
         graph.append(ir.Node("", "Identity", [value], outputs=[out], name=f"Identity_{name}"))
         graph.outputs[i] = out
+    ir_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     return f"{len(constants)} outputs are constants" if constants else ""
 
 
