@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from toolkit.errors import BuildError
 from toolkit.importer import import_model
 from toolkit.lower import lower_segments
-from toolkit.observe import activation_runner
+from toolkit.observe import ActivationRunner
 from toolkit.passes import run_passes
 from toolkit.quantize import calibrated_tensors, quantize
 
@@ -26,7 +26,7 @@ def prepared(path: Path) -> ir.Model:
 
 def observed_amax(model: ir.Model, x: np.ndarray) -> dict[str, float]:
     tensors = calibrated_tensors(model)
-    found = activation_runner(model, tensors)({"x": x})
+    found = ActivationRunner(model, tensors)({"x": x})
     return {name: float(np.abs(array).max()) or 1.0 for name, array in found.items()}
 
 

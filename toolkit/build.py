@@ -31,7 +31,7 @@ from toolkit.assemble import assemble
 from toolkit.errors import BuildError
 from toolkit.importer import IO_DTYPES, ImportedModel, import_model
 from toolkit.lower import lower_segments
-from toolkit.observe import activation_runner
+from toolkit.observe import ActivationRunner
 from toolkit.passes import PassReport, run_passes
 from toolkit.pictures import picture_loader
 from toolkit.planning.plan import Plan, make_plan
@@ -194,7 +194,7 @@ def _ranges(
     data = _open_data(graph, options)
     tensors = calibrated_tensors(graph)
     result = calibrate(
-        activation_runner(graph, tensors),
+        ActivationRunner(graph, tensors),
         data,
         tensors,
         options.method,
