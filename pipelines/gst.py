@@ -11,7 +11,6 @@ import select
 import shutil
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -23,7 +22,7 @@ from device.errors import SourceError
 from pipelines.clock import CaptureClock
 from pipelines.frame import Stamp
 from pipelines.gdp import HEADER_BYTES, Nv12, parse_caps, parse_header
-from pipelines.live import RawFrame
+from pipelines.live import Ended, RawFrame
 from pipelines.uri import Camera, redact
 
 FIRST_FRAME_S = 8.0  # real cameras start with the next key frame
@@ -110,20 +109,9 @@ def _quoted(value: str) -> str:
     return f'"{escaped}"'
 
 
-class GstCapture:
-    """One running gst-launch process; `closing` ends a wait."""
-
-    def __init__(
-        self, name: str, command: Sequence[str], stall_s: float, closing: threading.Event
-    ) -> None:
-        self._name = name
-        self._stall_s = stall_s
-        self._closing = closing
-        self._clock = CaptureClock()
-        self._layout: Nv12 | None = None
-        self._patience_s = max(FIRST_FRAME_S, stall_s)
-        self._stderr = b""
-        self._process = subprocess.Popen(
+def _start(name: str, command: Sequence[str]) -> "subprocess.Popen[bytes]":
+    try:
+        return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -131,6 +119,25 @@ class GstCapture:
             bufsize=0,
             start_new_session=True,  # its own process group, to be killed as one
         )
+    except OSError as error:
+        raise SourceError(
+            f"{name}: {command[0]} cannot be started ({error.strerror}): check that GStreamer's"
+            " tools are installed and that processes and memory are left."
+        ) from error
+
+
+class GstCapture:
+    """One running gst-launch process; a wait ends when `ended` says so."""
+
+    def __init__(self, name: str, command: Sequence[str], stall_s: float, ended: Ended) -> None:
+        self._name = name
+        self._stall_s = stall_s
+        self._ended = ended
+        self._clock = CaptureClock()
+        self._layout: Nv12 | None = None
+        self._patience_s = max(FIRST_FRAME_S, stall_s)
+        self._stderr = b""
+        self._process = _start(name, command)
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._out = self._process.stdout.fileno()
@@ -162,6 +169,8 @@ class GstCapture:
         for stream in (self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()
+        if self._process.poll() is not None:
+            return  # reaped: its number may be another group's by now
         for number in (signal.SIGINT, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
@@ -186,7 +195,7 @@ class GstCapture:
         filled = 0
         while filled < len(target):
             left = deadline - time.monotonic()
-            if left <= 0 or self._closing.is_set():
+            if left <= 0 or self._ended():
                 raise SourceError(
                     f"{self._name} gave no frame for {self._patience_s:.1f} s: it is opened again"
                     " until it does; check the camera and its network."

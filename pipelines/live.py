@@ -49,6 +49,10 @@ class RawFrame:
         return picture[: self.height, : self.width]
 
 
+Ended = Callable[[], bool]
+"""Whether a wait for frames is to end at once."""
+
+
 class Capture(Protocol):
     """One opened connection to a camera or stream."""
 
@@ -60,12 +64,12 @@ class Capture(Protocol):
 
 
 class LiveSource:
-    """Frames of a camera or stream; see the module. `opener` gets the event that ends waits."""
+    """Frames of a camera or stream; see the module. `opener` is told how to ask for the end."""
 
     def __init__(
         self,
         name: str,
-        opener: Callable[[threading.Event], Capture],
+        opener: Callable[[Ended], Capture],
         policy: Literal["latest", "every"],
         stop: threading.Event,
     ) -> None:
@@ -88,11 +92,13 @@ class LiveSource:
 
     def __enter__(self) -> "LiveSource":
         """Open the camera and wait for its first frame, so that a bad address fails at once."""
-        capture = self._opener(self._closing)
+        capture = self._opener(self._ended)
         try:
             self._put(capture.read())
-        except SourceError:
+        except BaseException as error:
             capture.close()
+            if isinstance(error, SourceError) and self._stop.is_set():
+                return self  # stopped before the camera gave anything: there are no frames
             raise
         self._thread = threading.Thread(
             target=self._read_frames, args=(capture,), name="source", daemon=True
@@ -117,17 +123,21 @@ class LiveSource:
             seq, raw = taken
             yield Frame(raw.to_bgr(), seq, raw.t_capture, raw.t_recv, self.name)
 
+    def _ended(self) -> bool:
+        return self._stop.is_set() or self._closing.is_set()
+
     def _take(self) -> tuple[int, RawFrame] | None:
         with self._arrived:
-            while not self._slot:
-                if self._stop.is_set() or self._closing.is_set():
-                    return None
+            # Asked first: behind a slow consumer the slot is never empty.
+            while not self._ended():
+                if self._slot:
+                    return self._slot.popleft()
                 if self._thread is None or not self._thread.is_alive():
                     raise SourceError(
                         f"{self.name} has no running reader: the log above says why it ended."
                     )
                 self._arrived.wait(0.1)
-            return self._slot.popleft()
+            return None
 
     def _put(self, raw: RawFrame) -> None:
         with self._arrived:
@@ -141,22 +151,23 @@ class LiveSource:
     def _read_frames(self, first: Capture) -> None:
         capture: Capture | None = first
         backoff = BACKOFF_FIRST_S
-        while not self._closing.is_set():
+        while not self._ended():
             opened = time.monotonic()
             try:
                 if capture is None:
-                    capture = self._opener(self._closing)
+                    capture = self._opener(self._ended)
                     self._put(capture.read())
                     self.reopened += 1
                     _log.info("%s gives frames again", self.name)
-                while not self._closing.is_set():
+                while not self._ended():
                     self._put(capture.read())
             except SourceError as error:
-                if not self._closing.is_set():
+                if not self._ended():
                     _log.warning("%s", error)
-            if capture is not None:
-                capture.close()
-                capture = None
+            finally:
+                if capture is not None:
+                    capture.close()
+            capture = None
             backoff = BACKOFF_FIRST_S if time.monotonic() - opened > GOOD_S else backoff
             self._closing.wait(backoff)
             backoff = min(backoff * 2, BACKOFF_LAST_S)

@@ -14,7 +14,7 @@ from pipelines.cv_capture import open_camera_capture, open_rtsp_capture
 from pipelines.files import PICTURES, PictureFolder, VideoFile
 from pipelines.frame import Frame
 from pipelines.gst import GstCapture, camera_command, has_element, rtsp_command, rtsp_decoders
-from pipelines.live import Capture, LiveSource
+from pipelines.live import Capture, Ended, LiveSource
 from pipelines.uri import file_path, parse_camera, redact, scheme_of
 
 
@@ -68,9 +68,9 @@ def _open_camera(config: SourceConfig, stop: threading.Event) -> Source:
             " that owns it (usually `video`)."
         )
 
-    def open_capture(closing: threading.Event) -> Capture:
+    def open_capture(ended: Ended) -> Capture:
         if has_element("v4l2src") and has_element("gdppay"):
-            return GstCapture(camera.device, camera_command(camera), config.stall_s, closing)
+            return GstCapture(camera.device, camera_command(camera), config.stall_s, ended)
         return open_camera_capture(camera.device, camera)
 
     return LiveSource(camera.device, open_capture, config.frames, stop)
@@ -80,10 +80,10 @@ def _open_rtsp(config: SourceConfig, stop: threading.Event) -> Source:
     name = redact(config.uri)
     decoders = rtsp_decoders()
 
-    def open_capture(closing: threading.Event) -> Capture:
+    def open_capture(ended: Ended) -> Capture:
         if decoders:
             command = rtsp_command(config.uri, decoders)
-            return GstCapture(name, command, config.stall_s, closing)
+            return GstCapture(name, command, config.stall_s, ended)
         return open_rtsp_capture(name, config.uri, config.stall_s)
 
     return LiveSource(name, open_capture, config.frames, stop)

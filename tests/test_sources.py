@@ -16,6 +16,7 @@ import cv2
 import numpy as np
 import pytest
 from video_fixtures import (
+    gray_frame,
     ramp,
     ramp_index,
     require_program,
@@ -31,8 +32,8 @@ from pipelines.config import SourceConfig
 from pipelines.cv_capture import open_rtsp_capture
 from pipelines.frame import Stamp
 from pipelines.gdp import Nv12, parse_caps, parse_header
-from pipelines.gst import camera_command, has_element, rtsp_command
-from pipelines.live import LiveSource
+from pipelines.gst import GstCapture, camera_command, has_element, rtsp_command
+from pipelines.live import LiveSource, RawFrame
 from pipelines.sources import open_source
 from pipelines.uri import Camera
 
@@ -343,6 +344,74 @@ def test_stop_ends_the_wait_for_a_camera_that_is_away():
             start = time.monotonic()
             assert len(list(frames)) < 60
             assert time.monotonic() - start < 1.5
+
+
+class FastCamera:
+    """Gives frames faster than anybody takes them, until a read fails as told."""
+
+    def __init__(self, fault=None, good=0):
+        self.closed = 0
+        self._fault, self._good = fault, good
+
+    def read(self):
+        self._good -= 1
+        if self._good < 0 and self._fault is not None:
+            raise self._fault
+        time.sleep(0.002)
+        now = Stamp.now()
+        return RawFrame(gray_frame(1), "bgr", 64, 64, now, now)
+
+    def close(self):
+        self.closed += 1
+
+
+def source_of(camera, policy="latest", stop=None):
+    return LiveSource("camera", lambda _: camera, policy, stop or threading.Event())
+
+
+@pytest.mark.parametrize("policy", ["latest", "every"])
+def test_stop_ends_a_stream_whose_consumer_is_too_slow(policy):
+    stop = threading.Event()
+    with source_of(FastCamera(), policy, stop) as source:
+        frames = iter(source)
+        next(frames)
+        wait_for(lambda: source.dropped.get("busy", 0) > 0, 10.0, "the slot is full")
+        stop.set()
+        assert next(frames, None) is None
+
+
+@pytest.mark.parametrize("fault", [SourceError("lost"), ValueError("a fault of our own")])
+def test_camera_without_a_first_frame_is_let_go(fault):
+    camera = FastCamera(fault)
+    with pytest.raises(type(fault)), source_of(camera):
+        pass
+    assert camera.closed == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_reader_that_broke_is_an_error_and_lets_the_camera_go():
+    camera = FastCamera(ValueError("a fault of our own"), good=3)
+    with source_of(camera) as source, pytest.raises(SourceError, match="no running reader"):
+        list(source)
+    assert camera.closed == 1
+
+
+def test_stop_ends_the_wait_for_the_first_frame():
+    stop = threading.Event()
+
+    def open_silent(ended):
+        return GstCapture("camera", ["sleep", "60"], 30.0, ended)
+
+    threading.Timer(0.1, stop.set).start()
+    start = time.monotonic()
+    with LiveSource("camera", open_silent, "latest", stop) as source:
+        assert list(source) == []
+    assert time.monotonic() - start < 10.0  # it would be 30 s
+
+
+def test_gstreamer_that_cannot_be_started_is_one_sentence():
+    with pytest.raises(SourceError, match=r"camera: no-such-program cannot be started \(No such"):
+        GstCapture("camera", ["no-such-program"], 1.0, lambda: False)
 
 
 def test_closing_a_stream_leaves_no_process_behind():
