@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from device.errors import BundleError
+from device.files import replacing, sync_folder, write_synced
 
 BUNDLE_FORMAT = 1
 INFO = "bundle.json"
@@ -73,7 +74,8 @@ def write_bundle(
         )
         # Checked like a read one, so that nothing is written that cannot be read back.
         checked = _decode_info(msgspec.json.encode(info), out)
-        _write_members(out, checked, sources)
+        with replacing(out) as file:
+            file.writelines(_bundle_bytes(checked, sources))
     except OSError as error:
         raise BundleError(f"cannot write {out}: {_os_reason(error)}") from error
     return info
@@ -97,7 +99,7 @@ def extract_bundle(path: Path, into: Path) -> BundleInfo:
         with path.open("rb") as file:
             info = _read_info(file, path)
             _check_length(file, info, path)
-            _write_synced(into / INFO, iter([msgspec.json.encode(info)]))
+            write_synced(into / INFO, [msgspec.json.encode(info)])
             for entry in info.files:
                 _extract_member(file, entry, path, into)
             _check_end(file, path)
@@ -121,15 +123,6 @@ def verify_folder(folder: Path) -> BundleInfo:
     except OSError as error:
         raise BundleError(f"cannot read {folder}: {_os_reason(error)}") from error
     return info
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder last through a power cut."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _describe(member: str, path: Path) -> BundleFile:
@@ -209,18 +202,8 @@ def _file_bytes(info: BundleInfo, info_bytes: int) -> int:
     return used + _padding(used, _RECORD)
 
 
-def _write_members(out: Path, info: BundleInfo, sources: dict[str, Path]) -> None:
+def _bundle_bytes(info: BundleInfo, sources: dict[str, Path]) -> Iterator[bytes]:
     blob = msgspec.json.encode(info)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        _write_synced(temporary, _bundle_bytes(blob, info, sources))
-        os.replace(temporary, out)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(out.parent)
-
-
-def _bundle_bytes(blob: bytes, info: BundleInfo, sources: dict[str, Path]) -> Iterator[bytes]:
     yield _header(INFO, len(blob)) + blob + bytes(_padding(len(blob), _BLOCK))
     for entry in info.files:
         yield _header(entry.name, entry.bytes)
@@ -228,14 +211,6 @@ def _bundle_bytes(blob: bytes, info: BundleInfo, sources: dict[str, Path]) -> It
             yield from _exactly(file, entry, sources[entry.name])
         yield bytes(_padding(entry.bytes, _BLOCK))
     yield bytes(_file_bytes(info, len(blob)) - _members_bytes(info, len(blob)))
-
-
-def _write_synced(path: Path, parts: Iterator[bytes]) -> None:
-    with path.open("wb") as file:
-        for part in parts:
-            file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _read_info(file: BinaryIO, path: Path) -> BundleInfo:
@@ -267,7 +242,7 @@ def _check_length(file: BinaryIO, info: BundleInfo, path: Path) -> None:
 def _extract_member(file: BinaryIO, entry: BundleFile, path: Path, into: Path) -> None:
     if file.read(_BLOCK) != _header(entry.name, entry.bytes):
         raise BundleError(f"the header of {entry.name} in {path} is damaged")
-    _write_synced(into / entry.name, _exactly(file, entry, path))
+    write_synced(into / entry.name, _exactly(file, entry, path))
     if any(file.read(_padding(entry.bytes, _BLOCK))):
         raise BundleError(f"the bytes after {entry.name} in {path} are not zero")
 

@@ -4,9 +4,9 @@ import hashlib
 import os
 from pathlib import Path
 
-from device.bundle import sync_folder
 from device.documents import BlobSpec
 from device.errors import TransferError
+from device.files import replacing, sync_folder
 from device.transfer import Download
 
 SYNC_BYTES = 4 * 1024**2  # a power cut costs at most so much
@@ -43,9 +43,8 @@ class PartFile:
 
     def save_index(self, blob: bytes) -> None:
         """Keep the index, so that a restart knows the chunks without asking."""
-        temporary = self._index_path.with_suffix(".tmp")
-        temporary.write_bytes(blob)
-        os.replace(temporary, self._index_path)
+        with replacing(self._index_path) as file:
+            file.write(blob)
 
     def present(self, index: bytes) -> list[int]:
         """The numbers of the chunks that are already there, by their hashes."""

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from device.bundle import BundleInfo, extract_bundle, sync_folder, verify_folder
+from device.bundle import BundleInfo, extract_bundle, verify_folder
 from device.errors import BundleError, ConfigError
+from device.files import replacing, sync_folder
 from device.slots import SLOT_FORMAT, SLOTS, Slot, SlotState
 
 _MAX_STATE_BYTES = 64 * 1024
@@ -72,7 +73,8 @@ class SlotStore:
         body = msgspec.json.encode(state)
         path = self._copy(state.generation % 2)
         try:
-            self._write(path, b"%08x\n" % zlib.crc32(body) + body)
+            with replacing(path) as file:
+                file.write(b"%08x\n" % zlib.crc32(body) + body)
         except OSError as error:
             raise ConfigError(
                 f"cannot write the state of the slots to {path}: {error.strerror}; make room or "
@@ -104,20 +106,13 @@ class SlotStore:
         return verify_folder(self.slot_folder(slot))
 
     def clean(self, state: SlotState) -> None:
-        """Remove what an interrupted update left behind."""
+        """Remove what an interrupted update or write left behind."""
+        for leftover in self.root.glob(".slots.?.*.tmp"):
+            leftover.unlink(missing_ok=True)
         for slot in SLOTS:
             shutil.rmtree(self._slots / f".{slot}.tmp", ignore_errors=True)
             if state.record(slot) is None:
                 shutil.rmtree(self.slot_folder(slot), ignore_errors=True)
-
-    def _write(self, path: Path, blob: bytes) -> None:
-        temporary = path.with_suffix(path.suffix + ".tmp")
-        with temporary.open("wb") as file:
-            file.write(blob)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(self.root)
 
     def _copy(self, number: int) -> Path:
         return self.root / f"slots.{number}"

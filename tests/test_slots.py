@@ -5,8 +5,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO, Literal, get_args
 
 import msgspec
 import pytest
@@ -14,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mqtt_fixtures import make_bundle
 
-from device import slot_store, slots
+from device import bundle, slot_store, slots
 from device.bundle import BundleInfo, extract_bundle
 from device.errors import BundleError, ConfigError
 from device.slot_store import SlotStore
@@ -165,7 +168,7 @@ def test_endless_last_words_do_not_cost_the_state(tmp_path: Path) -> None:
 
 def test_a_disk_that_takes_nothing_is_one_sentence(tmp_path: Path) -> None:
     store = SlotStore(tmp_path)
-    (tmp_path / "slots.1.tmp").mkdir()  # root may write everywhere, but not over a folder
+    (tmp_path / "slots.1").mkdir()  # root may write everywhere, but not over a folder
     with pytest.raises(ConfigError, match="cannot write the state of the slots"):
         store.save(live("1"))
     store.close()
@@ -199,49 +202,91 @@ class _PowerCut(BaseException):
     """The board loses power; nothing in the program may handle it."""
 
 
-def _update(store: SlotStore, bundle: Path, name: str) -> None:
+def _update(store: SlotStore, path: Path, name: str) -> None:
     """What the agent does with a bundle that was fetched, up to the confirmed trial."""
     state = store.save(slots.clear(store.load()))
-    info = store.populate(state.idle, bundle)
+    info = store.populate(state.idle, path)
     staged = msgspec.structs.replace(record("0"), name=info.name, sha256=name * 64)
     state = store.save(slots.stage(state, staged))
     state = store.save(slots.begin_trial(state, "r"))
     store.save(slots.confirm(state))
 
 
-CUT_CALLS = (
-    (os, "fsync"),
-    (os, "replace"),
-    (os, "rename"),
-    (slot_store.shutil, "rmtree"),
-)
+class _Power:
+    """A double of the power switch and of a disk that forgets what was not synced.
 
+    Every call that changes the disk is a step. From the cut on nothing happens any more, as the
+    board is dark: clean-up code in the program does not run either.
+    """
 
-def _cut_at(monkeypatch: pytest.MonkeyPatch, step: int, *, after: bool) -> None:
-    """Cut the power before or after the given file system call (a double of the power switch)."""
-    counter = itertools.count()
+    CALLS = ("fsync", "replace", "rename", "unlink", "rmdir")
 
-    def wrap(original: Callable[..., object]) -> Callable[..., object]:
-        def call(*arguments: object, **options: object) -> object:
-            now = next(counter)
-            if now == step and not after:
+    def __init__(self, root: Path, step: int, *, after: bool) -> None:
+        self._step, self._after, self._count = step, after, 0
+        self._synced = {path.stat().st_ino for path in root.rglob("*")}
+        self._renamed: list[tuple[Path, Path, bytes | None]] = []  # old name, new name, replaced
+        self._root = root
+
+    def watch(self, patch: pytest.MonkeyPatch) -> None:
+        for name in self.CALLS:
+            patch.setattr(os, name, self._wrap(name, getattr(os, name)))
+
+    def _wrap(self, name: str, original: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: Any, **options: Any) -> object:
+            now, self._count = self._count, self._count + 1
+            if now > self._step or (now == self._step and not self._after):
                 raise _PowerCut
+            before = self._before(name, *arguments[:2], **options)
             result = original(*arguments, **options)
-            if now == step:
+            if before is not None:
+                self._renamed.append(before)
+            if now == self._step:
                 raise _PowerCut
             return result
 
         return call
 
-    for module, name in CUT_CALLS:
-        monkeypatch.setattr(module, name, wrap(getattr(module, name)))
+    def _before(
+        self, name: str, first: Any, second: Any = None, dir_fd: int | None = None
+    ) -> tuple[Path, Path, bytes | None] | None:
+        if name == "fsync":
+            self._synced.add(os.fstat(first).st_ino)
+            synced = Path(os.readlink(f"/proc/self/fd/{first}"))
+            self._renamed = [row for row in self._renamed if row[1].parent != synced]
+        elif name == "unlink":  # its number may come back as that of another file
+            self._synced.discard(os.stat(first, dir_fd=dir_fd).st_ino)
+        elif name in ("replace", "rename"):
+            old, new = Path(first), Path(second)
+            if not new.is_file():
+                return old, new, None
+            self._synced.discard(new.stat().st_ino)
+            return old, new, new.read_bytes()
+        return None
+
+    def lose_names(self) -> None:
+        """Undo the renames that no sync of their folder made last."""
+        for old, new, replaced in reversed(self._renamed):
+            new.rename(old)
+            if replaced is not None:
+                new.write_bytes(replaced)
+                self._synced.add(new.stat().st_ino)
+
+    def lose_data(self) -> None:
+        """Empty the files that were not synced."""
+        for path in self._root.rglob("*"):
+            if path.is_file() and path.stat().st_ino not in self._synced:
+                os.truncate(path, 0)
+
+
+Loss = Literal["nothing", "data", "names", "data and names"]
 
 
 @pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("loss", get_args(Loss))
 def test_a_power_cut_at_any_step_leaves_a_verified_slot_that_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, after: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: Loss, *, after: bool
 ) -> None:
-    assert _cut_everywhere(tmp_path, monkeypatch, after=after) > 15
+    assert _cut_everywhere(tmp_path, monkeypatch, loss, after=after) > 20
 
 
 def test_the_checker_notices_a_state_that_is_not_cleared_first(
@@ -249,7 +294,7 @@ def test_the_checker_notices_a_state_that_is_not_cleared_first(
 ) -> None:
     monkeypatch.setattr(slots, "clear", lambda state: state)
     with pytest.raises(BundleError):
-        _cut_everywhere(tmp_path, monkeypatch, after=True)
+        _cut_everywhere(tmp_path, monkeypatch, "nothing", after=True)
 
 
 def test_the_checker_notices_a_trial_that_is_confirmed_before_it_is_unpacked(
@@ -257,17 +302,51 @@ def test_the_checker_notices_a_trial_that_is_confirmed_before_it_is_unpacked(
 ) -> None:
     original = SlotStore.populate
 
-    def too_early(store: SlotStore, slot: slots.Slot, bundle: Path) -> BundleInfo:
+    def too_early(store: SlotStore, slot: slots.Slot, path: Path) -> BundleInfo:
         state = store.load()
         store.save(slots.confirm(slots.begin_trial(slots.stage(state, record("3")), "r")))
-        return original(store, slot, bundle)
+        return original(store, slot, path)
 
     monkeypatch.setattr(SlotStore, "populate", too_early)
     with pytest.raises((BundleError, AssertionError)):
-        _cut_everywhere(tmp_path, monkeypatch, after=True)
+        _cut_everywhere(tmp_path, monkeypatch, "nothing", after=True)
 
 
-def _cut_everywhere(folder: Path, monkeypatch: pytest.MonkeyPatch, *, after: bool) -> int:
+def _write_unsynced(path: Path, parts: Iterable[bytes]) -> None:
+    path.write_bytes(b"".join(parts))
+
+
+@contextmanager
+def _replace_unsynced(path: Path) -> Iterator[BinaryIO]:
+    with path.with_suffix(".new").open("wb") as file:
+        yield file
+    path.with_suffix(".new").replace(path)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "mutant", "loss"),
+    [
+        (bundle, "write_synced", _write_unsynced, "data"),
+        (slot_store, "replacing", _replace_unsynced, "data"),
+        (slot_store, "sync_folder", lambda _folder: None, "names"),
+    ],
+)
+def test_the_checker_notices_a_sync_that_is_missing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    name: str,
+    mutant: Callable[..., object],
+    loss: Loss,
+) -> None:
+    monkeypatch.setattr(module, name, mutant)
+    with pytest.raises((BundleError, AssertionError)):
+        _cut_everywhere(tmp_path, monkeypatch, loss, after=True)
+
+
+def _cut_everywhere(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, loss: Loss, *, after: bool
+) -> int:
     """Update with a power cut at every step in turn and check each; returns the steps."""
     bundles = [make_bundle(folder / v, version=v, engine_bytes=5000) for v in ("1", "2", "3")]
     ready = SlotStore(folder / "ready")
@@ -277,15 +356,21 @@ def _cut_everywhere(folder: Path, monkeypatch: pytest.MonkeyPatch, *, after: boo
         root = folder / f"cut-{step}"
         shutil.copytree(folder / "ready", root)
         store = SlotStore(root)
+        power = _Power(root, step, after=after)
         with monkeypatch.context() as patch:
-            _cut_at(patch, step, after=after)
+            power.watch(patch)
             try:
                 _update(store, bundles[2], "3")
                 finished = True
             except _PowerCut:
                 finished = False
         store.close()
+        if "names" in loss:
+            power.lose_names()
+        if "data" in loss:
+            power.lose_data()
         _check_boots(root, bundles[2])
+        assert not list(root.glob(".*.tmp")), "a torn write was left behind"
         shutil.rmtree(root)
         if finished:
             return step
@@ -294,13 +379,13 @@ def _cut_everywhere(folder: Path, monkeypatch: pytest.MonkeyPatch, *, after: boo
 
 def _prepare(store: SlotStore, bundles: list[Path]) -> None:
     """Two releases in the slots, the second active, written without the store's own order."""
-    for slot, bundle in zip(slots.SLOTS, bundles, strict=False):
-        extract_bundle(bundle, store.slot_folder(slot))
+    for slot, path in zip(slots.SLOTS, bundles, strict=False):
+        extract_bundle(path, store.slot_folder(slot))
     good = [msgspec.structs.replace(record(name), good=True) for name in ("1", "2")]
     store.save(SlotState(active="b", a=good[0], b=good[1]))
 
 
-def _check_boots(root: Path, bundle: Path) -> None:
+def _check_boots(root: Path, newest: Path) -> None:
     """Recover as the agent does: an active slot is whole, and the update can be done again."""
     store = SlotStore(root)
     state = slots.interrupted(store.load())
@@ -315,7 +400,7 @@ def _check_boots(root: Path, bundle: Path) -> None:
     assert active is not None
     if active.sha256 != "3" * 64:
         store.save(state)
-        _update(store, bundle, "3")
+        _update(store, newest, "3")
     final = store.load()
     assert final.active is not None
     assert store.verify(final.active).version == "3"
