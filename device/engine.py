@@ -2,6 +2,10 @@
 
 `open_engine` checks every length, offset, dtype and reference before it hands anything out.
 `write_engine` replaces a file in one step, so whoever has the old one open keeps it whole.
+
+A file that another program shortens in place while it is mapped ends the process with SIGBUS at the
+next look into it; no check can prevent that, only a copy of all weights. On a board the process is
+a pipeline's: the agent sees it die, compares the slot with its hashes and takes the other slot.
 """
 
 import hashlib

@@ -70,7 +70,7 @@ def with_manifest(data: bytes, text: str) -> bytes:
 
 
 def manifest_of(data: bytes) -> dict[str, object]:
-    return json.loads(header_of(data)["__metadata__"]["tandem"])  # type: ignore[index]
+    return json.loads(header_of(data)["__metadata__"]["tandem"])
 
 
 def refuse(path: Path, data: bytes) -> str:
@@ -273,18 +273,18 @@ def test_the_bytes_are_on_the_disk_before_the_file_takes_its_name(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[tuple[str, bool]] = []
-    fsync, replace = os.fsync, Path.replace
+    fsync, replace = os.fsync, os.replace
 
     def note_fsync(descriptor: int) -> None:
         fsync(descriptor)
         done.append(("fsync", os.path.isdir(f"/proc/self/fd/{descriptor}")))
 
-    def note_replace(old: Path, new: Path) -> Path:
+    def note_replace(old: Path, new: Path) -> None:
         done.append(("replace", False))
-        return replace(old, new)
+        replace(old, new)
 
     monkeypatch.setattr(os, "fsync", note_fsync)
-    monkeypatch.setattr(Path, "replace", note_replace)
+    monkeypatch.setattr(os, "replace", note_replace)
     write_network(path, split_network())
     assert done == [("fsync", False), ("replace", False), ("fsync", True)]
 
@@ -412,7 +412,7 @@ ENTRY_EDITS = [
 def test_an_impossible_entry_is_refused(path: Path, key: str, value: object, said: str) -> None:
     data = path.read_bytes()
     header = header_of(data)
-    header["w1"][key] = value  # type: ignore[index]
+    header["w1"][key] = value
     assert re.search(
         said if "|" in said else re.escape(said), refuse(path, with_header(data, header))
     )
@@ -423,9 +423,9 @@ def test_entries_that_overlap_or_leave_a_hole_are_refused(path: Path) -> None:
     names = [name for name, entry in header_of(data).items() if name in ("w1", "w3")]
     assert len(names) == 2
     overlapping = header_of(data)
-    w3 = overlapping["w3"]["data_offsets"]  # type: ignore[index]
-    w1 = overlapping["w1"]["data_offsets"]  # type: ignore[index]
-    overlapping["w3"]["data_offsets"] = [w1[0], w1[0] + w3[1] - w3[0]]  # type: ignore[index]
+    w3 = overlapping["w3"]["data_offsets"]
+    w1 = overlapping["w1"]["data_offsets"]
+    overlapping["w3"]["data_offsets"] = [w1[0], w1[0] + w3[1] - w3[0]]
     assert "starts at byte" in refuse(path, with_header(data, overlapping))
     holed = header_of(data)
     del holed["w1"]
