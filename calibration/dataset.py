@@ -5,27 +5,38 @@ of them: the first hundred pictures of a data set sorted by class would show one
 """
 
 import hashlib
-import math
 import os
-import struct
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.arrays import (
+    InputSpec,
+    Sample,
+    check_finite,
+    count_samples,
+    cut_array,
+    misfit,
+    read_samples,
+)
 from calibration.errors import CalibrationError
 from device.errors import SourceError
 
-Sample = dict[str, NDArray[Any]]
-"""What the model is fed with: input name -> array."""
+__all__ = [
+    "Dataset",
+    "InputSpec",
+    "LoadPicture",
+    "Sample",
+    "Skipped",
+    "memory_dataset",
+    "open_dataset",
+]
+
 LoadPicture = Callable[[Path], NDArray[Any]]
 """Read and preprocess one picture; SourceError or OSError says that it is unreadable."""
 
@@ -33,29 +44,6 @@ PICTURES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", "
 ARRAYS = frozenset({".npy", ".npz"})
 
 _BLOCK = 1 << 20  # bytes
-_DAMAGED = (
-    ValueError,
-    TypeError,
-    SyntaxError,
-    EOFError,
-    OverflowError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    struct.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
-
-
-@dataclass(frozen=True)
-class InputSpec:
-    """One input of the model; None is a dimension of any size. `dtype`: numpy's name."""
-
-    name: str
-    shape: tuple[int | None, ...]
-    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -108,7 +96,7 @@ def open_dataset(
             "use .npz files with a member for each input"
         )
     if kind != "picture":
-        return _choose(path, [_measure(file, inputs) for file in files], limit, inputs, None)
+        return _choose(path, [_counted(file, inputs) for file in files], limit, inputs, None)
     if load_picture is None:
         raise CalibrationError(
             f"{path} holds pictures, but nothing says how to preprocess them: name the model's "
@@ -137,7 +125,7 @@ class _Memory:
     def __iter__(self) -> Iterator[Sample]:
         for number, sample in enumerate(self.samples):
             for name, array in sample.items():
-                _check_finite(array, f"input '{name}' of sample {number}")
+                check_finite(array, f"input '{name}' of sample {number}")
             yield sample
 
     def sha256(self) -> str:
@@ -281,7 +269,7 @@ def _choose(
 
     def read(file: _File, numbers: Sequence[int]) -> Iterator[Sample | Skipped]:
         if load_picture is None:
-            return _read_arrays(file, numbers, inputs)
+            return read_samples(file.path, numbers, inputs)
         return _read_picture(file, inputs[0], load_picture)
 
     return _Files(plan, limit or total, read)
@@ -295,151 +283,13 @@ def _read_picture(
     except (SourceError, OSError) as error:
         yield Skipped(file.name, str(error))
         return
-    cut = _cut(picture.shape, picture.dtype, spec, str(file.path))
+    cut = cut_array(picture.shape, picture.dtype, spec, str(file.path))
     if cut.samples != 1:
-        raise _misfit(picture.shape, picture.dtype, spec, str(file.path))
-    _check_finite(picture, str(file.path))
+        raise misfit(picture.shape, picture.dtype, spec, str(file.path))
+    check_finite(picture, str(file.path))
     yield {spec.name: picture.reshape(cut.shape)}
 
 
-def _measure(file: _File, inputs: Sequence[InputSpec]) -> _File:
-    """Read the headers of an array file: how many samples it holds."""
-    with ExitStack() as stack:
-        cuts = [cut for _, cut in _open_arrays(file, inputs, stack)]
-    if len({cut.samples for cut in cuts}) > 1:
-        counts = ", ".join(
-            f"{cut.samples} of '{spec.name}'" for spec, cut in zip(inputs, cuts, strict=True)
-        )
-        raise CalibrationError(
-            f"{file.path} holds {counts}: give the same number of samples for every input"
-        )
-    return _File(file.name, file.path, cuts[0].samples, max(cut.rest for cut in cuts))
-
-
-def _read_arrays(
-    file: _File, numbers: Sequence[int], inputs: Sequence[InputSpec]
-) -> Iterator[Sample]:
-    with ExitStack() as stack:
-        streams = _open_arrays(file, inputs, stack)
-        before = 0
-        for number in numbers:
-            sample = {}
-            for spec, (stream, cut) in zip(inputs, streams, strict=True):
-                where = f"{file.path}, input '{spec.name}', sample {number}"
-                sample[spec.name] = _read_one(stream, cut, number - before, where)
-            before = number + 1
-            yield sample
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """How an array is cut: `samples` of `shape` each, then `rest` rows too few for a batch."""
-
-    samples: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    rest: int = 0
-
-
-def _cut(shape: tuple[int, ...], dtype: np.dtype[Any], spec: InputSpec, where: str) -> _Cut:
-    rank = len(spec.shape)
-    if dtype == np.dtype(spec.dtype):
-        if len(shape) == rank + 1 and _fits(shape[1:], spec.shape):
-            return _Cut(shape[0], shape[1:], dtype)
-        if len(shape) == rank == 0:
-            return _Cut(1, shape, dtype)
-        if len(shape) == rank and _fits(shape[1:], spec.shape[1:]):
-            batch = spec.shape[0] or 1
-            return _Cut(shape[0] // batch, (batch, *shape[1:]), dtype, shape[0] % batch)
-        if spec.shape[:1] in ((1,), (None,)) and _fits(shape, spec.shape[1:]):
-            return _Cut(1, (1, *shape), dtype)
-    raise _misfit(shape, dtype, spec, where)
-
-
-def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
-    return len(shape) == len(wanted) and all(
-        want in (None, size) for size, want in zip(shape, wanted, strict=True)
-    )
-
-
-def _misfit(
-    shape: tuple[int, ...], dtype: np.dtype[Any], spec: InputSpec, where: str
-) -> CalibrationError:
-    wanted = ", ".join("any" if size is None else str(size) for size in spec.shape)
-    return CalibrationError(
-        f"{where} is {dtype} of shape {list(shape)}, but input '{spec.name}' takes {spec.dtype} of "
-        f"shape [{wanted}]: convert the data as the pipeline does"
-    )
-
-
-def _open_arrays(
-    file: _File, inputs: Sequence[InputSpec], stack: ExitStack
-) -> list[tuple[IO[bytes], _Cut]]:
-    """For each input a stream that stands at its first sample, and how to cut it."""
-    try:
-        if file.path.suffix.lower() == ".npy":
-            stream: IO[bytes] = stack.enter_context(file.path.open("rb"))
-            return [_open_array(stream, file.path.stat().st_size, inputs[0], str(file.path))]
-        archive = stack.enter_context(zipfile.ZipFile(file.path))
-        opened = []
-        for spec in inputs:
-            where = f"{file.path}, member '{spec.name}'"
-            if f"{spec.name}.npy" not in archive.namelist():
-                raise CalibrationError(
-                    f"{where} is missing among {archive.namelist()}: name each member as its input"
-                )
-            member = stack.enter_context(archive.open(f"{spec.name}.npy"))
-            size = archive.getinfo(f"{spec.name}.npy").file_size
-            opened.append(_open_array(member, size, spec, where))
-        return opened
-    except _DAMAGED as error:
-        raise _damaged(str(file.path), str(error)) from error
-
-
-def _open_array(
-    stream: IO[bytes], size: int, spec: InputSpec, where: str
-) -> tuple[IO[bytes], _Cut]:
-    """Read the header of the .npy format and check it against the length of the stream."""
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-    else:
-        shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
-    cut = _cut(shape, dtype, spec, where)
-    if fortran and len(shape) > 1:
-        raise CalibrationError(
-            f"{where} is stored column by column: save np.ascontiguousarray(array) instead"
-        )
-    held, told = size - stream.tell(), math.prod(shape) * dtype.itemsize
-    if held != told or min(shape, default=0) < 0:
-        raise _damaged(where, f"{held} bytes of data, but shape {list(shape)} needs {told}")
-    return stream, cut
-
-
-def _read_one(stream: IO[bytes], cut: _Cut, skip: int, where: str) -> NDArray[Any]:
-    """The sample after the next `skip` ones; one sample is in memory, not the file."""
-    size = math.prod(cut.shape) * cut.dtype.itemsize
-    try:
-        if skip:
-            stream.seek(skip * size, os.SEEK_CUR)
-        data = stream.read(size)
-    except _DAMAGED as error:
-        raise _damaged(where, str(error)) from error
-    if len(data) != size:
-        raise _damaged(where, f"{len(data)} of {size} bytes")
-    array = np.frombuffer(bytearray(data), cut.dtype).reshape(cut.shape)
-    _check_finite(array, where)
-    return array
-
-
-def _damaged(where: str, why: str) -> CalibrationError:
-    return CalibrationError(f"{where} is damaged ({why}): write it again with numpy.save")
-
-
-def _check_finite(array: NDArray[Any], where: str) -> None:
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        nans, infinities = int(np.isnan(array).sum()), int(np.isinf(array).sum())
-        raise CalibrationError(
-            f"{where} holds {nans} NaN and {infinities} infinite of {array.size} numbers: mend or "
-            "remove it"
-        )
+def _counted(file: _File, inputs: Sequence[InputSpec]) -> _File:
+    samples, rest = count_samples(file.path, inputs)
+    return _File(file.name, file.path, samples, rest)

@@ -1,0 +1,195 @@
+"""Arrays on disk: a .npy file or the members of a .npz file, cut into samples for the inputs.
+
+Headers are read and checked against the length of the data first; then one sample is in memory at
+a time, never the file.
+"""
+
+import math
+import os
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.errors import CalibrationError
+
+Sample = dict[str, NDArray[Any]]
+"""What the model is fed with: input name -> array."""
+
+# What numpy and zipfile raise for damaged files.
+_DAMAGED = (
+    ValueError,
+    TypeError,
+    SyntaxError,
+    EOFError,
+    OverflowError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input of the model; None is a dimension of any size. `dtype`: numpy's name."""
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How an array is cut: `samples` of `shape` each, then `rest` rows too few for a batch."""
+
+    samples: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    rest: int = 0
+
+
+def count_samples(path: Path, inputs: Sequence[InputSpec]) -> tuple[int, int]:
+    """Read the headers of a file: its samples, and its last rows too few to fill a batch."""
+    with ExitStack() as stack:
+        cuts = [cut for _, cut in _open_arrays(path, inputs, stack)]
+    if len({cut.samples for cut in cuts}) > 1:
+        counts = ", ".join(
+            f"{cut.samples} of '{spec.name}'" for spec, cut in zip(inputs, cuts, strict=True)
+        )
+        raise CalibrationError(
+            f"{path} holds {counts}: give the same number of samples for every input"
+        )
+    return cuts[0].samples, max(cut.rest for cut in cuts)
+
+
+def read_samples(
+    path: Path, numbers: Sequence[int], inputs: Sequence[InputSpec]
+) -> Iterator[Sample]:
+    """Read the samples of a file whose numbers (rising) are asked for."""
+    with ExitStack() as stack:
+        streams = _open_arrays(path, inputs, stack)
+        before = 0
+        for number in numbers:
+            sample = {}
+            for spec, (stream, cut) in zip(inputs, streams, strict=True):
+                where = f"{path}, input '{spec.name}', sample {number}"
+                sample[spec.name] = _read_one(stream, cut, number - before, where)
+            before = number + 1
+            yield sample
+
+
+def cut_array(shape: tuple[int, ...], dtype: np.dtype[Any], spec: InputSpec, where: str) -> Cut:
+    """Say how an array of `shape` holds samples of `spec`; CalibrationError where it holds none."""
+    rank = len(spec.shape)
+    if dtype == np.dtype(spec.dtype):
+        if len(shape) == rank + 1 and _fits(shape[1:], spec.shape):
+            return Cut(shape[0], shape[1:], dtype)
+        if len(shape) == rank == 0:
+            return Cut(1, shape, dtype)
+        if len(shape) == rank and _fits(shape[1:], spec.shape[1:]):
+            batch = spec.shape[0] or 1
+            return Cut(shape[0] // batch, (batch, *shape[1:]), dtype, shape[0] % batch)
+        if spec.shape[:1] in ((1,), (None,)) and _fits(shape, spec.shape[1:]):
+            return Cut(1, (1, *shape), dtype)
+    raise misfit(shape, dtype, spec, where)
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(wanted) and all(
+        want in (None, size) for size, want in zip(shape, wanted, strict=True)
+    )
+
+
+def misfit(
+    shape: tuple[int, ...], dtype: np.dtype[Any], spec: InputSpec, where: str
+) -> CalibrationError:
+    """Return the error for an array that does not fit an input."""
+    wanted = ", ".join("any" if size is None else str(size) for size in spec.shape)
+    return CalibrationError(
+        f"{where} is {dtype} of shape {list(shape)}, but input '{spec.name}' takes {spec.dtype} of "
+        f"shape [{wanted}]: convert the data as the pipeline does"
+    )
+
+
+def _open_arrays(
+    path: Path, inputs: Sequence[InputSpec], stack: ExitStack
+) -> list[tuple[IO[bytes], Cut]]:
+    """For each input a stream that stands at its first sample, and how to cut it."""
+    try:
+        if path.suffix.lower() == ".npy":
+            stream: IO[bytes] = stack.enter_context(path.open("rb"))
+            return [_open_array(stream, path.stat().st_size, inputs[0], str(path))]
+        archive = stack.enter_context(zipfile.ZipFile(path))
+        opened = []
+        for spec in inputs:
+            where = f"{path}, member '{spec.name}'"
+            if f"{spec.name}.npy" not in archive.namelist():
+                raise CalibrationError(
+                    f"{where} is missing among {archive.namelist()}: name each member as its input"
+                )
+            member = stack.enter_context(archive.open(f"{spec.name}.npy"))
+            size = archive.getinfo(f"{spec.name}.npy").file_size
+            opened.append(_open_array(member, size, spec, where))
+        return opened
+    except _DAMAGED as error:
+        raise _damaged(str(path), str(error)) from error
+
+
+def _open_array(stream: IO[bytes], size: int, spec: InputSpec, where: str) -> tuple[IO[bytes], Cut]:
+    """Read the header of the .npy format and check it against the length of the stream."""
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    else:
+        shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
+    cut = cut_array(shape, dtype, spec, where)
+    if fortran and len(shape) > 1:
+        raise CalibrationError(
+            f"{where} is stored column by column: save np.ascontiguousarray(array) instead"
+        )
+    held, told = size - stream.tell(), math.prod(shape) * dtype.itemsize
+    if held != told or min(shape, default=0) < 0:
+        raise _damaged(where, f"{held} bytes of data, but shape {list(shape)} needs {told}")
+    return stream, cut
+
+
+def _read_one(stream: IO[bytes], cut: Cut, skip: int, where: str) -> NDArray[Any]:
+    """The sample after the next `skip` ones; one sample is in memory, not the file."""
+    size = math.prod(cut.shape) * cut.dtype.itemsize
+    try:
+        if skip:
+            stream.seek(skip * size, os.SEEK_CUR)
+        data = stream.read(size)
+    except _DAMAGED as error:
+        raise _damaged(where, str(error)) from error
+    if len(data) != size:
+        raise _damaged(where, f"{len(data)} of {size} bytes")
+    array = np.frombuffer(bytearray(data), cut.dtype).reshape(cut.shape)
+    check_finite(array, where)
+    return array
+
+
+def _damaged(where: str, why: str) -> CalibrationError:
+    return CalibrationError(f"{where} is damaged ({why}): write it again with numpy.save")
+
+
+def check_finite(array: NDArray[Any], where: str) -> None:
+    """Raise CalibrationError if an array holds NaN or infinity."""
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        nans, infinities = int(np.isnan(array).sum()), int(np.isinf(array).sum())
+        raise CalibrationError(
+            f"{where} holds {nans} NaN and {infinities} infinite of {array.size} numbers: mend or "
+            "remove it"
+        )
