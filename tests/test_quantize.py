@@ -127,6 +127,85 @@ def test_gemm_weights_follow_their_transposition(
     np.testing.assert_allclose(actual, x @ weight, atol=np.abs(weight).max() * 0.1)
 
 
+def int8_noise(path: Path, x: np.ndarray) -> float:
+    """|INT8 - float| / |float| over the output, both run by onnxruntime."""
+    model = prepared(path)
+    quantized = quantize(model, observed_amax(model, x), one_segment(model), frozenset()).model
+
+    def run(proto: onnx.ModelProto) -> np.ndarray:
+        data = proto.SerializeToString()
+        session = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
+        result: np.ndarray = session.run(None, {"x": x})[0]
+        return result
+
+    expected = run(onnx.load(path))
+    return float(np.linalg.norm(run(ir.to_proto(quantized)) - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "x", "y", "constants"),
+    [
+        ("Gemm", {"alpha": 2.0, "beta": 3.0}, (5, 6), (5, 5), {"w": (6, 5), "b": (5, 1)}),
+        ("Gemm", {"transB": 1, "beta": 0.5}, (3, 6), (3, 5), {"w": (5, 6), "b": (1, 5)}),
+        ("Gemm", {"transA": 1, "alpha": 0.5}, (6, 4), (4, 5), {"w": (6, 5), "b": (5,)}),
+        ("Gemm", {}, (3, 6), (3, 5), {"w": (6, 5), "b": ()}),
+        ("MatMul", {}, (4, 6), (4,), {"w": (6,)}),
+        ("MatMul", {}, (3, 4, 6), (3, 4, 5), {"w": (6, 5)}),
+        ("MatMul", {}, (3, 4, 6), (3, 4, 5), {"w": (3, 6, 5)}),
+        ("Conv", {"group": 2}, (1, 8, 9, 9), (1, 6, 7, 7), {"w": (6, 4, 3, 3), "b": (6,)}),
+        ("ConvTranspose", {}, (1, 4, 5, 5), (1, 6, 7, 7), {"w": (4, 6, 3, 3), "b": (6,)}),
+        ("ConvTranspose", {"group": 2}, (1, 4, 5, 5), (1, 6, 7, 7), {"w": (4, 3, 3, 3), "b": (6,)}),
+    ],
+)
+def test_every_form_of_a_layer_stays_close_to_float(
+    tmp_path: Path,
+    rng: np.random.Generator,
+    op: str,
+    attributes: dict[str, float],
+    x: tuple[int, ...],
+    y: tuple[int, ...],
+    constants: dict[str, tuple[int, ...]],
+) -> None:
+    weights = {
+        name: np.asarray(rng.normal(size=shape) * (5 if name == "b" else 1), np.float32)
+        for name, shape in constants.items()
+    }
+    nodes = [helper.make_node(op, ["x", *weights], ["y"], name="layer", **attributes)]
+    path = save(tmp_path / "m.onnx", nodes, {"x": x}, {"y": y}, weights)
+    assert int8_noise(path, rng.normal(size=x).astype(np.float32)) < 0.02
+
+
+@pytest.mark.parametrize("size", [1e-14, 1e-22, 1e-36, 1e-42, 0.0])
+def test_a_channel_that_is_switched_off_keeps_its_bias(
+    tmp_path: Path, rng: np.random.Generator, size: float
+) -> None:
+    weight = rng.normal(size=(4, 3, 3, 3)).astype(np.float32)
+    weight[2] *= size
+    bias = np.array([0.1, -0.2, 50.0, 0.0], np.float32)
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["y"], name="conv")]
+    constants = {"w": weight, "b": bias}
+    path = save(tmp_path / "m.onnx", nodes, {"x": [1, 3, 8, 8]}, {"y": [1, 4, 6, 6]}, constants)
+    assert int8_noise(path, rng.normal(size=(1, 3, 8, 8)).astype(np.float32)) < 0.01
+
+
+def test_names_that_the_model_uses_already_are_left_to_it(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    constants = {
+        "w": rng.normal(size=(3, 3, 3, 3)).astype(np.float32) * 0.1,
+        "x_scale": np.full(1, 7.0, np.float32),
+        "w_scale": rng.normal(size=(1, 3, 1, 1)).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["x_cpu.0"], name="a", pads=[1] * 4),
+        helper.make_node("Mul", ["x_cpu.0", "x_scale"], ["x_cpu.0_uint8"], name="m"),
+        helper.make_node("Conv", ["x_cpu.0_uint8", "w"], ["c"], name="b", pads=[1] * 4),
+        helper.make_node("Mul", ["c", "w_scale"], ["y"], name="n"),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, {"x": [1, 3, 8, 8]}, {"y": [1, 3, 8, 8]}, constants)
+    assert int8_noise(path, rng.normal(size=(1, 3, 8, 8)).astype(np.float32)) < 0.05
+
+
 def test_a_tensor_without_a_range_is_refused_by_name(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:

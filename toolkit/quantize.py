@@ -3,9 +3,13 @@
     q = clip(round(x / s), -128, 127),  x' = q s,  s = amax / 127
 
 Activations have one scale per tensor, weights one per output channel (s_w = max|w_c| / 127), and a
-bias is INT32 with scale s_x s_w, so that Conv(x', w') + b is exact in integers. A rectifier keeps
-its operand's scale: relu(Q'(x)) = Q'(relu(x)) for the same s, because rounding is monotone and
-Q(0) = 0; quantizing on both sides of it costs nothing and lets runtimes fuse Conv and Q.
+bias is INT32 with scale s_x s_w, so that Conv(x', w') + b is exact in integers. Where the weights
+of a channel are so small that its bias would leave INT32 (batch normalisation switches channels
+off that way), s_w is raised to the least that holds the bias.
+
+A rectifier keeps its operand's scale: relu(Q'(x)) = Q'(relu(x)) for the same s, because rounding is
+monotone and Q(0) = 0; quantizing on both sides of it costs nothing and lets runtimes fuse Conv and
+Q.
 
 What crosses between processors is INT8: its Q lies in the segment that makes it, its DQ in each
 segment that reads it. Within a segment the same grid is stored as UINT8 with zero point 128
@@ -22,13 +26,17 @@ from calibration.table import scale_of
 from toolkit.errors import BuildError
 
 INT8_MAX = 127.0
+# What a bias may take of the INT32 in which products are summed up.
+BIAS_MAX = 2.0**30
+# Below it float32 loses digits, and runtimes divide by what they have flushed to zero.
+LEAST_SCALE = float(np.finfo(np.float32).tiny)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedOp:
     """How an operator is quantized: which operands are activations, and where its weight is.
 
-    `weight_axis` is the output-channel axis of the weight; -1 counts from the end.
+    `weight_axis` is the output-channel axis of the weight.
     """
 
     op: str
@@ -44,7 +52,7 @@ QUANTIZED_OPS: Mapping[str, QuantizedOp] = {
         QuantizedOp("Conv", (0,), weight=1, weight_axis=0, bias=2),
         QuantizedOp("ConvTranspose", (0,), weight=1, weight_axis=1, bias=2),
         QuantizedOp("Gemm", (0,), weight=1, weight_axis=1, bias=2),
-        QuantizedOp("MatMul", (0, 1), weight=1, weight_axis=-1),
+        QuantizedOp("MatMul", (0, 1), weight=1, weight_axis=1),
         QuantizedOp("Add", None),
         QuantizedOp("Sum", None),
         QuantizedOp("Concat", None),
@@ -111,6 +119,8 @@ class _Inserter:
         self.amax = amax
         self.segment_of = segment_of
         self.scales: dict[str, float] = {}
+        self._taken = _names(self.graph)
+        self._parameter_values: dict[str, ir.Value] = {}
         self._uses: dict[ir.Value, list[tuple[ir.Node, int]]] = {}
 
     def quantize_node(self, node: ir.Node, row: QuantizedOp) -> None:
@@ -121,16 +131,22 @@ class _Inserter:
             if value is not None and _is_activation(value):
                 self._require(node, value)
                 self._read_in_int8(value, node, index)
-        weight = node.inputs[row.weight] if row.weight is not None else None
-        if row.weight is None or weight is None or weight.const_value is None:
+        first, weight, bias = node.inputs[0], _constant(node, row.weight), _constant(node, row.bias)
+        # A vector has no output channels, and operands of other types compute as they are.
+        if weight is None or weight.ndim < 2 or first is None or not _is_activation(first):
             return
-        if len(weight.shape or ()) < 2:  # a vector has no output channels to scale apart
-            return
+        step = scale_of(self.amax[str(first.name)])
         axis = _weight_axis(node, row, weight)
-        scale = self._quantize_weight(node, row.weight, weight, axis)
-        first = node.inputs[0]
-        if row.bias is not None and len(node.inputs) > row.bias and first is not None:
-            self._quantize_bias(node, row.bias, scale * scale_of(self.amax[str(first.name)]))
+        channels = weight.shape[axis] if axis is not None else 1
+        if bias is None or bias.shape not in {(channels,), (1, channels)}:
+            bias = np.zeros(channels)  # of a group, or broadcast: it stays in floating point
+        bias = bias.reshape(-1)
+        least = np.maximum(np.abs(bias) / BIAS_MAX, LEAST_SCALE) / step
+        scale = _weight_scale(weight, axis, least)
+        self._dequantized(node, row.weight, _stored(weight, scale, axis), scale, axis)
+        if bias.any():
+            stored = np.rint(bias / (scale.astype(np.float64) * step)).astype(np.int32)
+            self._dequantized(node, row.bias, stored, (scale * step).astype(np.float32), 0)
 
     def quantize_boundaries(self, int8_segments: frozenset[str]) -> None:
         """Mark what enters or leaves INT8 segments from or to another segment."""
@@ -218,9 +234,14 @@ class _Inserter:
         """Scale and zero point of a value; shared by its Q and DQ nodes."""
         zero = 128 if stored is np.uint8 else 0
         return (
-            self._initializer(f"{value.name}_scale", np.array(scale, np.float32)),
-            self._initializer(f"zero_{np.dtype(stored).name}", np.array(zero, stored)),
+            self._shared(f"{value.name}_scale", np.array(scale, np.float32)),
+            self._shared(f"zero_{np.dtype(stored).name}", np.array(zero, stored)),
         )
+
+    def _shared(self, name: str, array: np.ndarray) -> ir.Value:
+        if name not in self._parameter_values:
+            self._parameter_values[name] = self._initializer(name, array)
+        return self._parameter_values[name]
 
     def _require(self, node: ir.Node, value: ir.Value) -> None:
         if str(value.name) not in self.amax:
@@ -235,50 +256,28 @@ class _Inserter:
         if (node, index) not in uses:
             uses.append((node, index))
 
-    def _quantize_weight(
-        self, node: ir.Node, index: int, weight: ir.Value, axis: int
-    ) -> np.ndarray:
-        """Replace a weight by INT8 values and a per-channel DQ; returns the scales [channels]."""
-        assert weight.const_value is not None
-        array = weight.const_value.numpy().astype(np.float32)
-        others = tuple(i for i in range(array.ndim) if i != axis)
-        limit = np.abs(array).max(axis=others)
-        # A dead channel has no range; any positive scale stores its zeros exactly.
-        scale: np.ndarray = np.where(limit > 0, limit, INT8_MAX).astype(np.float32)
-        scale /= np.float32(INT8_MAX)
-        shape = [1] * array.ndim
-        shape[axis] = -1
-        stored = np.clip(np.rint(array / scale.reshape(shape)), -INT8_MAX, INT8_MAX)
-        self._dequantized_constant(node, index, stored.astype(np.int8), scale, axis)
-        return scale
-
-    def _quantize_bias(self, node: ir.Node, index: int, scale: np.ndarray) -> None:
-        bias = node.inputs[index]
-        if bias is None or bias.const_value is None:
-            return
-        array = bias.const_value.numpy().astype(np.float64).reshape(-1)
-        if array.shape != scale.shape:
-            return  # a Gemm may broadcast its bias; it stays in floating point then
-        limit = np.iinfo(np.int32)
-        stored = np.clip(np.rint(array / scale), limit.min, limit.max).astype(np.int32)
-        self._dequantized_constant(node, index, stored, scale.astype(np.float32), 0)
-
-    def _dequantized_constant(
-        self, node: ir.Node, index: int, stored: np.ndarray, scale: np.ndarray, axis: int
+    def _dequantized(
+        self,
+        node: ir.Node,
+        index: int | None,
+        stored: np.ndarray,
+        scale: np.ndarray,
+        axis: int | None,
     ) -> None:
+        """Replace a constant operand by integers and their DQ."""
+        assert index is not None
         source = node.inputs[index]
         assert source is not None
-        name = f"{source.name}_{node.name}" if len(list(source.uses())) > 1 else str(source.name)
         restored = self._node(
             "DequantizeLinear",
             [
-                self._initializer(f"{name}_int{8 * stored.itemsize}", stored),
-                self._initializer(f"{name}_scale", scale),
-                self._initializer(f"{name}_zero", np.zeros(scale.shape, stored.dtype)),
+                self._initializer(f"{source.name}_int{8 * stored.itemsize}", stored),
+                self._initializer(f"{source.name}_scale", scale),
+                self._initializer(f"{source.name}_zero", np.zeros(scale.shape, stored.dtype)),
             ],
-            f"{name}_dequantized",
+            f"{source.name}_dequantized",
             self.segment_of[str(node.name)],
-            attributes=[ir.AttrInt64("axis", axis)],
+            attributes=[] if axis is None else [ir.AttrInt64("axis", axis)],
         )
         node.replace_input_with(index, restored)
 
@@ -292,32 +291,77 @@ class _Inserter:
         attributes: list[ir.Attr] | None = None,
         dtype: ir.DataType = ir.DataType.FLOAT,
     ) -> ir.Value:
-        value = ir.Value(name=output, shape=inputs[0].shape, type=ir.TensorType(dtype))
-        node = ir.Node("", op, inputs, attributes or [], outputs=[value], name=f"{op}_{output}")
+        name = self._free(output)
+        value = ir.Value(name=name, shape=inputs[0].shape, type=ir.TensorType(dtype))
+        node = ir.Node(
+            "", op, inputs, attributes or [], outputs=[value], name=self._free(f"{op}_{name}")
+        )
         self.graph.append(node)
         self.segment_of[str(node.name)] = segment
         return value
 
     def _initializer(self, name: str, array: np.ndarray) -> ir.Value:
-        if name in self.graph.initializers:
-            return self.graph.initializers[name]
+        name = self._free(name)
         value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
         value.shape = ir.Shape(array.shape)
         value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
         self.graph.register_initializer(value)
         return value
 
+    def _free(self, name: str) -> str:
+        """The name, or one like it that the model does not use for anything else."""
+        free, n = name, 1
+        while free in self._taken:
+            free, n = f"{name}_{n}", n + 1
+        self._taken.add(free)
+        return free
+
 
 def _is_activation(value: ir.Value) -> bool:
     return value.const_value is None and value.dtype == ir.DataType.FLOAT
 
 
-def _weight_axis(node: ir.Node, row: QuantizedOp, weight: ir.Value) -> int:
-    rank = len(weight.shape or ())
-    if node.op_type == "Gemm":  # B is [K, N], or [N, K] when transposed
-        transposed = node.attributes.get_int("transB", 0)
-        return 0 if transposed else 1
-    return row.weight_axis % rank if rank else 0
+def _constant(node: ir.Node, index: int | None) -> np.ndarray | None:
+    """The float32 constant that a node has as operand `index`."""
+    value = node.inputs[index] if index is not None and index < len(node.inputs) else None
+    if value is None or value.const_value is None or value.dtype != ir.DataType.FLOAT:
+        return None
+    array: np.ndarray = value.const_value.numpy()
+    return array
+
+
+def _weight_axis(node: ir.Node, row: QuantizedOp, weight: np.ndarray) -> int | None:
+    """The output-channel axis; None for a batch of matrices, which have one scale together."""
+    if node.op_type == "MatMul" and weight.ndim > 2:
+        return None
+    if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) != 0:
+        return 0
+    return row.weight_axis
+
+
+def _weight_scale(weight: np.ndarray, axis: int | None, least: np.ndarray) -> np.ndarray:
+    """The scale of each output channel, [channels], or of the whole weight, []."""
+    others = tuple(i for i in range(weight.ndim) if i != axis)
+    limit = np.abs(weight).max(axis=others).astype(np.float64)
+    scale: np.ndarray = np.maximum(limit / INT8_MAX, np.maximum(least, LEAST_SCALE))
+    return np.asarray(scale, np.float32)
+
+
+def _stored(weight: np.ndarray, scale: np.ndarray, axis: int | None) -> np.ndarray:
+    """The INT8 values of a weight."""
+    others = tuple(i for i in range(weight.ndim) if i != axis)
+    steps = np.rint(weight / (scale if axis is None else np.expand_dims(scale, others)))
+    stored: np.ndarray = np.clip(steps, -INT8_MAX, INT8_MAX).astype(np.int8)
+    return stored
+
+
+def _names(graph: ir.Graph) -> set[str]:
+    """Every name of a node or value in the graph and in the graphs inside its nodes."""
+    found = {str(value.name) for value in graph.inputs} | set(graph.initializers)
+    for node in graph.all_nodes():
+        found.add(str(node.name))
+        found |= {str(value.name) for value in (*node.inputs, *node.outputs) if value is not None}
+    return found
 
 
 def _used(value: ir.Value) -> bool:
