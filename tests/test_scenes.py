@@ -10,7 +10,6 @@ import onnx
 import onnxruntime
 import pytest
 
-from toolkit import scenes
 from toolkit.scenes import (
     CALIBRATION_SEED,
     CLASSES,
@@ -21,6 +20,10 @@ from toolkit.scenes import (
     load_backgrounds,
     moving_scene,
 )
+from toolkit.scenes.canvas import Canvas
+from toolkit.scenes.drawing import draw, pick_lamp
+from toolkit.scenes.geometry import Pose
+from toolkit.scenes.objects import pick_figure, pick_pose
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 PHOTOGRAPHS = CONFIGS / "scenes" / "backgrounds"
@@ -86,9 +89,9 @@ def test_every_class_appears_and_some_pictures_are_empty(drawn):
 def paint_one(class_id, place, seed=0):
     """Paint one object on plain grey and return the scene."""
     rng = np.random.default_rng([seed, class_id])
-    canvas = scenes._Canvas(np.full((200, 200, 3), 128, np.uint8))
-    figure, pose = scenes._figure(rng, class_id), scenes._pose(rng, class_id)
-    canvas.paint(scenes._draw(figure, pose, scenes._lamp(rng), place), class_id)
+    canvas = Canvas(np.full((200, 200, 3), 128, np.uint8))
+    figure, pose = pick_figure(rng, class_id), pick_pose(rng, class_id)
+    canvas.paint(draw(figure, pose, pick_lamp(rng), place), class_id)
     return Scene(canvas.image, canvas.boxes())
 
 
@@ -113,24 +116,24 @@ def test_the_longer_side_is_the_asked_size(class_id):
 
 def test_what_is_hidden_too_much_is_refused_and_has_no_box():
     rng = np.random.default_rng(0)
-    canvas = scenes._Canvas(np.full((200, 200, 3), 128, np.uint8))
-    ball = scenes._figure(rng, CLASSES.index("ball"))
-    pose, lamp = scenes._Pose(0, 0, 0, 0), scenes._lamp(rng)
-    canvas.paint(scenes._draw(ball, pose, lamp, (100.0, 100.0, 60.0)), 1)
-    cover = scenes._draw(ball, pose, lamp, (104.0, 100.0, 60.0))
+    canvas = Canvas(np.full((200, 200, 3), 128, np.uint8))
+    ball = pick_figure(rng, CLASSES.index("ball"))
+    pose, lamp = Pose(0, 0, 0, 0), pick_lamp(rng)
+    canvas.paint(draw(ball, pose, lamp, (100.0, 100.0, 60.0)), 1)
+    cover = draw(ball, pose, lamp, (104.0, 100.0, 60.0))
     assert not canvas.fits(cover)
-    assert canvas.fits(scenes._draw(ball, pose, lamp, (150.0, 100.0, 60.0)))
-    assert not canvas.fits(scenes._draw(ball, pose, lamp, (-25.0, 100.0, 60.0)))
+    assert canvas.fits(draw(ball, pose, lamp, (150.0, 100.0, 60.0)))
+    assert not canvas.fits(draw(ball, pose, lamp, (-25.0, 100.0, 60.0)))
     canvas.paint(cover, None)
     assert canvas.boxes() == ()
 
 
 def test_a_box_covers_only_what_can_be_seen():
     rng = np.random.default_rng(0)
-    canvas = scenes._Canvas(np.full((200, 200, 3), 128, np.uint8))
-    ball, lamp = scenes._figure(rng, CLASSES.index("ball")), scenes._lamp(rng)
+    canvas = Canvas(np.full((200, 200, 3), 128, np.uint8))
+    ball, lamp = pick_figure(rng, CLASSES.index("ball")), pick_lamp(rng)
     for x in (80.0, 120.0):
-        canvas.paint(scenes._draw(ball, scenes._Pose(0, 0, 0, 0), lamp, (x, 100.0, 80.0)), 1)
+        canvas.paint(draw(ball, Pose(0, 0, 0, 0), lamp, (x, 100.0, 80.0)), 1)
     first, second = canvas.boxes()
     assert (first.x1, second.x1, second.x2) == pytest.approx((40, 80, 160), abs=1)
     assert first.x2 < 105  # the second ball hides the right side of the first
