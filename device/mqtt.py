@@ -5,6 +5,7 @@ the program. Each connection is a fresh paho client with a clean session: nothin
 before a break comes out after it. What must be known is said again at each `LinkUp`.
 """
 
+import contextlib
 import logging
 import queue
 import random
@@ -18,6 +19,7 @@ from typing import Any
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
@@ -26,8 +28,11 @@ from device.mqtt_version import FIXED_VERSIONS, VERSION_NAMES, probe_version
 LOG = logging.getLogger(__name__)
 BACKOFF_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0)
 CONNECT_TIMEOUT_S = 5.0
+CLOSE_WAIT_S = 1.0
+STEADY_S = 10.0  # a connection that held for so long was a good one: the back-off starts anew
 MAX_QUEUED_MESSAGES = 256
-MAX_UNSENT_BULK = 64
+MAX_UNSENT = 64  # QoS 0
+MAX_MESSAGE_BYTES = 2 * 1024**2  # the largest that is meant for us, an index, has 1 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ LinkEvent = LinkUp | LinkDown | Message
 
 
 class Link:
-    """Keeps one connection up in a thread of its own."""
+    """Keeps one connection up in a thread of its own. One thread at a time may publish."""
 
     def __init__(
         self,
@@ -104,7 +109,7 @@ class Link:
     def publish(
         self, topic: str, payload: bytes, *, qos: int, retain: bool = False, wait_s: float = 0.0
     ) -> bool:
-        """Hand a message to the connection; False if it is down or does not take more.
+        """Hand a message to the connection; False if it is down or too much is unsent.
 
         `wait_s`: wait so long for the broker's answer (QoS 1) or the socket (QoS 0).
         """
@@ -117,22 +122,29 @@ class Link:
         return connection is not None and connection.publish_bulk(topic, payload)
 
     def close(self) -> None:
-        """Say goodbye to the broker (no will is published) and stop."""
+        """Say goodbye to the broker (no will is published) and stop, within 2 s.
+
+        A broker that does not take the goodbye in half of that loses the connection without it.
+        """
         self._stopping.set()
         connection = self._current
         if connection is not None:
             connection.close()
-        self._thread.join(CONNECT_TIMEOUT_S + 1.0)
+        # Not longer: a connection that is just being tried ends by itself, unused.
+        self._thread.join(CLOSE_WAIT_S)
 
     def _run(self) -> None:
         failures = 0
         while not self._stopping.is_set():
             # Rises from process to process too, as long as the clock does not jump back.
             self._session = max(self._session + 1, time.time_ns() // 1_000_000)
+            begun_s = time.monotonic()
             was_up, reason = self._hold()
             if self._stopping.is_set():
                 return
-            failures = 0 if was_up else failures + 1
+            # A broker that takes us and throws us out again is not asked four times a second.
+            steady = was_up and time.monotonic() - begun_s >= STEADY_S
+            failures = 0 if steady else failures + 1
             self._put(LinkDown(reason))
             pause_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
             self._stopping.wait(pause_s * random.uniform(0.5, 1.0))
@@ -158,6 +170,33 @@ class Link:
         return connection.was_up, reason
 
 
+class _Client(paho.Client):
+    """A paho client that tells how its thread ended, also when that was by an exception."""
+
+    def __init__(self, version: MQTTProtocolVersion, client_id: str) -> None:
+        super().__init__(
+            CallbackAPIVersion.VERSION2,
+            client_id=client_id,
+            clean_session=None if version == MQTTProtocolVersion.MQTTv5 else True,
+            protocol=version,
+            reconnect_on_failure=False,
+        )
+        self.ended = threading.Event()
+        self.failure = ""
+
+    def loop_forever(
+        self, timeout: float = 1.0, retry_first_connection: bool = False
+    ) -> MQTTErrorCode:
+        """What paho's thread runs."""
+        try:
+            return super().loop_forever(timeout, retry_first_connection)
+        except Exception as error:  # noqa: BLE001  (whatever a broken packet breaks in paho)
+            self.failure = f"{type(error).__name__}: {error}"
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
+        finally:
+            self.ended.set()
+
+
 class _Connection:
     """One paho client from connect to disconnect."""
 
@@ -174,9 +213,10 @@ class _Connection:
         self._version = version
         self._session = session
         self._reason = ""
-        self._ended = threading.Event()
+        self._closing = False
         self._unsent: deque[paho.MQTTMessageInfo] = deque()
         self._client = self._make_client()
+        self._ended = self._client.ended
 
     def hold(self, make_will: Callable[[int], Will] | None) -> str:
         """Run until the connection ends and return why; OSError if it cannot be made."""
@@ -184,40 +224,58 @@ class _Connection:
         if make_will is not None:
             will = make_will(self._session)
             self._client.will_set(will.topic, will.payload, qos=1, retain=True)
-        self._client.connect(host, port, keepalive=self._settings.keepalive_s)
+        limit = None
+        if self._version == MQTTProtocolVersion.MQTTv5:
+            limit = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+            limit.MaximumPacketSize = MAX_MESSAGE_BYTES
+        self._client.connect(host, port, self._settings.keepalive_s, properties=limit)
+        if self._closing:  # nobody waits for it any more
+            self._client.disconnect()
+            return ""
         self._client.loop_start()
         self._ended.wait()
         self._client.loop_stop()
-        return self._reason or f"the connection to the broker at {host}:{port} was lost"
+        where = f"the broker at {host}:{port}"
+        if self._client.failure:
+            return f"{where} sent what is not MQTT ({self._client.failure})"
+        return self._reason or f"the connection to {where} was lost"
 
     def publish(self, topic: str, payload: bytes, qos: int, retain: bool, wait_s: float) -> bool:
         if not self.was_up or self._ended.is_set():
             return False
+        if qos == 0 and not self._has_room():
+            return False
         info = self._client.publish(topic, payload, qos=qos, retain=retain)
         if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
             return False
+        if qos == 0:
+            self._unsent.append(info)
         return wait_s <= 0.0 or self._await_sent(info, wait_s)
 
     def publish_bulk(self, topic: str, payload: bytes) -> bool:
-        while self._unsent and (len(self._unsent) >= MAX_UNSENT_BULK or self._is_sent()):
-            if not self._await_sent(self._unsent[0], 1.0):
-                if self._ended.is_set():
-                    return False
-                continue
-            self._unsent.popleft()
-        if not self.was_up or self._ended.is_set():
-            return False
-        info = self._client.publish(topic, payload, qos=0)
-        self._unsent.append(info)
-        return info.rc == MQTTErrorCode.MQTT_ERR_SUCCESS
+        while not self._has_room() and not self._ended.is_set():
+            self._await_sent(self._unsent[0], 1.0)
+        return self.publish(topic, payload, 0, retain=False, wait_s=0.0)
 
     def close(self) -> None:
+        self._closing = True
         self._client.disconnect()
-        self._ended.set()
+        if self.was_up and not self._ended.wait(CLOSE_WAIT_S):
+            sock = self._client.socket()
+            if isinstance(sock, socket.socket):
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
 
-    def _is_sent(self) -> bool:
+    def _has_room(self) -> bool:
+        """Whether fewer than MAX_UNSENT messages with QoS 0 wait for the socket."""
+        while self._unsent and self._is_sent(self._unsent[0]):
+            self._unsent.popleft()
+        return len(self._unsent) < MAX_UNSENT
+
+    @staticmethod
+    def _is_sent(info: paho.MQTTMessageInfo) -> bool:
         try:
-            return self._unsent[0].is_published()
+            return info.is_published()
         except (RuntimeError, ValueError):  # paho: the connection ended before it was sent
             return True
 
@@ -228,16 +286,9 @@ class _Connection:
         except (RuntimeError, ValueError):  # paho: the connection ended before it was sent
             return not self._ended.is_set()
 
-    def _make_client(self) -> paho.Client:
+    def _make_client(self) -> _Client:
         settings = self._settings
-        clean = None if self._version == MQTTProtocolVersion.MQTTv5 else True
-        client = paho.Client(
-            CallbackAPIVersion.VERSION2,
-            client_id=settings.client_id,
-            clean_session=clean,
-            protocol=self._version,
-            reconnect_on_failure=False,
-        )
+        client = _Client(self._version, settings.client_id)
         client.connect_timeout = CONNECT_TIMEOUT_S
         client.max_queued_messages_set(MAX_QUEUED_MESSAGES)
         if settings.username is not None:
@@ -285,17 +336,28 @@ class _Connection:
     def _on_message(
         self, _client: paho.Client, _userdata: object, message: paho.MQTTMessage
     ) -> None:
-        self._put(Message(message.topic, bytes(message.payload)))
+        if len(message.payload) > MAX_MESSAGE_BYTES:
+            LOG.warning("dropped a message of %d bytes", len(message.payload))
+            return
+        try:
+            topic = message.topic
+        except UnicodeDecodeError:  # not of those that we subscribed to
+            return
+        self._put(Message(topic, bytes(message.payload)))
 
     def _on_disconnect(
         self,
         _client: paho.Client,
         _userdata: object,
-        _flags: paho.DisconnectFlags,
-        _reason: ReasonCode,
+        flags: paho.DisconnectFlags,
+        reason: ReasonCode,
         _properties: Properties | None,
     ) -> None:
-        self._ended.set()
+        if flags.is_disconnect_packet_from_server:  # MQTT 5 only
+            where = f"{self._settings.host}:{self._settings.port}"
+            self._reason = f"the broker at {where} ended the connection: {reason}"
+            if reason == "Session taken over":
+                self._reason += f", as another client calls itself {self._settings.client_id}"
 
 
 def _no_delay(_client: paho.Client, _userdata: object, sock: object) -> None:

@@ -129,6 +129,10 @@ class Mosquitto:
         self._process = subprocess.Popen(self._command, stdout=self._log, stderr=self._log)
         wait_for_port(self.port, self._process)
 
+    def signal(self, number: signal.Signals) -> None:
+        """SIGSTOP freezes it: connections stay open and nothing is answered."""
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()

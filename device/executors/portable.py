@@ -146,7 +146,7 @@ class PortableExecutor:
         if int8_products_saturate(platform.machine(), _cpu_flags()):
             options.add_session_config_entry("session.x64quantprecision", "1")
         # A model may name files with weights. No path can lie below a file, so none is ever read
-        # (by onnxruntime 1.23 and newer; 1.19 ignores the setting, so pyproject.toml asks for 1.23).
+        # (by onnxruntime 1.23, the floor in pyproject.toml, and newer; 1.19 ignores the setting).
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path", str(engine.path)
         )

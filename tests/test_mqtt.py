@@ -1,0 +1,166 @@
+"""The link to the broker: brokers that freeze, lie, flood or throw out, and what a close costs."""
+
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from mqtt_fixtures import WAIT_S, Mosquitto
+
+from device.mqtt import (
+    CLOSE_WAIT_S,
+    MAX_MESSAGE_BYTES,
+    MAX_UNSENT,
+    Link,
+    LinkDown,
+    LinkEvent,
+    LinkSettings,
+    LinkUp,
+    Message,
+    queue_putter,
+)
+
+PATIENCE_S = 1.0  # for a loaded machine
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Mosquitto]:
+    mosquitto = Mosquitto(tmp_path)
+    yield mosquitto
+    mosquitto.close()
+
+
+@contextmanager
+def link_to(
+    port: int, name: str = "link", version: str = "auto"
+) -> Iterator[tuple[Link, "queue.Queue[LinkEvent]"]]:
+    events: queue.Queue[LinkEvent] = queue.Queue()
+    ended = threading.Event()
+    settings = LinkSettings("127.0.0.1", port, name, (("t/#", 1),), version)
+    link = Link(settings, queue_putter(events, ended))
+    link.start()
+    yield link, events
+    ended.set()
+    link.close()
+
+
+def seconds_to_close(link: Link) -> float:
+    begun_s = time.monotonic()
+    link.close()
+    return time.monotonic() - begun_s
+
+
+@pytest.mark.parametrize("unsent", [0, MAX_UNSENT])
+def test_a_frozen_broker_does_not_hold_up_a_close(broker: Mosquitto, unsent: int) -> None:
+    with link_to(broker.port) as (link, events):
+        assert isinstance(events.get(timeout=WAIT_S), LinkUp)
+        broker.signal(signal.SIGSTOP)
+        for _ in range(unsent):  # more than the socket takes: the goodbye stays behind it
+            link.publish("x", bytes(256 * 1024), qos=0)
+        assert seconds_to_close(link) < 2 * CLOSE_WAIT_S + PATIENCE_S
+        broker.signal(signal.SIGCONT)
+
+
+def test_a_broker_that_is_frozen_from_the_start_does_not_hold_up_a_close(
+    broker: Mosquitto,
+) -> None:
+    broker.signal(signal.SIGSTOP)
+    with link_to(broker.port) as (link, _events):
+        assert seconds_to_close(link) < 2 * CLOSE_WAIT_S + PATIENCE_S
+    broker.signal(signal.SIGCONT)
+
+
+def test_what_a_frozen_broker_does_not_take_is_refused_not_kept(broker: Mosquitto) -> None:
+    with link_to(broker.port) as (link, events):
+        assert isinstance(events.get(timeout=WAIT_S), LinkUp)
+        broker.signal(signal.SIGSTOP)
+        taken = sum(link.publish("x", bytes(256 * 1024), qos=0) for _ in range(3 * MAX_UNSENT))
+        assert MAX_UNSENT <= taken < 2 * MAX_UNSENT
+        broker.signal(signal.SIGCONT)
+
+
+def test_two_clients_of_one_name_back_off(broker: Mosquitto) -> None:
+    with link_to(broker.port, "same") as (_one, events), link_to(broker.port, "same"):
+        begun_s = time.monotonic()
+        for _ in range(4):  # pauses of at least half of 0.5, 1 and 2 s
+            while not isinstance(events.get(timeout=WAIT_S), LinkDown):
+                pass
+        assert time.monotonic() - begun_s > 1.7
+
+
+def test_a_client_that_another_one_replaces_is_told_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(WAIT_S)
+        with link_to(server.getsockname()[1], "same", "5") as (_link, events):
+            connection, _address = server.accept()
+            connection.recv(1024)
+            connection.sendall(bytes((0x20, 3, 0, 0, 0)))
+            connection.recv(1024)
+            connection.sendall(bytes((0x90, 4, 0, 1, 0, 1)))
+            assert isinstance(events.get(timeout=WAIT_S), LinkUp)
+            connection.sendall(bytes((0xE0, 1, 0x8E)))
+            down = events.get(timeout=WAIT_S)
+            connection.close()
+    assert isinstance(down, LinkDown)
+    assert down.reason.endswith("Session taken over, as another client calls itself same")
+
+
+def test_a_message_larger_than_any_that_is_meant_for_us_is_not_taken(broker: Mosquitto) -> None:
+    for version in ("5", "3.1.1"):
+        with link_to(broker.port, version=version) as (link, events):
+            assert isinstance(events.get(timeout=WAIT_S), LinkUp)
+            assert link.publish("t/1", bytes(MAX_MESSAGE_BYTES + 1), qos=1, wait_s=WAIT_S)
+            assert link.publish("t/2", b"x", qos=1, wait_s=WAIT_S)
+            assert events.get(timeout=WAIT_S) == Message("t/2", b"x")
+
+
+CONNACK = bytes((0x20, 2, 0, 0))
+SUBACK = bytes((0x90, 3, 0, 1, 1))
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        bytes((0x90, 0)),  # a SUBACK without its number
+        bytes((0x32, 1, 0)),  # a PUBLISH without its topic
+        bytes((0x30, 4, 0, 9)) + b"ab",  # a topic that is longer than the packet
+        bytes((0x40, 1, 0)),  # a PUBACK cut off
+        bytes((0x62, 0)),
+        bytes((0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF)),
+    ],
+)
+def test_a_broker_that_sends_rubbish_costs_the_connection_not_the_link(packet: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(WAIT_S)
+        with link_to(server.getsockname()[1], version="3.1.1") as (_link, events):
+            for _ in range(2):  # it comes back after the first
+                connection, _address = server.accept()
+                connection.recv(1024)
+                connection.sendall(CONNACK)
+                connection.recv(1024)
+                connection.sendall(SUBACK)
+                assert isinstance(events.get(timeout=WAIT_S), LinkUp)
+                connection.sendall(packet)
+                down = events.get(timeout=WAIT_S)
+                assert isinstance(down, LinkDown), down
+                assert "\n" not in down.reason
+                connection.close()
+
+
+def test_a_topic_that_is_not_text_is_dropped() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(WAIT_S)
+        with link_to(server.getsockname()[1], version="3.1.1") as (_link, events):
+            connection, _address = server.accept()
+            connection.recv(1024)
+            connection.sendall(CONNACK)
+            connection.recv(1024)
+            connection.sendall(SUBACK + b"\x30\x04\x00\x02\xff\xfe" + b"\x30\x06\x00\x03t/1x")
+            assert isinstance(events.get(timeout=WAIT_S), LinkUp)
+            assert events.get(timeout=WAIT_S) == Message("t/1", b"x")
+            connection.close()
