@@ -1,0 +1,230 @@
+"""TensorRT calibration caches: what TensorRT <= 10 reads instead of Q/DQ, the only way to its DLA.
+
+    TRT-100300-EntropyCalibration2       TRT-<version>-<algorithm>
+    images: 3c010204                     <tensor>: <bits of the float32 s, big-endian, hexadecimal>
+
+    s = float32(amax / 127)
+
+The product 127 s of a float32 fits a float64 exactly, so that cache -> amax -> cache keeps every
+byte. float32 has fewer numbers for s than for amax where s lies just above a power of two; what
+survives amax -> cache -> amax is therefore the scale, float32(amax / 127), always and exactly.
+"""
+
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from calibration.errors import CalibrationError
+from calibration.table import QMAX, scale_of
+from device.files import replacing
+
+Algorithm = Literal[
+    "EntropyCalibration2", "MinMaxCalibration", "EntropyCalibration", "LegacyCalibration"
+]
+"""What TensorRT calls its calibrators.
+
+trtexec and the DLA insist on EntropyCalibration2, but only by name: scales chosen by any method are
+taken under it.
+"""
+
+_WRITTEN: tuple[Algorithm, ...] = ("EntropyCalibration2", "MinMaxCalibration")
+# Tools that know the major version alone write 8XXX.
+_VERSION = re.compile(r"[0-9][0-9X]{3}(?:[0-9]{2})?")
+_HEADER = re.compile(rf"TRT-({_VERSION.pattern})-(\w+)")
+_SCALE = re.compile(r"[0-9a-fA-F]{1,8}")
+_RELEASE = re.compile(r"(\d{1,2})\.(\d{1,2})(?:\.(\d{1,2})(?:\.\d+)?)?", re.ASCII)
+# TensorRT counts the version as major * 1000 + ... before this release, and * 10000 from it on.
+_SIX_DIGITS_FROM = 10
+_NO_CALIBRATORS_FROM = 11
+
+
+@dataclass(frozen=True)
+class TensorRTCache:
+    """`version`: of TensorRT as the header has it, 4 digits before TensorRT 10 and then 6.
+
+    `scales`: tensor -> s in the tensor's unit, x is about q s; every s is a positive float32.
+    """
+
+    version: str
+    algorithm: Algorithm
+    scales: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        if not _VERSION.fullmatch(self.version):
+            raise CalibrationError(
+                f"a TensorRT cache cannot have version '{self.version}': give 4 to 6 digits as "
+                "`cache_version` makes them"
+            )
+        if self.algorithm not in get_args(Algorithm):
+            raise CalibrationError(
+                f"a TensorRT cache cannot have the algorithm '{self.algorithm}': "
+                f"give one of {', '.join(get_args(Algorithm))}"
+            )
+        for name, scale in self.scales.items():
+            _check_name(name)
+            if not 0.0 < scale < float("inf") or _float32(scale) != scale:
+                raise CalibrationError(
+                    f"the scale of tensor '{name}' is {scale}, but a TensorRT cache holds positive "
+                    "float32 numbers: calibrate again"
+                )
+
+
+def cache_version(tensorrt: str) -> str:
+    """The header's version for a release of TensorRT: 8.5.2.2 -> 8502, 10.3.0 -> 100300."""
+    found = _RELEASE.fullmatch(tensorrt)
+    if found is None:
+        raise CalibrationError(
+            f"'{tensorrt}' is not a version of TensorRT: give it as 10.3.0 or 8.5.2.2"
+        )
+    major, minor, patch = (int(part or 0) for part in found.groups())
+    unit = 10_000 if major >= _SIX_DIGITS_FROM else 1_000
+    return f"{major * unit + minor * 100 + patch:04}"
+
+
+def cache_warning(tensorrt: str) -> str | None:
+    """Why a cache is of no use to a release of TensorRT; None where it is of use."""
+    cache_version(tensorrt)  # refuses what is no version
+    if int(tensorrt.partition(".")[0]) < _NO_CALIBRATORS_FROM:
+        return None
+    return (
+        f"TensorRT {tensorrt} has no calibrators and reads no calibration cache, as all from "
+        f"{_NO_CALIBRATORS_FROM}.0 on: export a Q/DQ model for it"
+    )
+
+
+def cache_of(
+    amax: Mapping[str, float], version: str, algorithm: Algorithm = "EntropyCalibration2"
+) -> TensorRTCache:
+    """Ranges -> cache: s = float32(amax / 127), in the order given.
+
+    `version` is what `cache_version` makes.
+    """
+    return TensorRTCache(
+        version, algorithm, {name: _float32(scale_of(value)) for name, value in amax.items()}
+    )
+
+
+def amax_of(cache: TensorRTCache) -> dict[str, float]:
+    """Cache -> ranges: amax = 127 s, without rounding."""
+    return {name: QMAX * scale for name, scale in cache.scales.items()}
+
+
+def encode_cache(cache: TensorRTCache) -> str:
+    """The file's text, as TensorRT itself writes it."""
+    if cache.algorithm not in _WRITTEN:
+        raise CalibrationError(
+            f"caches are written for {' and '.join(_WRITTEN)}, not for {cache.algorithm}, whose "
+            "scales TensorRT applies after fusion: choose one of the two"
+        )
+    lines = [f"TRT-{cache.version}-{cache.algorithm}"]
+    lines += [f"{name}: {struct.pack('>f', scale).hex()}" for name, scale in cache.scales.items()]
+    return "\n".join(lines) + "\n"
+
+
+def decode_cache(text: str, where: str) -> TensorRTCache:
+    """Read a cache from its text; an error begins with `where` and the number of the line.
+
+    Taken as TensorRT and other tools leave them: lost leading zeros, capitals, CRLF, blanks at the
+    end of a line, empty lines, names with colons (the last one ends the name).
+    """
+    header, *lines = text.split("\n")
+    version, algorithm = _header(header, where)
+    scales: dict[str, float] = {}
+    first: dict[str, int] = {}
+    for number, line in enumerate(lines, start=2):
+        if not line.strip():
+            continue
+        at = f"{where}, line {number}"
+        name, scale = _entry(line, at)
+        if name in scales:
+            raise CalibrationError(
+                f"{at}: tensor '{name}' has a scale on line {first[name]} already: remove one"
+            )
+        scales[name], first[name] = scale, number
+    return TensorRTCache(version, algorithm, scales)
+
+
+def read_cache(path: Path) -> TensorRTCache:
+    """Read a cache from a file."""
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise CalibrationError(
+            f"{path}: cannot read the TensorRT cache ({error.strerror}): check the path"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise CalibrationError(
+            f"{path}: not a TensorRT cache (byte {error.start} is not UTF-8): an engine or table "
+            "of another tool cannot be read here"
+        ) from error
+    return decode_cache(text, str(path))
+
+
+def write_cache(path: Path, cache: TensorRTCache) -> None:
+    """Write a cache so that `path` holds either the old or the new file, whatever happens."""
+    data = encode_cache(cache).encode()
+    try:
+        with replacing(path) as file:
+            file.write(data)
+    except OSError as error:
+        raise CalibrationError(
+            f"{path}: cannot write the TensorRT cache ({error.strerror}): check that the folder "
+            "exists, is writable and has space left"
+        ) from error
+
+
+def _header(line: str, where: str) -> tuple[str, Algorithm]:
+    found = _HEADER.fullmatch(line.rstrip())
+    algorithm = next((a for a in get_args(Algorithm) if found and found[2] == a), None)
+    if found is None or algorithm is None:
+        raise CalibrationError(
+            f"{where}, line 1: found '{line.rstrip()[:80]}' where a TensorRT cache has "
+            f"TRT-<version>-<algorithm> with one of {', '.join(get_args(Algorithm))}: "
+            "give a calibration cache"
+        )
+    return found[1], algorithm
+
+
+def _entry(line: str, at: str) -> tuple[str, float]:
+    name, colon, digits = line.rpartition(":")
+    digits = digits.strip()
+    if not colon or not _SCALE.fullmatch(digits):
+        raise CalibrationError(
+            f"{at}: found '{line.strip()[:80]}' where a tensor's name, a colon and 1 to 8 "
+            "hexadecimal digits belong: restore the file"
+        )
+    scale: float = struct.unpack(">f", bytes.fromhex(digits.zfill(8)))[0]
+    if not 0.0 < scale < float("inf"):  # false for NaN, too
+        raise CalibrationError(
+            f"{at}: the scale of tensor '{name}' is {scale} (bits {digits}), but must be positive "
+            "and finite: calibrate again"
+        )
+    try:
+        _check_name(name)
+    except CalibrationError as error:
+        raise CalibrationError(f"{at}: {error}") from error
+    return name, scale
+
+
+def _check_name(name: str) -> None:
+    """Refuse names that no line of the file can hold, or that readers would break in two."""
+    if not name or "\n" in name or "\r" in name or not _is_unicode(name):
+        raise CalibrationError(
+            f"a TensorRT cache cannot hold a tensor named {name!r}: give it a name of one line"
+        )
+
+
+def _is_unicode(name: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def _float32(number: float) -> float:
+    """The nearest float32; infinity beyond the largest one."""
+    try:
+        nearest: float = struct.unpack(">f", struct.pack(">f", number))[0]
+    except OverflowError:
+        return float("inf")
+    return nearest
