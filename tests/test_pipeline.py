@@ -17,6 +17,7 @@ from test_sinks import subscriber
 from video_fixtures import (
     COLOUR_TOML,
     LABELS,
+    PATIENCE_S,
     ColourDetector,
     colour_model,
     colour_pipeline,
@@ -291,11 +292,11 @@ def test_process_publishes_what_it_sees(tmp_path, engine):
             *("--bundle", bundle, "--profile", "laptop", "--mqtt-host", "127.0.0.1"),
             *("--mqtt-port", port, "--topic-prefix", "fleet/v1/robot-1"),
         )
-        wait_for(lambda: len(seen) >= 10, 15.0, "ten messages")
+        wait_for(lambda: len(seen) >= 10, PATIENCE_S, "ten messages")
         process.send_signal(signal.SIGTERM)
         stopped = time.monotonic()
         messages, err, status = finish(process)
-        assert time.monotonic() - stopped < 3.0
+        assert time.monotonic() - stopped < 5.0  # then the agent kills it
     assert status == 0, err
     assert isinstance(messages[-1], Stats)
     events = [json.loads(message.payload) for message in seen]
@@ -313,10 +314,10 @@ def test_sigterm_ends_a_process_whose_camera_is_away(tmp_path, engine):
         lines = iter(process.stdout.readline, b"")
         while not isinstance(decode_message(next(lines)), Result):
             pass
-    quiet = [decode_message(next(lines)) for _ in range(3)]  # figures come without frames too
-    assert quiet[-1].frames == 0
+    while decode_message(next(lines)).frames > 0:  # figures come without frames too
+        pass
     process.send_signal(signal.SIGTERM)
-    _, err, status = finish(process, 5)
+    _, err, status = finish(process)
     assert status == 0, err
     assert "nothing answers there" in err or "the stream ended" in err or "broke off" in err
 
@@ -428,7 +429,7 @@ def test_ctrl_c_finishes_the_video(tmp_path, engine):
         stderr=subprocess.PIPE,
         cwd=Path(__file__).parents[1],
     )
-    wait_for(lambda: out.exists() and out.stat().st_size > 0, 15.0, "the video begins")
+    wait_for(lambda: out.exists() and out.stat().st_size > 0, PATIENCE_S, "the video begins")
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     text, err = process.communicate(timeout=10)

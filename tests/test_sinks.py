@@ -14,7 +14,16 @@ import cv2
 import numpy as np
 import paho.mqtt.client as paho
 import pytest
-from video_fixtures import LABELS, frame_of, free_port, gray_frame, mosquitto, scene, wait_for
+from video_fixtures import (
+    LABELS,
+    PATIENCE_S,
+    frame_of,
+    free_port,
+    gray_frame,
+    mosquitto,
+    scene,
+    wait_for,
+)
 
 from device.errors import PipelineError
 from pipelines.config import JsonlSink, MqttSink, VideoSink
@@ -100,7 +109,7 @@ def subscriber(port, topic="fleet/v1/robot-1/detections"):
     client.connect("127.0.0.1", port)
     client.loop_start()
     client.subscribe(topic, qos=1)
-    assert ready.wait(5)
+    assert ready.wait(PATIENCE_S)
     try:
         yield seen
     finally:
@@ -109,7 +118,7 @@ def subscriber(port, topic="fleet/v1/robot-1/detections"):
 
 
 def connected(sink, caplog):
-    wait_for(lambda: "mqtt sink connected" in caplog.text, 5.0, "the sink connects")
+    wait_for(lambda: "mqtt sink connected" in caplog.text, PATIENCE_S, "the sink connects")
 
 
 @pytest.mark.parametrize("qos", [0, 1])
@@ -125,7 +134,7 @@ def test_broker_gets_every_payload_in_order(tmp_path, caplog, qos):
         for one in results:
             sink.write(one)
             time.sleep(0.002)
-        wait_for(lambda: len(seen) == 30, 5.0, "30 messages")
+        wait_for(lambda: len(seen) == 30, PATIENCE_S, "30 messages")
         assert sink.dropped == {}
     assert [message.payload for message in seen] == [one.payload for one in results]
     assert {message.qos for message in seen} == {qos}
@@ -136,12 +145,14 @@ def test_rate_is_limited_and_counted(tmp_path, caplog):
     with mosquitto(tmp_path) as (port, _), subscriber(port) as seen:
         with open_sink(MqttSink(max_hz=10.0), context(port)) as sink:
             connected(sink, caplog)
+            start = time.monotonic()
             for seq in range(50):
                 sink.write(result(seq))
                 time.sleep(0.01)
+            allowed = 2 + 10.0 * (time.monotonic() - start)
             dropped = sink.dropped["mqtt_rate"]
-        wait_for(lambda: len(seen) == 50 - dropped, 5.0, "the rest arrives")
-    assert 4 <= len(seen) <= 15
+        wait_for(lambda: len(seen) == 50 - dropped, PATIENCE_S, "the rest arrives")
+    assert 4 <= len(seen) <= allowed
 
 
 def test_rate_limit_keeps_the_average_and_forgives_jitter():
@@ -160,8 +171,8 @@ def test_unreachable_broker_costs_drops_not_time(caplog):
         for seq in range(200):
             sink.write(result(seq))
         assert time.monotonic() - start < 1.0
-        wait_for(lambda: sum(sink.dropped.values()) == 200, 3.0, "all are counted")
-        wait_for(lambda: "cannot reach the broker" in caplog.text, 3.0, "the log says so")
+        wait_for(lambda: sum(sink.dropped.values()) == 200, PATIENCE_S, "all are counted")
+        wait_for(lambda: "cannot reach the broker" in caplog.text, PATIENCE_S, "the log says so")
     assert set(sink.dropped) <= {"mqtt_offline", "mqtt_queue"}
 
 
@@ -172,13 +183,15 @@ def test_sink_comes_back_after_the_broker_did(tmp_path, caplog):
         with mosquitto(tmp_path, port):
             connected(sink, caplog)
             caplog.clear()
-        wait_for(lambda: "lost" in caplog.text, 3.0, "the loss is noticed")
+        wait_for(lambda: "lost" in caplog.text, PATIENCE_S, "the loss is noticed")
         sink.write(result(1))
+        # Before the restart: a sender that is late would find the new broker, and rightly use it.
+        wait_for(lambda: sink.dropped == {"mqtt_offline": 1}, PATIENCE_S, "the drop is counted")
         with mosquitto(tmp_path, port), subscriber(port) as seen:
             connected(sink, caplog)
             sink.write(result(2))
-            wait_for(lambda: len(seen) == 1, 3.0, "a message after the restart")
-        assert json.loads(seen[0].payload)["seq"] == 2
+            wait_for(lambda: seen, PATIENCE_S, "a message after the restart")
+        assert [json.loads(message.payload)["seq"] for message in seen] == [2]
         assert sink.dropped == {"mqtt_offline": 1}
 
 
@@ -198,7 +211,7 @@ def test_frozen_broker_costs_the_oldest_results_and_no_memory(tmp_path, caplog):
                     break
                 time.sleep(0.001)
             assert sink.dropped["mqtt_queue"] > 100
-            assert longest < 0.2
+            assert longest < 0.9  # what waits for this broker waits for a second or more
             closing = time.monotonic()
         assert time.monotonic() - closing < 4.0
 
@@ -222,7 +235,9 @@ def test_broker_that_knows_only_mqtt_311_is_spoken_to_in_311(caplog):
     broker = subprocess.Popen([sys.executable, "-c", AMQTT, str(port)], stderr=subprocess.DEVNULL)
     try:
         with open_sink(MqttSink(), context(port)) as sink:
-            wait_for(lambda: "connected (MQTT 3.1.1)" in caplog.text, 10.0, "3.1.1 is agreed on")
+            wait_for(
+                lambda: "connected (MQTT 3.1.1)" in caplog.text, PATIENCE_S, "3.1.1 is agreed on"
+            )
             sink.write(result())
             time.sleep(0.2)
             assert sink.dropped == {}

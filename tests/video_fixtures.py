@@ -22,6 +22,7 @@ from pipelines.config import LtrbGrid, PipelineConfig, PreprocessConfig, SourceC
 from pipelines.frame import Frame, Stamp
 
 SIZE = 64
+PATIENCE_S = 30.0  # for what must happen, on a machine that does much else; waits end when it does
 LABELS = ("red", "green")
 
 # Runs under the system's Python, which has GStreamer's bindings.
@@ -133,7 +134,7 @@ def mosquitto(tmp_path, port=None):
     program = shutil.which("mosquitto") or require_program("/usr/sbin/mosquitto")
     process = subprocess.Popen([program, "-c", str(config)], stderr=subprocess.DEVNULL)
     try:
-        wait_for(lambda: _listens(port), 5.0, "mosquitto listens")
+        wait_for(lambda: _listens(port), PATIENCE_S, "mosquitto listens")
         yield port, process
     finally:
         process.kill()  # works on a stopped process too
