@@ -29,6 +29,10 @@ class BundleError(TandemError):
     """A bundle is missing, damaged or inconsistent."""
 
 
+class StateError(TandemError):
+    """The agent's state directory cannot be used, or does not take what has to be written."""
+
+
 class TransferError(TandemError):
     """A blob could not be fetched or does not match its hash."""
 

@@ -1,5 +1,6 @@
 """The disk side of a download: a sparse part file and its index, both named by the blob's hash."""
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -87,8 +88,9 @@ class PartFile:
     def remove(self) -> None:
         """Close and delete everything."""
         self.close()
-        self.path.unlink(missing_ok=True)
-        self._index_path.unlink(missing_ok=True)
+        for path in (self.path, self._index_path):
+            with contextlib.suppress(OSError):  # the next download tries again
+                path.unlink()
 
 
 class Fetch:

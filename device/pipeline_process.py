@@ -112,7 +112,10 @@ class PipelineProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, command: tuple[str, ...], environment: Mapping[str, str]) -> int:
-        """Start a command in place of the child that runs; returns the number of the run."""
+        """Start a command in place of the child that runs; returns the number of the run.
+
+        Raises OSError if the system has no room for another process.
+        """
         self.stop()
         self.run += 1
         process = subprocess.Popen(
@@ -187,7 +190,9 @@ def _read_tail(stream: IO[bytes], tail: "deque[str]") -> None:
             text = line.decode("utf-8", "replace").rstrip()
             if text:
                 tail.append(text)
-                print(text, file=sys.stderr, flush=True)
+                # A log on a full disk must not end the reading: the child would block on its pipe.
+                with contextlib.suppress(OSError, ValueError):
+                    print(text, file=sys.stderr, flush=True)
 
 
 def describe_exit(status: int, tail: tuple[str, ...]) -> str:

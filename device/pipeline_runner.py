@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from device.agent_config import AgentConfig
-from device.documents import PipelineReport
+from device.documents import PipelineReport, PipelineStatus
 from device.messages import ChildMessage, Failure, Result
 from device.pipeline_process import (
     PipelineEvent,
@@ -43,11 +43,19 @@ class PipelineRunner:
         """When the pipeline that died is due to start again."""
         return self._restarts.at_s
 
-    def start(self, folder: Path, *, fresh: bool) -> None:
-        """Run the bundle in `folder`. `fresh`: earlier deaths do not count (another release)."""
+    def start(self, folder: Path, *, fresh: bool) -> bool:
+        """Run the bundle in `folder`. `fresh`: earlier deaths do not count (another release).
+
+        False: the system has no room for a process; it is tried again like one that died.
+        """
         self._restarts = Restarts() if fresh else self._restarts.started()
-        self._process.start(self._command(folder), self._login())
+        try:
+            self._process.start(self._command(folder), self._login())
+        except OSError as error:
+            self._note_death(f"the pipeline cannot be started: {error.strerror}")
+            return False
         self.report = PipelineReport(status="starting")
+        return True
 
     def stop(self, reason: str) -> None:
         """End it for good."""
@@ -72,11 +80,13 @@ class PipelineRunner:
             return None
         reason = self.report.reason if self.report.status == "failed" else event.reason
         self._process.stop()  # what it started may still run
-        self._restarts = self._restarts.died(time.monotonic())
-        self.report = PipelineReport(
-            status="failed" if self._restarts.failed else "restarting", reason=reason
-        )
+        self._note_death(reason)
         return reason
+
+    def _note_death(self, reason: str) -> None:
+        self._restarts = self._restarts.died(time.monotonic())
+        status: PipelineStatus = "failed" if self._restarts.failed else "restarting"
+        self.report = PipelineReport(status=status, reason=reason)
 
     def _command(self, folder: Path) -> tuple[str, ...]:
         config = self._config

@@ -9,6 +9,7 @@ Each write goes to a new name, is synced, renamed and the folder synced. The old
 state stays as it is, so one torn or lost write never takes both.
 """
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -18,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from device.bundle import BundleInfo, extract_bundle, verify_folder
-from device.errors import BundleError, ConfigError
+from device.errors import BundleError, StateError
 from device.files import replacing, sync_folder
 from device.slots import SLOT_FORMAT, SLOTS, Slot, SlotState
 
@@ -34,9 +35,9 @@ class SlotStore:
         try:
             self._slots.mkdir(parents=True, exist_ok=True)
             self.downloads.mkdir(exist_ok=True)
-            self._lock = os.open(root / "agent.lock", os.O_RDWR | os.O_CREAT, 0o644)
+            self._lock = os.open(root / "agent.lock", os.O_RDONLY | os.O_CREAT, 0o644)
         except OSError as error:
-            raise ConfigError(
+            raise StateError(
                 f"cannot use state_dir {root}: {error.strerror}; name a folder that the agent "
                 "may write"
             ) from error
@@ -44,9 +45,15 @@ class SlotStore:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(self._lock)
-            raise ConfigError(
+            raise StateError(
                 f"another agent already uses state_dir {root}: stop it, or give each agent its "
                 "own folder"
+            ) from error
+        except OSError as error:
+            os.close(self._lock)
+            raise StateError(
+                f"state_dir {root} cannot be locked: {error.strerror}; name a folder on a local "
+                "disk"
             ) from error
 
     @property
@@ -68,7 +75,7 @@ class SlotStore:
         return max(states, key=lambda state: state.generation, default=SlotState())
 
     def save(self, state: SlotState) -> SlotState:
-        """Write the state and return it with its new generation; ConfigError if the disk fails."""
+        """Write the state and return it with its new generation; StateError if the disk fails."""
         state = msgspec.structs.replace(state, generation=state.generation + 1)
         body = msgspec.json.encode(state)
         path = self._copy(state.generation % 2)
@@ -76,7 +83,7 @@ class SlotStore:
             with replacing(path) as file:
                 file.write(b"%08x\n" % zlib.crc32(body) + body)
         except OSError as error:
-            raise ConfigError(
+            raise StateError(
                 f"cannot write the state of the slots to {path}: {error.strerror}; make room or "
                 "give the agent the right to write there"
             ) from error
@@ -108,7 +115,8 @@ class SlotStore:
     def clean(self, state: SlotState) -> None:
         """Remove what an interrupted update or write left behind."""
         for leftover in self.root.glob(".slots.?.*.tmp"):
-            leftover.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # like the folders: it only takes room
+                leftover.unlink()
         for slot in SLOTS:
             shutil.rmtree(self._slots / f".{slot}.tmp", ignore_errors=True)
             if state.record(slot) is None:
@@ -118,11 +126,11 @@ class SlotStore:
         return self.root / f"slots.{number}"
 
     def _read(self, copy: int) -> SlotState | None:
-        """One copy of the state; None if it is absent, torn or of a form that is not known."""
+        """One copy of the state; None if it cannot be read, is torn or of an unknown form."""
         try:
             with self._copy(copy).open("rb") as file:
                 blob = file.read(_MAX_STATE_BYTES)
-        except FileNotFoundError:
+        except OSError:
             return None
         crc, _, body = blob.partition(b"\n")
         if crc != b"%08x" % zlib.crc32(body):

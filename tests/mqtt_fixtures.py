@@ -6,6 +6,7 @@ is started, killed and restarted by the same code, and behaves as its bundle's p
 
 import os
 import queue
+import resource
 import shutil
 import signal
 import socket
@@ -29,8 +30,10 @@ WAIT_S = 20.0
 
 PIPELINE_DOUBLE = '''
 """Double of the pipeline: says what a pipeline says, as pipeline.toml of its bundle tells."""
-import json, os, signal, sys, time
+import json, os, resource, signal, sys, time
 from pathlib import Path
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))  # AgentBox.fill_disk is for the agent alone
 
 bundle = Path(sys.argv[sys.argv.index("--bundle") + 1])
 behaviour = (bundle / "pipeline.toml").read_text().split()
@@ -160,13 +163,13 @@ class AgentBox:
         self.state_dir = folder / "state"
         self.runs_file = folder / "runs.txt"
         self.log_file = folder / "agent.log"
-        self._config = folder / "agent.toml"
+        self.config = folder / "agent.toml"
         self._launcher = folder / "launch_agent.py"
         double = folder / "pipeline_double.py"
         self._pipeline = "real" if source is not None else str(double)
         self._launcher.write_text(AGENT_LAUNCHER)
         double.write_text(PIPELINE_DOUBLE)
-        self._config.write_text(
+        self.config.write_text(
             f'device = "{DEVICE}"\nprofile = "{profile}"\nstate_dir = "state"\n'
             f"dev = {str(dev).lower()}\n"
             f'[broker]\nhost = "127.0.0.1"\nport = {port}\n'
@@ -180,11 +183,18 @@ class AgentBox:
         assert self.process is None
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, self._launcher, self._config, self._pipeline],
+                [sys.executable, self._launcher, self.config, self._pipeline],
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "TEST_RUNS": str(self.runs_file)},
             )
+
+    def fill_disk(self, *, full: bool = True) -> None:
+        """From now on no file takes a byte of the agent, its log included."""
+        assert self.process is not None
+        limit = 0 if full else resource.RLIM_INFINITY
+        limits = (limit, resource.RLIM_INFINITY)
+        resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, limits)
 
     def kill(self) -> None:
         assert self.process is not None

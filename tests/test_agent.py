@@ -14,11 +14,13 @@ import msgspec
 import pytest
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, make_bundle
 
+from device.agent_config import load_agent_config
 from device.documents import Desired, PipelineReport, StateDocument, encode
 from device.messages import Result
 from device.mqtt import Link, LinkSettings, LinkUp, queue_putter
 from device.pipeline_process import (
     MAX_RESTARTS,
+    PIPELINE,
     RESTART_WINDOW_S,
     PipelineExited,
     PipelineProcess,
@@ -26,6 +28,7 @@ from device.pipeline_process import (
     Restarts,
     describe_exit,
 )
+from device.pipeline_runner import PipelineRunner
 from device.topics import Topics
 from toolkit.deploy import BrokerAddress, DeployProgress, DeployResult, deploy_bundle
 
@@ -279,7 +282,111 @@ def test_the_words_of_the_pipeline_are_passed_on(
         assert b'"kind":"ready"' in watcher.seen.stats[0]
 
 
+# -- disks that fail
+
+
+def test_a_disk_that_fills_in_a_download_costs_the_download_only(
+    broker: Mosquitto, board: AgentBox, tmp_path: Path
+) -> None:
+    board.start()
+    assert deploy(broker, make_bundle(tmp_path / "1")).live
+
+    def on_progress(progress: DeployProgress) -> None:
+        if progress.sent_chunks == 1:
+            board.fill_disk()
+
+    address = BrokerAddress("127.0.0.1", broker.port)
+    newer = make_bundle(tmp_path / "2", version="2", engine_bytes=3_000_000)
+    with Watcher(broker.port) as watcher:
+        refused = deploy_bundle(newer, DEVICE, address, timeout_s=WAIT_S, on_progress=on_progress)
+        running = watcher.wait_report("refused").running
+    assert refused.phase == "refused"
+    assert "the disk failed" in refused.reason
+    assert running is not None
+    assert running.version == "1"
+    assert len(board.runs()) == 1  # the live release was not even interrupted
+    board.fill_disk(full=False)
+    assert deploy(broker, newer).live
+
+
+def test_a_disk_that_fills_in_a_trial_does_not_keep_it_from_going_back(
+    broker: Mosquitto, tmp_path: Path
+) -> None:
+    board = AgentBox(tmp_path, broker.port, trial_timeout_s=1.0)
+    board.start()
+    try:
+        assert deploy(broker, make_bundle(tmp_path / "1")).live
+
+        def on_progress(progress: DeployProgress) -> None:
+            if progress.phase == "trial":
+                board.fill_disk()
+
+        address = BrokerAddress("127.0.0.1", broker.port)
+        worse = make_bundle(tmp_path / "2", "hangs", version="2")
+        with Watcher(broker.port) as watcher:
+            result = deploy_bundle(
+                worse, DEVICE, address, timeout_s=WAIT_S, on_progress=on_progress
+            )
+            report = watcher.wait_report("rolled_back", pipeline=PipelineReport(status="running"))
+        assert result.phase == "rolled_back"
+        assert report.running is not None
+        assert report.running.version == "1"
+        assert board.terminate() == 0
+    finally:
+        board.close()
+
+
+def test_a_state_directory_that_became_read_only_still_gives_the_live_release(
+    broker: Mosquitto, board: AgentBox, tmp_path: Path
+) -> None:
+    board.start()
+    assert deploy(broker, make_bundle(tmp_path / "in")).live
+    board.kill()
+    mount = ("mount", "--bind", "-o", "ro", str(board.state_dir), str(board.state_dir))
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount")
+    try:
+        with Watcher(broker.port) as watcher:
+            board.start()
+            report = watcher.wait_report("live", pipeline=PipelineReport(status="running"))
+            assert report.running is not None
+            refused = deploy(broker, make_bundle(tmp_path / "2", version="2"))
+        assert (refused.phase, "the disk failed" in refused.reason) == ("refused", True)
+        board.close()
+    finally:
+        subprocess.run(("umount", "--lazy", str(board.state_dir)), check=True)
+
+
 # -- the pipeline process
+
+
+def test_a_log_that_takes_nothing_does_not_stop_the_pipeline() -> None:
+    code = (
+        "import queue, sys\n"
+        "from device.pipeline_process import PipelineProcess, PipelineSaid\n"
+        "events = queue.Queue()\n"
+        "child = PipelineProcess(events.put, grace_s=0.2)\n"
+        'loud = (\'import sys; print("x" * 1000000, "\\\\n" * 99, file=sys.stderr);\'\n'
+        '        \'print(\\\'{"kind":"result","seq":1,"latency_ms":0}\\\')\')\n'
+        "child.start((sys.executable, '-c', loud), {})\n"
+        f"assert isinstance(events.get(timeout={WAIT_S}), PipelineSaid)\n"
+        f"assert 'by itself' in events.get(timeout={WAIT_S}).reason\n"
+    )
+    with Path("/dev/full").open("w") as full:
+        subprocess.run([sys.executable, "-c", code], stderr=full, check=True, timeout=60)
+
+
+def test_a_system_without_room_for_a_process_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = AgentBox(tmp_path, 1)
+    runner = PipelineRunner(load_agent_config(box.config), "t", PIPELINE, lambda _event: None)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert not runner.start(tmp_path, fresh=True)
+    reason = "the pipeline cannot be started: No such file or directory"
+    assert runner.report == PipelineReport(status="restarting", reason=reason)
+    assert runner.restart_at_s is not None
+    runner.stop("the end of the test")
 
 
 def test_restarts_back_off_then_wait_a_minute() -> None:

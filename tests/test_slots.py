@@ -19,7 +19,7 @@ from mqtt_fixtures import make_bundle
 
 from device import bundle, slot_store, slots
 from device.bundle import BundleInfo, extract_bundle
-from device.errors import BundleError, ConfigError
+from device.errors import BundleError, StateError
 from device.slot_store import SlotStore
 from device.slots import SlotRecord, SlotState
 
@@ -169,7 +169,7 @@ def test_endless_last_words_do_not_cost_the_state(tmp_path: Path) -> None:
 def test_a_disk_that_takes_nothing_is_one_sentence(tmp_path: Path) -> None:
     store = SlotStore(tmp_path)
     (tmp_path / "slots.1").mkdir()  # root may write everywhere, but not over a folder
-    with pytest.raises(ConfigError, match="cannot write the state of the slots"):
+    with pytest.raises(StateError, match="cannot write the state of the slots"):
         store.save(live("1"))
     store.close()
 
@@ -194,7 +194,7 @@ def test_two_agents_on_one_state_directory_are_refused(tmp_path: Path) -> None:
 
 def test_a_state_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot use state_dir"):
+    with pytest.raises(StateError, match="cannot use state_dir"):
         SlotStore(tmp_path / "file" / "state")
 
 
