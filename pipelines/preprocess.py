@@ -5,7 +5,6 @@ on 1080p -> 640x640: 0.66 ms, against 1.3 to 1.7 ms for the usual chains with a 
 """
 
 from dataclasses import dataclass
-from typing import Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,42 +19,27 @@ Boxes = NDArray[np.float32]  # [N, 4]: x1, y1, x2, y2
 
 
 @dataclass(frozen=True, slots=True)
-class Letterbox:
-    """The picture, `scale` times its size, put at (`pad_x`, `pad_y`) of the network input."""
-
-    scale: float
-    pad_x: int
-    pad_y: int
-
-    def to_frame(self, boxes: Boxes) -> Boxes:
-        """Return boxes [N, 4] in frame pixels for boxes in network-input pixels."""
-        pad = np.array([self.pad_x, self.pad_y, self.pad_x, self.pad_y], np.float32)
-        return np.asarray((boxes - pad) / np.float32(self.scale), np.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """The picture, `scale_x` and `scale_y` times its size, fills the network input."""
+class Geometry:
+    """Where the picture lies in the network input: `scale_x` and `scale_y` times its size, put at
+    (`pad_x`, `pad_y`). A letterbox has two scales too: its sides are whole pixels."""
 
     scale_x: float
     scale_y: float
+    pad_x: int = 0
+    pad_y: int = 0
 
     def to_frame(self, boxes: Boxes) -> Boxes:
         """Return boxes [N, 4] in frame pixels for boxes in network-input pixels."""
-        scale = np.array([self.scale_x, self.scale_y, self.scale_x, self.scale_y], np.float32)
-        return np.asarray(boxes / scale, np.float32)
-
-
-Geometry = Union[Letterbox, Stretch]  # noqa: UP007  (an alias, so 3.10 evaluates it)
+        pad = np.array([self.pad_x, self.pad_y] * 2, np.float32)
+        scale = np.array([self.scale_x, self.scale_y] * 2, np.float32)
+        return np.asarray((boxes - pad) / scale, np.float32)
 
 
 def fit(height: int, width: int, config: PreprocessConfig) -> Geometry:
     """Return where a picture of that size lands in the network input."""
-    if config.resize == "stretch":
-        return Stretch(config.width / width, config.height / height)
-    scale = min(config.width / width, config.height / height)
     inner_w, inner_h = _inner_size(height, width, config)
-    return Letterbox(scale, (config.width - inner_w) // 2, (config.height - inner_h) // 2)
+    pad_x, pad_y = (config.width - inner_w) // 2, (config.height - inner_h) // 2
+    return Geometry(inner_w / width, inner_h / height, pad_x, pad_y)
 
 
 def preprocess(
@@ -118,7 +102,7 @@ def _paint(image: Image, config: PreprocessConfig, blob: Input) -> Geometry:
     height, width = image.shape[:2]
     geometry = fit(height, width, config)
     inner_w, inner_h = _inner_size(height, width, config)
-    x, y = (geometry.pad_x, geometry.pad_y) if isinstance(geometry, Letterbox) else (0, 0)
+    x, y = geometry.pad_x, geometry.pad_y
     inner = blob[0, :, y : y + inner_h, x : x + inner_w]
     small = cv2.resize(image, (inner_w, inner_h), interpolation=cv2.INTER_LINEAR)
     for plane, channel in zip(cv2.split(small), _planes(config), strict=True):

@@ -10,10 +10,10 @@ from device.errors import PipelineError
 from pipelines.config import Classification, LtrbGrid, PreprocessConfig
 from pipelines.decode import CANDIDATES, ClassScores, Detections, View, decode
 from pipelines.nms import suppress
-from pipelines.preprocess import Letterbox, Stretch, fit
+from pipelines.preprocess import Geometry, fit
 
 GRID = LtrbGrid(boxes="boxes", scores="scores", strides=(8, 16))
-VIEW = View(Stretch(1.0, 1.0), 64, 32, 64, 32)
+VIEW = View(Geometry(1.0, 1.0), 64, 32, 64, 32)
 CELLS = 4 * 8 + 2 * 4
 
 
@@ -94,7 +94,7 @@ def test_boxes_are_clipped_to_the_frame_and_those_outside_go():
     boxes = np.full((1, 4, CELLS), 9.0, np.float32)
     scores = np.zeros((1, 1, CELLS), np.float32)
     scores[0, 0, 0] = 0.9
-    view = View(Letterbox(1.0, 0, 8), 64, 16, 64, 32)
+    view = View(Geometry(1.0, 1.0, 0, 8), 64, 16, 64, 32)
     found = decode({"boxes": boxes, "scores": scores}, GRID, view)
     assert found.boxes.tolist() == [[0, 0, 64, 16]]
     boxes[0, :, 0] = 0.1  # now it lies in the padding above the picture
@@ -121,7 +121,7 @@ def test_no_object_gives_empty_arrays_of_the_right_kind():
 
 def test_of_very_many_candidates_the_best_survive():
     config = LtrbGrid(boxes="boxes", scores="scores", strides=(1,), score_threshold=0.1)
-    view = View(Stretch(1.0, 1.0), 64, 64, 64, 64)
+    view = View(Geometry(1.0, 1.0), 64, 64, 64, 64)
     scores = np.linspace(0.2, 0.9, 4096, dtype=np.float32).reshape(1, 1, -1)
     boxes = np.full((1, 4, 4096), 0.4, np.float32)
     found = decode({"boxes": boxes, "scores": scores}, config, view)

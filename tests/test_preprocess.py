@@ -6,7 +6,7 @@ import pytest
 
 from device.errors import PipelineError
 from pipelines.config import PreprocessConfig
-from pipelines.preprocess import Letterbox, Preprocessor, Stretch, preprocess
+from pipelines.preprocess import Geometry, Preprocessor, preprocess
 
 RNG = np.random.default_rng(7)
 
@@ -92,16 +92,25 @@ def test_stream_of_changing_sizes_leaves_no_trace_of_earlier_frames():
 
 def test_letterbox_maps_boxes_back_to_the_frame():
     _, geometry = preprocess(picture(100, 200), PreprocessConfig(width=64, height=64))
-    assert geometry == Letterbox(scale=0.32, pad_x=0, pad_y=16)
+    assert geometry == Geometry(0.32, 0.32, 0, 16)
     boxes = np.array([[0, 16, 64, 48], [32, 32, 48, 40]], np.float32)
     wanted = [[0, 0, 200, 100], [100, 50, 150, 75]]
     np.testing.assert_allclose(geometry.to_frame(boxes), wanted, atol=1e-4)
 
 
+@pytest.mark.parametrize("size", [(2161, 3840), (333, 500), (7, 1000)])
+def test_the_corners_of_a_letterbox_are_those_of_the_frame(size):
+    config = PreprocessConfig(width=320, height=320)
+    array, geometry = preprocess(np.full((*size, 3), 255, np.uint8), config)
+    rows, columns = np.nonzero(array[0, 0] > 0.9)
+    inner = np.array([[columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]], np.float32)
+    np.testing.assert_allclose(geometry.to_frame(inner), [[0, 0, size[1], size[0]]], rtol=1e-5)
+
+
 def test_stretch_maps_boxes_back_to_the_frame():
     config = PreprocessConfig(width=64, height=64, resize="stretch")
     _, geometry = preprocess(picture(100, 200), config)
-    assert geometry == Stretch(0.32, 0.64)
+    assert geometry == Geometry(0.32, 0.64)
     boxes = np.array([[0, 0, 64, 64], [32, 32, 48, 40]], np.float32)
     wanted = [[0, 0, 200, 100], [100, 50, 150, 62.5]]
     np.testing.assert_allclose(geometry.to_frame(boxes), wanted, atol=1e-4)
