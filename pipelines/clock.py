@@ -25,6 +25,7 @@ class CaptureClock:
         if arrival.mono_ns >= self._window_end_ns:
             self._previous_ns, self._current_ns = self._current_ns, delay_ns
             self._window_end_ns = arrival.mono_ns + WINDOW_NS
-        known = [d for d in (self._previous_ns, self._current_ns, delay_ns) if d is not None]
-        self._current_ns = min(self._current_ns or delay_ns, delay_ns)
-        return arrival.earlier(delay_ns - min(known))
+        current_ns = delay_ns if self._current_ns is None else min(self._current_ns, delay_ns)
+        self._current_ns = current_ns
+        least_ns = current_ns if self._previous_ns is None else min(self._previous_ns, current_ns)
+        return arrival.earlier(delay_ns - least_ns)

@@ -12,6 +12,7 @@ from device.errors import ConfigError
 Positive = Annotated[int, Meta(ge=1)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 Triple = tuple[float, float, float]
+Divisor = Annotated[float, Meta(gt=0.0)]
 
 
 class _Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -43,7 +44,7 @@ class PreprocessConfig(_Value, frozen=True, kw_only=True):
     color: Literal["rgb", "bgr"] = "rgb"
     scale: float = 1.0 / 255.0
     mean: Triple = (0.0, 0.0, 0.0)
-    std: Triple = (1.0, 1.0, 1.0)
+    std: tuple[Divisor, Divisor, Divisor] = (1.0, 1.0, 1.0)
     pad_value: Annotated[int, Meta(ge=0, le=255)] = 114
 
 
@@ -54,7 +55,7 @@ class LtrbGrid(_Value, frozen=True, kw_only=True, tag="ltrb_grid", tag_field="ki
 
     boxes: str
     scores: str
-    strides: tuple[Positive, ...]
+    strides: Annotated[tuple[Positive, ...], Meta(min_length=1)]
     score_threshold: Fraction = 0.35
     iou_threshold: Fraction = 0.5
     max_detections: Positive = 100

@@ -68,12 +68,14 @@ class VideoFile:
                 if self._pace(due) and (picture := self._retrieve()) is not None:
                     now = Stamp.now()
                     yield Frame(picture, seq - 1, now, now, self.name)
-            if self._stop.is_set() or not self._config.loop:
+            if self._stop.is_set():
                 return
             if seq == first:
                 raise SourceError(
                     f"{self.name} holds no frame that can be decoded: convert it to H.264 in MP4."
                 )
+            if not self._config.loop:
+                return
             self._capture.set(cv2.CAP_PROP_POS_FRAMES, 0)
 
     def _pace(self, due: float) -> bool:

@@ -48,7 +48,7 @@ def open_source(config: SourceConfig, stop: threading.Event | None = None) -> So
 def _open_file(config: SourceConfig, stop: threading.Event) -> Source:
     path = Path(file_path(config.uri)).expanduser()
     if not path.exists():
-        raise SourceError(f"no such file or folder: {path}; check the source address.")
+        raise SourceError(f"no such file or folder: {redact(str(path))}; check the source address.")
     if path.is_dir() or path.suffix.lower() in PICTURES:
         return PictureFolder(path, config, stop)
     return VideoFile(path, config, stop)

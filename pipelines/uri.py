@@ -9,7 +9,9 @@ from device.errors import SourceError
 CAMERA_KEYS = ("width", "height", "fps", "format")
 CAMERA_FORMATS = ("raw", "mjpg")
 
-_USER_INFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/\s]*@")
+# Greedy and across slashes: people write passwords with @ and / in them, and a path that holds an
+# @ only loses the host in what is shown. One slash is a slip that must not show a password either.
+_USER_INFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*:/+)[^\s]*@")
 _SECRET = re.compile(r"(?P<key>[?&](?:\w*(?:pass\w*|pwd|token|secret|key|auth))=)[^&\s]*", re.I)
 
 

@@ -99,6 +99,8 @@ def test_missing_key_is_named_with_its_table(tmp_path):
         ("width = 320", "width = 0", "preprocess.width is wrong: expected `int` >= 1"),
         ("width = 320", 'width = "a"', "preprocess.width is wrong: expected `int`, got `str`"),
         ('"ltrb_grid"', '"yolo"', "decode.kind is wrong: invalid value 'yolo'"),
+        ("[8, 16]", "[]", "decode.strides is wrong: expected `array` of length >= 1"),
+        ("width = 320", "width = 320\nstd = [1, 0, 1]", "preprocess.std[1] is wrong: expected"),
         ("[8, 16]", "[8, 0]", "decode.strides[1] is wrong: expected `int` >= 1"),
     ],
 )
@@ -167,6 +169,9 @@ def test_config_is_frozen(tmp_path):
         ("rtsp://a:p@ss@cam/ch1", "rtsp://***@cam/ch1"),
         ("rtsp://cam/ch1?user=a&password=b&x=1", "rtsp://cam/ch1?user=a&password=***&x=1"),
         ("open rtsp://u:p@h/a and rtsp://v:q@i/b", "open rtsp://***@h/a and rtsp://***@i/b"),
+        ("rtsp://a:p/s@cam/ch1", "rtsp://***@cam/ch1"),
+        ("rtsp://a:12/34@cam/ch1", "rtsp://***@cam/ch1"),
+        ("rtsp:/a:s3cret@cam/ch1", "rtsp:/***@cam/ch1"),
         ("rtsp://cam/ch1", "rtsp://cam/ch1"),
         ("/data/a@b.mp4", "/data/a@b.mp4"),
     ],

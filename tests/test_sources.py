@@ -129,6 +129,18 @@ def test_file_that_is_no_video_is_named(tmp_path):
         open_source(SourceConfig(uri=str(path)))
 
 
+@pytest.mark.parametrize("loop", [False, True])
+def test_video_without_a_frame_says_so(tmp_path, loop):
+    path = tmp_path / "cut.avi"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 25.0, (64, 64))
+    writer.write(gray_frame(1))
+    writer.release()
+    data = path.read_bytes()
+    path.write_bytes(data[: data.index(b"movi") + 4])  # the headers, and no frame after them
+    with pytest.raises(SourceError, match="holds no frame"):
+        read_all(path, realtime=False, loop=loop)
+
+
 def test_video_made_by_ffmpeg_is_read(tmp_path):
     path = tmp_path / "h264.mkv"
     graph = "testsrc2=size=160x90:rate=10:duration=1"
