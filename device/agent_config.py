@@ -9,7 +9,7 @@ from msgspec import Meta
 from device.errors import ConfigError
 
 MqttVersion = Literal["auto", "5", "3.1.1"]
-DeviceId = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+DeviceId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
 Seconds = Annotated[float, Meta(gt=0.0, le=86400.0)]
 
 

@@ -34,7 +34,7 @@ _READ_BYTES = 1024 * 1024
 _USTAR = struct.Struct("100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12x")
 
 # Printable: names end up in logs and on terminals.
-Text = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Text = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]+\Z")]
 
 
 class BundleFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,7 +42,7 @@ class BundleFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     name: str
     bytes: Annotated[int, Meta(ge=0)]
-    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 class BundleInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

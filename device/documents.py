@@ -15,9 +15,9 @@ MAX_BLOB_BYTES = 2 * 1024**3
 MAX_CHUNKS = 32 * 1024  # an index of 1 MiB: one message that every broker takes
 MAX_CHUNKS_A_REQUEST = 256
 
-Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 # Printable: names end up in logs and on terminals.
-Text = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Text = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
 Phase = Literal["idle", "downloading", "staging", "trial", "live", "rolled_back", "refused"]
 AgentState = Literal["online", "stopped", "lost"]
 PipelineStatus = Literal["stopped", "starting", "running", "restarting", "failed"]
