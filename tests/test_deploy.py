@@ -276,6 +276,13 @@ def test_wrong_broker_addresses_are_refused(text: str) -> None:
         parse_broker(text)
 
 
+@pytest.mark.parametrize("device", ["", "+", "#", "a/b", "x" * 65, "board-1\n"])
+def test_what_is_no_id_of_a_device_is_refused(tmp_path: Path, device: str) -> None:
+    with pytest.raises(DeployError, match="is not the id of a device") as info:
+        deploy_bundle(make_bundle(tmp_path), device, address(1))
+    assert "\n" not in str(info.value)
+
+
 def test_passwords_are_not_in_what_is_printed() -> None:
     assert "s3cret" not in repr(BrokerAddress("h", 1, "u", "s3cret"))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from toolkit.broker import start_broker
 from toolkit.commands.doctor import doctor
 from toolkit.doctor import CHECKS, Result, examine, job_of
 from toolkit.doctor_probes import PACKAGES, board_of
@@ -310,6 +311,11 @@ def test_nobody_listening_is_no_broker() -> None:
 
 def test_a_broker_that_accepts_is_reachable() -> None:
     assert mqtt_refusal("127.0.0.1", answering_broker(b"\x20\x03\x00\x00\x00")) == ""
+
+
+def test_a_broker_that_knows_only_the_old_mqtt_is_reachable() -> None:
+    with start_broker() as embedded:
+        assert mqtt_refusal(embedded.host, embedded.port) == ""
 
 
 def test_a_broker_that_does_not_let_us_in_says_so() -> None:

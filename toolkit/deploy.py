@@ -17,6 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
+from device.agent_config import DeviceId
 from device.bundle import BundleInfo, read_bundle_info
 from device.documents import (
     CHUNK_BYTES,
@@ -34,7 +37,7 @@ from device.documents import (
     decode,
     encode,
 )
-from device.errors import BrokerError, BundleError
+from device.errors import BrokerError, BundleError, DeployError
 from device.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, Message, queue_putter
 from device.topics import Topics
 
@@ -323,6 +326,17 @@ class _Deployment:
         )
 
 
+def _check_device(device: str) -> None:
+    """Refuse what is no id of a device: "+" or "#" would speak to the whole fleet."""
+    try:
+        msgspec.convert(device, DeviceId)
+    except msgspec.ValidationError as error:
+        raise DeployError(
+            f"{device!r} is not the id of a device: that has 1 to 64 letters, digits, - and _, "
+            "like device in its agent.toml"
+        ) from error
+
+
 def _ignore(_progress: DeployProgress) -> None:
     pass
 
@@ -338,8 +352,9 @@ def deploy_bundle(
     """Deploy a bundle and return what the device made of it.
 
     `timeout_s`: give up when the device is silent for so long. BrokerError if the broker cannot be
-    reached at the start; later breaks are waited out.
+    reached at the start; later breaks are waited out. DeployError if `device` is no id.
     """
+    _check_device(device)
     info = read_bundle_info(bundle)
     blob = Blob(bundle)
     try:

@@ -225,4 +225,4 @@ def disk(machine: Machine) -> Finding:
 def broker(machine: Machine, host: str, port: int) -> Finding:
     """Try to connect to an MQTT broker."""
     refusal = machine.broker(host, port)
-    return Finding("missing", refusal) if refusal else Finding("ok", "accepts MQTT 5 clients")
+    return Finding("missing", refusal) if refusal else Finding("ok", "accepts MQTT clients")

@@ -15,6 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paho.mqtt.enums import MQTTProtocolVersion
 
 CHILD_TIMEOUT_S = 30.0
 
@@ -163,12 +167,21 @@ def opencv() -> dict[str, str]:
 
 
 def mqtt_refusal(host: str, port: int, timeout_s: float = 3.0) -> str:
-    """Connect to an MQTT 5 broker: "" when it accepts, else why not."""
+    """Connect to an MQTT broker, with 3.1.1 if it knows no 5: "" when it accepts, else why not."""
+    from paho.mqtt.enums import MQTTProtocolVersion
+
+    refusal = _refusal(host, port, timeout_s, MQTTProtocolVersion.MQTTv5)
+    if "Unsupported protocol version" in refusal:
+        return _refusal(host, port, timeout_s, MQTTProtocolVersion.MQTTv311)
+    return refusal
+
+
+def _refusal(host: str, port: int, timeout_s: float, version: "MQTTProtocolVersion") -> str:
     from paho.mqtt import client as mqtt
     from paho.mqtt.enums import CallbackAPIVersion
 
     answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-    client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
+    client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=version)
     client.connect_timeout = timeout_s
     client.on_connect = lambda _client, _data, _flags, reason, _properties: answers.put(
         f"the broker refuses: {reason}" if reason.is_failure else ""
