@@ -97,6 +97,16 @@ def test_the_gpu_alone_is_given_for_comparison():
     assert alone.gpu_only_us == pytest.approx(alone.total_us)
 
 
+def test_a_plan_slower_than_the_gpu_alone_says_so():
+    slow, fast = plan_of(split_model()), plan_of(split_model(), load_profile("h200"), "fp16")
+    longer = slow.total_us - slow.gpu_only_us
+    freed = slow.gpu_only_us - dict(slow.latency_us)["gpu"]
+    text = render_plan(slow)
+    assert f"SLOWER than the GPU alone by {longer:.0f} us" in text
+    assert f"in return {freed:.0f} us of GPU time are free" in text
+    assert "SLOWER" not in render_plan(fast)
+
+
 def test_a_dynamic_batch_stays_on_the_gpu_with_the_reason():
     node = helper.make_node("Relu", ["x"], ["y"], name="relu")
     plan = plan_of(graph_of([node], {"x": ("N", 8, 4, 4)}, ["y"]))

@@ -73,7 +73,8 @@ def make_plan(
     """Return the plan of a model that has gone through the passes.
 
     `tensorrt` None takes the version of the last JetPack for the profile's DLA. `has_scale` says
-    whether the calibration table holds a tensor. A dynamic batch is planned as 1.
+    whether the calibration table holds a tensor. A dynamic batch keeps its nodes off the DLA (rule
+    G5) and counts as 1 in times and sizes.
 
     Raises PlanError: the model has no nodes, or nodes without distinct names.
     """

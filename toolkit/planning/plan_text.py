@@ -50,7 +50,20 @@ def _times(plan: Plan) -> list[str]:
     rows += [("crossings", f"{plan.crossings_us:.0f}"), ("total", f"{plan.total_us:.0f}")]
     if plan.gpu_only_us is not None and len(plan.segments) > 1:
         rows.append(("all on the GPU", f"{plan.gpu_only_us:.0f}"))
-    return _table(rows, right=(1,))
+    return _table(rows, right=(1,)) + _price(plan)
+
+
+def _price(plan: Plan) -> list[str]:
+    """Say plainly what the DLA costs where the GPU alone would be faster."""
+    split = any(processor.startswith("dla") for processor, _ in plan.latency_us)
+    if plan.gpu_only_us is None or not split or plan.total_us <= plan.gpu_only_us:
+        return []
+    longer = plan.total_us - plan.gpu_only_us
+    freed = plan.gpu_only_us - dict(plan.latency_us).get("gpu", 0.0)
+    return [
+        f"SLOWER than the GPU alone by {longer:.0f} us ({plan.total_us / plan.gpu_only_us:.2f} "
+        f"times as long); in return {freed:.0f} us of GPU time are free for other work"
+    ]
 
 
 def _refusals(plan: Plan) -> list[str]:
