@@ -126,8 +126,12 @@ def reduce_max(*axes: int, made: tuple[int, ...] = (2, 8, 1, 1)) -> NodeView:
     return one_node("ReduceMax", [WHOLE, numbers(*axes)], made)
 
 
-def compare(op: str = "Equal", after: str = "Cast") -> NodeView:
-    return binary(op, WHOLE, WHOLE, after=after, made=TensorProto.BOOL)
+def compare(op: str = "Equal") -> NodeView:
+    return binary(op, WHOLE, WHOLE, after="Cast", made=TensorProto.BOOL)
+
+
+def absolute() -> NodeView:
+    return one_node("Abs", [WHOLE], WHOLE)
 
 
 def lrn(size: int) -> NodeView:
@@ -162,6 +166,8 @@ CASES = (
     ),
     Case("sub.v1", binary("Add", WHOLE, WHOLE), binary("Sub", WHOLE, WHOLE), V1),
     Case("slice.v1", cut(), cut(), V1, passes_on=(V2, "int8", None)),
+    Case("slice.version", cut(), cut(), V2, "fp16", "8.4.1", passes_on=(V2, "fp16", "8.5")),
+    Case("unary.v1", absolute(), absolute(), V1, passes_on=(V2, "int8", None)),
     Case(
         "shuffle.v1", transpose(0, 1, 3, 2), transpose(0, 1, 3, 2), V1, passes_on=(V2, "int8", None)
     ),
@@ -236,6 +242,7 @@ CASES = (
     Case("deconv.stride", deconv(strides=[1, 128]), deconv(strides=[2, 128])),
     Case("deconv.padding", deconv(), deconv(pads=[0, 0, 0, 1])),
     Case("deconv.padding", deconv(), deconv(output_padding=[1, 0])),
+    Case("deconv.padding", deconv(), deconv(output_shape=[31, 31])),
     Case("deconv.groups", deconv(), deconv(group=2)),
     Case("deconv.dilation", deconv(), deconv(dilations=[1, 2])),
     Case("deconv.square", deconv((22, 22)), deconv((23, 23))),
@@ -316,14 +323,8 @@ CASES = (
         precision="fp16",
         passes_on=(V2, "int8", None),
     ),
-    Case(
-        "compare.precision",
-        compare(),
-        compare(),
-        precision="fp16",
-        passes_on=(V2, "int8", None),
-    ),
-    Case("compare.cast", compare("Greater"), compare("Greater", after="Where")),
+    Case("compare.cast", binary("Max", WHOLE, WHOLE), compare()),
+    Case("compare.cast", binary("Max", WHOLE, WHOLE), compare("Greater")),
     Case("lrn.window", lrn(9), lrn(11)),
     Case("lrn.window", lrn(3), lrn(4)),
     Case("concat.axis", concat(1), concat(2)),

@@ -118,7 +118,7 @@ def test_the_largest_islands_stay_where_there_are_more_than_the_target():
     assert len(kept) == 8 + 11 + 10 + 9
     capped = [p for p in placements if p.rule == "G6"]
     assert len(capped) == 7 + 6
-    assert "number 5 of 6 DLA islands" in capped[0].reason
+    assert "its island is number 5 of 6 by GPU time" in capped[0].reason
 
 
 def test_a_core_never_gets_more_than_sixteen_islands():

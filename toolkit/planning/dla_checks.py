@@ -233,4 +233,7 @@ def output_padding(view: NodeView) -> str | None:
     extra = view.attribute("output_padding")
     if isinstance(extra, tuple) and any(extra):
         return f"output_padding {'x'.join(map(str, extra))}"
+    asked = view.attribute("output_shape")
+    if isinstance(asked, tuple) and asked:
+        return f"padding made for output_shape {'x'.join(map(str, asked))}"
     return window("pads", 0, 0)(view)

@@ -88,14 +88,6 @@ def power_constant(view: NodeView) -> str | None:
     return "no side of one repeated constant"
 
 
-def only_cast_follows(view: NodeView) -> str | None:
-    """Refuse comparisons whose result goes anywhere but into Cast."""
-    others = sorted({op for op in view.after if op != "Cast"})
-    if others or not view.after:
-        return f"result used by {', '.join(others) or 'nothing but the graph output'}"
-    return None
-
-
 def lrn_window(view: NodeView) -> str | None:
     """Refuse windows other than 3, 5, 7 and 9."""
     size = view.integer("size", 0)

@@ -66,6 +66,7 @@ SHUFFLE = ops("Reshape Transpose")
 REDUCE = ops("ReduceMax GlobalMaxPool")
 RESIZE = ops("Resize Upsample")
 CUT = ops("Slice Split")
+UNARY = ops("Abs Atanh Cos Sin")
 BINARY = ops("Add Sum Sub Mul Max Min Div Pow Equal Greater Less")
 RANKED = CONV | DECONV | POOL | ACTIVATION | SHUFFLE | REDUCE | CUT | PRODUCT
 

@@ -1,7 +1,8 @@
 """What the DLA takes: one row per limit, read from top to bottom, and the judge that applies them.
 
 Rules that need the whole graph are elsewhere: batches, sizes and loadables (G6 to G9) in
-`placement`, and the equal INT8 ranges around poolings, sums and concatenations in calibration.
+`placement`. The equal INT8 ranges that the DLA wants around poolings, sums and concatenations
+are no rule here, for a table can always be made to have them; nothing makes them equal yet.
 """
 
 from device.manifest import Precision
@@ -60,6 +61,10 @@ RULES: tuple[Rule, ...] = (
          check=c.operator, generations=V1, source=MATRIX, hint=o.HINTS),
     Rule(id="slice.v1", ops=o.CUT, limit="only the DLA of Orin slices",
          check=c.operator, generations=V1, source=GUIDE_85, certainty="observed"),
+    Rule(id="slice.version", ops=o.CUT, limit="the DLA takes it from TensorRT 8.5 on",
+         check=c.operator, tensorrt=(FLOOR, (8, 5)), source=GUIDE_85),
+    Rule(id="unary.v1", ops=o.UNARY, limit="only the DLA of Orin has it",
+         check=c.operator, generations=V1, source=MATRIX),
     Rule(id="shuffle.v1", ops=o.SHUFFLE, limit="only the DLA of Orin reshapes and transposes",
          check=c.operator, generations=V1, source=MATRIX),
     Rule(id="shuffle.version", ops=o.SHUFFLE, limit="the DLA takes it from TensorRT 8.5 on",
@@ -177,12 +182,9 @@ RULES: tuple[Rule, ...] = (
          check=layer.power_constant, source=GUIDE, certainty="recalled"),
     Rule(id="pow.precision", ops=o.ops("Pow"), limit="powers run in INT8 only",
          check=c.operator, precisions=FP16, source=GUIDE, certainty="recalled"),
-    Rule(id="compare.precision", ops=o.ops("Equal Greater Less"),
-         limit="comparisons run in INT8 only",
-         check=c.operator, precisions=FP16, source=GUIDE),
     Rule(id="compare.cast", ops=o.ops("Equal Greater Less"),
-         limit="the result must go into Cast alone",
-         check=layer.only_cast_follows, source=GUIDE),
+         limit="the Cast that must follow it in the same loadable stays on the GPU",
+         check=c.operator, source=GUIDE),
 
     # Normalisation, concatenation, slicing.
     Rule(id="lrn.window", ops=o.ops("LRN"), limit="the window must be 3, 5, 7 or 9",

@@ -183,8 +183,8 @@ def _demoted(islands: Sequence[Island], max_islands: int) -> dict[str, Verdict]:
         node: _verdict(
             node,
             "G6",
-            f"number {place} of {len(ranked)} DLA islands by size ({island.gpu_us:.0f} us of GPU "
-            f"time), but at most {most} are made of the {LOADABLES} loadables that a core holds",
+            f"its island is number {place} of {len(ranked)} by GPU time ({island.gpu_us:.0f} us), "
+            f"but at most {most} are made, and a core holds {LOADABLES} loadables",
         )
         for place, island in enumerate(ranked[most:], start=most + 1)
         for node in island.nodes
