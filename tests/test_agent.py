@@ -15,7 +15,7 @@ import pytest
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, make_bundle
 
 from device.agent_config import load_agent_config
-from device.documents import Desired, PipelineReport, StateDocument, encode
+from device.documents import Desired, PipelineReport, StateDocument, decode, encode
 from device.messages import Result
 from device.mqtt import Link, LinkSettings, LinkUp, queue_putter
 from device.pipeline_process import (
@@ -456,6 +456,19 @@ def test_a_command_that_cannot_start_is_named() -> None:
     assert isinstance(ended, PipelineExited)
     assert "cannot start /nowhere/python: No such file" in ended.reason
     child.stop()
+
+
+@pytest.mark.parametrize(
+    ("place", "word"), [("name", "n\n"), ("version", "1\x1b[2J"), ("sha256", "0" * 64 + "\n")]
+)
+def test_what_would_break_a_log_or_a_file_name_is_not_taken(place: str, word: str) -> None:
+    blob = {"sha256": "0" * 64, "bytes": 1, "chunk_bytes": 65536, "index_sha256": "0" * 64}
+    release = {"name": "n", "version": "1", "profile": "p", "blob": blob}
+    document = {"format": 1, "request": "r", "release": release}
+    assert decode(msgspec.json.encode(document), Desired).release.name == "n"
+    (blob if place in blob else release)[place] = word
+    with pytest.raises(ValueError, match=place):
+        decode(msgspec.json.encode(document), Desired)
 
 
 def test_desired_documents_of_a_newer_host_are_read() -> None:

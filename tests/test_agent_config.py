@@ -39,6 +39,7 @@ def test_defaults(tmp_path: Path) -> None:
         ("devices = 1\n" + MINIMAL, "unknown field `devices`"),
         (MINIMAL.replace("b-1", "b/1"), r"\$.device"),
         (MINIMAL.replace("b-1", "x" * 65), r"\$.device"),
+        (MINIMAL.replace("b-1", "b-1\\n"), r"\$.device"),
         (MINIMAL.replace("b-1", "+"), r"\$.device"),
         (MINIMAL + "port = 70000\n", r"\$.broker.port"),
         (MINIMAL + 'mqtt_version = "4"\n', r"\$.broker.mqtt_version"),
