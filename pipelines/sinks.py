@@ -4,6 +4,7 @@ A sink that cannot start is an error at start. One that fails later drops frames
 cause and says so once in the log; the pipeline goes on.
 """
 
+import errno
 import logging
 import os
 import time
@@ -180,8 +181,12 @@ class JsonlOut:
 
     def write(self, result: FrameResult) -> None:
         """Append one line in one write, so that a reader never sees half of it."""
+        line = result.payload + b"\n"
         try:
-            os.write(self._file, result.payload + b"\n")
+            written = os.write(self._file, line)
+            if written < len(line):  # the disk filled up on the way
+                os.ftruncate(self._file, os.lseek(self._file, 0, os.SEEK_CUR) - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             if not self._dropped["jsonl_error"]:
                 _log.error("%s cannot be written: %s; results are dropped", self._path, error)

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -276,6 +277,21 @@ def test_full_disk_is_counted_and_said_once(caplog):
             sink.write(result(seq))
         assert sink.dropped == {"jsonl_error": 3}
     assert caplog.text.count("No space left on device") == 1
+
+
+def test_disk_that_fills_up_within_a_line_leaves_whole_lines(tmp_path):
+    path, size = tmp_path / "out.jsonl", len(result(1).payload)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with open_sink(JsonlSink(path=str(path)), context()) as sink:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size * 3 // 2, hard))
+        try:
+            for seq in (1, 2):
+                sink.write(result(seq))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        sink.write(result(3))
+        assert sink.dropped == {"jsonl_error": 1}
+    assert [json.loads(line)["seq"] for line in path.read_text().splitlines()] == [1, 3]
 
 
 # --- video
