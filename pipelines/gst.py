@@ -2,6 +2,9 @@
 
 A child process needs neither cv2's GStreamer nor PyGObject, has no TLS-block trouble with other
 libraries and can be killed when a camera hangs. Frames come as NV12 in GDP packets.
+
+gst-launch takes its pipeline from the command line alone, so the address of a camera, with its
+password, can be read there by other users of the machine (mount /proc with hidepid=2 against it).
 """
 
 import contextlib
