@@ -749,7 +749,6 @@ def write_card(
 ) -> None:
     """Fill the model card with what this run used and measured."""
     model = onnx.load(str(path))
-    cuda = args.device.startswith("cuda")
     card = CARD.format(
         classes=", ".join(CLASSES),
         parameters=sum(math.prod(w.dims) for w in model.graph.initializer if len(w.dims) in (1, 4)),
@@ -775,7 +774,7 @@ def write_card(
         recall=found.recall,
         epochs=args.epochs,
         batch=args.batch,
-        device=torch.cuda.get_device_name() if cuda else "CPU",
+        device=torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU",
         workers=args.workers,
         drawing=found.drawing,
         minutes=found.training,

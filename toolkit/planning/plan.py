@@ -78,13 +78,7 @@ def make_plan(
 
     Raises PlanError: the model has no nodes, or nodes without distinct names.
     """
-    nodes = views(model.graph)
-    names = [view.name for view in nodes]
-    if not nodes or "" in names or len(set(names)) < len(names):
-        raise PlanError(
-            "The graph needs at least one node and a distinct name for every node; "
-            "import the model with import_model first."
-        )
+    nodes = _named_views(model.graph)
     placed = place(nodes, profile, precision, tensorrt, has_scale)
     steps = steps_of(nodes, [placement.processor for placement in placed])
     segments = cut(steps)
@@ -102,10 +96,25 @@ def make_plan(
         refusals=_refusals(placed),
         latency_us=_latency(segments, costs),
         crossings_us=_crossings_us(crossings, profile),
-        gpu_only_us=None
-        if profile.gpu is None
-        else sum(predicted_us(view, "gpu", profile, precision) for view in nodes),
+        gpu_only_us=_gpu_only_us(nodes, profile, precision),
     )
+
+
+def _named_views(graph: ir.Graph) -> tuple[NodeView, ...]:
+    nodes = views(graph)
+    names = [view.name for view in nodes]
+    if not nodes or "" in names or len(set(names)) < len(names):
+        raise PlanError(
+            "The graph needs at least one node and a distinct name for every node; "
+            "import the model with import_model first."
+        )
+    return nodes
+
+
+def _gpu_only_us(nodes: Sequence[NodeView], profile: Profile, precision: Precision) -> float | None:
+    if profile.gpu is None:
+        return None
+    return sum(predicted_us(view, "gpu", profile, precision) for view in nodes)
 
 
 def _rows(
