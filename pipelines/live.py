@@ -64,7 +64,7 @@ class Capture(Protocol):
 
 
 class LiveSource:
-    """Frames of a camera or stream; see the module. `opener` is told how to ask for the end."""
+    """Frames of a camera or stream; see the module. A capture gets `Ended` from its opener."""
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ class VideoFileWriter:
         """Finish the file; one without frames is removed."""
         if self._writer is not None:
             self._writer.release()
-        elif self.path.stat().st_size == 0:
+        elif self.path.exists() and self.path.stat().st_size == 0:
             self.path.unlink()
 
     def _open(self, width: int, height: int) -> "cv2.VideoWriter | None":

@@ -345,9 +345,12 @@ def test_pictures_of_other_sizes_are_fitted_in(tmp_path):
 
 
 def test_video_without_frames_leaves_no_file(tmp_path):
-    with open_sink(VideoSink(path=str(tmp_path / "out.mp4")), context()):
+    path = tmp_path / "out.mp4"
+    with open_sink(VideoSink(path=str(path)), context()):
         pass
     assert os.listdir(tmp_path) == []
+    with open_sink(VideoSink(path=str(path)), context()):
+        path.unlink()  # by somebody else
 
 
 # --- drawing
