@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from model_fixtures import save, small_convnet
 from onnx import helper
@@ -100,6 +101,50 @@ def test_an_input_that_is_an_output_gets_a_node(tmp_path: Path) -> None:
     model, _ = run_passes(import_model(path).model)
     assert [value.name for value in model.graph.outputs] == ["y"]
     assert ops(model)["Identity"] == 1
+
+
+def test_an_output_of_a_branch_stays_a_value_of_the_branch(tmp_path: Path) -> None:
+    """An Identity in a branch does something: a branch cannot return a value from outside it."""
+
+    def branch(name: str) -> onnx.GraphProto:
+        out = helper.make_tensor_value_info(f"{name}_out", onnx.TensorProto.FLOAT, [2])
+        node = helper.make_node("Identity", [name], [f"{name}_out"])
+        return helper.make_graph([node], name, [], [out])
+
+    nodes = [
+        helper.make_node("Neg", ["x"], ["negative"]),
+        helper.make_node("Abs", ["x"], ["absolute"]),
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Greater", ["sum", "zero"], ["positive"]),
+        helper.make_node(
+            "If",
+            ["positive"],
+            ["y"],
+            then_branch=branch("negative"),
+            else_branch=branch("absolute"),
+        ),
+    ]
+    weights = {"zero": np.array(0.0, np.float32)}
+    path = save(tmp_path / "m.onnx", nodes, {"x": [2]}, {"y": [2]}, weights)
+    model, _ = run_passes(import_model(path).model)
+    data = ir.to_proto(model).SerializeToString()
+    session = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
+    for x, y in (([1.0, 2.0], [-1.0, -2.0]), ([-1.0, -2.0], [1.0, 2.0])):
+        (found,) = session.run(None, {"x": np.array(x, np.float32)})
+        np.testing.assert_array_equal(found, np.array(y, np.float32))
+
+
+def test_sequences_keep_their_type(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("SequenceConstruct", ["x", "x"], ["s"]),
+        helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, {"x": [2]}, {"y": [4]})
+    model, _ = run_passes(import_model(path).model)
+    data = ir.to_proto(model).SerializeToString()
+    session = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x": np.array([1.0, 2.0], np.float32)})
+    np.testing.assert_array_equal(found, np.array([1.0, 2.0, 1.0, 2.0], np.float32))
 
 
 @pytest.mark.parametrize("name", ["light_resnet50", "light_squeezenet", "light_inception_v2"])

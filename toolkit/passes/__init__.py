@@ -51,8 +51,8 @@ def run_passes(
     """
     reports = []
     for step in passes:
-        changed = model.clone()
         try:
+            changed = model.clone()
             reports.append(PassReport(step.name, step.run(changed)))
         except Exception as err:  # noqa: BLE001  (passes of other libraries raise what they like)
             reports.append(PassReport(step.name, "", f"{type(err).__name__}: {err}"))

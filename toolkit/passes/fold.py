@@ -12,6 +12,8 @@ from onnxscript.optimizer import fold_constants_ir
 from onnxscript.rewriter import rewrite
 from onnxscript.rewriter.rules.common import dropout_inference_rule, dropout_zero_rule
 
+from toolkit.passes.branches import own_branch_outputs
+
 # Light models keep weights as ConstantOfShape; the largest seen is VGG-19's first fully
 # connected layer, 4096 x 25088 = 1.0e8 elements. Folding stops an order of magnitude above.
 MAX_FOLDED_ELEMENTS = 1 << 30
@@ -23,6 +25,7 @@ def remove_no_ops(model: ir.Model) -> str:
     before = _count(model)
     rewrite(model, [dropout_inference_rule, dropout_zero_rule])
     ir_passes.IdentityEliminationPass()(model)
+    own_branch_outputs(model)  # first: what only an output of a branch reads counts as unused
     ir_passes.RemoveUnusedNodesPass()(model)
     removed = before - _count(model)
     return f"removed {removed} nodes" if removed else ""
@@ -38,6 +41,7 @@ def fold_constants(model: ir.Model) -> str:
         should_fold=_should_fold,
     )
     ir_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    own_branch_outputs(model)
     ir_passes.RemoveUnusedNodesPass()(model)
     folded = before - _count(model)
     return f"folded {folded} nodes" if folded else ""

@@ -1,0 +1,21 @@
+"""Graphs inside nodes (the branches of If, the bodies of Loop and Scan) return values of their own.
+
+ONNX lets a branch read the values around it, but not return one directly; an Identity makes it the
+branch's own. Graphs are cloned and run only in this form.
+"""
+
+import onnx_ir as ir
+
+
+def own_branch_outputs(model: ir.Model) -> None:
+    """Put an Identity before each output of a branch that the branch does not make itself."""
+    for graph in model.graph.subgraphs():
+        own = {*graph.inputs, *graph.initializers.values()}
+        own |= {value for node in graph for value in node.outputs}
+        for index, value in enumerate(graph.outputs):
+            if value in own:
+                continue
+            name = f"{value.name}_{graph.name}_{index}"
+            out = ir.Value(name=name, type=value.type, shape=value.shape)
+            graph.append(ir.Node("", "Identity", [value], outputs=[out], name=f"Identity_{name}"))
+            graph.outputs[index] = out
