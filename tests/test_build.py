@@ -207,6 +207,60 @@ def test_int8_without_ranges_is_refused(tmp_path: Path, rng: np.random.Generator
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx"]
 
 
+def test_int8_of_a_half_precision_model_is_refused_by_node(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", ["x", "x"], ["y"], name="sum")]
+    half = int(onnx.TensorProto.FLOAT16)
+    path = save(tmp_path / "m.onnx", nodes, {"x": [2]}, {"y": [2]}, dtype=half)
+    options = BuildOptions(data=[{"x": np.ones(2, np.float16)}])
+    with pytest.raises(BuildError, match=r"computes in FLOAT16 \(node 'sum', Add\)"):
+        build_engine(path, "laptop", tmp_path / "m.engine", options)
+
+
+def test_int8_of_a_model_of_integers_is_refused(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Neg", ["x"], ["y"])]
+    integer = int(onnx.TensorProto.INT32)
+    path = save(tmp_path / "m.onnx", nodes, {"x": [2]}, {"y": [2]}, dtype=integer)
+    options = BuildOptions(data=[{"x": np.ones(2, np.int32)}])
+    with pytest.raises(BuildError, match="no float32 tensor that INT8 could stand for"):
+        build_engine(path, "laptop", tmp_path / "m.engine", options)
+
+
+def test_a_sample_of_another_shape_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    model = small_convnet(tmp_path / "m.onnx", rng)
+    options = BuildOptions(data=[{"x": np.zeros((1, 3, 32, 31), np.float32)}])
+    with pytest.raises(BuildError, match=r"a calibration sample: .*dimensions.*: x"):
+        build_engine(model, "laptop", tmp_path / "m.engine", options)
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("m.onnx", "is the model itself"),
+        (".", "is a folder; name the engine's file"),
+        ("none/m.engine", "there is no folder .*none; make it"),
+    ],
+)
+def test_an_engine_is_not_written_where_it_must_not_be(
+    tmp_path: Path, rng: np.random.Generator, out: str, message: str
+) -> None:
+    model = small_convnet(tmp_path / "m.onnx", rng)
+    before = model.read_bytes()
+    with pytest.raises(BuildError, match=message):
+        build_engine(model, "laptop", tmp_path / out)
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("m.onnx", before)]
+
+
+def test_a_table_of_another_model_is_said(tmp_path: Path, rng: np.random.Generator) -> None:
+    model, result = calibrated(tmp_path, rng, "laptop")
+    assert result.notes == ()
+    assert result.calibration is not None
+    options = BuildOptions(table=result.calibration.table)
+    assert build_engine(model, "laptop", result.path, options).notes == ()
+    small_convnet(model, rng)
+    notes = build_engine(model, "laptop", result.path, options).notes
+    assert notes == ("the calibration table was measured on another model file",)
+
+
 def test_samples_of_other_inputs_are_refused(tmp_path: Path, rng: np.random.Generator) -> None:
     model = small_convnet(tmp_path / "m.onnx", rng)
     samples = [{"z": np.zeros((1, 3, 32, 32), np.float32)}]
@@ -275,7 +329,7 @@ def test_what_no_runtime_can_run_is_refused_by_node(tmp_path: Path) -> None:
     nodes = [helper.make_node("BitShift", ["x", "x"], ["y"], name="shift", direction="LEFT")]
     dtype = int(onnx.TensorProto.UINT16)  # onnxruntime shifts 8, 32 and 64 bits only
     path = save(tmp_path / "m.onnx", nodes, {"x": [2]}, {"y": [2]}, dtype=dtype)
-    with pytest.raises(BuildError, match=r"m\.onnx cannot be run: m\.engine: .*shift"):
+    with pytest.raises(BuildError, match=r"m\.onnx cannot be run: .*'shift'"):
         build_engine(path, "laptop", tmp_path / "m.engine")
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
 

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from device.manifest import DimRange
 from toolkit.errors import ImportModelError
-from toolkit.importer import import_model
+from toolkit.importer import NEWEST_RUN_OPSET, import_model
 from toolkit.passes import run_passes
 
 
@@ -34,6 +34,15 @@ def test_reads_old_and_new_opsets(tmp_path: Path, opset: int) -> None:
     imported = import_model(path)
     assert imported.model.graph.opset_imports[""] >= 19
     assert bool(imported.notes) == (opset < 19)
+
+
+def test_lowers_an_opset_that_no_runtime_runs_yet(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    newest = onnx.defs.onnx_opset_version()
+    path = save(tmp_path / "m.onnx", nodes, {"x": [1, 3]}, {"y": [1, 3]}, opset=newest)
+    imported = import_model(path)
+    assert imported.model.graph.opset_imports[""] == min(newest, NEWEST_RUN_OPSET)
+    assert bool(imported.notes) == (newest > NEWEST_RUN_OPSET)
 
 
 @pytest.mark.parametrize("opset", [8, onnx.defs.onnx_opset_version() + 1])
@@ -172,3 +181,29 @@ def test_initializers_listed_as_inputs_are_not_inputs(tmp_path: Path) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, tmp_path / "m.onnx")
     assert [v.name for v in import_model(tmp_path / "m.onnx").model.graph.inputs] == ["x"]
+
+
+def without_shapes(path: Path) -> Path:
+    model = onnx.load(path)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    onnx.save(model, path)
+    return path
+
+
+def test_a_missing_output_shape_is_inferred_and_a_missing_input_shape_asked_for(
+    tmp_path: Path,
+) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    path = without_shapes(save(tmp_path / "m.onnx", nodes, {"x": [1, 3]}, {"y": [1, 3]}))
+    with pytest.raises(ImportModelError, match="input 'x' has no shape; give one, such as --shape"):
+        import_model(path)
+    model, _ = run_passes(import_model(path, shapes={"x": (1, 3)}).model)
+    assert list(model.graph.outputs[0].shape or ()) == [1, 3]
+
+
+def test_refuses_a_model_without_inputs(tmp_path: Path) -> None:
+    value = numpy_helper.from_array(np.ones(2, np.float32))
+    nodes = [helper.make_node("Constant", [], ["y"], value=value)]
+    with pytest.raises(ImportModelError, match=r"m\.onnx has no input"):
+        import_model(save(tmp_path / "m.onnx", nodes, {}, {"y": [2]}))

@@ -10,6 +10,8 @@
 8 write       one file, atomically                  device.engine
 """
 
+import os
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -23,19 +25,20 @@ from calibration.calibrate import CalibrationResult, calibrate
 from calibration.dataset import Dataset, InputSpec, Sample, memory_dataset, open_dataset
 from calibration.table import CalibrationTable
 from device.engine import write_engine
-from device.errors import SessionError
+from device.errors import EngineError, SessionError
+from device.files import sync_folder
 from device.manifest import CalibrationInfo, DimRange, Manifest, Precision, Provenance
 from device.session import open_session
 from pipelines.config import PreprocessConfig
 from toolkit.assemble import assemble
-from toolkit.errors import BuildError
+from toolkit.errors import BuildError, first_line
 from toolkit.importer import IO_DTYPES, ImportedModel, import_model
 from toolkit.lower import lower_segments
 from toolkit.observe import ActivationRunner
 from toolkit.passes import PassReport, run_passes
 from toolkit.pictures import picture_loader
 from toolkit.planning.plan import Plan, make_plan
-from toolkit.quantize import calibrated_tensors, quantize
+from toolkit.quantize import QUANTIZED_OPS, calibrated_tensors, quantize
 from toolkit.target import Target, choose_target
 
 Progress = Callable[[str, float], None]
@@ -50,8 +53,8 @@ class BuildOptions:
 
     `precision` None: int8 with `data` or `table`, else fp16 (fp32 where there is no GPU).
     `data` is a folder or file of samples, or samples as mappings of input name to array.
-    `preprocess` says how pictures become the input; None: letterbox to the input's size, RGB, 0
-    to 1. `shapes` and `dims` as in `toolkit.importer.import_model`.
+    `table` goes before `data`. `preprocess` says how pictures become the input; None: letterbox to
+    the input's size, RGB, 0 to 1. `shapes` and `dims` as in `toolkit.importer.import_model`.
     """
 
     precision: Precision | None = None
@@ -92,14 +95,14 @@ def build_engine(
     options = options or BuildOptions()
     report = on_progress or _silent
     target = choose_target(profile, options.jetpack)
+    path = Path(out)
+    _check_destination(path, Path(model))
     report("import", 0.0)
     imported = import_model(model, shapes=options.shapes, dims=options.dims)
     graph, passes = run_passes(imported.model)
     precision = _precision(options, target, graph, imported.name)
-    table, result = None, None
-    if precision == "int8":
-        table, result = _ranges(graph, imported, options, report)
-    amax = table.tensors if table is not None else {}
+    ranges = _ranges(graph, imported, options, report) if precision == "int8" else _Ranges()
+    amax = ranges.table.tensors if ranges.table is not None else {}
     report("plan", 0.0)
     plan = make_plan(
         graph,
@@ -115,30 +118,56 @@ def build_engine(
         imported=imported,
         target=target,
         precision=precision,
-        table=table,
+        table=ranges.table,
         passes=passes,
     )
     report("write", 0.0)
-    path = Path(out)
-    _write(path, manifest, entries, imported.name)
+    _write(path, manifest, entries, model=imported.name, sample=ranges.sample)
     report("write", 1.0)
-    notes = _notes(imported, precision, passes)
-    return BuildResult(path, target, manifest, plan, passes, notes, result)
+    notes = _notes(imported, precision, passes, ranges.table)
+    return BuildResult(path, target, manifest, plan, passes, notes, ranges.result)
+
+
+def _check_destination(path: Path, model: Path) -> None:
+    """Refuse a place for the engine before the work, not after it."""
+    if path.is_dir():
+        raise BuildError(
+            f"{path} is a folder; name the engine's file, such as {path / 'm.engine'}."
+        )
+    if not path.parent.is_dir():
+        raise BuildError(f"{path} cannot be written: there is no folder {path.parent}; make it.")
+    if not os.access(path.parent, os.W_OK):
+        raise BuildError(f"{path} cannot be written: {path.parent} is not writable; use another.")
+    if path.exists() and model.exists() and path.samefile(model):
+        raise BuildError(f"{path} is the model itself; give the engine another name.")
 
 
 def _write(
-    path: Path, manifest: Manifest, entries: Mapping[str, np.ndarray[Any, Any]], model: str
+    path: Path,
+    manifest: Manifest,
+    entries: Mapping[str, np.ndarray[Any, Any]],
+    *,
+    model: str,
+    sample: Sample | None,
 ) -> None:
-    """Write the engine, and let it take its name only if its segments load."""
-    unproven = path.with_name(f".{path.name}.unproven")
+    """Write the engine; it takes its name only if its segments load, and run `sample`."""
+    unproven = path.with_name(f".{path.name}.{secrets.token_hex(4)}.unproven")
     try:
         write_engine(unproven, manifest, entries)
-        try:
-            open_session(unproven).close()
-        except SessionError as err:
-            reason = str(err).replace(str(unproven), path.name)
-            raise BuildError(f"{model} cannot be run: {reason}") from err
+        with open_session(unproven) as session:
+            if sample is not None:
+                session.infer(sample)
         unproven.replace(path)
+        sync_folder(path.parent)
+    except SessionError as err:
+        said = first_line(err.__cause__) if err.__cause__ else str(err)
+        raise BuildError(
+            f"{model} cannot be run: {said.replace(str(unproven), path.name)}"
+        ) from err
+    except EngineError as err:
+        cause = err.__cause__
+        why = f"cannot be written: {cause.strerror}" if isinstance(cause, OSError) else str(err)
+        raise BuildError(f"{path} {why}".replace(f"{unproven} ", "")) from err
     finally:
         unproven.unlink(missing_ok=True)
 
@@ -184,12 +213,21 @@ def _compile(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Ranges:
+    """The table of an INT8 build, how it was measured, and the first sample of the data."""
+
+    table: CalibrationTable | None = None
+    result: CalibrationResult | None = None
+    sample: Sample | None = None
+
+
 def _ranges(
     graph: ir.Model, imported: ImportedModel, options: BuildOptions, report: Progress
-) -> tuple[CalibrationTable, CalibrationResult | None]:
+) -> _Ranges:
     """Step 3: the table given, or one measured on the data given."""
     if options.table is not None:
-        return options.table, None
+        return _Ranges(options.table)
     assert options.data is not None  # _precision refuses INT8 without
     data = _open_data(graph, options)
     tensors = calibrated_tensors(graph)
@@ -201,7 +239,7 @@ def _ranges(
         lambda done, total: report("calibrate", done / max(total, 1)),
         model_sha256=imported.sha256,
     )
-    return result.table, result
+    return _Ranges(result.table, result, next(iter(data)))
 
 
 def _open_data(graph: ir.Model, options: BuildOptions) -> Dataset:
@@ -240,22 +278,44 @@ def _precision(options: BuildOptions, target: Target, graph: ir.Model, name: str
             "INT8 needs activation ranges: give calibration data with --data, "
             "or build with --precision fp16."
         )
+    _refuse_int8(graph, name)
+    return precision
+
+
+def _refuse_int8(graph: ir.Model, name: str) -> None:
+    """Refuse what would be called INT8 and be none."""
     quantized = next((n for n in graph.graph if n.op_type == "QuantizeLinear"), None)
     if quantized is not None:
         raise BuildError(
             f"{name} is quantized already (node {quantized.name!r} is QuantizeLinear); "
             "build it with --precision fp32, which keeps its Q/DQ, or give the plain model."
         )
-    return precision
+    for node in graph.graph:
+        data = node.inputs[0] if node.op_type in QUANTIZED_OPS and node.inputs else None
+        if data is not None and data.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+            raise BuildError(
+                f"{name} computes in {data.dtype.name} (node {node.name!r}, {node.op_type}), but "
+                "INT8 is made from float32; export it in float32, or build with --precision fp16."
+            )
+    if not calibrated_tensors(graph):
+        raise BuildError(
+            f"{name} holds no float32 tensor that INT8 could stand for; "
+            "build it with --precision fp32."
+        )
 
 
 def _notes(
-    imported: ImportedModel, precision: Precision, passes: Sequence[PassReport]
+    imported: ImportedModel,
+    precision: Precision,
+    passes: Sequence[PassReport],
+    table: CalibrationTable | None,
 ) -> tuple[str, ...]:
     notes = list(imported.notes)
     notes += [f"pass {step.name} left out: {step.failure}" for step in passes if step.failure]
     if precision == "fp16":
         notes.append("portable segments compute in FP32; FP16 is for the board")
+    if table is not None and table.model_sha256 != imported.sha256:
+        notes.append("the calibration table was measured on another model file")
     return tuple(notes)
 
 

@@ -1,5 +1,7 @@
 """The errors of the host side; see `device.errors` for the form of their messages."""
 
+import re
+
 from device.errors import TandemError
 
 
@@ -13,3 +15,28 @@ class PlanError(TandemError):
 
 class BuildError(TandemError):
     """An engine cannot be built from a model, a profile and a calibration table."""
+
+
+def first_line(err: BaseException) -> str:
+    """Return what a library says of an error, without its own source files and signatures."""
+    text = next((line.strip() for line in str(err).splitlines() if line.strip()), "")
+    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    if found := _CPP_PLACE.search(text):
+        text = text[: found.start()] + _after_signature(text[found.end() :])
+    return re.sub(r"\s+", " ", text).strip()[:300] or type(err).__name__
+
+
+_CPP_PLACE = re.compile(r"/\S+\.(?:cc|cpp|h|hpp):\d+:? ")
+
+
+def _after_signature(text: str) -> str:
+    """Drop the C++ function that a message begins with, up to its balanced closing bracket."""
+    said = re.sub(r"^.*Assertion `.*` failed: ", "", text)
+    if said != text:
+        return said
+    depth = 0
+    for index, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if letter == ")" and depth == 0 and text[index + 1 : index + 2] != "(":
+            return re.sub(r"^ (const )?(\[with [^]]*\] )?", "", text[index + 1 :])
+    return text

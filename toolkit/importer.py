@@ -7,7 +7,6 @@ What cannot be handled is refused here, with the node and the reason.
 """
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,8 @@ from google.protobuf.message import DecodeError
 from onnx_ir.passes import common as ir_passes
 
 from device.manifest import DimRange
-from toolkit.errors import ImportModelError
+from toolkit.errors import ImportModelError, first_line
+from toolkit.passes.branches import own_branch_outputs
 
 # Models are raised to TARGET_OPSET, the first whose Q/DQ TensorRT takes on the DLA and for which
 # onnx has a reference of Q/DQ. Some operators have no converter: a model of at least MIN_OPSET,
@@ -27,6 +27,8 @@ from toolkit.errors import ImportModelError
 OLDEST_OPSET = 9
 MIN_OPSET = 13
 TARGET_OPSET = 19
+# Models above are lowered to it where the operators allow: onnxruntime 1.31 refuses newer ones.
+NEWEST_RUN_OPSET = 26
 
 # Domains whose operators onnxruntime's CPU provider knows.
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
@@ -78,7 +80,7 @@ def import_model(
     """
     path = Path(path)
     data = _read(path)
-    proto, notes = _upgrade(_parse(data, path), path)
+    proto, notes = _at_known_opset(_parse(data, path), path)
     model = _to_ir(proto, path)
     _refuse_unsupported(model, path)
     kept = tuple(dims)
@@ -127,13 +129,13 @@ def _parse(data: bytes, path: Path) -> onnx.ModelProto:
     except (OSError, ValueError, onnx.checker.ValidationError) as err:
         raise ImportModelError(
             f"{path.name} keeps weights in a file beside it that cannot be read "
-            f"({_first_line(err)}); copy that file to {path.parent}."
+            f"({first_line(err)}); copy that file to {path.parent}."
         ) from err
     return proto
 
 
-def _upgrade(proto: onnx.ModelProto, path: Path) -> tuple[onnx.ModelProto, list[str]]:
-    """Return the model at TARGET_OPSET or newer where possible, and what was done."""
+def _at_known_opset(proto: onnx.ModelProto, path: Path) -> tuple[onnx.ModelProto, list[str]]:
+    """Return the model at TARGET_OPSET to NEWEST_RUN_OPSET where possible, and what was done."""
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
     if opset is None:
         raise ImportModelError(f"{path.name} imports no standard ONNX opset; export it again.")
@@ -143,18 +145,19 @@ def _upgrade(proto: onnx.ModelProto, path: Path) -> tuple[onnx.ModelProto, list[
             f"{path.name} has opset {opset}; Tandem reads {OLDEST_OPSET} to {newest}: "
             f"export it with an opset in that range."
         )
-    if opset >= TARGET_OPSET:
+    wanted = min(max(opset, TARGET_OPSET), NEWEST_RUN_OPSET)
+    if opset == wanted:
         return proto, []
     try:
-        upgraded = onnx.version_converter.convert_version(proto, TARGET_OPSET)
+        converted = onnx.version_converter.convert_version(proto, wanted)
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as err:
         if opset >= MIN_OPSET:
-            return proto, [f"opset {opset} kept: {_first_line(err)}"]
+            return proto, [f"opset {opset} kept: {first_line(err)}"]
         raise ImportModelError(
-            f"{path.name} has opset {opset} and cannot be raised to {TARGET_OPSET} "
-            f"({_first_line(err)}); export it with opset {MIN_OPSET} or newer."
+            f"{path.name} has opset {opset} and cannot be raised to {wanted} "
+            f"({first_line(err)}); export it with opset {MIN_OPSET} or newer."
         ) from err
-    return upgraded, [f"opset {opset} raised to {TARGET_OPSET}"]
+    return converted, [f"opset {opset} {'raised' if opset < wanted else 'lowered'} to {wanted}"]
 
 
 def _to_ir(proto: onnx.ModelProto, path: Path) -> ir.Model:
@@ -164,24 +167,38 @@ def _to_ir(proto: onnx.ModelProto, path: Path) -> ir.Model:
             f"{path.name} has {proto.ByteSize()} bytes with its weights; "
             f"Tandem takes models up to {onnx.checker.MAXIMUM_PROTOBUF}."
         )
-    try:
-        onnx.checker.check_model(proto, full_check=False)
-    except (onnx.checker.ValidationError, UnicodeDecodeError) as err:
-        raise ImportModelError(
-            f"{path.name} is not valid ONNX: {_first_line(err)}; export it again."
-        ) from err
+    _check(proto, path)
     try:
         model = ir.from_proto(proto)
         model = ir_passes.InlinePass()(model).model
         model = ir_passes.RemoveInitializersFromInputsPass()(model).model
         model = ir_passes.NameFixPass()(model).model
         model = ir_passes.TopologicalSortPass()(model).model
+        own_branch_outputs(model)
     except (ir.serde.SerdeError, ValueError, TypeError, KeyError, NotImplementedError) as err:
         raise ImportModelError(
-            f"{path.name} holds something that cannot be imported: {_first_line(err)}"
+            f"{path.name} holds something that cannot be imported: {first_line(err)}"
         ) from err
     _name_nodes(model.graph)
     return model
+
+
+def _check(proto: onnx.ModelProto, path: Path) -> None:
+    """Refuse what is not valid, but not a missing shape: that is inferred, or asked for by name."""
+    values = [value.type for value in (*proto.graph.input, *proto.graph.output)]
+    tensors = [kind.tensor_type for kind in values if kind.HasField("tensor_type")]
+    shapeless = [tensor for tensor in tensors if not tensor.HasField("shape")]
+    for tensor in shapeless:
+        tensor.shape.SetInParent()
+    try:
+        onnx.checker.check_model(proto, full_check=False)
+    except (onnx.checker.ValidationError, UnicodeDecodeError) as err:
+        raise ImportModelError(
+            f"{path.name} is not valid ONNX: {first_line(err)}; export it again."
+        ) from err
+    finally:
+        for tensor in shapeless:
+            tensor.ClearField("shape")
 
 
 def _name_nodes(graph: ir.Graph) -> None:
@@ -197,6 +214,10 @@ def _name_nodes(graph: ir.Graph) -> None:
 
 
 def _refuse_unsupported(model: ir.Model, path: Path) -> None:
+    if not model.graph.inputs:
+        raise ImportModelError(
+            f"{path.name} has no input, so its outputs are constants: keep those."
+        )
     for value in (*model.graph.inputs, *model.graph.outputs):
         if not isinstance(value.type, ir.TensorType | None):
             raise ImportModelError(
@@ -330,8 +351,3 @@ def _example(dims: Iterable[int | ir.SymbolicDim]) -> str:
         str(d) if isinstance(d, int) else ("1" if axis == 0 else "224")
         for axis, d in enumerate(dims)
     )
-
-
-def _first_line(err: Exception) -> str:
-    text = next((line.strip() for line in str(err).splitlines() if line.strip()), "")
-    return re.sub(r"\s+", " ", text)[:300] or type(err).__name__

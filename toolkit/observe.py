@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from toolkit.errors import BuildError
-from toolkit.lower import external_weights
+from toolkit.errors import BuildError, first_line
+from toolkit.lower import MAX_IR_VERSION, external_weights
 
 
 class ActivationRunner:
@@ -20,6 +20,7 @@ class ActivationRunner:
         import onnxruntime as ort
 
         observed = model.clone()
+        observed.ir_version = min(model.ir_version, MAX_IR_VERSION)
         inputs = {str(value.name) for value in observed.graph.inputs}
         declared = {str(value.name) for value in observed.graph.outputs}
         self._fed = [name for name in tensors if name in inputs]
@@ -30,7 +31,7 @@ class ActivationRunner:
         # onnxruntime reads some weights in place: they must live as long as the session.
         self._weights = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
         options = ort.SessionOptions()
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # what it says of errors, it raises too
         options.add_external_initializers(list(weights), self._weights)
         try:
             self._session = ort.InferenceSession(
@@ -39,11 +40,18 @@ class ActivationRunner:
                 providers=["CPUExecutionProvider"],
             )
         except Exception as err:  # onnxruntime has a type of its own for every status
-            raise BuildError(f"onnxruntime cannot run the model for calibration: {err}") from err
+            raise BuildError(
+                f"onnxruntime cannot load the model for calibration: {first_line(err)}"
+            ) from err
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Run one sample."""
-        arrays = self._session.run(self._made, dict(feeds)) if self._made else []
+        """Run one sample; raises BuildError if it does not fit the model."""
+        try:
+            arrays = self._session.run(self._made, dict(feeds)) if self._made else []
+        except Exception as err:
+            raise BuildError(
+                f"onnxruntime cannot run the model on a calibration sample: {first_line(err)}"
+            ) from err
         result = dict(zip(self._made, arrays, strict=True))
         result.update({name: np.asarray(feeds[name]) for name in self._fed})
         return result
