@@ -5,9 +5,12 @@ A command's module is imported only when it is asked for, so that `tandem --help
 """
 
 import importlib
+import signal
 import sys
 from collections.abc import Mapping
 from importlib.metadata import version
+from types import FrameType
+from typing import NoReturn
 
 import click
 from rich.console import Console
@@ -68,6 +71,7 @@ def tandem() -> None:
 def main() -> None:
     """Entry point: errors of Tandem become one sentence on standard error and exit status 1."""
     console = Console(stderr=True, soft_wrap=True)
+    signal.signal(signal.SIGTERM, _end)
     try:
         tandem(standalone_mode=True)
     except TandemError as err:
@@ -83,6 +87,11 @@ def main() -> None:
             highlight=False,
         )
         sys.exit(1)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """Leave by the way of an exception: files are cleaned up and child processes ended."""
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":
