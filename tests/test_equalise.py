@@ -1,0 +1,358 @@
+"""Cross-layer equalisation: exact in float, equal ranges by the formulas, and less INT8 noise."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from depthwise_fixtures import INPUT, depthwise_net
+from model_fixtures import save
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+from onnx_ir.passes import common as ir_passes
+
+from calibration.compare import sqnr_db
+from toolkit.channel_links import find_links
+from toolkit.equalise import Balance, channel_ranges, equalise, link_tensors
+from toolkit.importer import import_model
+from toolkit.observe import ActivationRunner
+from toolkit.passes import run_passes
+from toolkit.quantize import calibrated_tensors, quantize
+
+BALANCES: tuple[Balance, ...] = ("weights", "activations")
+
+
+def prepared(path: Path) -> ir.Model:
+    return run_passes(import_model(path).model)[0]
+
+
+def noise(
+    rng: np.random.Generator, shape: Sequence[int], count: int
+) -> list[dict[str, np.ndarray]]:
+    return [{"x": rng.normal(size=shape).astype(np.float32)} for _ in range(count)]
+
+
+def outputs(model: ir.Model, samples: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
+    clean = model.clone()
+    ir_passes.RemoveUnusedNodesPass()(clean)
+    run = ActivationRunner(clean, ["y"])
+    return np.concatenate([run(sample)["y"] for sample in samples])
+
+
+def reference(model: ir.Model, samples: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
+    evaluator = ReferenceEvaluator(ir.to_proto(model))
+    return np.concatenate([evaluator.run(None, dict(sample))[0] for sample in samples])
+
+
+def ranges_of(
+    model: ir.Model, samples: Sequence[Mapping[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    tensors = link_tensors(model)
+    return channel_ranges(ActivationRunner(model, tensors), samples, tensors)
+
+
+def constant(model: ir.Model, name: str) -> np.ndarray:
+    found = model.graph.initializers[name].const_value
+    assert found is not None
+    array: np.ndarray = found.numpy()
+    return array
+
+
+def pair(
+    path: Path,
+    rng: np.random.Generator,
+    between: Sequence[onnx.NodeProto],
+    *,
+    groups: tuple[int, int] = (1, 1),
+    constants: Mapping[str, np.ndarray] | None = None,
+) -> Path:
+    """x [2,4,9,9] -> Conv "first" -> m -> the nodes between -> h -> Conv "second" -> y."""
+    rows = 10 ** rng.uniform(-2, 2, (8, 1, 1, 1))
+    weights = {
+        "w1": rng.normal(size=(8, 4 // groups[0], 3, 3)) * rows,
+        "b1": rng.normal(size=8) * rows.reshape(-1),
+        "w2": rng.normal(size=(6, 8 // groups[1], 3, 3)),
+        "b2": rng.normal(size=6),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w1", "b1"], ["m"], name="first", group=groups[0]),
+        *between,
+        helper.make_node(
+            "Conv", ["h", "w2", "b2"], ["y"], name="second", group=groups[1], pads=[1] * 4
+        ),
+    ]
+    stored = {name: array.astype(np.float32) for name, array in weights.items()}
+    stored |= constants or {}
+    return save(path, nodes, {"x": [2, 4, 9, 9]}, {"y": [2, 6, None, None]}, stored)
+
+
+def relu() -> list[onnx.NodeProto]:
+    return [helper.make_node("Relu", ["m"], ["h"], name="act")]
+
+
+@pytest.mark.parametrize("balance", BALANCES)
+@pytest.mark.parametrize("groups", [(1, 1), (2, 1), (1, 2), (4, 2)])
+@pytest.mark.parametrize(
+    ("op", "attributes", "operands"),
+    [
+        ("Relu", {}, []),
+        ("LeakyRelu", {"alpha": 0.2}, []),
+        ("PRelu", {}, ["slope"]),
+        ("MaxPool", {"kernel_shape": [2, 2], "strides": [2, 2]}, []),
+        ("AveragePool", {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}, []),
+    ],
+)
+def test_outputs_stay_the_same_in_float(
+    tmp_path: Path,
+    rng: np.random.Generator,
+    balance: Balance,
+    groups: tuple[int, int],
+    op: str,
+    attributes: Mapping[str, object],
+    operands: Sequence[str],
+) -> None:
+    slope = rng.normal(size=(8, 1, 1)).astype(np.float32)
+    node = helper.make_node(op, ["m", *operands], ["h"], name="act", **attributes)
+    path = pair(tmp_path / "m.onnx", rng, [node], groups=groups, constants={"slope": slope})
+    model = prepared(path)
+    samples = noise(rng, (2, 4, 9, 9), 2)
+    result = equalise(model, balance, ranges_of(model, samples))
+    assert [chain.nodes for chain in result.chains] == [("first", "second")]
+    expected = ReferenceEvaluator(onnx.load(path)).run(None, dict(samples[0]))[0]
+    actual = reference(result.model, samples[:1])
+    assert np.abs(actual - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert np.abs(constant(result.model, "w1") - constant(model, "w1")).max() > 0
+
+
+@pytest.mark.parametrize("balance", BALANCES)
+@pytest.mark.parametrize("activation", ["Relu", "PRelu"])
+def test_a_depthwise_network_stays_the_same_in_float(
+    tmp_path: Path, rng: np.random.Generator, balance: Balance, activation: str
+) -> None:
+    model = prepared(depthwise_net(tmp_path / "m.onnx", rng, activation))
+    samples = noise(rng, INPUT, 3)
+    result = equalise(model, balance, ranges_of(model, samples))
+    assert {len(chain.nodes) for chain in result.chains} == {2, 3}
+    fresh = noise(rng, INPUT, 3)
+    before = outputs(model, fresh)
+    assert np.abs(outputs(result.model, fresh) - before).max() <= 1e-4 * np.abs(before).max()
+
+
+def test_a_pair_gets_the_geometric_mean_of_its_ranges(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model = prepared(pair(tmp_path / "m.onnx", rng, relu()))
+    first = np.abs(constant(model, "w1")).max(axis=(1, 2, 3)).astype(np.float64)
+    second = np.abs(constant(model, "w2")).max(axis=(0, 2, 3)).astype(np.float64)
+    factors = np.sqrt(first * second) / second
+    result = equalise(model).model
+    expected = constant(model, "w1") / factors[:, None, None, None]
+    np.testing.assert_allclose(constant(result, "w1"), expected, rtol=1e-5)
+    np.testing.assert_allclose(constant(result, "b1"), constant(model, "b1") / factors, rtol=1e-5)
+    expected = constant(model, "w2") * factors[None, :, None, None]
+    np.testing.assert_allclose(constant(result, "w2"), expected, rtol=1e-5)
+    np.testing.assert_array_equal(constant(result, "b2"), constant(model, "b2"))
+
+
+def test_a_depthwise_chain_gets_the_cube_root_of_its_three_ranges(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    weights = {
+        "w1": rng.normal(size=(8, 4, 1, 1)) * 10 ** rng.uniform(-1, 1, (8, 1, 1, 1)),
+        "w2": rng.normal(size=(8, 1, 3, 3)) * 10 ** rng.uniform(-1, 1, (8, 1, 1, 1)),
+        "w3": rng.normal(size=(5, 8, 1, 1)),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"], name="expand"),
+        helper.make_node("Relu", ["a"], ["b"], name="r1"),
+        helper.make_node("Conv", ["b", "w2"], ["c"], name="depthwise", group=8),
+        helper.make_node("Relu", ["c"], ["d"], name="r2"),
+        helper.make_node("Conv", ["d", "w3"], ["y"], name="project"),
+    ]
+    stored = {name: array.astype(np.float32) for name, array in weights.items()}
+    path = save(tmp_path / "m.onnx", nodes, {"x": [1, 4, 6, 6]}, {"y": [1, 5, None, None]}, stored)
+    result = equalise(prepared(path))
+    others = {"w1": (1, 2, 3), "w2": (1, 2, 3), "w3": (0, 2, 3)}
+    before = {name: np.abs(weights[name]).max(axis=axes) for name, axes in others.items()}
+    expected = np.cbrt(before["w1"] * before["w2"] * before["w3"])
+    for name, axes in others.items():
+        after = np.abs(constant(result.model, name)).max(axis=axes)
+        np.testing.assert_allclose(after, expected, rtol=1e-4)
+    (chain,) = result.chains
+    assert chain.nodes == ("expand", "depthwise", "project")
+    widest = max(float(ranges.max() / ranges.min()) for ranges in before.values())
+    assert chain.spread_before == pytest.approx(widest, rel=1e-5)
+    assert chain.spread_after == pytest.approx(expected.max() / expected.min(), rel=1e-3)
+
+
+def test_balanced_activations_all_reach_the_same_range_before_a_depthwise_layer(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model = prepared(depthwise_net(tmp_path / "m.onnx", rng))
+    samples = noise(rng, INPUT, 4)
+    before = ranges_of(model, samples)
+    after = ranges_of(equalise(model, "activations", before).model, samples)
+    depthwise = [
+        link.tensor
+        for link in find_links(model.graph)[0]
+        if link.reader.attributes.get_int("group", 1) > 1
+    ]
+    assert len(depthwise) == 5
+    for name in depthwise:
+        alive = before[name] > 1e-3 * before[name].max()
+        assert before[name][alive].max() / before[name][alive].min() > 10
+        assert after[name][alive].max() / after[name][alive].min() < 1.01
+
+
+def test_the_spread_of_every_chain_shrinks(tmp_path: Path, rng: np.random.Generator) -> None:
+    result = equalise(prepared(depthwise_net(tmp_path / "m.onnx", rng)))
+    long = [chain for chain in result.chains if len(chain.nodes) == 3]
+    assert len(long) == 5
+    assert all(chain.spread_after < chain.spread_before / 10 for chain in long)
+
+
+def int8_sqnr(
+    model: ir.Model,
+    samples: Sequence[Mapping[str, np.ndarray]],
+    fresh: Sequence[Mapping[str, np.ndarray]],
+    expected: np.ndarray,
+) -> float:
+    tensors = calibrated_tensors(model)
+    run = ActivationRunner(model, tensors)
+    amax = dict.fromkeys(tensors, 1e-9)
+    for sample in samples:
+        for name, array in run(sample).items():
+            amax[name] = max(amax[name], float(np.abs(array).max()))
+    segments = {str(node.name): "cpu.0" for node in model.graph}
+    return sqnr_db(expected, outputs(quantize(model, amax, segments, frozenset()).model, fresh))
+
+
+@pytest.mark.parametrize("balance", BALANCES)
+def test_int8_of_a_depthwise_network_gains_clearly(
+    tmp_path: Path, rng: np.random.Generator, balance: Balance
+) -> None:
+    model = prepared(depthwise_net(tmp_path / "m.onnx", rng))
+    samples, fresh = noise(rng, INPUT, 8), noise(rng, INPUT, 8)
+    expected = outputs(model, fresh)
+    before = int8_sqnr(model, samples, fresh, expected)
+    changed = equalise(model, balance, ranges_of(model, samples)).model
+    assert int8_sqnr(changed, samples, fresh, expected) > before + 2.0
+
+
+@pytest.mark.parametrize(
+    ("op", "constants", "reason"),
+    [
+        ("Sigmoid", [], "leads to Sigmoid 'act', which does not commute"),
+        ("Clip", ["low", "high"], "its channels were not observed"),
+        ("Clip", ["minus", "high"], "leads to Clip 'act', which does not commute"),
+        ("Add", ["ones"], "leads to Add 'act'"),
+    ],
+)
+def test_what_does_not_commute_is_refused_with_its_reason(
+    tmp_path: Path, rng: np.random.Generator, op: str, constants: Sequence[str], reason: str
+) -> None:
+    bounds = {"low": 0.0, "high": 6.0, "minus": -1.0, "ones": 1.0}
+    arrays = {name: np.array(value, np.float32) for name, value in bounds.items()}
+    node = helper.make_node(op, ["m", *constants], ["h"], name="act")
+    model = prepared(pair(tmp_path / "m.onnx", rng, [node], constants=arrays))
+    result = equalise(model)
+    assert result.chains == ()
+    assert reason in {entry.node: entry.reason for entry in result.refusals}["first"]
+    np.testing.assert_array_equal(constant(result.model, "w1"), constant(model, "w1"))
+
+
+def test_a_tensor_with_two_readers_or_that_is_an_output_is_refused(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    nodes = [
+        helper.make_node("Relu", ["m"], ["r"], name="act"),
+        helper.make_node("Neg", ["r"], ["n"], name="neg"),
+        helper.make_node("Add", ["r", "n"], ["h"], name="add"),
+    ]
+    result = equalise(prepared(pair(tmp_path / "m.onnx", rng, nodes)))
+    reasons = {entry.node: entry.reason for entry in result.refusals}
+    assert reasons["first"] == "tensor 'r' has 2 readers, but a link needs exactly 1"
+    assert reasons["second"] == "tensor 'y' has 1 readers, but a link needs exactly 1"
+
+
+def clipped_pair(path: Path, rng: np.random.Generator, high: float) -> ir.Model:
+    constants = {"low": np.array(0, np.float32), "high": np.array(high, np.float32)}
+    node = helper.make_node("Clip", ["m", "low", "high"], ["h"], name="act")
+    return prepared(pair(path, rng, [node], constants=constants))
+
+
+@pytest.mark.parametrize("balance", BALANCES)
+def test_clip_lets_channels_pass_that_stay_below_it(
+    tmp_path: Path, rng: np.random.Generator, balance: Balance
+) -> None:
+    model = clipped_pair(tmp_path / "m.onnx", rng, 50.0)
+    samples = noise(rng, (2, 4, 9, 9), 3)
+    observed = ranges_of(model, samples)
+    result = equalise(model, balance, observed)
+    (chain,) = result.chains
+    held = observed["h"] >= 0.9 * 50
+    assert chain.held == held.sum()
+    before, after = reference(model, samples), reference(result.model, samples)
+    assert np.abs(after - before).max() <= 1e-4 * np.abs(before).max()
+    same = np.isclose(constant(model, "w1"), constant(result.model, "w1"), rtol=1e-6)
+    assert same.all(axis=(1, 2, 3))[held].all()
+    assert ranges_of(result.model, samples)["h"][~held].max() <= 0.9 * 50 * 1.001
+
+
+def test_clip_that_cuts_every_channel_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    model = clipped_pair(tmp_path / "m.onnx", rng, 1e-3)
+    observed = {"h": np.full(8, 1e-3)}
+    (reason, *_) = (
+        e.reason for e in equalise(model, observed=observed).refusals if e.node == "first"
+    )
+    assert "every channel reaches 0.001" in reason
+
+
+def test_channels_that_are_switched_off_are_left_alone(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model = prepared(pair(tmp_path / "m.onnx", rng, relu()))
+    weight = constant(model, "w1").copy()
+    weight[3] = 0
+    model.graph.initializers["w1"].const_value = ir.tensor(weight, name="w1")
+    result = equalise(model).model
+    assert constant(result, "b1")[3] == constant(model, "b1")[3]
+    np.testing.assert_array_equal(constant(result, "w2")[:, 3], constant(model, "w2")[:, 3])
+
+
+def test_other_readers_of_a_weight_and_the_model_given_keep_it(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    weight = rng.normal(size=(4, 4, 1, 1)).astype(np.float32)
+    weight *= 10 ** rng.uniform(-1, 0, (4, 1, 1, 1)).astype(np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], name="one"),
+        helper.make_node("Relu", ["a"], ["b"], name="r1"),
+        helper.make_node("Conv", ["b", "w"], ["c"], name="two"),
+        helper.make_node("Sigmoid", ["c"], ["d"], name="s"),
+        helper.make_node("Conv", ["d", "w"], ["y"], name="three"),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, {"x": [1, 4, 5, 5]}, {"y": [1, 4, 5, 5]}, {"w": weight})
+    model = prepared(path)
+    before = ir.to_proto(model).SerializeToString()
+    result = equalise(model).model
+    assert ir.to_proto(model).SerializeToString() == before
+    reads = {str(node.name): node.inputs[1] for node in result.graph if node.op_type == "Conv"}
+    third = reads["three"]
+    assert third is not None
+    assert third.const_value is not None
+    np.testing.assert_array_equal(third.const_value.numpy(), weight)
+    samples = noise(rng, (1, 4, 5, 5), 1)
+    np.testing.assert_allclose(
+        reference(result, samples), reference(model, samples), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_activation_balance_without_ranges_is_refused_by_tensor(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    result = equalise(prepared(pair(tmp_path / "m.onnx", rng, relu())), "activations")
+    assert result.chains == ()
+    assert "the channels of 'h' were not observed" in {entry.reason for entry in result.refusals}
