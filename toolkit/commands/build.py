@@ -29,10 +29,10 @@ def parse_shapes(
         name, _, dims = value.rpartition("=")
         try:
             shapes[name] = _ints(dims, "x")
-        except ValueError as err:
-            raise click.BadParameter(
-                f"{value!r} is not NAME=DIMS, such as images=1x3x224x224"
-            ) from err
+        except ValueError:
+            name = ""
+        if not name:
+            raise click.BadParameter(f"{value!r} is not NAME=DIMS, such as images=1x3x224x224")
     return shapes
 
 
@@ -116,6 +116,15 @@ def build(
 
     The report says which node runs on which processor and why, in segments.
     """
+    if table and (data or save_table):
+        raise click.UsageError("--table replaces --data and --save-table; give one or the other.")
+    for option, value in (("--samples", samples), ("--save-table", save_table)):
+        if value and not data:
+            raise click.UsageError(f"{option} belongs to calibration; give --data with it.")
+    if data and precision not in (None, "int8"):
+        raise click.UsageError(
+            f"--data calibrates INT8; --precision {precision} has no use for it."
+        )
     options = BuildOptions(
         precision=precision,
         jetpack=jetpack,

@@ -1,5 +1,6 @@
 """The demo, step by step, and the checks that decide whether it worked."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -118,7 +119,14 @@ def run_demo(options: DemoOptions, report: Report) -> DemoResult:
     """Run the demo; raises TandemError where it cannot go on."""
     started_s = time.monotonic()
     options = replace(options, out=options.out.resolve())
-    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise ConfigError(
+            f"{options.out} cannot be made ({err.strerror}); name a folder of yours with --out."
+        ) from err
+    if not os.access(options.out, os.W_OK):
+        raise ConfigError(f"{options.out} is not writable; name a folder of yours with --out.")
     subject = _subject(options.model)
     report("draw the scene", 0.0)
     source = _source(options)
