@@ -188,6 +188,29 @@ def test_a_channel_that_is_switched_off_keeps_its_bias(
     assert int8_noise(path, rng.normal(size=(1, 3, 8, 8)).astype(np.float32)) < 0.01
 
 
+@pytest.mark.parametrize("masked", [-np.inf, np.finfo(np.float32).min])
+def test_masked_scores_stay_in_float(
+    tmp_path: Path, rng: np.random.Generator, masked: float
+) -> None:
+    constants = {
+        "w": rng.normal(size=(16, 16)).astype(np.float32) * 0.3,
+        "seen": np.tril(np.ones((1, 6, 6), bool)),
+        "never": np.array(masked, np.float32),
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["q"], name="project"),
+        helper.make_node("Transpose", ["q"], ["k"], name="turn", perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["q", "k"], ["scores"], name="compare"),
+        helper.make_node("Where", ["seen", "scores", "never"], ["masked"], name="mask"),
+        helper.make_node("Add", ["masked", "scores"], ["sum"], name="add"),
+        helper.make_node("Softmax", ["sum"], ["p"], name="softmax", axis=-1),
+        helper.make_node("MatMul", ["p", "q"], ["y"], name="mix"),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, {"x": [1, 6, 16]}, {"y": [1, 6, 16]}, constants)
+    assert {"masked", "sum"}.isdisjoint(calibrated_tensors(prepared(path)))
+    assert int8_noise(path, rng.normal(size=(1, 6, 16)).astype(np.float32)) < 0.05
+
+
 def test_names_that_the_model_uses_already_are_left_to_it(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:

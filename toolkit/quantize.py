@@ -31,6 +31,14 @@ BIAS_MAX = 2.0**30
 # Below it float32 loses digits, and runtimes divide by what they have flushed to zero.
 LEAST_SCALE = float(np.finfo(np.float32).tiny)
 
+# Constants of this size and infinities mask attention scores; no scale holds them and a signal.
+MASK = 1e30
+# What carries a mask from the constant that holds it to the Softmax that ends it.
+MASK_CARRIERS = frozenset(
+    {"Add", "Cast", "Concat", "Expand", "Gather", "Mul", "Reshape", "Slice", "Squeeze", "Sub"}
+    | {"Tile", "Transpose", "Trilu", "Unsqueeze", "Where"}
+)
+
 
 @dataclass(frozen=True, slots=True)
 class QuantizedOp:
@@ -76,12 +84,25 @@ class QuantizedModel:
 
 
 def calibrated_tensors(model: ir.Model) -> tuple[str, ...]:
-    """The float activations whose ranges a table has to hold: all that inputs influence."""
+    """The float32 activations whose ranges a table has to hold: all but masks."""
     graph = model.graph
+    masks = masked_tensors(model)
     values = [*graph.inputs, *(out for node in graph for out in node.outputs)]
     return tuple(
-        str(v.name) for v in values if v.dtype == ir.DataType.FLOAT and v.name and _used(v)
+        str(v.name)
+        for v in values
+        if v.dtype == ir.DataType.FLOAT and v.name and _used(v) and str(v.name) not in masks
     )
+
+
+def masked_tensors(model: ir.Model) -> frozenset[str]:
+    """The activations that hold the huge numbers of a mask; what reads them computes in float."""
+    masks = {value for value in model.graph.initializers.values() if _holds_mask(value)}
+    constants = frozenset(masks)
+    for node in model.graph:
+        if node.op_type in MASK_CARRIERS and not masks.isdisjoint(node.inputs):
+            masks.update(node.outputs)
+    return frozenset(str(value.name) for value in masks - constants)
 
 
 def quantize(
@@ -118,6 +139,7 @@ class _Inserter:
         self.graph = model.graph
         self.amax = amax
         self.segment_of = segment_of
+        self.masks = masked_tensors(model)
         self.scales: dict[str, float] = {}
         self._taken = _names(self.graph)
         self._parameter_values: dict[str, ir.Value] = {}
@@ -125,6 +147,9 @@ class _Inserter:
 
     def quantize_node(self, node: ir.Node, row: QuantizedOp) -> None:
         """Mark a node's activations, and replace its weight and bias by integers and DQ."""
+        tensors = (*node.inputs, *node.outputs)
+        if any(str(value.name) in self.masks for value in tensors if value is not None):
+            return
         indexes = range(len(node.inputs)) if row.activations is None else row.activations
         for index in indexes:
             value = node.inputs[index]
@@ -319,6 +344,12 @@ class _Inserter:
 
 def _is_activation(value: ir.Value) -> bool:
     return value.const_value is None and value.dtype == ir.DataType.FLOAT
+
+
+def _holds_mask(value: ir.Value) -> bool:
+    if value.const_value is None or value.dtype != ir.DataType.FLOAT:
+        return False
+    return bool((np.abs(value.const_value.numpy()) > MASK).any())
 
 
 def _constant(node: ir.Node, index: int | None) -> np.ndarray | None:
