@@ -31,16 +31,25 @@ class _Builder:
         self.spread = np.ones(INPUT[1])
 
     def block(
-        self, outputs: int, *, kernel: int = 1, stride: int = 1, groups: int = 1, last: bool = False
+        self,
+        outputs: int,
+        *,
+        kernel: int = 1,
+        stride: int = 1,
+        groups: int = 1,
+        linear: bool = False,
+        even: bool = False,
     ) -> None:
-        """One block; `last` without activation and spread, as a projection has it."""
+        """One block; `linear` has no activation, and it or `even` no spread."""
         inputs, number = self.spread.size, len(self.nodes)
         shape = (outputs, inputs // groups, kernel, kernel)
         weight = self.rng.normal(size=shape) * np.sqrt(2 / np.prod(shape[1:]))
         by_group = np.repeat(self.spread.reshape(groups, -1), outputs // groups, axis=0)
         weight = weight / by_group[:, :, None, None]
         half = DECADES / 2
-        spread = np.ones(outputs) if last else 10 ** self.rng.uniform(-half, half, outputs)
+        spread = (
+            np.ones(outputs) if linear or even else 10 ** self.rng.uniform(-half, half, outputs)
+        )
         name = f"n{number}"
         constants = {
             f"{name}_w": weight,
@@ -54,7 +63,7 @@ class _Builder:
         self._add("Conv", [self.value, f"{name}_w"], f"{name}_c", **attributes)
         statistics = [f"{name}_{part}" for part in ("gamma", "beta", "mean", "var")]
         self._add("BatchNormalization", [self.value, *statistics], f"{name}_b")
-        if not last:
+        if not linear:
             extra = {"Clip": ["low", "high"], "PRelu": ["slope"]}.get(self.activation, [])
             self._add(self.activation, [self.value, *extra], f"{name}_a")
         self.spread = spread
@@ -86,14 +95,14 @@ def depthwise_net(
     net = _Builder(rng, activation)
     net.block(16, kernel=3, stride=2)
     net.block(16, kernel=3, groups=16)
-    net.block(16, last=True)
+    net.block(16, linear=True)
     for width, stride, residual in ((24, 2, False), (24, 1, True), (32, 2, False), (32, 1, True)):
         before, expanded = net.value, 4 * net.spread.size
         net.block(expanded)
         net.block(expanded, kernel=3, stride=stride, groups=expanded)
-        net.block(width, last=True)
+        net.block(width, linear=True)
         if residual:
             net.residual(before)
-    net.block(64)
+    net.block(64, even=True)  # what goes through pooling into the classifier
     net.head(classes)
     return save(path, net.nodes, {"x": INPUT}, {"y": [1, classes]}, net.weights)

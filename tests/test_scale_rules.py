@@ -173,11 +173,11 @@ def test_the_effect_is_measured_once_where_nothing_changed() -> None:
 
     nodes: list[Node] = [("p", "MaxPool", ("x",), ("y",))]
     effect = scale_effect(measure, {"x": 2.0, "y": 1.0}, unify(nodes, {"x": 2.0, "y": 1.0}))
-    assert (effect.before, effect.after, effect.loss, len(asked)) == (8.0, 8.0, 0.0, 2)
+    assert (effect.before, effect.after, effect.gain, len(asked)) == (8.0, 8.0, 0.0, 2)
     same = scale_effect(measure, {"x": 2.0}, unify(nodes, {"x": 2.0, "y": 2.0}))
-    assert (same.loss, len(asked)) == (0.0, 3)
+    assert (same.gain, len(asked)) == (0.0, 3)
     higher = unify(nodes, {"x": 2.0, "y": 3.0})
-    assert scale_effect(lambda a: -a["x"], {"x": 2.0, "y": 3.0}, higher).loss == 1.0
+    assert scale_effect(lambda a: -a["x"], {"x": 2.0, "y": 3.0}, higher).gain == -1.0
 
 
 def test_every_row_says_its_source() -> None:

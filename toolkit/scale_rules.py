@@ -22,6 +22,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from toolkit.effect import Effect
 from toolkit.errors import BuildError
 
 Kind = Literal["tie", "fill"]
@@ -135,19 +136,6 @@ class UnifiedRanges:
     def worst_factor(self) -> float:
         """The largest factor by which a step grew, 1 where none did: log2 of it is bits lost."""
         return max((change.factor for change in self.changes), default=1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """A figure of merit (larger is better, such as SQNR in dB) before and after a change."""
-
-    before: float
-    after: float
-
-    @property
-    def loss(self) -> float:
-        """before - after; 0 where both are infinite alike."""
-        return 0.0 if self.before == self.after else self.before - self.after
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,46 @@
+"""What a change of a model or of its ranges does to a figure of merit, and whether to keep it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+LEAST_GAIN = 0.1
+"""In the unit of the figure. A tenth of a dB of SQNR is what another sample of pictures changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """A figure of merit (larger is better, such as SQNR in dB) before and after a change."""
+
+    before: float
+    after: float
+
+    @property
+    def gain(self) -> float:
+        """after - before; 0 where both are infinite alike."""
+        return 0.0 if self.before == self.after else self.after - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The model to go on with: the changed one only if it was measured to be better."""
+
+    model: ir.Model
+    effect: Effect
+    kept: bool
+
+
+def keep_if_better(
+    measure: Callable[[ir.Model], float],
+    before: ir.Model,
+    after: ir.Model,
+    least_gain: float = LEAST_GAIN,
+) -> Choice:
+    """Measure both models, on samples that the change was not made with, and choose.
+
+    A figure that is not a number never wins.
+    """
+    effect = Effect(measure(before), measure(after))
+    kept = effect.gain >= least_gain
+    return Choice(after if kept else before, effect, kept)
