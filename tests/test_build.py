@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.version_converter
 import pytest
 from model_fixtures import save, small_convnet
 from onnx import helper, numpy_helper
@@ -179,25 +180,29 @@ def test_a_data_dependent_output_has_an_unknown_dimension(tmp_path: Path) -> Non
     np.testing.assert_array_equal(infer(tmp_path / "m.engine", {"x": x})["i"], np.nonzero(x))
 
 
+# Pads as inputs without values, and slopes that no longer broadcast.
+NOT_RAISED_BY_ONNX = ("Pad2d", "PReLU_1d_multi", "PReLU_2d_multi", "PReLU_3d_multi")
+
+
 def test_onnx_backend_models_of_others_build_and_agree(light_models: Path, tmp_path: Path) -> None:
-    """Every pytorch-converted model of the onnx wheel builds, and gives the wheel's own output."""
-    folder = light_models.parent / "pytorch-converted"
-    cases = sorted(folder.iterdir())
-    assert len(cases) > 50
-    for case in cases:
+    """The pytorch-converted models of the onnx wheel (of opset 6) give the wheel's own outputs."""
+    agreed = 0
+    for case in sorted((light_models.parent / "pytorch-converted").iterdir()):
+        if any(part in case.name for part in NOT_RAISED_BY_ONNX):
+            continue
         feeds, expected = [], []
         for kind, found in (("input", feeds), ("output", expected)):
             for file in sorted(case.glob(f"test_data_set_0/{kind}_*.pb")):
                 found.append(numpy_helper.to_array(onnx.load_tensor(str(file))))
-        out = tmp_path / "m.engine"
-        try:
-            result = build_engine(case / "model.onnx", "agx-orin-64gb", out)
-        except ImportModelError as err:
-            assert "opset" in str(err), case.name  # noqa: PT017  (older than 9)
-            continue
+        raised = onnx.version_converter.convert_version(onnx.load(case / "model.onnx"), 13)
+        onnx.save(raised, tmp_path / "m.onnx")
+        result = build_engine(tmp_path / "m.onnx", "agx-orin-64gb", tmp_path / "m.engine")
         inputs = dict(zip(result.manifest.inputs, feeds, strict=True))
-        for actual, wanted in zip(infer(out, inputs).values(), expected, strict=True):
+        outputs = infer(tmp_path / "m.engine", inputs)
+        for actual, wanted in zip(outputs.values(), expected, strict=True):
             np.testing.assert_allclose(actual, wanted, rtol=1e-3, atol=1e-5, err_msg=case.name)
+        agreed += 1
+    assert agreed >= 70
 
 
 def test_int8_without_ranges_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
