@@ -1,16 +1,20 @@
 """Ranges of tensors: exact extremes and a histogram of |x| that is a value and can be merged.
 
-The histogram has `BINS` bins of width w = 2^(e - 12) that cover [0, 2^e), where e is the least
-exponent with amax < 2^e. Because every width is a power of two, a range of 2^e nests exactly in
-one of 2^(e+1): bins merge in pairs, floor(floor(x / w) / 2) = floor(x / 2w), and no count is lost
-or moved. So the histogram of a data set does not depend on how it was cut into pieces or in which
-order the pieces were merged, down to the last bit. Since 2^(e-1) <= amax, at least half of the
-bins (2048) lie within the data's own range at any time.
+e is the least exponent with amax < 2^e. The octave [2^(k-1), 2^k) has 2048 bins of width 2^(k-12)
+for each k in e - `ZOOM` < k <= e, and [0, 2^(e-ZOOM)) has 4096 bins of the width that its upper
+half asks for. So small numbers have fine bins even beside a far outlier, and a plain histogram of
+4096 equal bins over [0, 2^(e-z)) follows for each zoom z <= ZOOM (`Histogram.linear`).
+
+Every width is a power of two that depends on k alone. When the range doubles, an octave keeps its
+bins, and the lowest 4096 merge in pairs, floor(floor(x / w) / 2) = floor(x / 2w), to the lower half
+of the new ones: no count is lost or moved. So the histogram of a data set does not depend on how it
+was cut into pieces or in which order the pieces were merged, down to the last bit. Since
+2^(e-1) <= amax, at least 2048 of the 4096 equal bins lie within the data's own range at any time.
 """
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,13 +23,19 @@ from numpy.typing import NDArray
 from calibration.errors import CalibrationError
 
 BINS = 4096
+"""Equal bins over a range."""
+ZOOM = 6
+"""How often the range can be halved without losing bins."""
+ALL_BINS = BINS + ZOOM * (BINS // 2)
 LEAST_EXPONENT = -99
 """The range never shrinks below 2^-99, so that 1 / w stays a finite float32."""
 DEAD_BELOW = math.ldexp(1.0, LEAST_EXPONENT - 1)
 """A tensor whose amax is below 2^-100 carries no signal."""
 
 _LOG2_BINS = BINS.bit_length() - 1
+_OCTAVE = BINS // 2
 _BLOCK = 1 << 15  # elements: the block and its bin numbers stay in the second-level cache
+_LANES = 2  # tables that take turns: a run of zeros would wait for its own last sum otherwise
 _WORKING_DTYPE: dict[str, type[np.floating[Any]]] = {
     "float16": np.float32,
     "float32": np.float32,
@@ -34,24 +44,24 @@ _WORKING_DTYPE: dict[str, type[np.floating[Any]]] = {
 
 
 def _no_counts() -> NDArray[np.int64]:
-    return np.zeros(BINS, np.int64)
+    return np.zeros(ALL_BINS, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
     """What was seen of one tensor; the default value has seen nothing.
 
-    `counts`: int64 [BINS]; counts[i] elements have i * w <= |x| < (i + 1) * w, w = `width`.
-    `exponent`: the bins cover [0, 2^exponent). `minimum`, `maximum`: exact, in the tensor's unit.
+    `bins`: int64 [ALL_BINS], the counts in the bins above, from small to large; `edges` says
+    where each begins. `exponent`: e. `minimum`, `maximum`: exact, in the tensor's unit.
     """
 
-    counts: NDArray[np.int64] = field(default_factory=_no_counts)
+    bins: NDArray[np.int64] = field(default_factory=_no_counts)
     exponent: int = LEAST_EXPONENT
     minimum: float = math.inf
     maximum: float = -math.inf
 
     def __post_init__(self) -> None:
-        self.counts.flags.writeable = False
+        self.bins.flags.writeable = False
 
     @property
     def amax(self) -> float:
@@ -59,14 +69,39 @@ class Histogram:
         return max(self.maximum, -self.minimum, 0.0)
 
     @property
+    def counts(self) -> NDArray[np.int64]:
+        """`linear(0)`: the whole range in equal bins of `width`."""
+        return self.linear(0)
+
+    @property
     def width(self) -> float:
-        """Width of one bin, a power of two."""
-        return math.ldexp(1.0, self.exponent - _LOG2_BINS)
+        """Width of the bins of `counts`, a power of two."""
+        return self.linear_width(0)
+
+    def linear(self, zoom: int) -> NDArray[np.int64]:
+        """int64 [BINS]: counts[i] elements have i * w <= |x| < (i + 1) * w, w = `linear_width`.
+
+        The range is [0, 2^(e - zoom)); larger elements are in no bin. 0 <= zoom <= ZOOM.
+        """
+        counts = self.bins[:BINS]
+        for start in range(BINS, BINS + (ZOOM - zoom) * _OCTAVE, _OCTAVE):
+            counts = np.concatenate((_paired(counts), self.bins[start : start + _OCTAVE]))
+        counts.flags.writeable = False
+        return counts
+
+    def linear_width(self, zoom: int) -> float:
+        """Width of the bins of `linear(zoom)`, a power of two."""
+        return math.ldexp(1.0, self.exponent - zoom - _LOG2_BINS)
+
+    @property
+    def edges(self) -> NDArray[np.float64]:
+        """float64 [ALL_BINS + 1]: bins[i] elements have edges[i] <= |x| < edges[i + 1]."""
+        return np.ldexp(_edges(), self.exponent)
 
     @cached_property
     def elements(self) -> int:
         """How many numbers were seen."""
-        return int(self.counts.sum())
+        return int(self.bins.sum())
 
     @property
     def dead(self) -> bool:
@@ -98,44 +133,93 @@ def observe(tensor: str, values: NDArray[Any], sample: int) -> Histogram:
     minimum, maximum = float(flat.min()) + 0.0, float(flat.max()) + 0.0
     if not (math.isfinite(minimum) and math.isfinite(maximum)):
         raise _not_finite(tensor, flat, sample)
-    amax = max(maximum, -minimum)
-    # frexp gives 0 for 0.0; a sample of zeros must not widen the range of a small tensor.
-    exponent = max(math.frexp(amax)[1], LEAST_EXPONENT) if amax else LEAST_EXPONENT
+    exponent = exponent_of(max(maximum, -minimum))
     return Histogram(_count(flat, exponent), exponent, minimum, maximum)
+
+
+def exponent_of(amax: float) -> int:
+    """The exponent of the range that holds `amax`."""
+    # frexp gives 0 for 0.0; a sample of zeros must not widen the range of a small tensor.
+    return max(math.frexp(amax)[1], LEAST_EXPONENT) if amax else LEAST_EXPONENT
 
 
 def merge(one: Histogram, other: Histogram) -> Histogram:
     """The histogram of both data together: associative, commutative, exact."""
     exponent = max(one.exponent, other.exponent)
-    counts = _coarsened(one, exponent) + _coarsened(other, exponent)
+    bins = _widened(one, exponent) + _widened(other, exponent)
     return Histogram(
-        counts, exponent, min(one.minimum, other.minimum), max(one.maximum, other.maximum)
+        bins, exponent, min(one.minimum, other.minimum), max(one.maximum, other.maximum)
     )
 
 
 def _count(flat: NDArray[Any], exponent: int) -> NDArray[np.int64]:
-    """Count |x| / w, block by block; scaling by a power of two is exact, so no bin is missed."""
-    per_width = flat.dtype.type(math.ldexp(1.0, _LOG2_BINS - exponent))
+    """Count the elements in each bin, block by block.
+
+    With y = |x| / w, w the least width, the bin is floor(y) below 2048 and, above, 2048 + the steps
+    of the 11 leading bits after the first and of the exponent from 2048 to y: exactly the bits of
+    the number. Scaling by a power of two is exact, so no element is put beside its bin.
+    """
+    per_width = flat.dtype.type(math.ldexp(1.0, _LOG2_BINS + ZOOM - exponent))
     block = min(_BLOCK, flat.size)
-    scaled, bins = np.empty(block, flat.dtype), np.empty(block, np.intp)
-    counts = np.zeros(BINS, np.int64)
+    low, high = np.empty(block, flat.dtype), np.empty(block, flat.dtype)
+    steps = high.view(np.int32 if flat.dtype == np.float32 else np.int64)
+    shift = np.finfo(flat.dtype).nmant - (_LOG2_BINS - 1)
+    knee, lanes = _constants(flat.dtype.name)
+    bins, table = np.empty(block, np.intp), np.zeros(_LANES * ALL_BINS, np.int64)
     for start in range(0, flat.size, block):
         part = flat[start : start + block]
-        size = part.size
-        np.abs(part, out=scaled[:size])
-        np.multiply(scaled[:size], per_width, out=scaled[:size])
-        bins[:size] = scaled[:size]  # truncation is floor: |x| >= 0
-        counts += np.bincount(bins[:size], minlength=BINS)
-    return counts
+        n = part.size
+        np.abs(part, out=low[:n])
+        np.multiply(low[:n], per_width, out=low[:n])
+        np.maximum(low[:n], knee[:n], out=high[:n])
+        np.minimum(low[:n], knee[:n], out=low[:n])
+        np.right_shift(steps[:n], shift, out=steps[:n])
+        np.add(steps[:n], lanes[:n], out=steps[:n])
+        # Truncation is floor: y >= 0. To int64 by way of steps.dtype, which is faster.
+        np.add(steps[:n], low[:n].astype(steps.dtype), out=steps[:n])
+        bins[:n] = steps[:n]
+        np.add.at(table, bins[:n], 1)
+    total: NDArray[np.int64] = table.reshape(_LANES, ALL_BINS).sum(axis=0)
+    return total
 
 
-def _coarsened(histogram: Histogram, exponent: int) -> NDArray[np.int64]:
-    """The counts of `histogram` in the wider bins of range 2^exponent."""
-    merged_bins = 1 << min(exponent - histogram.exponent, _LOG2_BINS)
-    counts = np.zeros(BINS, np.int64)
-    sums = histogram.counts.reshape(-1, merged_bins).sum(axis=1)
-    counts[: sums.size] = sums
-    return counts
+@lru_cache(maxsize=2)
+def _constants(dtype: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Arrays of a block, since numpy is slower with a scalar: 2048.0, and where a lane begins.
+
+    A lane begins so that the steps of 2048.0 count as none.
+    """
+    knee = np.full(_BLOCK, _OCTAVE, dtype)
+    whole = np.int32 if dtype == "float32" else np.int64
+    steps = int(knee[:1].view(whole)[0]) >> (np.finfo(dtype).nmant - (_LOG2_BINS - 1))
+    lanes = (np.arange(_BLOCK) % _LANES * ALL_BINS - steps).astype(whole)
+    return knee, lanes
+
+
+def _paired(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    sums: NDArray[np.int64] = counts.reshape(-1, 2).sum(axis=1)
+    return sums
+
+
+def _widened(histogram: Histogram, exponent: int) -> NDArray[np.int64]:
+    """The bins of `histogram` for the range 2^exponent."""
+    bins = histogram.bins
+    # After so many doublings everything lies in the lowest bin and stays there.
+    for _ in range(min(exponent - histogram.exponent, ZOOM + _LOG2_BINS)):
+        empty = np.zeros(_OCTAVE, np.int64)
+        bins = np.concatenate((_paired(bins[:BINS]), bins[BINS:], empty))
+    return bins
+
+
+@lru_cache(maxsize=1)
+def _edges() -> NDArray[np.float64]:
+    """`Histogram.edges` of exponent 0."""
+    lowest = np.arange(BINS) * 2.0 ** -(ZOOM + _LOG2_BINS)
+    step = np.arange(_OCTAVE, BINS)
+    octaves = [np.ldexp(step, zoom - ZOOM + 1 - _LOG2_BINS) for zoom in range(ZOOM)]
+    edges = np.concatenate([lowest, *octaves, [1.0]])
+    edges.flags.writeable = False
+    return edges
 
 
 def _not_finite(tensor: str, flat: NDArray[Any], sample: int) -> CalibrationError:

@@ -4,35 +4,35 @@ A tensor is quantised symmetrically: q = round(x / s) clamped to [-127, 127], s 
 large amax keeps outliers and rounds the rest coarsely; a small one clips outliers.
 """
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from types import MappingProxyType
 
-import numpy as np
-from numpy.typing import NDArray
-
+from calibration.entropy import entropy_amax
 from calibration.errors import CalibrationError
-from calibration.observer import BINS, Histogram
+from calibration.mse import mse_amax
+from calibration.observer import Histogram
+from calibration.percentile import DEFAULT as DEFAULT_PERCENT
+from calibration.percentile import at_percent
 
-LEVELS = 128
-"""Magnitudes that INT8 can tell apart in |x|: 0 to 127."""
 DEAD_AMAX = 127.0 * 2.0**-24
 """amax of a tensor that is always zero: any scale represents it, and this one (2^-24) is positive,
 a power of two and still a float16."""
 
-_ROWS = 128  # candidates at a time: their groups stay in the second-level cache
-_TIE = 1e-12  # nats; divergences closer than the rounding error of their sums are equal
+Choose = Callable[[Histogram], float]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way to choose amax. `choose` is called with histograms that are not dead."""
+    """A way to choose amax. `choose` is called with histograms that are not dead.
+
+    `with_parameter`: makes the `choose` of "name:parameter", where the method takes one.
+    """
 
     name: str
-    choose: Callable[[Histogram], float]
+    choose: Choose
     summary: str
+    with_parameter: Callable[[str], Choose] | None = None
 
 
 def choose_amax(histogram: Histogram, method: str) -> float:
@@ -45,92 +45,42 @@ def choose_amax(histogram: Histogram, method: str) -> float:
     return DEAD_AMAX if histogram.dead else row.choose(histogram)
 
 
+def amax_by_method(
+    histograms: Mapping[str, Histogram], methods: Iterable[str]
+) -> dict[str, dict[str, float]]:
+    """Method -> tensor -> amax: what several methods make of one observation."""
+    return {
+        method: {name: amax_of(name, seen, method) for name, seen in histograms.items()}
+        for method in methods
+    }
+
+
+def amax_of(tensor: str, histogram: Histogram, method: str) -> float:
+    """`choose_amax`, with the tensor's name in the error."""
+    if histogram.elements == 0:
+        raise CalibrationError(
+            f"tensor '{tensor}' was empty in every sample, so it has no range: give samples that "
+            "fill it or leave it out"
+        )
+    return choose_amax(histogram, method)
+
+
 def method_named(method: str) -> Method:
-    """The row of METHODS, or an error that lists what there is."""
-    row = METHODS.get(method)
+    """The row of METHODS for "name" or "name:parameter", or an error that lists what there is."""
+    name, colon, parameter = method.partition(":")
+    row = METHODS.get(name)
     if row is None:
         raise CalibrationError(
             f"there is no calibration method '{method}': take one of {', '.join(METHODS)}"
         )
-    return row
-
-
-def entropy_amax(histogram: Histogram) -> float:
-    """The threshold with the least information loss, after TensorRT's EntropyCalibration2.
-
-    b = counts, with b[0] := b[1]: zero is represented exactly whatever the scale, and the spike
-    that ReLU puts there would hide everything else. T = sum b. For each candidate of i bins,
-    128 <= i <= the bin of max |x| (more than 2048 bins):
-
-        reference  P[j] = b[j] for j < i - 1,  P[i-1] = b[i-1] + R,  R = sum over j >= i of b[j]
-        source     c[j] = b[j], but c[i-1] = 1 if b[i-1] = 0 and R > 0
-        groups     G_g = { j : floor(128 j / i) = g },  g = 0..127
-        quantised  Q[j] = (sum of c over G_g) / (how many c in G_g are not 0) where c[j] > 0, else 0
-        D(i)       KL(P / sum P || Q / sum Q) in nats
-
-    The result is i * w for the least D(i), never more than max |x|. Among equal D the largest i
-    wins, so data that lose nothing keep their full range. The one element of c is our own: without
-    it D is infinite at every empty bin, and a lone outlier far out, with nothing but empty bins
-    between it and the rest, would keep the full range. The least threshold is 128 of at most 4096
-    bins: max |x| / 32.
-    """
-    divergences = entropy_divergences(histogram)
-    best = np.flatnonzero(divergences <= divergences.min() + _TIE)[-1]
-    return min(float(best + LEVELS) * histogram.width, histogram.amax)
-
-
-def entropy_divergences(histogram: Histogram) -> NDArray[np.float64]:
-    """D(i) of `entropy_amax` in nats for i = 128, 129, ... up to the bin of max |x|.
-
-    With B and N the running sums of b and of [b > 0], S_g and n_g their differences over group g,
-    and m_g = S_g / n_g (its last one with c's element), all candidates follow from sums known
-    beforehand:
-
-        T D(i) = sum_j P[j] ln P[j] - sum_g S_g ln m_g - R ln m_127 - T ln T + T ln(sum c)
-    """
-    used = max(math.floor(histogram.amax / histogram.width) + 1, LEVELS)
-    counts = histogram.counts[:used].astype(np.float64)
-    counts[0] = counts[1]
-    held = np.concatenate(([0.0], np.cumsum(counts)))
-    filled = np.concatenate(([0.0], np.cumsum(counts > 0.0)))
-    candidates = np.arange(LEVELS, used + 1)
-    last, inside, total = counts[candidates - 1], held[candidates], held[-1]
-    outside = total - inside
-    stand_in = np.where((last == 0.0) & (outside > 0.0), 1.0, 0.0)
-
-    quantised = np.empty(candidates.size)
-    for start in range(0, candidates.size, _ROWS):
-        rows = slice(start, start + _ROWS)
-        edges = _group_edges()[: candidates.size][rows]
-        in_group = np.diff(np.take(held, edges), axis=1)
-        bins = np.diff(np.take(filled, edges), axis=1)
-        mean = in_group.copy()
-        mean[:, -1] += stand_in[rows]
-        bins[:, -1] += stand_in[rows]
-        mean /= np.maximum(bins, 1.0, out=bins)
-        log_mean = np.log(mean, out=np.zeros_like(mean), where=mean > 0.0)
-        in_group[:, -1] += outside[rows]
-        quantised[rows] = np.einsum("ij,ij->i", in_group, log_mean)
-
-    reference = np.concatenate(([0.0], np.cumsum(_x_log_x(counts))))[candidates - 1]
-    reference += _x_log_x(last + outside)
-    divergences: NDArray[np.float64] = (reference - quantised) / total - math.log(total)
-    divergences += np.log(inside + stand_in)
-    return divergences
-
-
-def _x_log_x(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """x ln x with its limit 0 at 0."""
-    return x * np.log(np.where(x > 0.0, x, 1.0))
-
-
-@lru_cache(maxsize=1)
-def _group_edges() -> NDArray[np.intp]:
-    """[BINS - 127, 129]: row i - 128 holds ceil(g i / 128), the first bin of each group g."""
-    candidates = np.arange(LEVELS, BINS + 1, dtype=np.intp)[:, None]
-    edges: NDArray[np.intp] = -(-candidates * np.arange(LEVELS + 1, dtype=np.intp) // LEVELS)
-    edges.flags.writeable = False
-    return edges
+    if not colon:
+        return row
+    if row.with_parameter is None:
+        raise CalibrationError(
+            f"calibration method '{name}' takes no parameter, but '{parameter}' was given: write "
+            f"{name}"
+        )
+    return Method(method, row.with_parameter(parameter), row.summary, row.with_parameter)
 
 
 METHODS: Mapping[str, Method] = MappingProxyType(
@@ -139,6 +89,13 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         for method in (
             Method("minmax", lambda seen: seen.amax, "the largest |x| seen; clips nothing"),
             Method("entropy", entropy_amax, "least KL divergence at 128 levels; clips outliers"),
+            Method(
+                "percentile",
+                at_percent(DEFAULT_PERCENT),
+                f"{DEFAULT_PERCENT} % of all |x| keep their value; percentile:99.9 for another",
+                at_percent,
+            ),
+            Method("mse", mse_amax, "least mean squared error; clips what costs little"),
         )
     }
 )

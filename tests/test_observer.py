@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from calibration.errors import CalibrationError
-from calibration.observer import BINS, LEAST_EXPONENT, Histogram, merge, observe
+from calibration.observer import ALL_BINS, BINS, LEAST_EXPONENT, ZOOM, Histogram, merge, observe
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=32)
 ARRAYS = npst.arrays(np.float32, st.integers(0, 50), elements=FLOATS)
@@ -19,7 +19,7 @@ ARRAYS = npst.arrays(np.float32, st.integers(0, 50), elements=FLOATS)
 def _state(histogram):
     """Every bit of a histogram; the sign of a zero, too."""
     ends = (histogram.minimum.hex(), histogram.maximum.hex())
-    return histogram.counts.tobytes(), histogram.exponent, ends
+    return histogram.bins.tobytes(), histogram.exponent, ends
 
 
 def _merged(shards):
@@ -138,6 +138,8 @@ def test_counts_cannot_be_changed():
     histogram = observe("x", np.array([1.0]), 0)
     with pytest.raises(ValueError, match="read-only"):
         histogram.counts[0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        histogram.bins[0] = 1
 
 
 def test_zeros_are_dead_and_one_number_is_constant():
@@ -150,3 +152,33 @@ def test_zeros_are_dead_and_one_number_is_constant():
     assert not ones.dead
     assert not merge(ones, zeros).constant
     assert not merge(ones, zeros).dead
+
+
+@settings(deadline=None)
+@given(ARRAYS.filter(len), st.sampled_from([np.float32, np.float64]))
+def test_every_bin_holds_what_lies_between_its_edges(array, dtype):
+    histogram = observe("x", array.astype(dtype), 0)
+    assert histogram.edges.size == ALL_BINS + 1
+    expected = np.zeros(ALL_BINS, np.int64)
+    for x in np.abs(array.astype(np.float64)):
+        expected[np.flatnonzero(histogram.edges <= x)[-1]] += 1
+    assert histogram.bins.tolist() == expected.tolist()
+
+
+@settings(deadline=None)
+@given(ARRAYS.filter(len), st.integers(0, ZOOM))
+def test_a_zoom_gives_equal_bins_over_a_part_of_the_range(array, zoom):
+    histogram = observe("x", array, 0)
+    width = histogram.linear_width(zoom)
+    assert width == histogram.width / 2**zoom
+    expected = np.zeros(BINS, np.int64)
+    for x in array.tolist():
+        if abs(x) < width * BINS:
+            expected[math.floor(abs(x) / width)] += 1
+    assert histogram.linear(zoom).tolist() == expected.tolist()
+
+
+def test_small_numbers_keep_fine_bins_beside_a_far_outlier():
+    histogram = observe("x", np.array([1.0, 1.1, 1000.0]), 0)
+    assert np.count_nonzero(histogram.bins) == 3
+    assert np.count_nonzero(histogram.counts) == 2

@@ -1,21 +1,19 @@
 """Thresholds against a plain re-implementation and on distributions with a known answer."""
 
 import math
+from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from calibration.entropy import entropy_amax, entropy_divergences
 from calibration.errors import CalibrationError
-from calibration.observer import BINS, Histogram, merge, observe
-from calibration.threshold import (
-    DEAD_AMAX,
-    METHODS,
-    choose_amax,
-    entropy_amax,
-    entropy_divergences,
-)
+from calibration.mse import squared_errors
+from calibration.observer import ALL_BINS, BINS, ZOOM, Histogram, merge, observe
+from calibration.threshold import DEAD_AMAX, METHODS, amax_by_method, choose_amax, method_named
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -101,9 +99,15 @@ def test_one_outlier_does_not_widen_a_gaussian(outlier):
     assert 3.0 < choose_amax(observe("x", values, 0), "entropy") < 6.0
 
 
-def test_an_outlier_beyond_empty_bins_is_clipped_as_far_as_the_histogram_resolves():
-    values = np.append(np.random.default_rng(11).normal(size=200_000), 1000.0)
-    assert choose_amax(observe("x", values, 0), "entropy") <= 1024.0 / 32 * 1.1
+@pytest.mark.parametrize("outlier", [300.0, -1000.0, 2000.0])
+def test_an_outlier_far_out_costs_no_resolution(outlier):
+    values = np.append(np.random.default_rng(11).normal(size=200_000), outlier)
+    assert 3.0 < choose_amax(observe("x", values, 0), "entropy") < 6.0
+
+
+def test_numbers_in_the_first_of_4096_bins_count_as_zeros():
+    values = np.append(np.random.default_rng(11).normal(size=200_000), 1e6)
+    assert choose_amax(observe("x", values, 0), "entropy") == 1e6
 
 
 def test_a_uniform_tensor_keeps_its_range():
@@ -157,6 +161,114 @@ def test_a_tensor_that_never_had_an_element_is_refused():
 
 
 def test_a_full_histogram_of_4096_bins_is_searched_to_its_end():
-    counts = np.full(BINS, 1000, np.int64)
+    counts = np.full(ALL_BINS, 1000, np.int64)
     top = math.nextafter(1.0, 0.0)
     assert entropy_divergences(Histogram(counts, 0, -top, top)).size == BINS - 127
+
+
+def _plain_error(histogram, amax):
+    """The squared error of quantising each |x| as the middle of its bin, element by element."""
+    edges = histogram.edges
+    step = amax / 127
+    error = 0.0
+    for low, high, count in zip(edges, edges[1:], histogram.bins.tolist(), strict=False):
+        if count:
+            middle = (low + high) / 2
+            error += count * (middle - step * min(math.floor(middle / step + 0.5), 127)) ** 2
+    return error
+
+
+@settings(max_examples=25, deadline=None)
+@given(SEEDS, st.integers(0, ZOOM))
+def test_squared_errors_equal_the_plain_ones_at_every_zoom(seed, zoom):
+    rng = np.random.default_rng(seed)
+    histogram = observe("x", _random_values(rng), 0)
+    fast, _ = squared_errors(histogram, zoom)
+    # The plain sum must see the same bins: equal ones within the range, wider ones beyond it.
+    equal = np.arange(BINS + 1) * histogram.linear_width(zoom)
+    edges = np.append(equal, histogram.edges[histogram.edges > equal[-1]])
+    bins = np.append(histogram.linear(zoom), histogram.bins[ALL_BINS - zoom * BINS // 2 :])
+    same = SimpleNamespace(edges=edges, bins=bins)
+    for i in {128, 129, 255, 256, fast.size + 127, *rng.integers(128, fast.size + 128, 3).tolist()}:
+        plain = _plain_error(same, i * histogram.linear_width(zoom)) / histogram.amax**2
+        assert fast[i - 128] == pytest.approx(plain, rel=1e-6, abs=1e-12 * histogram.elements)
+
+
+def test_mse_is_the_threshold_that_really_has_the_least_error(rng):
+    values = np.append(rng.laplace(size=20_000), 40.0).astype(np.float32)
+    histogram = observe("x", values, 0)
+
+    def error(amax):
+        step = amax / 127
+        return float(((values - step * np.clip(np.rint(values / step), -127, 127)) ** 2).mean())
+
+    chosen = error(choose_amax(histogram, "mse"))
+    tried = [error(amax) for amax in np.linspace(histogram.amax / 40, histogram.amax, 600)]
+    assert chosen <= min(tried) * 1.002
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS, st.sampled_from(["50", "99", "99.9", "99.99", "99.999", "100"]))
+def test_a_percentile_is_that_of_the_sorted_magnitudes(seed, percent):
+    rng = np.random.default_rng(seed)
+    values = _random_values(rng)
+    histogram = observe("x", values, 0)
+    ranked = np.sort(np.abs(values))
+    exact = ranked[math.ceil(Fraction(percent) * ranked.size / 100) - 1]
+    found = choose_amax(histogram, f"percentile:{percent}")
+    if exact < histogram.edges[1]:
+        assert found == histogram.amax
+    else:
+        assert exact <= found <= max(exact * (1 + 1 / 2048), exact + histogram.edges[1])
+        assert found <= histogram.amax
+
+
+def test_the_percentile_is_99_99_unless_another_is_named(rng):
+    histogram = observe("x", rng.normal(size=100_000), 0)
+    assert choose_amax(histogram, "percentile") == choose_amax(histogram, "percentile:99.99")
+    assert choose_amax(histogram, "percentile:99.9") < choose_amax(histogram, "percentile")
+    assert choose_amax(histogram, "percentile:100") == histogram.amax
+
+
+def test_a_tensor_that_is_almost_always_zero_is_not_clipped_to_nothing(rng):
+    seen = observe("x", rng.normal(size=10), 0)
+    rare = merge(seen, observe("x", np.zeros(1_000_000), 1))
+    assert choose_amax(rare, "percentile") == rare.amax
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("percentile:", "the percentile is ''"),
+        ("percentile:best", "the percentile is 'best'.*write percentile:99.99"),
+        ("percentile:0", "is 0, but must lie above 0"),
+        ("percentile:100.1", "is 100.1, but must lie above 0 and not above 100"),
+        ("percentile:-1", "the percentile is '-1'"),
+        ("percentile:1e2", "the percentile is '1e2'"),
+        ("entropy:5", "'entropy' takes no parameter, but '5' was given"),
+        ("best:5", "no calibration method 'best:5'"),
+    ],
+)
+def test_a_parameter_that_a_method_cannot_take_is_refused(method, words):
+    with pytest.raises(CalibrationError, match=words):
+        method_named(method)
+
+
+def test_several_methods_share_one_observation(rng):
+    seen = {"a": observe("a", rng.normal(size=900), 0), "b": observe("b", np.zeros(4), 0)}
+    found = amax_by_method(seen, ["mse", "percentile:99"])
+    assert found == {
+        method: {name: choose_amax(histogram, method) for name, histogram in seen.items()}
+        for method in ("mse", "percentile:99")
+    }
+
+
+@pytest.mark.parametrize("method", ["entropy", "mse"])
+def test_merged_shards_give_the_threshold_of_the_whole(rng, method):
+    values = rng.standard_t(2, size=30_000)
+    shards = [observe("x", part, 0) for part in np.array_split(values, 7)]
+    rng.shuffle(shards)
+    merged = shards[0]
+    for shard in shards[1:]:
+        merged = merge(merged, shard)
+    assert choose_amax(merged, method) == choose_amax(observe("x", values, 0), method)
