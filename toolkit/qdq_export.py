@@ -1,0 +1,302 @@
+"""Model + ranges -> Q/DQ ONNX that TensorRT takes: INT8, symmetric, explicit.
+
+    x' = s clip(round(x / s), -128, 127)      s = float32(amax / 127), zero point 0, one s a tensor
+    w' = s_c clip(round(w / s_c), -127, 127)  s_c = max|w_c| / 127, one for each output channel c
+
+Activations get Q and DQ; each activation has one pair, read by all nodes that compute in INT8.
+
+A weight stays a float32 initializer with Q and DQ behind it. Stored as INT8 with DQ alone it would
+be a quarter of the size, but TensorRT 8 refuses that ("invalid weights type of Int8"), and every
+release folds the Q while it builds. The float weight also keeps what a reader needs to check s_c,
+or to quantize anew. Biases stay float32: TensorRT refuses INT32 with DQ.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from calibration.table import scale_of
+from toolkit.errors import BuildError
+from toolkit.quantize import (
+    LEAST_SCALE,
+    QUANTIZED_OPS,
+    _constant,
+    _is_activation,
+    _names,
+    _weight_axis,
+    _weight_scale,
+)
+
+Use = tuple[ir.Node, int]
+"""A node and the index of one of its operands."""
+
+
+@dataclass(frozen=True, slots=True)
+class QdqTarget:
+    """What reads the Q/DQ model.
+
+    `min_opset`: oldest that it takes. `every_tensor`: all activations between nodes are INT8, not
+    just the operands of QUANTIZED_OPS. `fused_add`: an Add leaves the operand in floating point
+    that it computes in one kernel with, so only the residual one is INT8.
+    """
+
+    name: str
+    since: str
+    min_opset: int
+    every_tensor: bool
+    fused_add: bool
+
+
+TARGETS: Mapping[str, QdqTarget] = {
+    row.name: row
+    for row in (
+        QdqTarget("tensorrt-gpu", "TensorRT 8.0", 13, every_tensor=False, fused_add=True),
+        QdqTarget("tensorrt-dla", "TensorRT 11.4.1", 19, every_tensor=True, fused_add=False),
+    )
+}
+
+# Read the shape of a tensor, not its numbers.
+SHAPE_READERS = frozenset({"Shape", "Size"})
+
+
+def qdq_target(name: str) -> QdqTarget:
+    """The row of TARGETS, or a BuildError that names those there are."""
+    if name not in TARGETS:
+        raise BuildError(
+            f"There is no Q/DQ target {name!r}; choose one of: {', '.join(sorted(TARGETS))}."
+        )
+    return TARGETS[name]
+
+
+def export_qdq(
+    model: ir.Model,
+    amax: Mapping[str, float],
+    target: str = "tensorrt-gpu",
+    *,
+    keep_float: frozenset[str] = frozenset(),
+) -> ir.Model:
+    """Return a copy of a plain model with Q/DQ for a row of TARGETS.
+
+    `model` as the passes leave it: constants are initializers, batch normalisation is folded.
+    `amax`: the range of each activation. Nodes named in `keep_float` read no INT8.
+
+    Raises BuildError: the model has Q/DQ already, too old an opset, or an activation that must be
+    INT8 has no range or one that float32 cannot hold.
+    """
+    row = qdq_target(target)
+    _check_source(model, row, keep_float)
+    copy = model.clone()
+    writer = _Writer(copy.graph)
+    for value, uses in _int8_uses(copy.graph, row, keep_float).items():
+        restored = writer.activation(value, _scale(value, uses[0][0], amax))
+        for node, index in uses:
+            node.replace_input_with(index, restored)
+    for node in list(copy.graph):
+        _quantize_weight(node, writer, amax, keep_float)
+    copy.graph.sort()
+    return copy
+
+
+def weight_operand(node: ir.Node) -> tuple[ir.Value, int | None] | None:
+    """A node's constant float weight of two or more dimensions, and its output-channel axis.
+
+    The axis is None where the whole weight has one scale (a batch of matrices).
+    """
+    row = QUANTIZED_OPS.get(node.op_type) if node.domain == "" else None
+    weight = _constant(node, row.weight) if row is not None else None
+    if row is None or row.weight is None or weight is None or weight.ndim < 2:
+        return None
+    value = node.inputs[row.weight]
+    assert value is not None  # _constant found it
+    return value, _weight_axis(node, row, weight)
+
+
+def _check_source(model: ir.Model, row: QdqTarget, keep_float: frozenset[str]) -> None:
+    opset = model.graph.opset_imports.get("", 0)
+    if opset < row.min_opset:
+        raise BuildError(
+            f"The model has opset {opset}, but Q/DQ for {row.name} ({row.since}) need "
+            f"{row.min_opset} or newer; export it again with a newer opset."
+        )
+    names = set()
+    for node in model.graph.all_nodes():
+        names.add(str(node.name))
+        if node.op_type in {"QuantizeLinear", "DequantizeLinear"}:
+            raise BuildError(
+                f"The model is quantized already (node {node.name!r} is {node.op_type}); "
+                "import its Q/DQ first, or give the plain model."
+            )
+    unknown = sorted(keep_float - names)
+    if unknown:
+        raise BuildError(
+            f"The model has no node {unknown[0]!r} that could stay in floating point; "
+            "correct the name."
+        )
+
+
+def _int8_uses(
+    graph: ir.Graph, row: QdqTarget, keep_float: frozenset[str]
+) -> dict[ir.Value, list[Use]]:
+    """Every activation that is read in INT8, with the operands that read it so."""
+    order = {node: position for position, node in enumerate(graph)}
+    uses: dict[ir.Value, list[Use]] = {}
+    for node in order:
+        if str(node.name) in keep_float:
+            continue
+        for index in _int8_operands(node, row, order, keep_float):
+            value = node.inputs[index]
+            if value is not None and _is_activation(value):
+                uses.setdefault(value, []).append((node, index))
+    return uses
+
+
+def _int8_operands(
+    node: ir.Node, row: QdqTarget, order: Mapping[ir.Node, int], keep_float: frozenset[str]
+) -> list[int]:
+    if row.every_tensor:
+        return [] if node.op_type in SHAPE_READERS else list(range(len(node.inputs)))
+    quantized = QUANTIZED_OPS.get(node.op_type) if node.domain == "" else None
+    if quantized is None:
+        return []
+    operands = list(range(len(node.inputs)))
+    if quantized.activations is not None:
+        operands = [index for index in quantized.activations if index in operands]
+    fused = _fused_operand(node, order, keep_float) if row.fused_add else None
+    return [index for index in operands if index != fused]
+
+
+def _fused_operand(
+    node: ir.Node, order: Mapping[ir.Node, int], keep_float: frozenset[str]
+) -> int | None:
+    """The operand of an Add that the product making it hands over without rounding, if any.
+
+    TensorRT computes Conv and Add in one kernel if nothing lies between. Where both operands would
+    do (a projected shortcut) it is the later one: the shortcut is ready first, and is read back.
+    """
+    if node.op_type != "Add" or len(node.inputs) != 2:
+        return None
+    makers: dict[int, int] = {}
+    for index, value in enumerate(node.inputs):
+        maker = value.producer() if value is not None else None
+        if value is None or maker is None or str(maker.name) in keep_float:
+            continue
+        alone = len(value.uses()) == 1 and not value.is_graph_output()
+        if alone and weight_operand(maker) is not None:
+            makers[index] = order[maker]
+    if any(value is not None and not _is_activation(value) for value in node.inputs):
+        return None  # a bias: there is no residual
+    return max(makers, key=makers.__getitem__, default=None)
+
+
+def _scale(value: ir.Value, reader: ir.Node, amax: Mapping[str, float]) -> np.ndarray:
+    """float32(amax / 127) of an activation."""
+    if str(value.name) not in amax:
+        raise BuildError(
+            f"Tensor {value.name!r}, read by node {reader.name!r} ({reader.op_type}), has no range "
+            "in the calibration table; INT8 without ranges is refused: calibrate again on this "
+            "model."
+        )
+    limit = amax[str(value.name)]
+    with np.errstate(over="ignore"):
+        scale = np.array(scale_of(limit), np.float32)
+    if not LEAST_SCALE <= scale < np.inf:
+        raise BuildError(
+            f"Tensor {value.name!r} has the range {limit}, whose scale {scale} is no normal "
+            "float32; calibrate again on this model."
+        )
+    return scale
+
+
+def _quantize_weight(
+    node: ir.Node, writer: "_Writer", amax: Mapping[str, float], keep_float: frozenset[str]
+) -> None:
+    """Put Q and DQ behind the weight of a node whose activation is INT8."""
+    found = weight_operand(node)
+    first = node.inputs[0] if node.inputs else None
+    source = first.producer() if first is not None else None
+    if found is None or source is None or str(node.name) in keep_float:
+        return
+    if source.op_type != "DequantizeLinear":
+        return
+    value, axis = found
+    activation = source.inputs[1]
+    assert activation is not None
+    assert activation.const_value is not None
+    step = float(activation.const_value.numpy())
+    index = list(node.inputs).index(value)
+    node.replace_input_with(index, writer.weight(value, axis, step))
+
+
+class _Writer:
+    """Adds Q/DQ pairs to a graph under names that are free in it, each pair once."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+        self._taken = _names(graph)
+        self._weights: dict[tuple[str, int | None], ir.Value] = {}
+
+    def activation(self, value: ir.Value, scale: np.ndarray) -> ir.Value:
+        """Q and DQ of an activation with one scale, []."""
+        return self._pair(value, scale, None)
+
+    def weight(self, value: ir.Value, axis: int | None, step: float) -> ir.Value:
+        """Q and DQ of a weight, for an activation with scale `step`.
+
+        The scale of a channel that is switched off is raised until its product with `step` is a
+        normal float32, as engines divide by that.
+        """
+        key = (str(value.name), axis)
+        if key not in self._weights:
+            assert value.const_value is not None
+            array = value.const_value.numpy()
+            channels = 1 if axis is None else array.shape[axis]
+            scale = _weight_scale(array, axis, np.full(channels, LEAST_SCALE / step))
+            if axis is None:
+                scale = scale.reshape(())
+            self._weights[key] = self._pair(value, scale, axis)
+        return self._weights[key]
+
+    def _pair(self, value: ir.Value, scale: np.ndarray, axis: int | None) -> ir.Value:
+        """Each pair has a zero point of its own: onnxruntime changes that of weights in place."""
+        parameters = [
+            self._constant(f"{value.name}_scale", scale),
+            self._constant(f"{value.name}_zero", np.zeros(scale.shape, np.int8)),
+        ]
+        stored = self._node("QuantizeLinear", value, parameters, axis, ir.DataType.INT8)
+        return self._node("DequantizeLinear", stored, parameters, axis, ir.DataType.FLOAT)
+
+    def _node(
+        self,
+        op: str,
+        value: ir.Value,
+        parameters: list[ir.Value],
+        axis: int | None,
+        dtype: ir.DataType,
+    ) -> ir.Value:
+        base = str(value.name).removesuffix("_quantized")
+        ending = "quantized" if op == "QuantizeLinear" else "dequantized"
+        name = self._free(f"{base}_{ending}")
+        out = ir.Value(name=name, shape=value.shape, type=ir.TensorType(dtype))
+        attributes = [] if axis is None else [ir.AttrInt64("axis", axis)]
+        node_name = self._free(f"{op}_{base}")
+        self._graph.append(
+            ir.Node("", op, [value, *parameters], attributes, outputs=[out], name=node_name)
+        )
+        return out
+
+    def _constant(self, name: str, array: np.ndarray) -> ir.Value:
+        name = self._free(name)
+        value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+        value.shape = ir.Shape(array.shape)
+        value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
+        self._graph.register_initializer(value)
+        return value
+
+    def _free(self, name: str) -> str:
+        free, n = name, 1
+        while free in self._taken:
+            free, n = f"{name}_{n}", n + 1
+        self._taken.add(free)
+        return free
