@@ -267,3 +267,38 @@ def test_what_crosses_to_or_from_the_dla_is_int8(tmp_path: Path, rng: np.random.
     assert all(env[name].dtype == np.int8 for name in dla.outputs)
     expected = ReferenceEvaluator(onnx.load(path)).run(None, {"x": x})[0]
     assert np.linalg.norm(env["y"] - expected) / np.linalg.norm(expected) < 0.05
+
+
+def test_nodes_kept_in_float_read_floats_and_keep_their_weights(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model = prepared(small_convnet(tmp_path / "m.onnx", rng))
+    x = rng.normal(size=(1, 3, 32, 32)).astype(np.float32)
+    amax = observed_amax(model, x)
+    fused = next(n for n in model.graph if n.op_type == "Conv" and n.name != "conv0")
+    kept = frozenset({str(fused.name), "fc"})
+    result = quantize(model, amax, one_segment(model), frozenset(), keep_float=kept).model
+    nodes = {str(node.name): node for node in result.graph}
+    for name in kept:
+        before = next(node for node in model.graph if node.name == name)
+        for index, value in enumerate(nodes[name].inputs):
+            assert value is not None
+            maker = value.producer()
+            assert maker is None or maker.op_type != "DequantizeLinear"
+            constant = before.inputs[index].const_value  # type: ignore[union-attr]
+            if constant is not None:
+                assert value.const_value is not None
+                np.testing.assert_array_equal(value.const_value.numpy(), constant.numpy())
+    # The second convolution reads what relu0 makes, so relu0's operand is not rounded for the Add.
+    assert nodes["relu0"].inputs[0].producer().op_type == "Conv"  # type: ignore[union-attr]
+    assert nodes["add1"].inputs[1].producer().op_type == "DequantizeLinear"  # type: ignore[union-attr]
+
+
+def test_keeping_every_node_in_float_changes_nothing(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model = prepared(small_convnet(tmp_path / "m.onnx", rng))
+    names = frozenset(str(node.name) for node in model.graph)
+    result = quantize(model, {}, one_segment(model), frozenset(), keep_float=names)
+    assert [n.op_type for n in result.model.graph] == [n.op_type for n in model.graph]
+    assert not result.scales

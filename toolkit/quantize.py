@@ -24,12 +24,7 @@ import onnx_ir as ir
 
 from calibration.table import scale_of
 from toolkit.errors import BuildError
-
-INT8_MAX = 127.0
-# What a bias may take of the INT32 in which products are summed up.
-BIAS_MAX = 2.0**30
-# Below it float32 loses digits, and runtimes divide by what they have flushed to zero.
-LEAST_SCALE = float(np.finfo(np.float32).tiny)
+from toolkit.weights import bias_per_channel, constant_of, quantize_weight
 
 # Constants of this size and infinities mask attention scores; no scale holds them and a signal.
 MASK = 1e30
@@ -105,24 +100,42 @@ def masked_tensors(model: ir.Model) -> frozenset[str]:
     return frozenset(str(value.name) for value in masks - constants)
 
 
+def int8_nodes(
+    model: ir.Model, keep_float: frozenset[str] = frozenset()
+) -> tuple[tuple[ir.Node, QuantizedOp], ...]:
+    """The nodes that compute in INT8, with their rows: all rows but masks, `keep_float`."""
+    masks = masked_tensors(model)
+    found = []
+    for node in model.graph:
+        row = QUANTIZED_OPS.get(node.op_type)
+        if row is None or node.domain != "" or str(node.name) in keep_float:
+            continue
+        tensors = (*node.inputs, *node.outputs)
+        if not any(str(value.name) in masks for value in tensors if value is not None):
+            found.append((node, row))
+    return tuple(found)
+
+
 def quantize(
     model: ir.Model,
     amax: Mapping[str, float],
     segment_of: Mapping[str, str],
     int8_segments: frozenset[str],
+    *,
+    keep_float: frozenset[str] = frozenset(),
 ) -> QuantizedModel:
     """Return a copy of the model with Q/DQ.
 
     `amax` gives the range of each tensor; `segment_of` the segment of each node by name;
     `int8_segments` those whose boundaries are INT8 wherever a range is known (the DLA's).
+    `keep_float` names nodes that compute in floating point: their weights stay as they are, and
+    no activation is rounded for them; they read INT8 only where it crosses between processors.
 
     Raises BuildError: a tensor that must be quantized has no range.
     """
-    inserter = _Inserter(model.clone(), amax, dict(segment_of))
-    for node in list(inserter.graph):
-        row = QUANTIZED_OPS.get(node.op_type)
-        if row is not None and node.domain == "":
-            inserter.quantize_node(node, row)
+    inserter = _Inserter(model.clone(), amax, dict(segment_of), keep_float)
+    for node, row in int8_nodes(inserter.model, keep_float):
+        inserter.quantize_node(node, row)
     inserter.quantize_boundaries(int8_segments)
     inserter.insert()
     inserter.graph.sort()
@@ -133,13 +146,17 @@ class _Inserter:
     """Collects which uses read which tensor in INT8, then writes Q and DQ nodes once each."""
 
     def __init__(
-        self, model: ir.Model, amax: Mapping[str, float], segment_of: dict[str, str]
+        self,
+        model: ir.Model,
+        amax: Mapping[str, float],
+        segment_of: dict[str, str],
+        keep_float: frozenset[str],
     ) -> None:
         self.model = model
         self.graph = model.graph
         self.amax = amax
+        self.keep_float = keep_float
         self.segment_of = segment_of
-        self.masks = masked_tensors(model)
         self.scales: dict[str, float] = {}
         self._taken = _names(self.graph)
         self._parameter_values: dict[str, ir.Value] = {}
@@ -147,37 +164,29 @@ class _Inserter:
 
     def quantize_node(self, node: ir.Node, row: QuantizedOp) -> None:
         """Mark a node's activations, and replace its weight and bias by integers and DQ."""
-        tensors = (*node.inputs, *node.outputs)
-        if any(str(value.name) in self.masks for value in tensors if value is not None):
-            return
         indexes = range(len(node.inputs)) if row.activations is None else row.activations
         for index in indexes:
             value = node.inputs[index]
-            if value is not None and _is_activation(value):
+            if value is not None and is_activation(value):
                 self._require(node, value)
                 self._read_in_int8(value, node, index)
-        first, weight, bias = node.inputs[0], _constant(node, row.weight), _constant(node, row.bias)
+        first, weight = node.inputs[0], constant_of(node, row.weight)
         # A vector has no output channels, and operands of other types compute as they are.
-        if weight is None or weight.ndim < 2 or first is None or not _is_activation(first):
+        if weight is None or weight.ndim < 2 or first is None or not is_activation(first):
             return
         step = scale_of(self.amax[str(first.name)])
-        axis = _weight_axis(node, row, weight)
-        channels = weight.shape[axis] if axis is not None else 1
-        if bias is None or bias.shape not in {(channels,), (1, channels)}:
-            bias = np.zeros(channels)  # of a group, or broadcast: it stays in floating point
-        bias = bias.reshape(-1)
-        least = np.maximum(np.abs(bias) / BIAS_MAX, LEAST_SCALE) / step
-        scale = _weight_scale(weight, axis, least)
-        self._dequantized(node, row.weight, _stored(weight, scale, axis), scale, axis)
-        if bias.any():
-            stored = np.rint(bias / (scale.astype(np.float64) * step)).astype(np.int32)
-            self._dequantized(node, row.bias, stored, (scale * step).astype(np.float32), 0)
+        axis = weight_axis(node, row, weight)
+        bias = bias_per_channel(constant_of(node, row.bias), weight, axis)
+        found = quantize_weight(weight, bias, axis, step)
+        self._dequantized(node, row.weight, found.stored, found.scale, axis)
+        if found.bias is not None and found.bias_scale is not None:
+            self._dequantized(node, row.bias, found.bias, found.bias_scale, 0)
 
     def quantize_boundaries(self, int8_segments: frozenset[str]) -> None:
         """Mark what enters or leaves INT8 segments from or to another segment."""
         for node in list(self.graph):
             for index, value in enumerate(node.inputs):
-                if value is None or not _is_activation(value) or str(value.name) not in self.amax:
+                if value is None or not is_activation(value) or str(value.name) not in self.amax:
                     continue
                 maker = value.producer()
                 source = self.segment_of[str(maker.name)] if maker else ""
@@ -214,6 +223,8 @@ class _Inserter:
         operand = maker.inputs[0]
         if operand is None or operand in self._uses or len(list(operand.uses())) != 1:
             return
+        if any(str(use.node.name) in self.keep_float for use in value.uses()):
+            return  # it reads the result as it is
         inner = operand.producer()
         segment = self.segment_of[str(maker.name)]
         if inner is None or self.segment_of[str(inner.name)] != segment:
@@ -342,7 +353,8 @@ class _Inserter:
         return free
 
 
-def _is_activation(value: ir.Value) -> bool:
+def is_activation(value: ir.Value) -> bool:
+    """Whether a value is computed in float32: what INT8 gives a range."""
     return value.const_value is None and value.dtype == ir.DataType.FLOAT
 
 
@@ -352,38 +364,13 @@ def _holds_mask(value: ir.Value) -> bool:
     return bool((np.abs(value.const_value.numpy()) > MASK).any())
 
 
-def _constant(node: ir.Node, index: int | None) -> np.ndarray | None:
-    """The float32 constant that a node has as operand `index`."""
-    value = node.inputs[index] if index is not None and index < len(node.inputs) else None
-    if value is None or value.const_value is None or value.dtype != ir.DataType.FLOAT:
-        return None
-    array: np.ndarray = value.const_value.numpy()
-    return array
-
-
-def _weight_axis(node: ir.Node, row: QuantizedOp, weight: np.ndarray) -> int | None:
-    """The output-channel axis; None for a batch of matrices, which have one scale together."""
+def weight_axis(node: ir.Node, row: QuantizedOp, weight: np.ndarray) -> int | None:
+    """The output-channel axis of a node's weight; None for a batch of matrices (one scale)."""
     if node.op_type == "MatMul" and weight.ndim > 2:
         return None
     if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) != 0:
         return 0
     return row.weight_axis
-
-
-def _weight_scale(weight: np.ndarray, axis: int | None, least: np.ndarray) -> np.ndarray:
-    """The scale of each output channel, [channels], or of the whole weight, []."""
-    others = tuple(i for i in range(weight.ndim) if i != axis)
-    limit = np.abs(weight).max(axis=others).astype(np.float64)
-    scale: np.ndarray = np.maximum(limit / INT8_MAX, np.maximum(least, LEAST_SCALE))
-    return np.asarray(scale, np.float32)
-
-
-def _stored(weight: np.ndarray, scale: np.ndarray, axis: int | None) -> np.ndarray:
-    """The INT8 values of a weight."""
-    others = tuple(i for i in range(weight.ndim) if i != axis)
-    steps = np.rint(weight / (scale if axis is None else np.expand_dims(scale, others)))
-    stored: np.ndarray = np.clip(steps, -INT8_MAX, INT8_MAX).astype(np.int8)
-    return stored
 
 
 def _names(graph: ir.Graph) -> set[str]:
