@@ -69,16 +69,40 @@ def test_constant_weights_are_folded_into_initializers(tmp_path: Path) -> None:
     np.testing.assert_array_equal(weight.const_value.numpy(), np.ones((3, 4), np.float32))
 
 
-def test_a_gigantic_constant_is_not_folded(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("op", "operands"),
+    [
+        ("ConstantOfShape", [np.array([1 << 20, 1 << 20])]),
+        ("Expand", [np.ones((1, 1), np.float32), np.array([1 << 20, 1 << 20])]),
+        ("Tile", [np.ones((1, 1), np.float32), np.array([1 << 20, 1 << 20])]),
+        ("Range", [np.array(v, np.float32) for v in (0, 1e12, 1)]),
+    ],
+)
+def test_a_gigantic_constant_is_not_folded(
+    tmp_path: Path, op: str, operands: list[np.ndarray]
+) -> None:
+    weights = {f"c{index}": array for index, array in enumerate(operands)}
     nodes = [
-        helper.make_node("ConstantOfShape", ["shape"], ["w"]),
+        helper.make_node(op, list(weights), ["w"]),
         helper.make_node("ReduceMax", ["w"], ["m"], keepdims=0),
         helper.make_node("Add", ["x", "m"], ["y"]),
     ]
-    weights = {"shape": np.array([1 << 20, 1 << 20])}
     path = save(tmp_path / "m.onnx", nodes, {"x": [2]}, {"y": [2]}, weights)
     model, _ = run_passes(import_model(path).model)
-    assert ops(model)["ConstantOfShape"] == 1
+    assert ops(model)[op] == 1
+
+
+def test_many_constants_share_one_budget(tmp_path: Path) -> None:
+    nodes = [helper.make_node("ConstantOfShape", ["shape"], [f"w{i}"]) for i in range(3)]
+    nodes += [
+        helper.make_node("ReduceMax", [f"w{i}"], [f"m{i}"], keepdims=0, name=f"max{i}")
+        for i in range(3)
+    ]
+    nodes.append(helper.make_node("Sum", ["x", "m0", "m1", "m2"], ["y"]))
+    weights = {"shape": np.array([1 << 27])}
+    path = save(tmp_path / "m.onnx", nodes, {"x": [2]}, {"y": [2]}, weights)
+    model, _ = run_passes(import_model(path).model)
+    assert 1 <= ops(model)["ConstantOfShape"] <= 2
 
 
 def test_a_constant_output_keeps_its_name(tmp_path: Path) -> None:

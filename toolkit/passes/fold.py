@@ -14,10 +14,14 @@ from onnxscript.rewriter.rules.common import dropout_inference_rule, dropout_zer
 
 from toolkit.passes.branches import own_branch_outputs
 
-# Light models keep weights as ConstantOfShape; the largest seen is VGG-19's first fully
-# connected layer, 4096 x 25088 = 1.0e8 elements. Folding stops an order of magnitude above.
-MAX_FOLDED_ELEMENTS = 1 << 30
+# What folding may write in all, in elements. Light models keep their weights as ConstantOfShape;
+# the largest, VGG-19, has 1.4e8 of them.
+MAX_FOLDED_ELEMENTS = 1 << 28
 KEPT_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
+# Operators whose output may be far larger than their inputs: a few bytes can ask for terabytes.
+GROWING_OPS = frozenset(
+    {"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile"}
+)
 
 
 def remove_no_ops(model: ir.Model) -> str:
@@ -34,11 +38,12 @@ def remove_no_ops(model: ir.Model) -> str:
 def fold_constants(model: ir.Model) -> str:
     """Evaluate nodes whose inputs are all constants; constants become initializers."""
     before = _count(model)
+    ir_passes.ShapeInferencePass(data_prop=True)(model)  # sizes are known before they are made
     fold_constants_ir(
         model,
         input_size_limit=MAX_FOLDED_ELEMENTS,
         output_size_limit=MAX_FOLDED_ELEMENTS,
-        should_fold=_should_fold,
+        should_fold=_FoldingBudget(MAX_FOLDED_ELEMENTS).take,
     )
     ir_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     own_branch_outputs(model)
@@ -63,14 +68,34 @@ def own_outputs(model: ir.Model) -> str:
     return f"{len(constants)} outputs are constants" if constants else ""
 
 
-def _should_fold(node: ir.Node) -> bool:
-    """Fold everything but Q/DQ, which carry scales, and constants too large to keep."""
-    if node.op_type in KEPT_OPS:
-        return False
-    if node.op_type == "ConstantOfShape":
-        shape = ir.convenience.get_const_tensor(node.inputs[0]) if node.inputs[0] else None
-        return shape is not None and math.prod(shape.numpy().tolist()) <= MAX_FOLDED_ELEMENTS
-    return True
+class _FoldingBudget:
+    """How many more elements folding may write."""
+
+    def __init__(self, elements: int) -> None:
+        self._left = elements
+
+    def take(self, node: ir.Node) -> bool:
+        """Whether a node may be evaluated; its outputs then count.
+
+        Q/DQ carry scales and are kept.
+        """
+        if node.op_type in KEPT_OPS:
+            return False
+        sizes = [_elements(value) for value in node.outputs]
+        known = [size for size in sizes if size is not None]
+        if len(known) < len(sizes) and node.op_type in GROWING_OPS:
+            return False
+        if sum(known) > self._left:
+            return False
+        self._left -= sum(known)
+        return True
+
+
+def _elements(value: ir.Value) -> int | None:
+    """The number of elements of a value, None where it is not known."""
+    if value.shape is None or not all(isinstance(dim, int) for dim in value.shape):
+        return None
+    return math.prod(int(dim) for dim in value.shape if isinstance(dim, int))
 
 
 def _count(model: ir.Model) -> int:
