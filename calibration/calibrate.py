@@ -1,7 +1,9 @@
 """One pass over the data: run the model, observe its tensors, choose an amax for each."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -9,13 +11,27 @@ from numpy.typing import NDArray
 from calibration.dataset import Dataset, Sample, Skipped
 from calibration.errors import CalibrationError
 from calibration.observer import Histogram, merge, observe
+from calibration.samples import digest_sample
+from calibration.state import Part, State, check_same, read_state, write_state
 from calibration.table import CalibrationTable
-from calibration.threshold import choose_amax, method_named
+from calibration.threshold import amax_by_method, method_named
 
 Run = Callable[[Sample], Mapping[str, NDArray[Any]]]
 """Feeds of one sample -> the arrays of (at least) the asked tensors."""
 Progress = Callable[[int, int], None]
-"""Called after each sample with (samples run, samples expected)."""
+"""Called after each sample with (samples done, samples expected)."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A file that holds the state of an observation after every `every` samples.
+
+    If it is there, the observation goes on from it. A kill loses `every` samples at most.
+    """
+
+    path: Path
+    model_sha256: str
+    every: int = 8
 
 
 @dataclass(frozen=True)
@@ -23,12 +39,18 @@ class Observation:
     """What one pass saw. `histograms`: one per tensor, in the order asked for.
 
     `asked` samples were expected and `samples` were run; `skipped` says what could not be read.
+    `fed_sha256`: hash of all that the model was fed with.
     """
 
     histograms: Mapping[str, Histogram]
     asked: int
     samples: int
     skipped: tuple[Skipped, ...]
+    fed_sha256: str
+
+    def state(self, model_sha256: str) -> State:
+        """What can be written, and merged with the states of other data."""
+        return State(model_sha256, (Part(self.fed_sha256, self.samples),), self.histograms)
 
 
 @dataclass(frozen=True)
@@ -56,20 +78,25 @@ def calibrate(
     on_progress: Progress | None = None,
     *,
     model_sha256: str,
+    resume: Path | None = None,
 ) -> CalibrationResult:
     """Run every sample once and give each of `tensors` an amax by `method` (a row of METHODS).
 
-    Memory: one sample, the tensors that `run` returns for it and 32 KiB for each tensor.
+    `resume`: a file that keeps the state on the way. If it is there, the pass goes on where it was
+    stopped, with the same result to the last bit; CalibrationError if it is of another model, of
+    other data or tensors. Memory: one sample, the tensors that `run` returns for it and 128 KiB for
+    each tensor.
     """
     method_named(method)  # refused before hours of running
-    seen = observe_tensors(run, samples, tensors, on_progress)
+    keep = None if resume is None else Checkpoint(resume, model_sha256)
+    seen = observe_tensors(run, samples, tensors, on_progress, keep)
     histograms = seen.histograms
     table = CalibrationTable(
         method=method,
         samples=seen.samples,
         data_sha256=samples.sha256(),
         model_sha256=model_sha256,
-        tensors={name: _amax(name, histogram, method) for name, histogram in histograms.items()},
+        tensors=amax_by_method(histograms, [method])[method],
     )
     dead = tuple(name for name, histogram in histograms.items() if histogram.dead)
     constant = tuple(
@@ -79,25 +106,71 @@ def calibrate(
 
 
 def observe_tensors(
-    run: Run, samples: Dataset, tensors: Sequence[str], on_progress: Progress | None = None
+    run: Run,
+    samples: Dataset,
+    tensors: Sequence[str],
+    on_progress: Progress | None = None,
+    keep: Checkpoint | None = None,
 ) -> Observation:
-    """Run every sample once and merge the histograms of each of `tensors`."""
+    """Run every sample once and merge the histograms of each of `tensors`.
+
+    Samples that `keep` holds already are read, to see that they are the same, but not run.
+    """
     if not tensors:
         raise CalibrationError(
             "no tensors to calibrate were named: name at least one floating point tensor"
         )
-    histograms = dict.fromkeys(tensors, Histogram())
-    done, expected = 0, len(samples)
+    histograms, before = _begun(keep, tensors)
+    skip = before.samples if before is not None else 0
+    digest, done = hashlib.sha256(), 0
     for number, sample in enumerate(samples):
-        found = run(sample)
-        for name, before in histograms.items():
-            histograms[name] = merge(before, observe(name, _tensor(found, name, number), number))
+        digest_sample(digest, sample)
         done = number + 1
+        if done > skip:
+            found = run(sample)
+            for name, seen in histograms.items():
+                histograms[name] = merge(seen, observe(name, _tensor(found, name, number), number))
+        if keep is not None and (done == skip or (done > skip and done % keep.every == 0)):
+            before = _kept(keep, histograms, before, Part(digest.hexdigest(), done))
         if on_progress is not None:
-            on_progress(done, expected)
+            on_progress(done, max(done, len(samples)))
     if done == 0:
         raise CalibrationError("the calibration data held no sample: give at least one")
-    return Observation(histograms, samples.asked, done, samples.skipped)
+    fed = Part(digest.hexdigest(), done)
+    if keep is not None:
+        _kept(keep, histograms, before, fed)
+    return Observation(histograms, samples.asked, done, samples.skipped, fed.sha256)
+
+
+def _begun(
+    keep: Checkpoint | None, tensors: Sequence[str]
+) -> tuple[dict[str, Histogram], Part | None]:
+    """The histograms to begin with, and the samples that are in them."""
+    if keep is None or not keep.path.exists():
+        return dict.fromkeys(tensors, Histogram()), None
+    state = read_state(keep.path)
+    check_same(str(keep.path), state, keep.model_sha256, dict.fromkeys(tensors))
+    if len(state.parts) != 1:
+        raise CalibrationError(
+            f"{keep.path} is merged from {len(state.parts)} shards, so it has no place to go on "
+            "from: observe the other data into a file of their own and merge"
+        )
+    return {name: state.histograms[name] for name in tensors}, state.parts[0]
+
+
+def _kept(
+    keep: Checkpoint, histograms: Mapping[str, Histogram], before: Part | None, fed: Part
+) -> Part:
+    """Write the state if it is of more samples than `before`; else it must be of the same."""
+    if before is None or fed.samples > before.samples:
+        write_state(keep.path, State(keep.model_sha256, (fed,), histograms))
+    elif fed != before:
+        raise CalibrationError(
+            f"{keep.path} is of other data: {before.samples} samples with hash "
+            f"{before.sha256[:12]}, but now the first {fed.samples} have {fed.sha256[:12]}: give "
+            "the same data, limit and preprocessing, or remove the file"
+        )
+    return fed
 
 
 def _tensor(found: Mapping[str, NDArray[Any]], name: str, sample: int) -> NDArray[Any]:
@@ -107,12 +180,3 @@ def _tensor(found: Mapping[str, NDArray[Any]], name: str, sample: int) -> NDArra
             "name tensors of this model"
         )
     return found[name]
-
-
-def _amax(name: str, histogram: Histogram, method: str) -> float:
-    if histogram.elements == 0:
-        raise CalibrationError(
-            f"tensor '{name}' was empty in every sample, so it has no range: give samples that "
-            "fill it or leave it out"
-        )
-    return choose_amax(histogram, method)

@@ -7,12 +7,11 @@ of them: the first hundred pictures of a data set sorted by class would show one
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from calibration.arrays import (
@@ -25,6 +24,8 @@ from calibration.arrays import (
     read_samples,
 )
 from calibration.errors import CalibrationError
+from calibration.iterable import iterable_dataset
+from calibration.samples import Dataset, Skipped, batched, memory_dataset
 from device.errors import SourceError
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "LoadPicture",
     "Sample",
     "Skipped",
+    "iterable_dataset",
     "memory_dataset",
     "open_dataset",
 ]
@@ -46,35 +48,6 @@ ARRAYS = frozenset({".npy", ".npz"})
 _BLOCK = 1 << 20  # bytes
 
 
-@dataclass(frozen=True)
-class Skipped:
-    """Something that was not used, and why."""
-
-    name: str
-    reason: str
-
-
-class Dataset(Protocol):
-    """Samples that can be read again and again, the same each time."""
-
-    @property
-    def asked(self) -> int:
-        """How many samples the user wanted."""
-
-    @property
-    def skipped(self) -> tuple[Skipped, ...]:
-        """What the latest pass could not read."""
-
-    def __len__(self) -> int:
-        """How many samples a pass gives if all are readable."""
-
-    def __iter__(self) -> Iterator[Sample]:
-        """One pass."""
-
-    def sha256(self) -> str:
-        """Hash of the names and bytes of the data, as hexadecimal digits."""
-
-
 def open_dataset(
     path: Path,
     load_picture: LoadPicture | None,
@@ -85,7 +58,9 @@ def open_dataset(
 
     Pictures go through `load_picture` and .npy files feed a model's only input; the members of a
     .npz file are named after the inputs. An array holds one sample or many along a leading axis;
-    a missing batch axis of 1 is added. Folders are searched to any depth without hidden files.
+    a missing batch axis of 1 is added. Where the input has a batch, a sample is one batch: pictures
+    are stacked, and what does not fill a batch is left out and counted. Folders are searched to any
+    depth without hidden files.
     """
     if limit is not None and limit < 1:
         raise CalibrationError(f"limit is {limit} samples, but must be at least 1: raise it")
@@ -102,39 +77,10 @@ def open_dataset(
             f"{path} holds pictures, but nothing says how to preprocess them: name the model's "
             "configuration or use .npy files"
         )
-    return _choose(path, files, limit, inputs, load_picture)
-
-
-def memory_dataset(samples: Sequence[Sample]) -> Dataset:
-    """A data set of arrays that are already in memory."""
-    return _Memory(tuple(samples))
-
-
-@dataclass(frozen=True)
-class _Memory:
-    samples: tuple[Sample, ...]
-    skipped: tuple[Skipped, ...] = ()
-
-    @property
-    def asked(self) -> int:
-        return len(self.samples)
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __iter__(self) -> Iterator[Sample]:
-        for number, sample in enumerate(self.samples):
-            for name, array in sample.items():
-                check_finite(array, f"input '{name}' of sample {number}")
-            yield sample
-
-    def sha256(self) -> str:
-        digest = hashlib.sha256()
-        for sample in self.samples:
-            for name, array in sorted(sample.items()):
-                digest.update(repr((name, array.dtype.str, array.shape)).encode())
-                digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()
+    batch = (inputs[0].shape[:1] or (None,))[0] or 1
+    one = replace(inputs[0], shape=(1, *inputs[0].shape[1:]))
+    pictures = limit and limit * batch
+    return batched(_choose(path, files, pictures, [one], load_picture), batch)
 
 
 @dataclass(frozen=True)

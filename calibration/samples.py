@@ -1,0 +1,127 @@
+"""What a data set is: samples that can be read one after the other, and what was left out."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.arrays import Sample, check_finite
+from calibration.errors import CalibrationError
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Something that was not used, and why."""
+
+    name: str
+    reason: str
+
+
+class Dataset(Protocol):
+    """Samples that can be read again and again, the same each time."""
+
+    @property
+    def asked(self) -> int:
+        """How many samples the user wanted."""
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """What the latest pass could not read."""
+
+    def __len__(self) -> int:
+        """How many samples a pass gives if all are readable."""
+
+    def __iter__(self) -> Iterator[Sample]:
+        """One pass."""
+
+    def sha256(self) -> str:
+        """Hash of the names and bytes of the data, as hexadecimal digits."""
+
+
+def memory_dataset(samples: Sequence[Sample]) -> Dataset:
+    """A data set of arrays that are already in memory."""
+    return _Memory(tuple(samples))
+
+
+def batched(data: Dataset, batch: int) -> Dataset:
+    """Samples of `batch` samples each, stacked along their first axis.
+
+    Samples at the end that do not fill a batch are left out and counted: repeating some of them
+    instead would count them twice.
+    """
+    return data if batch == 1 else _Batches(data, batch)
+
+
+def digest_sample(digest: "hashlib._Hash", sample: Mapping[str, NDArray[Any]]) -> None:
+    """Put the names, types, shapes and bytes of a sample into a hash."""
+    for name, array in sorted(sample.items()):
+        digest.update(repr((name, array.dtype.str, array.shape)).encode())
+        digest.update(np.ascontiguousarray(array).data)
+
+
+@dataclass(frozen=True)
+class _Memory:
+    samples: tuple[Sample, ...]
+    skipped: tuple[Skipped, ...] = ()
+
+    @property
+    def asked(self) -> int:
+        return len(self.samples)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __iter__(self) -> Iterator[Sample]:
+        for number, sample in enumerate(self.samples):
+            for name, array in sample.items():
+                check_finite(array, f"input '{name}' of sample {number}")
+            yield sample
+
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for sample in self.samples:
+            digest_sample(digest, sample)
+        return digest.hexdigest()
+
+
+class _Batches:
+    def __init__(self, data: Dataset, batch: int) -> None:
+        self._data = data
+        self._batch = batch
+        self._rest: tuple[Skipped, ...] = ()
+
+    @property
+    def asked(self) -> int:
+        return self._data.asked // self._batch
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        return self._data.skipped + self._rest
+
+    def __len__(self) -> int:
+        return len(self._data) // self._batch
+
+    def __iter__(self) -> Iterator[Sample]:
+        self._rest = ()
+        waiting: list[Sample] = []
+        given = 0
+        for sample in self._data:
+            waiting.append(sample)
+            if len(waiting) == self._batch:
+                yield {name: np.concatenate([one[name] for one in waiting]) for name in sample}
+                given += 1
+                waiting.clear()
+        if not given:
+            raise CalibrationError(
+                f"{len(waiting)} calibration samples do not fill one batch of {self._batch}, which "
+                f"the model's input has: give at least {self._batch}"
+            )
+        if waiting:
+            why = f"they do not fill a batch of {self._batch}"
+            self._rest = (Skipped(f"the last {len(waiting)} samples", why),)
+
+    def sha256(self) -> str:
+        return hashlib.sha256(f"{self._batch} {self._data.sha256()}".encode()).hexdigest()
