@@ -233,7 +233,7 @@ def test_int8_of_a_model_of_integers_is_refused(tmp_path: Path) -> None:
 def test_a_sample_of_another_shape_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
     model = small_convnet(tmp_path / "m.onnx", rng)
     options = BuildOptions(data=[{"x": np.zeros((1, 3, 32, 31), np.float32)}])
-    with pytest.raises(BuildError, match=r"a calibration sample: .*dimensions.*: x"):
+    with pytest.raises(CalibrationError, match=r"sample 0, input 'x', is float32 of shape"):
         build_engine(model, "laptop", tmp_path / "m.engine", options)
 
 
@@ -269,7 +269,9 @@ def test_a_table_of_another_model_is_said(tmp_path: Path, rng: np.random.Generat
 def test_samples_of_other_inputs_are_refused(tmp_path: Path, rng: np.random.Generator) -> None:
     model = small_convnet(tmp_path / "m.onnx", rng)
     samples = [{"z": np.zeros((1, 3, 32, 32), np.float32)}]
-    with pytest.raises(BuildError, match=r"sample 0 feeds \['z'\], but the model's inputs are"):
+    with pytest.raises(
+        CalibrationError, match=r"sample 0 feeds \['z'\], but the model's inputs are"
+    ):
         build_engine(model, "laptop", tmp_path / "m.engine", BuildOptions(data=samples))
 
 

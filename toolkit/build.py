@@ -22,7 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from calibration.calibrate import CalibrationResult, calibrate
-from calibration.dataset import Dataset, InputSpec, Sample, memory_dataset, open_dataset
+from calibration.dataset import Sample
 from calibration.table import CalibrationTable
 from device.engine import write_engine
 from device.errors import EngineError, SessionError
@@ -31,12 +31,12 @@ from device.manifest import CalibrationInfo, DimRange, Manifest, Precision, Prov
 from device.session import open_session
 from pipelines.config import PreprocessConfig
 from toolkit.assemble import assemble
+from toolkit.data import Source, input_specs, open_data
 from toolkit.errors import BuildError, first_line
-from toolkit.importer import IO_DTYPES, ImportedModel, import_model
+from toolkit.importer import ImportedModel, import_model
 from toolkit.lower import lower_segments
 from toolkit.observe import ActivationRunner
 from toolkit.passes import PassReport, run_passes
-from toolkit.pictures import picture_loader
 from toolkit.planning.plan import Plan, make_plan
 from toolkit.quantize import QUANTIZED_OPS, calibrated_tensors, quantize
 from toolkit.target import Target, choose_target
@@ -52,14 +52,15 @@ class BuildOptions:
     """What a build may be asked beside the model and the profile.
 
     `precision` None: int8 with `data` or `table`, else fp16 (fp32 where there is no GPU).
-    `data` is a folder or file of samples, or samples as mappings of input name to array.
+    `data` is what `toolkit.data.open_data` takes: a folder or file of pictures or arrays, a video,
+    or samples one after the other; `samples` of them are used.
     `table` goes before `data`. `preprocess` says how pictures become the input; None: letterbox to
     the input's size, RGB, 0 to 1. `shapes` and `dims` as in `toolkit.importer.import_model`.
     """
 
     precision: Precision | None = None
     jetpack: str | None = None
-    data: str | Path | Sequence[Sample] | None = None
+    data: Source | None = None
     samples: int | None = None
     method: str = DEFAULT_METHOD
     table: CalibrationTable | None = None
@@ -229,42 +230,24 @@ def _ranges(
     if options.table is not None:
         return _Ranges(options.table)
     assert options.data is not None  # _precision refuses INT8 without
-    data = _open_data(graph, options)
+    data = open_data(options.data, input_specs(graph), options.preprocess, options.samples)
     tensors = calibrated_tensors(graph)
+    runner = ActivationRunner(graph, tensors)
+    first: list[Sample] = []  # kept, because some data can be read only once
+
+    def run(sample: Sample) -> Mapping[str, np.ndarray]:
+        first[:] = first or [sample]
+        return runner(sample)
+
     result = calibrate(
-        ActivationRunner(graph, tensors),
+        run,
         data,
         tensors,
         options.method,
         lambda done, total: report("calibrate", done / max(total, 1)),
         model_sha256=imported.sha256,
     )
-    return _Ranges(result.table, result, next(iter(data)))
-
-
-def _open_data(graph: ir.Model, options: BuildOptions) -> Dataset:
-    if not isinstance(options.data, str | Path):
-        samples = tuple(options.data or ())
-        wanted = {str(value.name) for value in graph.graph.inputs}
-        for number, sample in enumerate(samples):
-            if set(sample) != wanted:
-                raise BuildError(
-                    f"Calibration sample {number} feeds {sorted(sample)}, but the model's inputs "
-                    f"are {sorted(wanted)}; give every sample an array for each input."
-                )
-        return memory_dataset(samples)
-    inputs = [
-        InputSpec(
-            name=str(value.name),
-            shape=tuple(d if isinstance(d, int) else None for d in value.shape or ()),
-            dtype=IO_DTYPES[value.dtype or ir.DataType.UNDEFINED],
-        )
-        for value in graph.graph.inputs
-    ]
-    loader: Callable[[Path], np.ndarray[Any, Any]] | None = None
-    if len(inputs) == 1:
-        loader = picture_loader(inputs[0].shape, options.preprocess)
-    return open_dataset(Path(options.data), loader, inputs, options.samples)
+    return _Ranges(result.table, result, first[0])
 
 
 def _precision(options: BuildOptions, target: Target, graph: ir.Model, name: str) -> Precision:
