@@ -16,9 +16,8 @@ from toolkit.qdq_nodes import (
     is_dequantize,
     is_quantize,
     quantized_constant,
-    weight_axis,
 )
-from toolkit.quantize import QUANTIZED_OPS, _is_activation
+from toolkit.quantize import QUANTIZED_OPS, is_activation, masked_tensors, weight_axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,31 +25,29 @@ class QdqRule:
     """`check` yields one sentence for each violation."""
 
     name: str
-    check: Callable[[ir.Graph, QdqTarget], Iterator[str]]
+    check: Callable[[ir.Model, QdqTarget], Iterator[str]]
 
 
 def check_qdq(model: ir.Model, target: str) -> tuple[str, ...]:
     """Every violation of RULES for a row of `toolkit.qdq_export.TARGETS`, as "rule: sentence"."""
     row = qdq_target(target)
-    return tuple(
-        f"{rule.name}: {found}" for rule in RULES for found in rule.check(model.graph, row)
-    )
+    return tuple(f"{rule.name}: {found}" for rule in RULES for found in rule.check(model, row))
 
 
-def _opset(graph: ir.Graph, row: QdqTarget) -> Iterator[str]:
-    opset = graph.opset_imports.get("", 0)
+def _opset(model: ir.Model, row: QdqTarget) -> Iterator[str]:
+    opset = model.graph.opset_imports.get("", 0)
     if opset < row.min_opset:
         yield f"the model has opset {opset}, but {row.since} wants {row.min_opset} or newer"
 
 
-def _integer_operators(graph: ir.Graph, _row: QdqTarget) -> Iterator[str]:
-    for node in graph.all_nodes():
+def _integer_operators(model: ir.Model, _row: QdqTarget) -> Iterator[str]:
+    for node in model.graph.all_nodes():
         if node.op_type in INTEGER_OPS or node.op_type.startswith("QLinear"):
             yield f"node {node.name!r} is {node.op_type}, which TensorRT does not have"
 
 
-def _signed(graph: ir.Graph, _row: QdqTarget) -> Iterator[str]:
-    for node, grid in _grids(graph):
+def _signed(model: ir.Model, _row: QdqTarget) -> Iterator[str]:
+    for node, grid in _grids(model):
         if grid is None or grid.dtype == ir.DataType.INT8:
             continue
         constant = is_dequantize(node) and quantized_constant(node) is not None
@@ -58,15 +55,15 @@ def _signed(graph: ir.Graph, _row: QdqTarget) -> Iterator[str]:
         yield f"node {node.name!r} has {grid.dtype.name}{hint}, but only INT8 is taken"
 
 
-def _symmetric(graph: ir.Graph, _row: QdqTarget) -> Iterator[str]:
-    for node, grid in _grids(graph):
+def _symmetric(model: ir.Model, _row: QdqTarget) -> Iterator[str]:
+    for node, grid in _grids(model):
         if grid is not None and np.any(grid.zero != 0):
             worst = grid.zero.flat[np.argmax(grid.zero != 0)]
             yield f"node {node.name!r} has the zero point {worst}, but only 0 is taken"
 
 
-def _scales(graph: ir.Graph, _row: QdqTarget) -> Iterator[str]:
-    for node, grid in _grids(graph):
+def _scales(model: ir.Model, _row: QdqTarget) -> Iterator[str]:
+    for node, grid in _grids(model):
         if grid is None:
             yield f"node {node.name!r} computes its scale or zero point, which must be constants"
         elif grid.blocked:
@@ -75,8 +72,8 @@ def _scales(graph: ir.Graph, _row: QdqTarget) -> Iterator[str]:
             yield f"node {node.name!r} has a scale that is not positive and finite"
 
 
-def _per_tensor(graph: ir.Graph, _row: QdqTarget) -> Iterator[str]:
-    for node, grid in _grids(graph):
+def _per_tensor(model: ir.Model, _row: QdqTarget) -> Iterator[str]:
+    for node, grid in _grids(model):
         if grid is None or grid.scale.ndim == 0:
             continue
         behind = quantized_constant(node) if is_dequantize(node) else node.inputs[0]
@@ -87,8 +84,8 @@ def _per_tensor(graph: ir.Graph, _row: QdqTarget) -> Iterator[str]:
             )
 
 
-def _pairs(graph: ir.Graph, _row: QdqTarget) -> Iterator[str]:
-    for node in graph:
+def _pairs(model: ir.Model, _row: QdqTarget) -> Iterator[str]:
+    for node in model.graph:
         if is_quantize(node):
             for reader, _ in node.outputs[0].uses():
                 if not is_dequantize(reader):
@@ -110,8 +107,8 @@ def _pairs(graph: ir.Graph, _row: QdqTarget) -> Iterator[str]:
             yield f"nodes {maker.name!r} and {node.name!r} are a pair, but their scales differ"
 
 
-def _weights(graph: ir.Graph, _row: QdqTarget) -> Iterator[str]:
-    for node in graph:
+def _weights(model: ir.Model, _row: QdqTarget) -> Iterator[str]:
+    for node in model.graph:
         if not has_weight(node):
             continue
         index = QUANTIZED_OPS[node.op_type].weight
@@ -133,7 +130,7 @@ def _channels(node: ir.Node, dequantize: ir.Node) -> Iterator[str]:
     grid, array = grid_of(dequantize), constant_of(quantized_constant(dequantize))
     if grid is None or array is None or array.ndim < 2:
         return
-    axis = weight_axis(node, array.ndim)
+    axis = weight_axis(node, QUANTIZED_OPS[node.op_type], array)
     if axis is None:
         if grid.scale.ndim:
             yield f"node {node.name!r} has a batch of weights, which has one scale"
@@ -155,22 +152,25 @@ def _channels(node: ir.Node, dequantize: ir.Node) -> Iterator[str]:
         )
 
 
-def _every_tensor(graph: ir.Graph, row: QdqTarget) -> Iterator[str]:
+def _every_tensor(model: ir.Model, row: QdqTarget) -> Iterator[str]:
     if not row.every_tensor:
         return
-    for node in graph:
+    masks = masked_tensors(model)
+    for node in model.graph:
         if is_quantize(node) or is_dequantize(node) or node.op_type in SHAPE_READERS:
             continue
         for value in node.inputs:
-            if value is not None and _is_activation(value) and not is_dequantize(value.producer()):
+            if value is None or not is_activation(value) or str(value.name) in masks:
+                continue
+            if not is_dequantize(value.producer()):
                 yield (
                     f"node {node.name!r} ({node.op_type}) reads {value.name!r} in floating point, "
                     f"but {row.name} wants Q/DQ on every tensor"
                 )
 
 
-def _grids(graph: ir.Graph) -> Iterator[tuple[ir.Node, Grid | None]]:
-    for node in graph.all_nodes():
+def _grids(model: ir.Model) -> Iterator[tuple[ir.Node, Grid | None]]:
+    for node in model.graph.all_nodes():
         if is_quantize(node) or is_dequantize(node):
             yield node, grid_of(node)
 

@@ -20,14 +20,14 @@ import onnx_ir as ir
 from calibration.table import scale_of
 from toolkit.errors import BuildError
 from toolkit.quantize import (
-    LEAST_SCALE,
     QUANTIZED_OPS,
-    _constant,
-    _is_activation,
     _names,
-    _weight_axis,
-    _weight_scale,
+    int8_nodes,
+    is_activation,
+    masked_tensors,
+    weight_axis,
 )
+from toolkit.weights import LEAST_SCALE, constant_of, quantize_weight
 
 Use = tuple[ir.Node, int]
 """A node and the index of one of its operands."""
@@ -89,28 +89,29 @@ def export_qdq(
     _check_source(model, row, keep_float)
     copy = model.clone()
     writer = _Writer(copy.graph)
-    for value, uses in _int8_uses(copy.graph, row, keep_float).items():
-        restored = writer.activation(value, _scale(value, uses[0][0], amax))
-        for node, index in uses:
+    computed = {node for node, _ in int8_nodes(copy, keep_float)}
+    uses = _all_uses(copy, keep_float) if row.every_tensor else _product_uses(copy, row, computed)
+    for value, readers in uses.items():
+        restored = writer.activation(value, _scale(value, readers[0][0], amax))
+        for node, index in readers:
             node.replace_input_with(index, restored)
     for node in list(copy.graph):
-        _quantize_weight(node, writer, amax, keep_float)
+        if node in computed:
+            _quantize_weight(node, writer)
     copy.graph.sort()
     return copy
 
 
-def weight_operand(node: ir.Node) -> tuple[ir.Value, int | None] | None:
-    """A node's constant float weight of two or more dimensions, and its output-channel axis.
+def weight_operand(node: ir.Node) -> tuple[int, int | None] | None:
+    """Where a node has a constant float weight of two or more dimensions, and its channel axis.
 
     The axis is None where the whole weight has one scale (a batch of matrices).
     """
     row = QUANTIZED_OPS.get(node.op_type) if node.domain == "" else None
-    weight = _constant(node, row.weight) if row is not None else None
+    weight = constant_of(node, row.weight) if row is not None else None
     if row is None or row.weight is None or weight is None or weight.ndim < 2:
         return None
-    value = node.inputs[row.weight]
-    assert value is not None  # _constant found it
-    return value, _weight_axis(node, row, weight)
+    return row.weight, weight_axis(node, row, weight)
 
 
 def _check_source(model: ir.Model, row: QdqTarget, keep_float: frozenset[str]) -> None:
@@ -136,57 +137,54 @@ def _check_source(model: ir.Model, row: QdqTarget, keep_float: frozenset[str]) -
         )
 
 
-def _int8_uses(
-    graph: ir.Graph, row: QdqTarget, keep_float: frozenset[str]
-) -> dict[ir.Value, list[Use]]:
-    """Every activation that is read in INT8, with the operands that read it so."""
-    order = {node: position for position, node in enumerate(graph)}
+def _all_uses(model: ir.Model, keep_float: frozenset[str]) -> dict[ir.Value, list[Use]]:
+    """Every activation but masks, with all operands that read its numbers."""
+    masks = masked_tensors(model)
     uses: dict[ir.Value, list[Use]] = {}
-    for node in order:
-        if str(node.name) in keep_float:
+    for node in model.graph:
+        if node.op_type in SHAPE_READERS or str(node.name) in keep_float:
             continue
-        for index in _int8_operands(node, row, order, keep_float):
-            value = node.inputs[index]
-            if value is not None and _is_activation(value):
+        for index, value in enumerate(node.inputs):
+            if value is not None and is_activation(value) and str(value.name) not in masks:
                 uses.setdefault(value, []).append((node, index))
     return uses
 
 
-def _int8_operands(
-    node: ir.Node, row: QdqTarget, order: Mapping[ir.Node, int], keep_float: frozenset[str]
-) -> list[int]:
-    if row.every_tensor:
-        return [] if node.op_type in SHAPE_READERS else list(range(len(node.inputs)))
-    quantized = QUANTIZED_OPS.get(node.op_type) if node.domain == "" else None
-    if quantized is None:
-        return []
-    operands = list(range(len(node.inputs)))
-    if quantized.activations is not None:
-        operands = [index for index in quantized.activations if index in operands]
-    fused = _fused_operand(node, order, keep_float) if row.fused_add else None
-    return [index for index in operands if index != fused]
+def _product_uses(
+    model: ir.Model, row: QdqTarget, computed: set[ir.Node]
+) -> dict[ir.Value, list[Use]]:
+    """Every activation that an INT8 node reads, with the operands that read it so."""
+    order = {node: position for position, node in enumerate(model.graph)}
+    uses: dict[ir.Value, list[Use]] = {}
+    for node in order:
+        if node not in computed:
+            continue
+        operands = QUANTIZED_OPS[node.op_type].activations or tuple(range(len(node.inputs)))
+        fused = _fused_operand(node, order, computed) if row.fused_add else None
+        for index in operands:
+            value = node.inputs[index]
+            if index != fused and value is not None and is_activation(value):
+                uses.setdefault(value, []).append((node, index))
+    return uses
 
 
 def _fused_operand(
-    node: ir.Node, order: Mapping[ir.Node, int], keep_float: frozenset[str]
+    node: ir.Node, order: Mapping[ir.Node, int], computed: set[ir.Node]
 ) -> int | None:
     """The operand of an Add that the product making it hands over without rounding, if any.
 
     TensorRT computes Conv and Add in one kernel if nothing lies between. Where both operands would
     do (a projected shortcut) it is the later one: the shortcut is ready first, and is read back.
     """
-    if node.op_type != "Add" or len(node.inputs) != 2:
-        return None
+    if node.op_type != "Add" or not all(v is not None and is_activation(v) for v in node.inputs):
+        return None  # one is a constant: a bias, and no residual
     makers: dict[int, int] = {}
     for index, value in enumerate(node.inputs):
         maker = value.producer() if value is not None else None
-        if value is None or maker is None or str(maker.name) in keep_float:
+        if value is None or maker not in computed or value.is_graph_output():
             continue
-        alone = len(value.uses()) == 1 and not value.is_graph_output()
-        if alone and weight_operand(maker) is not None:
+        if maker is not None and len(value.uses()) == 1 and weight_operand(maker) is not None:
             makers[index] = order[maker]
-    if any(value is not None and not _is_activation(value) for value in node.inputs):
-        return None  # a bias: there is no residual
     return max(makers, key=makers.__getitem__, default=None)
 
 
@@ -209,24 +207,18 @@ def _scale(value: ir.Value, reader: ir.Node, amax: Mapping[str, float]) -> np.nd
     return scale
 
 
-def _quantize_weight(
-    node: ir.Node, writer: "_Writer", amax: Mapping[str, float], keep_float: frozenset[str]
-) -> None:
+def _quantize_weight(node: ir.Node, writer: "_Writer") -> None:
     """Put Q and DQ behind the weight of a node whose activation is INT8."""
     found = weight_operand(node)
-    first = node.inputs[0] if node.inputs else None
+    first = node.inputs[0]
     source = first.producer() if first is not None else None
-    if found is None or source is None or str(node.name) in keep_float:
+    if found is None or source is None or source.op_type != "DequantizeLinear":
         return
-    if source.op_type != "DequantizeLinear":
-        return
-    value, axis = found
-    activation = source.inputs[1]
-    assert activation is not None
-    assert activation.const_value is not None
-    step = float(activation.const_value.numpy())
-    index = list(node.inputs).index(value)
-    node.replace_input_with(index, writer.weight(value, axis, step))
+    index, axis = found
+    weight, step = node.inputs[index], constant_of(source, 1)
+    assert weight is not None
+    assert step is not None
+    node.replace_input_with(index, writer.weight(weight, axis, float(step)))
 
 
 class _Writer:
@@ -250,11 +242,7 @@ class _Writer:
         key = (str(value.name), axis)
         if key not in self._weights:
             assert value.const_value is not None
-            array = value.const_value.numpy()
-            channels = 1 if axis is None else array.shape[axis]
-            scale = _weight_scale(array, axis, np.full(channels, LEAST_SCALE / step))
-            if axis is None:
-                scale = scale.reshape(())
+            scale = quantize_weight(value.const_value.numpy(), None, axis, step).scale
             self._weights[key] = self._pair(value, scale, axis)
         return self._weights[key]
 

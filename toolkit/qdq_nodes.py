@@ -77,16 +77,6 @@ def quantized_constant(node: ir.Node) -> ir.Value | None:
     return source if constant_of(source) is not None else None
 
 
-def weight_axis(node: ir.Node, rank: int) -> int | None:
-    """The output-channel axis of a node's weight; None for a batch of matrices."""
-    row = QUANTIZED_OPS[node.op_type]
-    if node.op_type == "MatMul":
-        return 1 if rank == 2 else None
-    if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) != 0:
-        return 0
-    return row.weight_axis
-
-
 def has_weight(node: ir.Node) -> bool:
     """Whether the operator is one that multiplies with a weight."""
     row = QUANTIZED_OPS.get(node.op_type) if node.domain == "" else None
