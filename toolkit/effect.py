@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 LEAST_GAIN = 0.1
-"""In the unit of the figure. A tenth of a dB of SQNR is what another sample of pictures changes."""
+"""In the unit of the figure (dB of SQNR); for less, a model had better stay as it came."""
 
 
 @dataclass(frozen=True, slots=True)
