@@ -17,6 +17,7 @@ LEAST_AMAX = QMAX * 2.0**-126
 """Below this the scale amax / 127 would not be a normal float32."""
 
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+Name = Annotated[str, Meta(min_length=1)]
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -28,18 +29,38 @@ class _Head(msgspec.Struct, frozen=True):
 class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`tensors`: name -> amax, the largest magnitude that INT8 represents, in the tensor's unit.
 
-    `method`: the row of METHODS that chose them. `samples`: how many were run. `data_sha256`,
-    `model_sha256`: of the data set and of the model file, 64 lowercase hexadecimal digits.
+    `method`: the row of METHODS that chose them; `methods`: tensor -> the row that chose it, where
+    that is another. `samples`: how many were run; 0 only in a dummy. `data_sha256`, `model_sha256`:
+    of the data set and of the model file, 64 lowercase hexadecimal digits. `keep_float`: nodes that
+    stay in floating point. `dummy`: the ranges were not measured; good for timing only.
     """
 
     format: Literal[1] = 1
-    method: Annotated[str, Meta(min_length=1)]
-    samples: Annotated[int, Meta(ge=1)]
+    method: Name
+    samples: Annotated[int, Meta(ge=0)]
     data_sha256: Sha256
     model_sha256: Sha256
     tensors: dict[str, float]
+    methods: dict[str, Name] = {}
+    keep_float: tuple[Name, ...] = ()
+    dummy: bool = False
 
     def __post_init__(self) -> None:
+        if self.samples == 0 and not self.dummy:
+            raise CalibrationError(
+                "the calibration table was measured on 0 samples, but is not marked as a dummy: "
+                "calibrate again"
+            )
+        for name in self.methods.keys() - self.tensors.keys():
+            raise CalibrationError(
+                f"the calibration table names a method for tensor '{name}', which is not among its "
+                f"{len(self.tensors)} tensors: calibrate again"
+            )
+        if len(set(self.keep_float)) != len(self.keep_float):
+            raise CalibrationError(
+                f"the calibration table keeps {len(self.keep_float)} nodes in floating point, but "
+                f"only {len(set(self.keep_float))} different ones: name each node once"
+            )
         for name, amax in self.tensors.items():
             if not LEAST_AMAX <= amax <= LARGEST_AMAX:  # false for NaN, too
                 raise CalibrationError(
@@ -56,6 +77,10 @@ class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
                 "calibrate this model again"
             )
         return found
+
+    def method_of(self, tensor: str) -> str:
+        """The row of METHODS that chose the amax of `tensor`."""
+        return self.methods.get(tensor, self.method)
 
     def scale(self, tensor: str) -> float:
         """The scale of `tensor`: x is about q * scale, q in [-127, 127]."""

@@ -22,14 +22,25 @@ from calibration.table import (
 )
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-TABLES = st.builds(
-    CalibrationTable,
-    method=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9),
-    samples=st.integers(1, 2**40),
-    data_sha256=st.text("0123456789abcdef", min_size=64, max_size=64),
-    model_sha256=st.text("0123456789abcdef", min_size=64, max_size=64),
-    tensors=st.dictionaries(NAMES, st.floats(LEAST_AMAX, LARGEST_AMAX), max_size=8),
-)
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9)
+
+
+@st.composite
+def tables(draw):
+    """Any table, with and without what came later."""
+    tensors = draw(st.dictionaries(NAMES, st.floats(LEAST_AMAX, LARGEST_AMAX), max_size=8))
+    some = draw(st.lists(st.sampled_from(sorted(tensors)), unique=True)) if tensors else []
+    dummy = draw(st.booleans())
+    return CalibrationTable(
+        method=draw(WORDS),
+        samples=draw(st.integers(0 if dummy else 1, 2**40)),
+        data_sha256=draw(st.text("0123456789abcdef", min_size=64, max_size=64)),
+        model_sha256=draw(st.text("0123456789abcdef", min_size=64, max_size=64)),
+        tensors=tensors,
+        methods={name: draw(WORDS) for name in some},
+        keep_float=tuple(draw(st.lists(WORDS, unique=True, max_size=4))),
+        dummy=dummy,
+    )
 
 
 def _table(**tensors):
@@ -49,7 +60,7 @@ def _file(**changes):
 
 
 @settings(deadline=None)
-@given(TABLES)
+@given(tables())
 def test_a_table_survives_its_file_to_the_last_bit(table):
     assert decode_table(encode_table(table), "x") == table
 
@@ -177,3 +188,39 @@ def test_tables_are_frozen():
     with pytest.raises(AttributeError):
         _table().samples = 4
     assert msgspec.structs.replace(_table(), samples=4).samples == 4
+
+
+def test_a_file_from_before_methods_per_tensor_still_loads():
+    content = json.loads(_file(methods="left out", keep_float="left out", dummy="left out"))
+    assert sorted(content) == [
+        "data_sha256", "format", "method", "model_sha256", "samples", "tensors",
+    ]  # fmt: skip
+    assert decode_table(json.dumps(content).encode(), "x") == _table()
+
+
+def test_a_table_says_which_method_chose_a_tensor():
+    table = msgspec.structs.replace(_table(), methods={"images": "percentile:99.9"})
+    assert table.method_of("images") == "percentile:99.9"
+    assert table.method_of("conv1:0") == "entropy"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"methods": {"other": "mse"}}, "method for tensor 'other', which is not among its 2"),
+        ({"methods": {"images": ""}}, "not a calibration table"),
+        ({"keep_float": ["conv1", "conv2", "conv1"]}, "keeps 3 nodes.*only 2 different"),
+        ({"keep_float": [""]}, "not a calibration table"),
+        ({"samples": 0}, "measured on 0 samples, but is not marked as a dummy"),
+        ({"dummy": 1}, "not a calibration table"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(changes, words):
+    with pytest.raises(CalibrationError, match=f"^x: .*{words}"):
+        decode_table(_file(**changes).encode(), "x")
+
+
+def test_a_dummy_says_so_in_its_file():
+    table = msgspec.structs.replace(_table(), dummy=True, samples=0)
+    assert json.loads(encode_table(table))["dummy"] is True
+    assert decode_table(encode_table(table), "x").dummy
