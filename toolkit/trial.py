@@ -90,7 +90,7 @@ class TrialModel:
     """A model in onnxruntime whose INT8 can be chosen with every run.
 
     `tensors`: the activations that INT8 quantizes, in the order of the graph. `nodes`: those that
-    compute in INT8. `outputs`: the names of what a run returns.
+    compute in INT8. `inputs`: what a sample has to feed. `outputs`: what a run returns.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class TrialModel:
 
         Raises BuildError: onnxruntime cannot load the model.
         """
+        self.inputs = tuple(str(value.name) for value in model.graph.inputs)
         builder = _Builder(model.clone())
         known = max(model.ir_version, LEAST_IR_VERSION)
         builder.model.ir_version = min(known, MAX_IR_VERSION)
