@@ -182,6 +182,11 @@ class _Search:
         return -(-self._runs // max(self.samples, 1))
 
     @property
+    def first(self) -> slice:
+        """The samples that are asked before all others."""
+        return slice(0, max(1, self.samples // QUICK_SHARE))
+
+    @property
     def spent(self) -> bool:
         """Whether no trial is left; asking means that one is wanted."""
         self.refused = self.refused or self.trials >= self.limit
@@ -223,11 +228,10 @@ def _on_their_own(
     Where candidates lie apart by less than `least`, the one of `start` stays.
     """
     own = _Own(sensitivity=dict.fromkeys(options, 0.0))
-    first = slice(0, max(1, search.samples // QUICK_SHARE))
     for tensor, amounts in options.items():
         if search.spent:
             return own
-        found = {amax: search.measure({tensor: amax}, first, errors) for amax in amounts}
+        found = {amax: search.measure({tensor: amax}, search.first, errors) for amax in amounts}
         own.sensitivity[tensor] = _spread(found.values())
         if own.sensitivity[tensor] < least:
             continue
@@ -276,10 +280,24 @@ def _sweep(
                 continue
             if search.spent:
                 return choice, now
-            found = search.measure({**choice, tensor: amax})
-            if _surely_less(found, now):
+            found = _better(search, {**choice, tensor: amax}, now)
+            if found is not None:
                 choice[tensor], now = amax, found
     return choice, now
+
+
+def _better(
+    search: _Search, assignment: Assignment, now: NDArray[np.float64]
+) -> NDArray[np.float64] | None:
+    """Errors on all samples if they are surely less than `now`."""
+    first = search.first
+    found = search.measure(assignment, first)
+    if _surely_less(now[first], found):
+        return None
+    if found.size < now.size:
+        rest = search.measure(assignment, slice(found.size, None))
+        found = np.concatenate([found, rest])
+    return found if _surely_less(found, now) else None
 
 
 def _surely_less(found: NDArray[np.float64], than: NDArray[np.float64], sure: float = SURE) -> bool:
