@@ -21,19 +21,21 @@ def entropy_amax(histogram: Histogram) -> float:
     128 <= i <= the bin of max |x| (2048 bins or more):
 
         reference  P[j] = b[j] for j < i - 1,  P[i-1] = b[i-1] + R,  R = sum over j >= i of b[j]
-        source     c[j] = b[j], but c[i-1] = 1 if b[i-1] = 0 and R > 0
+        source     c[j] = b[j], but for i = 128: c[127] = 1 if b[127] = 0 and R > 0
         groups     G_g = { j : floor(128 j / i) = g },  g = 0..127
         quantised  Q[j] = (sum of c over G_g) / (how many c in G_g are not 0) where c[j] > 0, else 0
-        D(i)       KL(P / sum P || Q / sum Q) in nats
+        D(i)       KL(P / sum P || Q / sum Q) in nats; infinite if c[i-1] = 0 and R > 0
 
     The result is i * w for the least D(i), never more than max |x|. Among equal D the largest i
-    wins, so data that lose nothing keep their full range. The one element of c is our own: without
-    it D is infinite at every empty bin, and a lone outlier far out, with nothing but empty bins
-    between it and the rest, would keep the full range. Our own, too, is the zoom of
-    `search.least_loss`, at which R counts all that lies beyond the range: without it the least
-    threshold would be max |x| / 32, and the rounding of small numbers would go unseen. With it
-    max |x| / 2048 can be reached. As in the original, all numbers in the first bin of the whole
-    range, below max |x| / 2048, count as zeros: where they are the signal, take another method.
+    wins, so data that lose nothing keep their full range. A threshold within a gap (D infinite)
+    would clip what the threshold at the beginning of the gap clips, and round more.
+
+    Our own are the one element of c and the zoom of `search.least_loss`, at which R counts all that
+    lies beyond the range. In the original, an outlier so far out that all else lies in fewer than
+    128 bins keeps the full range, because D is infinite at every other candidate; and no threshold
+    is below max |x| / 32. With them it can be max |x| / 2048. As in the original, all numbers in
+    the first bin of the whole range, below max |x| / 2048, count as zeros: where they are the
+    signal, take another method.
     """
     return least_loss(histogram, lambda seen, zoom: (entropy_divergences(seen, zoom), _TIE))
 
@@ -57,7 +59,8 @@ def entropy_divergences(histogram: Histogram, zoom: int = 0) -> NDArray[np.float
     candidates = np.arange(LEVELS, used + 1)
     last, inside, total = counts[candidates - 1], held[candidates], held[-1] + beyond
     outside = total - inside
-    stand_in = np.where((last == 0.0) & (outside > 0.0), 1.0, 0.0)
+    in_gap = (last == 0.0) & (outside > 0.0)
+    stand_in = np.where(in_gap & (candidates == LEVELS), 1.0, 0.0)
 
     quantised = np.empty(candidates.size)
     for start in range(0, candidates.size, _ROWS):
@@ -76,7 +79,8 @@ def entropy_divergences(histogram: Histogram, zoom: int = 0) -> NDArray[np.float
     reference = np.concatenate(([0.0], np.cumsum(_x_log_x(counts))))[candidates - 1]
     reference += _x_log_x(last + outside)
     divergences: NDArray[np.float64] = (reference - quantised) / total - math.log(total)
-    divergences += np.log(inside + stand_in)
+    divergences += np.log(np.maximum(inside + stand_in, 1.0))  # 0 only within a gap
+    divergences[in_gap & (candidates > LEVELS)] = np.inf
     return divergences
 
 

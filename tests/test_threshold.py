@@ -27,6 +27,8 @@ def _plain_divergence(counts, i):
     p[i - 1] += outliers
     c = b[:i]
     if c[i - 1] == 0 and outliers > 0:
+        if i > 128:
+            return math.inf
         c[i - 1] = 1
     groups = [[] for _ in range(128)]
     for j in range(i):
