@@ -27,36 +27,33 @@ with the single methods: none of them is better than the result on the validatio
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibration.errors import CalibrationError
+from calibration.trials import (
+    Assignment,
+    Errors,
+    Progress,
+    Trials,
+    decibels,
+    mean_of,
+    surely_less,
+)
 
 MAX_TRIALS = 1000
 """How often the model is run over all validation samples at most; parts count as parts."""
-ALL = slice(None)
-QUICK_SHARE = 4
-"""One sample in so many is asked first."""
-SURE = 1.0
-"""z: how many standard errors a candidate must be better by."""
 HOPELESS = 2.0
-"""z by which a candidate must be worse to be dropped after the first samples."""
+"""z by which a candidate is dropped that is worse on the first samples."""
 NEGLIGIBLE = 0.01
 """Tensors whose candidates differ by less than this share of E are not tried a second time."""
 
 SAME = 0.01
 """Candidates of a tensor that differ by less than this share are tried once: rounding noise goes
 with the square of the range, so theirs differ by less than 0.1 dB. Histogram bins are narrower."""
-
-Assignment = Mapping[str, float | None]
-"""Tensor -> amax; None, or a tensor left out: in floating point."""
-Errors = Callable[[Assignment, slice], NDArray[np.float64]]
-"""Assignment and which samples -> e_s of each of them, >= 0; not finite: worthless."""
-Progress = Callable[[int, int], None]
-"""Called after each trial with (trials done, trials expected)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,22 +119,23 @@ def choose_ranges(
             f"once: allow at least {len(methods)}"
         )
     options = {tensor: _distinct(found) for tensor, found in candidates.items()}
-    search = _Search(errors, max_trials, on_progress)
+    search = Trials(errors, max_trials, on_progress)
     single = {
         method: search.measure({tensor: found[method] for tensor, found in candidates.items()})
         for method in methods
     }
-    best = min(methods, key=lambda method: _mean(single[method]))
+    best = min(methods, key=lambda method: mean_of(single[method]))
     start = {tensor: found[best] for tensor, found in candidates.items()}
     open_tensors = {tensor: found for tensor, found in options.items() if len(found) > 1}
     search.expect(sum(map(len, open_tensors.values())) * (2 if sweeps else 1) + 1)
-    least = NEGLIGIBLE * _mean(single[best])
+    error = mean_of(single[best])
+    least = NEGLIGIBLE * error if math.isfinite(error) else 0.0
     own = _on_their_own(search, open_tensors, start, least, own_errors or errors)
     together = start | own.chosen
     choice, now = start, single[best]
     if together != start and not search.spent:
         found_together = search.measure(together)
-        if _mean(found_together) < _mean(now):
+        if mean_of(found_together) < mean_of(now):
             choice, now = together, found_together
     for _ in range(sweeps):
         before = choice
@@ -147,65 +145,12 @@ def choose_ranges(
     return AutoResult(
         amax=choice,
         choices=_choices(candidates, choice, own.sensitivity),
-        error=_mean(now),
-        single={method: _mean(found) for method, found in single.items()},
+        error=mean_of(now),
+        single={method: mean_of(found) for method, found in single.items()},
         trials=search.trials,
         complete=not search.refused,
         fallback=best if choice == start else None,
     )
-
-
-def decibels(one: float, other: float) -> float:
-    """10 log10(one / other), 0 if both are 0."""
-    if one == other:
-        return 0.0
-    if one == 0.0 or other == 0.0:
-        return -math.inf if one == 0.0 else math.inf
-    return 10.0 * (math.log10(one) - math.log10(other))
-
-
-class _Search:
-    """Counts trials and reports them; `refused` tells that one was wanted beyond the limit."""
-
-    def __init__(self, errors: Errors, limit: int, on_progress: Progress | None) -> None:
-        self.errors = errors
-        self.limit = limit
-        self.samples = 0  # in a full trial; known after the first
-        self.refused = False
-        self._runs = 0
-        self._expected = limit
-        self._on_progress = on_progress
-
-    @property
-    def trials(self) -> int:
-        """How many full trials the runs so far amount to, rounded up."""
-        return -(-self._runs // max(self.samples, 1))
-
-    @property
-    def first(self) -> slice:
-        """The samples that are asked before all others."""
-        return slice(0, max(1, self.samples // QUICK_SHARE))
-
-    @property
-    def spent(self) -> bool:
-        """Whether no trial is left; asking means that one is wanted."""
-        self.refused = self.refused or self.trials >= self.limit
-        return self.trials >= self.limit
-
-    def expect(self, more: int) -> None:
-        """Say how many trials will be wanted at most from now on."""
-        self._expected = min(self.trials + more, self.limit)
-
-    def measure(
-        self, assignment: Assignment, samples: slice = ALL, errors: Errors | None = None
-    ) -> NDArray[np.float64]:
-        found = np.asarray((errors or self.errors)(assignment, samples), np.float64)
-        self.samples = max(self.samples, found.size)
-        self._runs += found.size
-        if self._on_progress is not None:
-            self._on_progress(self.trials, max(self._expected, self.trials))
-        # What is not a number is worse than any number.
-        return np.where(np.isfinite(found), found, math.inf)
 
 
 @dataclass(slots=True)
@@ -217,7 +162,7 @@ class _Own:
 
 
 def _on_their_own(
-    search: _Search,
+    search: Trials,
     options: Mapping[str, Sequence[float]],
     start: Mapping[str, float],
     least: float,
@@ -238,13 +183,13 @@ def _on_their_own(
         kept = _nearest(amounts, start[tensor])
         found = _finish(search, tensor, found, kept, errors)
         best = _best(found)
-        if best != kept and _surely_less(found[best], found[kept]):
+        if best != kept and surely_less(found[best], found[kept]):
             own.chosen[tensor] = best
     return own
 
 
 def _finish(
-    search: _Search,
+    search: Trials,
     tensor: str,
     first: Mapping[float, NDArray[np.float64]],
     kept: float,
@@ -258,12 +203,12 @@ def _finish(
     return {
         amax: np.concatenate([found, search.measure({tensor: amax}, rest, errors)])
         for amax, found in first.items()
-        if amax == kept or not _surely_less(best, found, HOPELESS)
+        if amax == kept or not surely_less(best, found, HOPELESS)
     }
 
 
 def _sweep(
-    search: _Search,
+    search: Trials,
     options: Mapping[str, Sequence[float]],
     sensitivity: Mapping[str, float],
     choice: Mapping[str, float],
@@ -272,7 +217,7 @@ def _sweep(
     """Try the other candidates of each tensor while all others keep their choice."""
     choice = dict(choice)
     for tensor in sorted(options, key=lambda tensor: -sensitivity[tensor]):
-        if sensitivity[tensor] < NEGLIGIBLE * _mean(now):
+        if sensitivity[tensor] < NEGLIGIBLE * mean_of(now):
             break
         kept = _nearest(options[tensor], choice[tensor])
         for amax in options[tensor]:
@@ -287,35 +232,19 @@ def _sweep(
 
 
 def _better(
-    search: _Search, assignment: Assignment, now: NDArray[np.float64]
+    search: Trials, assignment: Assignment, now: NDArray[np.float64]
 ) -> NDArray[np.float64] | None:
     """Errors on all samples if they are surely less than `now`."""
-    first = search.first
-    found = search.measure(assignment, first)
-    if _surely_less(now[first], found):
+    found = search.measure(assignment, search.first)
+    if surely_less(now[search.first], found, HOPELESS):
         return None
     if found.size < now.size:
-        rest = search.measure(assignment, slice(found.size, None))
-        found = np.concatenate([found, rest])
-    return found if _surely_less(found, now) else None
-
-
-def _surely_less(found: NDArray[np.float64], than: NDArray[np.float64], sure: float = SURE) -> bool:
-    """Whether `found` is less than `than` by more than chance; see the module."""
-    if not np.isfinite(found).all():
-        return False
-    if not np.isfinite(than).all():
-        return True
-    difference = found - than
-    mean = float(difference.mean())
-    if difference.size < 2:
-        return mean < 0.0
-    variance = float(difference.var(ddof=1))
-    return mean < 0.0 and mean * mean > sure * sure * variance / difference.size
+        found = np.concatenate([found, search.measure(assignment, slice(found.size, None))])
+    return found if surely_less(found, now) else None
 
 
 def _best(found: Mapping[float, NDArray[np.float64]]) -> float:
-    return min(found, key=lambda amax: (_mean(found[amax]), amax))
+    return min(found, key=lambda amax: (mean_of(found[amax]), amax))
 
 
 def _nearest(amounts: Sequence[float], to: float) -> float:
@@ -325,12 +254,8 @@ def _nearest(amounts: Sequence[float], to: float) -> float:
 
 def _spread(found: Iterable[NDArray[np.float64]]) -> float:
     """The worst E minus the best."""
-    means = [_mean(errors) for errors in found]
+    means = [mean_of(errors) for errors in found]
     return max(means) - min(means) if math.isfinite(min(means)) else math.inf
-
-
-def _mean(errors: NDArray[np.float64]) -> float:
-    return float(errors.mean())
 
 
 def _methods(candidates: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:

@@ -8,17 +8,18 @@ import onnx_ir as ir
 import pytest
 from model_fixtures import small_convnet
 
-from calibration.auto import ALL, MAX_TRIALS, AutoResult, choose_ranges
+from calibration.auto import MAX_TRIALS, AutoResult, choose_ranges
 from calibration.calibrate import observe_tensors
 from calibration.dataset import memory_dataset
 from calibration.errors import CalibrationError
 from calibration.threshold import METHODS, choose_amax
+from calibration.trials import ALL
 from toolkit.importer import import_model
 from toolkit.metrics import OutputNoise
 from toolkit.passes import run_passes
 from toolkit.trial import TrialModel
 
-SAMPLES = 8
+SAMPLES = 16
 
 
 class Additive:
@@ -82,7 +83,7 @@ def test_the_result_is_never_worse_than_a_single_method(rng: np.random.Generator
 def test_differences_that_may_be_chance_change_nothing() -> None:
     """One sample likes b of t much better, and all others like it a little less; u must be a."""
     candidates = {"t": {"a": 1.0, "b": 2.0}, "u": {"a": 1.0, "b": 2.0}}
-    chance = np.r_[-1.0, np.full(SAMPLES - 1, 0.1)]
+    chance = np.r_[-2.0, np.full(SAMPLES - 1, 0.1)]
 
     def errors(assignment, samples=ALL):
         t = chance * (assignment.get("t") == 2.0)

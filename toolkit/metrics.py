@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.auto import ALL
 from calibration.errors import CalibrationError
+from calibration.trials import ALL, Assignment
 from pipelines.config import ModelConfig
 from toolkit.demo.score import HeldOut, score
-from toolkit.trial import Assignment, TrialModel
+from toolkit.trial import TrialModel
 
 Sample = Mapping[str, NDArray[Any]]
 Measure = Callable[[Assignment, frozenset[str]], float]
