@@ -38,18 +38,15 @@ class _Builder:
         stride: int = 1,
         groups: int = 1,
         linear: bool = False,
-        even: bool = False,
     ) -> None:
-        """One block; `linear` has no activation, and it or `even` no spread."""
+        """One block; a `linear` one has neither activation nor spread."""
         inputs, number = self.spread.size, len(self.nodes)
         shape = (outputs, inputs // groups, kernel, kernel)
         weight = self.rng.normal(size=shape) * np.sqrt(2 / np.prod(shape[1:]))
         by_group = np.repeat(self.spread.reshape(groups, -1), outputs // groups, axis=0)
         weight = weight / by_group[:, :, None, None]
         half = DECADES / 2
-        spread = (
-            np.ones(outputs) if linear or even else 10 ** self.rng.uniform(-half, half, outputs)
-        )
+        spread = np.ones(outputs) if linear else 10 ** self.rng.uniform(-half, half, outputs)
         name = f"n{number}"
         constants = {
             f"{name}_w": weight,
@@ -103,6 +100,6 @@ def depthwise_net(
         net.block(width, linear=True)
         if residual:
             net.residual(before)
-    net.block(64, even=True)  # what goes through pooling into the classifier
+    net.block(64)
     net.head(classes)
     return save(path, net.nodes, {"x": INPUT}, {"y": [1, classes]}, net.weights)

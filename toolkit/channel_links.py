@@ -1,6 +1,6 @@
-"""Which convolutions hand their channels on so that scaling them can be undone by the next one.
+"""Which convolutions hand their channels on so that scaling them can be undone by the next layer.
 
-A link is Conv -> f -> Conv where f commutes with a positive factor s_i on each channel,
+A link is Conv -> f -> Conv or Gemm where f commutes with a positive factor s_i on each channel,
 
     f(s x) = s f(x)   for s > 0,
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from toolkit.constant_weights import constant_of
+from toolkit.weights import constant_of
 
 # Positively homogeneous, channel by channel: rectifiers, and maxima and weighted means over space.
 COMMUTING_OPS = frozenset(
@@ -78,9 +78,11 @@ def _link(maker: ir.Node) -> Link | str:
         if node.op_type == "Conv" and uses[0].idx == 0 and node.domain == "":
             return _unusable(node) or Link(maker, node, str(value.name), clipped, limit)
         bound = _upper_bound(node) if node.op_type == "Clip" else None
+        if node.op_type == "Gemm" and uses[0].idx == 0 and value.shape is not None:
+            return _unusable_gemm(node) or Link(maker, node, str(value.name), clipped, limit)
         if bound is not None and clipped is None:
             clipped, limit = str(node.outputs[0].name), bound
-        elif not _commutes(node, uses[0].idx):
+        elif not _commutes(node, uses[0].idx) and not _flattens(node):
             return f"it leads to {node.op_type} {node.name!r}, which does not commute with scaling"
         value = node.outputs[0]
 
@@ -92,6 +94,22 @@ def _unusable(node: ir.Node) -> str:
     if len(node.inputs) > 2 and node.inputs[2] is not None and constant_of(node, 2) is None:
         return f"the bias of {node.name!r} is not a float32 constant"
     return ""
+
+
+def _unusable_gemm(node: ir.Node) -> str:
+    """Why the inputs of a Gemm cannot be scaled, "" if they can: one feature is one channel."""
+    if constant_of(node, 1) is None or node.attributes.get_int("transA", 0) != 0:
+        return f"Gemm {node.name!r} does not multiply with a float32 constant from the right"
+    return ""
+
+
+def _flattens(node: ir.Node) -> bool:
+    """Whether a node makes [N, C] of [N, C, 1, ..]."""
+    value = node.inputs[0] if node.op_type == "Flatten" and node.domain == "" else None
+    shape = None if value is None else value.shape
+    if shape is None or node.attributes.get_int("axis", 1) != 1:
+        return False
+    return all(dim == 1 for dim in shape.dims[2:])
 
 
 def _commutes(node: ir.Node, operand: int) -> bool:

@@ -1,22 +1,10 @@
-"""Constant operands of nodes: read them, and change one without touching other readers of it."""
+"""Change a constant operand of one node without touching other readers of it."""
 
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-
-
-def constant_of(node: ir.Node, index: int) -> NDArray[Any] | None:
-    """The float32 constant that `node` reads as operand `index`; None if it has none there."""
-    value = node.inputs[index] if index < len(node.inputs) else None
-    if value is None or value.dtype not in {None, ir.DataType.FLOAT}:
-        return None
-    tensor = ir.convenience.get_const_tensor(value)
-    if tensor is None or tensor.dtype != ir.DataType.FLOAT:
-        return None
-    array: NDArray[Any] = tensor.numpy()
-    return array
 
 
 def set_constant(

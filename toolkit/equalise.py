@@ -1,4 +1,4 @@
-"""Cross-layer equalisation: rescale channels between convolutions so that INT8 suits all of them.
+"""Cross-layer equalisation: rescale channels between layers so that INT8 suits all of them.
 
 For y = W2 f(W1 x + b1) + b2 with f(s z) = s f(z), any positive s per channel leaves y as it is:
 
@@ -36,7 +36,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from toolkit.channel_links import Link, Refusal, find_links, is_depthwise
-from toolkit.constant_weights import as_float32, constant_of, set_constant
+from toolkit.constant_weights import as_float32, set_constant
+from toolkit.weights import constant_of
 
 Balance = Literal["weights", "activations"]
 Ranges = Mapping[str, NDArray[Any]]
@@ -52,7 +53,7 @@ CONVERGED = 1.01
 
 @dataclass(frozen=True, slots=True)
 class EqualisedChain:
-    """One chain: its convolutions in order.
+    """One chain: its layers in order.
 
     `spread_before` and `spread_after`: the largest ratio, over its layers, of the widest to the
     narrowest channel of the weight. `held`: channels that a Clip kept from being scaled, at any
@@ -223,12 +224,16 @@ def _apply(graph: ir.Graph, chain: Sequence[Link], scales: Sequence[Vector]) -> 
     for link, scale in zip(chain, scales, strict=True):
         weight = _weight(link.maker)
         across = (slice(None),) + (None,) * (weight.ndim - 1)
-        _set(graph, link.maker, 1, weight / scale[across])
+        _set_weight(graph, link.maker, weight / scale[across])
         bias = constant_of(link.maker, 2)
         if bias is not None:
             _set(graph, link.maker, 2, bias / scale)
         weight = _weight(link.reader)
-        _set(graph, link.reader, 1, weight * _of_inputs(link.reader, weight, scale))
+        _set_weight(graph, link.reader, weight * _of_inputs(link.reader, weight, scale))
+
+
+def _set_weight(graph: ir.Graph, node: ir.Node, weight: NDArray[Any]) -> None:
+    _set(graph, node, 1, weight.T if _is_stored_by_inputs(node) else weight)
 
 
 def _set(graph: ir.Graph, node: ir.Node, index: int, array: NDArray[Any]) -> None:
@@ -273,9 +278,14 @@ def _layer_ranges(chain: Sequence[Link]) -> list[Vector]:
 
 
 def _weight(node: ir.Node) -> NDArray[Any]:
+    """The weight as a convolution has it, [out, in / groups, ..]."""
     weight = constant_of(node, 1)
     assert weight is not None  # find_links takes only such nodes
-    return weight
+    return weight.T if _is_stored_by_inputs(node) else weight
+
+
+def _is_stored_by_inputs(node: ir.Node) -> bool:
+    return node.op_type == "Gemm" and node.attributes.get_int("transB", 0) == 0
 
 
 def _spread(chain: Sequence[Link]) -> float:
