@@ -237,7 +237,7 @@ rng = np.random.default_rng(12)
 data = [{"x": rng.normal(size=(1, 30_000)).astype(np.float32) * (1 + i)} for i in range(200)]
 
 def run(sample):
-    time.sleep(0.01)
+    time.sleep(0.03)
     return {"x": sample["x"], "y": np.abs(sample["x"])}
 
 calibrate(run, memory_dataset(data), ["x", "y"], model_sha256="c" * 64, resume=Path(sys.argv[1]))
