@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from toolkit.effect import effect_of
 from toolkit.errors import BuildError
-from toolkit.scale_rules import SCALE_RULES, UnifiedRanges, scale_effect, unify_scales
+from toolkit.scale_rules import SCALE_RULES, UnifiedRanges, unify_scales
 
 Node = tuple[str, str, tuple[str, ...], tuple[str, ...]]  # name, op, inputs, outputs
 
@@ -172,12 +173,12 @@ def test_the_effect_is_measured_once_where_nothing_changed() -> None:
         return 10.0 - max(amax.values())
 
     nodes: list[Node] = [("p", "MaxPool", ("x",), ("y",))]
-    effect = scale_effect(measure, {"x": 2.0, "y": 1.0}, unify(nodes, {"x": 2.0, "y": 1.0}))
+    effect = effect_of(measure, {"x": 2.0, "y": 1.0}, unify(nodes, {"x": 2.0, "y": 1.0}).amax)
     assert (effect.before, effect.after, effect.gain, len(asked)) == (8.0, 8.0, 0.0, 2)
-    same = scale_effect(measure, {"x": 2.0}, unify(nodes, {"x": 2.0, "y": 2.0}))
+    same = effect_of(measure, {"x": 2.0, "y": 2.0}, unify(nodes, {"x": 2.0, "y": 2.0}).amax)
     assert (same.gain, len(asked)) == (0.0, 3)
     higher = unify(nodes, {"x": 2.0, "y": 3.0})
-    assert scale_effect(lambda a: -a["x"], {"x": 2.0, "y": 3.0}, higher).gain == -1.0
+    assert effect_of(lambda a: -a["x"], {"x": 2.0, "y": 3.0}, higher.amax).gain == -1.0
 
 
 def test_every_row_says_its_source() -> None:

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import onnx_ir as ir
+
+Made = TypeVar("Made")
 
 LEAST_GAIN = 0.1
 """In the unit of the figure (dB of SQNR); for less, a model had better stay as it came."""
@@ -20,6 +23,12 @@ class Effect:
     def gain(self) -> float:
         """after - before; 0 where both are infinite alike."""
         return 0.0 if self.before == self.after else self.after - self.before
+
+
+def effect_of(measure: Callable[[Made], float], before: Made, after: Made) -> Effect:
+    """Measure both, such as ranges before and after a pass; equal ones only once."""
+    first = measure(before)
+    return Effect(first, first if after == before else measure(after))
 
 
 @dataclass(frozen=True, slots=True)

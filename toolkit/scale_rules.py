@@ -22,7 +22,6 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from toolkit.effect import Effect
 from toolkit.errors import BuildError
 
 Kind = Literal["tie", "fill"]
@@ -31,10 +30,6 @@ Certainty = Literal["documented", "observed"]
 
 HEADER = "NvInfer.h 10.3"
 TRANSLATOR = "NVIDIA qdq-translator 0.2"
-
-
-def _always(node: ir.Node) -> bool:
-    return True
 
 
 def _nearest(node: ir.Node) -> bool:
@@ -48,7 +43,8 @@ class ScaleRule:
     `which`: "data" the first input and all outputs (other inputs are shapes, axes, bounds),
     "inputs" all inputs, "inputs and outputs" both; constants and tensors that are not floating
     point never count. `kind` "tie": they must have one range; "fill": those without a range take
-    that of the others. `bound`: the amax of an output without a range, where the operator has one.
+    that of the others. `when`: the nodes of `ops` that it holds for, None: all. `bound`: the amax
+    of an output without a range, where the operator has one.
     """
 
     id: str
@@ -57,7 +53,7 @@ class ScaleRule:
     which: Which
     source: str
     certainty: Certainty = "documented"
-    when: Callable[[ir.Node], bool] = _always
+    when: Callable[[ir.Node], bool] | None = None
     bound: float | None = None
 
 
@@ -181,19 +177,6 @@ def unify_scales(
     return UnifiedRanges(ranges, tuple(changes), _missing(bonds, ranges))
 
 
-def scale_effect(
-    measure: Callable[[Mapping[str, float]], float],
-    before: Mapping[str, float],
-    unified: UnifiedRanges,
-) -> Effect:
-    """Measure what the rules cost: `measure` is, say, the SQNR at the outputs with given ranges.
-
-    It is called once where nothing changed.
-    """
-    first = measure(before)
-    return Effect(first, measure(unified.amax) if unified.changes else first)
-
-
 def _check(amax: Mapping[str, float]) -> None:
     for name, value in amax.items():
         if not (value > 0 and math.isfinite(value)):
@@ -211,7 +194,7 @@ def _bonds(
         if str(node.name) not in wanted or node.domain != "":
             continue
         for rule in rules:
-            if node.op_type in rule.ops and rule.when(node):
+            if node.op_type in rule.ops and (rule.when is None or rule.when(node)):
                 found.append(_bond(node, rule))
     # Sorted, so that reasons do not depend on the order of nodes.
     return tuple(sorted(found, key=lambda bond: (bond.rule.id, bond.node)))
