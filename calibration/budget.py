@@ -9,8 +9,9 @@ M is known by measuring only, so the search is greedy, and every answer was meas
 
 1. M(N) and M({}). If all of N may be INT8, that is the answer.
 2. The cost of each node on its own: c(n) = M(N) - M(N - {n}), only n in INT8. (Leaving one node
-   out of INT8 would hide it behind another that ruins the metric just as well.) Coarse metrics
-   such as mAP are flat near the float model, so equal costs are told apart by a fine one.
+   out of INT8 would hide it behind another that ruins the metric just as well.) Where M(N) is
+   infinite, as a signal to noise ratio in dB is, c(n) = 10^(-M(N - {n}) / 10), the noise. Coarse
+   metrics such as mAP are flat near the float model: a fine one tells equal costs apart.
 3. Nodes by c(n) / w(n), the dearest first, with w(n) the node's share of the work and a little for
    the node itself; the shortest beginning of this list that, kept in float, meets the limit is
    found by bisection.
@@ -74,10 +75,12 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class NodeCost:
-    """What the metric loses with this node alone in INT8 (may be negative: chance)."""
+    """`value`: the metric with this node alone in INT8, NaN if it was not measured; `cost`: c(n)
+    of the module (negative: chance)."""
 
     node: str
     macs: float
+    value: float
     cost: float
 
 
@@ -259,16 +262,27 @@ def _costs(search: _Search, float_value: float, fine: Measure | None) -> tuple[N
             break
         others = everything - {node}
         value = search.value(f"only {node} in INT8", others)
-        cost = math.inf if math.isnan(value) else float_value - value
+        cost = _cost(float_value, value)
         second = -fine(others) if fine is not None else 0.0
-        rows[node] = NodeCost(node, work, cost)
+        rows[node] = NodeCost(node, work, value, cost)
         keys[node] = (cost / search.weight(node), second)
     # Nodes that could not be measured any more are trusted least.
     unknown = [
-        NodeCost(node, work, math.nan) for node, work in search.macs.items() if node not in rows
+        NodeCost(node, work, math.nan, math.inf)
+        for node, work in search.macs.items()
+        if node not in rows
     ]
     measured = sorted(rows.values(), key=lambda row: keys[row.node], reverse=True)
     return (*unknown, *measured)
+
+
+def _cost(float_value: float, value: float) -> float:
+    """c(n) of the module; infinite for a worthless value."""
+    if math.isnan(value):
+        return math.inf
+    if math.isinf(float_value):
+        return float(10.0 ** (-max(value, -1000.0) / 10.0))
+    return float_value - value
 
 
 def _shorten(search: _Search, order: Sequence[str]) -> None:

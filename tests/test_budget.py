@@ -213,3 +213,16 @@ def test_map50_asks_for_a_detector(tmp_path: Path, rng: np.random.Generator) -> 
     model, _, samples = fragile(tmp_path, rng)
     with pytest.raises(CalibrationError, match="map50 needs"):
         METRICS["map50"].build(Material(TrialModel(model), samples))
+
+
+def test_costs_of_a_ratio_that_is_infinite_for_float_are_noises() -> None:
+    noise = {"a": 1e-3, "b": 1e-1, "c": 1e-2}
+
+    def ratio(keep: frozenset[str]) -> float:
+        power = sum(found for name, found in noise.items() if name not in keep)
+        return -10 * math.log10(power) if power else math.inf
+
+    result = largest_int8_share(dict.fromkeys(noise, 1.0), ratio, Budget("sqnr", "least", 19.0))
+    assert [row.node for row in result.costs] == ["b", "c", "a"]
+    assert {row.node: row.cost for row in result.costs} == pytest.approx(noise)
+    assert result.keep_float == {"b"}

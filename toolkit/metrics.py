@@ -17,12 +17,15 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from calibration.errors import CalibrationError
 from calibration.trials import ALL, Assignment
 from pipelines.config import ModelConfig
 from toolkit.demo.score import HeldOut, score
+from toolkit.planning.node_view import view
+from toolkit.quantize import int8_nodes
 from toolkit.trial import TrialModel
 
 Sample = Mapping[str, NDArray[Any]]
@@ -129,6 +132,11 @@ class OutputNoise:
                 noise = _power(np.asarray(found[name], np.float64) - wanted[name])
                 errors[number] += noise * len(self._samples) / signal
         return errors
+
+
+def int8_macs(model: ir.Model) -> dict[str, float]:
+    """Multiplications of each node that can be INT8, by name; 0 where the shapes do not tell."""
+    return {str(node.name): float(view(node).macs or 0) for node, _ in int8_nodes(model)}
 
 
 def _sqnr(material: Material) -> Measure:
