@@ -192,3 +192,26 @@ def test_a_pass_that_fails_is_left_out_and_named(tmp_path: Path, rng: np.random.
     model, reports = run_passes(imported.model, [Pass("broken", fail), *PASSES])
     assert reports[0] == PassReport("broken", "", "ValueError: no luck")
     assert ops(model)["Conv"] == 2
+
+
+def test_factors_of_a_gemm_move_into_its_constants(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    weights = {
+        "w": rng.normal(size=(4, 5)).astype(np.float32),
+        "b": rng.normal(size=5).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "b"], ["y"], alpha=0.5, beta=3.0),
+        helper.make_node("Gemm", ["x", "w", "b"], ["z"]),  # shares the constants
+    ]
+    outputs = {"y": [2, 5], "z": [2, 5]}
+    path = save(tmp_path / "m.onnx", nodes, {"x": [2, 4]}, outputs, weights)
+    model, _ = run_passes(import_model(path).model)
+    assert not any(set(node.attributes) & {"alpha", "beta"} for node in model.graph)
+    x = rng.normal(size=(2, 4)).astype(np.float32)
+    expected = ReferenceEvaluator(onnx.load(path)).run(None, {"x": x})
+    for actual, wanted in zip(
+        ReferenceEvaluator(ir.to_proto(model)).run(None, {"x": x}), expected, strict=True
+    ):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-6)

@@ -154,6 +154,15 @@ def test_a_model_of_onnxruntimes_quantizer_is_taken(
     samples = [rng.normal(size=(1, 3, 32, 32)).astype(np.float32) for _ in range(4)]
     proto, model = by_onnxruntime(path, samples, activations)
     assert any(node.op_type == "DequantizeLinear" for node in proto.graph.node)
+    zeros = {
+        int(numpy_helper.to_array(t))
+        for t in proto.graph.initializer
+        if t.data_type == 2 and not t.dims
+    }
+    if zeros - {128}:  # onnxruntime up to 1.23 puts the middle of UINT8 at 127
+        with pytest.raises(ImportModelError, match="zero point 127"):
+            import_qdq(model)
+        return
     found = import_qdq(model)
     assert found.float_nodes == ()
     assert found.unranged == ()

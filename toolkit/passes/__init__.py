@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from toolkit.passes.fold import fold_constants, own_outputs, remove_no_ops
-from toolkit.passes.fuse import fuse_batch_norms
+from toolkit.passes.fuse import fuse_batch_norms, fuse_gemm_factors
 from toolkit.passes.shapes import infer_shapes
 
 
@@ -37,6 +37,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("remove-no-ops", remove_no_ops),
     Pass("fold-constants", fold_constants),
     Pass("fuse-batch-norms", fuse_batch_norms),
+    Pass("fuse-gemm-factors", fuse_gemm_factors),
     Pass("own-outputs", own_outputs),
     Pass("infer-shapes", infer_shapes),
 )
