@@ -131,8 +131,15 @@ class NodePlacement(_Value, frozen=True, kw_only=True):
     predicted_us: float
 
 
+DUMMY = "dummy"
+UNCALIBRATED = (
+    "UNCALIBRATED: the INT8 ranges of this engine were never measured; its results are wrong, and "
+    "it is good for timing only"
+)
+
+
 class CalibrationInfo(_Value, frozen=True, kw_only=True):
-    """Where the INT8 scales came from."""
+    """Where the INT8 scales came from; method "dummy": from nowhere (see `UNCALIBRATED`)."""
 
     method: str
     samples: int
@@ -164,6 +171,12 @@ class Manifest(_Value, frozen=True, kw_only=True):
     memory: MemoryPlan
     plan: tuple[NodePlacement, ...]
     provenance: Provenance
+
+    @property
+    def uncalibrated(self) -> bool:
+        """Whether the INT8 ranges were made up, for timing."""
+        calibration = self.provenance.calibration
+        return calibration is not None and calibration.method == DUMMY
 
 
 def largest_elements(shape: tuple[Dim, ...], ranges: Mapping[str, DimRange]) -> int | None:

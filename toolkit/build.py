@@ -2,9 +2,9 @@
 
 1 import      ONNX -> graph                         toolkit.importer
 2 passes      fold, fuse, infer shapes              toolkit.passes
-3 calibrate   data -> amax per tensor (INT8)        toolkit.observe, calibration
+3 calibrate   data -> amax per tensor (INT8)        toolkit.ranges, calibration
 4 plan        every node: processor and reason      toolkit.planning
-5 quantize    table + plan -> Q/DQ graph (INT8)     toolkit.quantize
+5 quantize    table + plan -> Q/DQ graph (INT8)     toolkit.scale_rules, toolkit.quantize
 6 lower       segments -> implementations           toolkit.lower
 7 assemble    manifest, memory plan, entries        toolkit.assemble
 8 write       one file, atomically                  device.engine
@@ -21,24 +21,33 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from calibration.calibrate import CalibrationResult, calibrate
+from calibration.budget import Budget
 from calibration.dataset import Sample
 from calibration.table import CalibrationTable
 from device.engine import write_engine
 from device.errors import EngineError, SessionError
 from device.files import sync_folder
-from device.manifest import CalibrationInfo, DimRange, Manifest, Precision, Provenance
+from device.manifest import (
+    DUMMY,
+    UNCALIBRATED,
+    CalibrationInfo,
+    DimRange,
+    Manifest,
+    Precision,
+    Provenance,
+)
 from device.session import open_session
-from pipelines.config import PreprocessConfig
+from pipelines.config import ModelConfig, PreprocessConfig
 from toolkit.assemble import assemble
-from toolkit.data import Source, input_specs, open_data
+from toolkit.data import Source
 from toolkit.errors import BuildError, first_line
 from toolkit.importer import ImportedModel, import_model
 from toolkit.lower import lower_segments
-from toolkit.observe import ActivationRunner
 from toolkit.passes import PassReport, run_passes
 from toolkit.planning.plan import Plan, make_plan
 from toolkit.quantize import QUANTIZED_OPS, calibrated_tensors, quantize
+from toolkit.ranges import RangeOptions, Ranges, dummy_table, measure_ranges
+from toolkit.scale_rules import UnifiedRanges, unify_scales
 from toolkit.target import Target, choose_target
 
 Progress = Callable[[str, float], None]
@@ -54,7 +63,9 @@ class BuildOptions:
     `precision` None: int8 with `data` or `table`, else fp16 (fp32 where there is no GPU).
     `data` is what `toolkit.data.open_data` takes: a folder or file of pictures or arrays, a video,
     or samples one after the other; `samples` of them are used.
-    `table` goes before `data`. `preprocess` says how pictures become the input; None: letterbox to
+    `table` goes before `data`; `method`, `budget`, `detector` and `labels` as in
+    `toolkit.ranges.RangeOptions`. `dummy_ranges` stand in for measured ones: the engine is good for
+    timing only, and says so. `preprocess` says how pictures become the input; None: letterbox to
     the input's size, RGB, 0 to 1. `shapes` and `dims` as in `toolkit.importer.import_model`.
     """
 
@@ -63,7 +74,12 @@ class BuildOptions:
     data: Source | None = None
     samples: int | None = None
     method: str = DEFAULT_METHOD
+    budget: Budget | None = None
+    resume: Path | None = None
+    detector: ModelConfig | None = None
+    labels: tuple[str, ...] = ()
     table: CalibrationTable | None = None
+    dummy_ranges: bool = False
     preprocess: PreprocessConfig | None = None
     shapes: Mapping[str, tuple[int, ...]] | None = None
     dims: tuple[DimRange, ...] = ()
@@ -79,7 +95,7 @@ class BuildResult:
     plan: Plan
     passes: tuple[PassReport, ...]
     notes: tuple[str, ...]
-    calibration: CalibrationResult | None
+    calibration: Ranges | None
 
 
 def build_engine(
@@ -102,8 +118,10 @@ def build_engine(
     imported = import_model(model, shapes=options.shapes, dims=options.dims)
     graph, passes = run_passes(imported.model)
     precision = _precision(options, target, graph, imported.name)
-    ranges = _ranges(graph, imported, options, report) if precision == "int8" else _Ranges()
-    amax = ranges.table.tensors if ranges.table is not None else {}
+    table, ranges = None, None
+    if precision == "int8":
+        table, ranges = _ranges(graph, imported, options, report)
+    amax = table.tensors if table is not None else {}
     report("plan", 0.0)
     plan = make_plan(
         graph,
@@ -111,22 +129,35 @@ def build_engine(
         precision=precision,
         tensorrt=target.tensorrt,
         has_scale=amax.__contains__,
+        keep_float=frozenset(table.keep_float if table is not None else ()),
     )
     report("lower", 0.0)
+    unified = _unify(graph, plan, table)
     manifest, entries = _compile(
         graph,
         plan,
         imported=imported,
         target=target,
         precision=precision,
-        table=ranges.table,
+        table=table,
+        amax=unified.amax,
         passes=passes,
     )
     report("write", 0.0)
-    _write(path, manifest, entries, model=imported.name, sample=ranges.sample)
+    sample = ranges.sample if ranges is not None else None
+    _write(path, manifest, entries, model=imported.name, sample=sample)
     report("write", 1.0)
-    notes = _notes(imported, precision, passes, ranges.table)
-    return BuildResult(path, target, manifest, plan, passes, notes, ranges.result)
+    notes = _notes(imported, precision, passes, table) + _scale_notes(unified)
+    return BuildResult(path, target, manifest, plan, passes, notes, ranges)
+
+
+def _unify(graph: ir.Model, plan: Plan, table: CalibrationTable | None) -> UnifiedRanges:
+    """The ranges as the DLA wants them: equal where its layers tie tensors together."""
+    if table is None:
+        return UnifiedRanges({}, (), ())
+    kept = frozenset(table.keep_float)
+    dla = [n for s in plan.segments if s.processor.startswith("dla") for n in s.nodes]
+    return unify_scales(graph, table.tensors, [name for name in dla if name not in kept])
 
 
 def _check_destination(path: Path, model: Path) -> None:
@@ -181,6 +212,7 @@ def _compile(
     target: Target,
     precision: Precision,
     table: CalibrationTable | None,
+    amax: Mapping[str, float],
     passes: Sequence[PassReport],
 ) -> tuple[Manifest, dict[str, np.ndarray]]:
     """Steps 5 to 7."""
@@ -188,7 +220,8 @@ def _compile(
     model, scales = graph, {}
     if table is not None:
         dla = frozenset(s.name for s in plan.segments if s.processor.startswith("dla"))
-        quantized = quantize(graph, table.tensors, segment_of, dla)
+        keep = frozenset(table.keep_float)
+        quantized = quantize(graph, amax, segment_of, dla, keep_float=keep)
         model, segment_of, scales = quantized.model, quantized.segment_of, dict(quantized.scales)
     lowered = lower_segments(model, segment_of, [s.name for s in plan.segments])
     return assemble(
@@ -208,50 +241,42 @@ def _compile(
             calibration=None
             if table is None
             else CalibrationInfo(
-                method=table.method, samples=table.samples, data_sha256=table.data_sha256
+                method=DUMMY if table.dummy else table.method,
+                samples=table.samples,
+                data_sha256=table.data_sha256,
             ),
         ),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Ranges:
-    """The table of an INT8 build, how it was measured, and the first sample of the data."""
-
-    table: CalibrationTable | None = None
-    result: CalibrationResult | None = None
-    sample: Sample | None = None
-
-
 def _ranges(
     graph: ir.Model, imported: ImportedModel, options: BuildOptions, report: Progress
-) -> _Ranges:
-    """Step 3: the table given, or one measured on the data given."""
+) -> tuple[CalibrationTable, Ranges | None]:
+    """Step 3: the table given, one measured on the data given, or stand-ins."""
     if options.table is not None:
-        return _Ranges(options.table)
-    assert options.data is not None  # _precision refuses INT8 without
-    data = open_data(options.data, input_specs(graph), options.preprocess, options.samples)
-    tensors = calibrated_tensors(graph)
-    runner = ActivationRunner(graph, tensors)
-    first: list[Sample] = []  # kept, because some data can be read only once
-
-    def run(sample: Sample) -> Mapping[str, np.ndarray]:
-        first[:] = first or [sample]
-        return runner(sample)
-
-    result = calibrate(
-        run,
-        data,
-        tensors,
-        options.method,
-        lambda done, total: report("calibrate", done / max(total, 1)),
-        model_sha256=imported.sha256,
+        return options.table, None
+    if options.data is None:  # _precision lets this through for dummy ranges only
+        return dummy_table(graph, imported.sha256), None
+    ranges = measure_ranges(
+        graph,
+        options.data,
+        imported.sha256,
+        RangeOptions(
+            method=options.method,
+            samples=options.samples,
+            preprocess=options.preprocess,
+            budget=options.budget,
+            resume=options.resume,
+            detector=options.detector,
+            labels=options.labels,
+        ),
+        report,
     )
-    return _Ranges(result.table, result, first[0])
+    return ranges.table, ranges
 
 
 def _precision(options: BuildOptions, target: Target, graph: ir.Model, name: str) -> Precision:
-    has_ranges = options.data is not None or options.table is not None
+    has_ranges = options.data is not None or options.table is not None or options.dummy_ranges
     default: Precision = "int8" if has_ranges else "fp16" if target.profile.gpu else "fp32"
     precision = options.precision or default
     if precision != "int8":
@@ -259,7 +284,7 @@ def _precision(options: BuildOptions, target: Target, graph: ir.Model, name: str
     if not has_ranges:
         raise BuildError(
             "INT8 needs activation ranges: give calibration data with --data, "
-            "or build with --precision fp16."
+            "build with --precision fp16, or time only with --dummy-ranges."
         )
     _refuse_int8(graph, name)
     return precision
@@ -299,7 +324,18 @@ def _notes(
         notes.append("portable segments compute in FP32; FP16 is for the board")
     if table is not None and table.model_sha256 != imported.sha256:
         notes.append("the calibration table was measured on another model file")
+    if table is not None and table.dummy:
+        notes.append(UNCALIBRATED)
     return tuple(notes)
+
+
+def _scale_notes(unified: UnifiedRanges) -> tuple[str, ...]:
+    if not unified.changes:
+        return ()
+    return (
+        f"DLA scale rules widened {len(unified.changes)} ranges, "
+        f"the worst {unified.worst_factor:.2f} times",
+    )
 
 
 def _versions(target: Target) -> dict[str, str]:

@@ -39,6 +39,9 @@ _CONFIG: tuple[tuple[str, str], ...] = (
     ("session.intra_op.allow_spinning", "0"),
     ("session.inter_op.allow_spinning", "0"),
 )
+# Rewrites of onnxruntime (1.31 at least) that change results: this one drops the lower bound of a
+# Clip before Q where the scale is below about 1e-7, and with it the rectifier.
+_DISABLED = ("ClipQuantRewrite",)
 _FATAL = 4  # onnxruntime's log level for the whole process: its errors are raised to us anyway
 
 
@@ -100,6 +103,7 @@ class PortableExecutor:
                 self._options(engine, implementation, threads),
                 providers=["CPUExecutionProvider"],
                 enable_fallback=False,  # it would print to stdout and try the same again
+                disabled_optimizers=list(_DISABLED),
             )
         except self._errors as error:
             raise SessionError(

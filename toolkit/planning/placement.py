@@ -25,6 +25,7 @@ INTERMEDIATE_LIMIT = 2**30  # per loadable, rule G8
 
 # The limits that need more than one node to judge.
 _POLICY = {
+    "K1": "nodes kept in floating point run on the GPU",
     "S1": "INT8 on the DLA needs a scale on every input and output",
     "G6": f"a core holds {LOADABLES} loadables",
     "G8": "the intermediates of a loadable must be below 1 GiB",
@@ -66,9 +67,13 @@ def place(
     tensorrt: str | None,
     has_scale: HasScale,
     *,
+    keep_float: frozenset[str] = frozenset(),
     max_islands: int = MAX_ISLANDS,
 ) -> tuple[Placement, ...]:
-    """Return the placement of every node, in the order of `views`."""
+    """Return the placement of every node, in the order of `views`.
+
+    `keep_float`: nodes that INT8 would cost too much accuracy.
+    """
     refused: dict[str, Verdict]
     home: Processor = "cpu" if profile.gpu is None else "gpu"
     if profile.gpu is None or profile.dla is None:
@@ -76,6 +81,8 @@ def place(
         refused = {v.name: _verdict(v.name, "", f"profile has no {missing}") for v in views}
     else:
         refused = _refused_by_rules(views, profile.dla, precision, tensorrt, has_scale)
+        reason = "kept in floating point, where INT8 costs too much accuracy"
+        refused |= {v.name: _verdict(v.name, "K1", reason) for v in views if v.name in keep_float}
         while True:
             islands = _islands(views, refused, profile, precision)
             demoted = _demoted(islands, max_islands)

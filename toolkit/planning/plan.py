@@ -69,17 +69,19 @@ def make_plan(
     precision: Precision,
     tensorrt: str | None = None,
     has_scale: Callable[[str], bool],
+    keep_float: frozenset[str] = frozenset(),
 ) -> Plan:
     """Return the plan of a model that has gone through the passes.
 
     `tensorrt` None takes the version of the last JetPack for the profile's DLA. `has_scale` says
-    whether the calibration table holds a tensor. A dynamic batch keeps its nodes off the DLA (rule
+    whether the calibration table holds a tensor; `keep_float` names nodes that stay in floating
+    point. A dynamic batch keeps its nodes off the DLA (rule
     G5) and counts as 1 in times and sizes.
 
     Raises PlanError: the model has no nodes, or nodes without distinct names.
     """
     nodes = _named_views(model.graph)
-    placed = place(nodes, profile, precision, tensorrt, has_scale)
+    placed = place(nodes, profile, precision, tensorrt, has_scale, keep_float=keep_float)
     steps = steps_of(nodes, [placement.processor for placement in placed])
     segments = cut(steps)
     sizes = {t.name: tensor_bytes(t, precision) for view in nodes for t in view.outputs}
