@@ -152,8 +152,7 @@ def largest_int8_share(
     """
     _check(macs, max_trials)
     search = _Search(macs, measure, max_trials, on_progress)
-    everything = frozenset(macs)
-    float_value = search.value("float", everything)
+    float_value = search.value("float", frozenset(macs))
     search.limit = budget.limit(float_value)
     int8_value = search.value("INT8", frozenset())
     costs: tuple[NodeCost, ...] = ()
@@ -267,11 +266,8 @@ def _costs(search: _Search, float_value: float, fine: Measure | None) -> tuple[N
         rows[node] = NodeCost(node, work, value, cost)
         keys[node] = (cost / search.weight(node), second)
     # Nodes that could not be measured any more are trusted least.
-    unknown = [
-        NodeCost(node, work, math.nan, math.inf)
-        for node, work in search.macs.items()
-        if node not in rows
-    ]
+    missing = [node for node in search.macs if node not in rows]
+    unknown = [NodeCost(node, search.macs[node], math.nan, math.inf) for node in missing]
     measured = sorted(rows.values(), key=lambda row: keys[row.node], reverse=True)
     return (*unknown, *measured)
 
