@@ -20,6 +20,7 @@ from device.manifest import DimRange
 from device.session import Session
 from toolkit.build import BuildOptions, BuildResult, build_engine
 from toolkit.errors import BuildError, ImportModelError
+from toolkit.ranges import RangeOptions
 
 LIGHT = (
     "bvlc_alexnet",
@@ -49,7 +50,9 @@ def calibrated(tmp_path: Path, rng: np.random.Generator, profile: str) -> tuple[
     model = small_convnet(tmp_path / "m.onnx", rng)
     samples = [{"x": rng.normal(size=(1, 3, 32, 32)).astype(np.float32)} for _ in range(4)]
     out = tmp_path / "m.engine"
-    return model, build_engine(model, profile, out, BuildOptions(data=samples, method="minmax"))
+    return model, build_engine(
+        model, profile, out, BuildOptions(data=samples, ranges=RangeOptions("minmax"))
+    )
 
 
 @pytest.mark.parametrize("profile", ["agx-orin-64gb", "orin-nano-8gb"])

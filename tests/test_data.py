@@ -17,6 +17,7 @@ from toolkit.build import BuildOptions, build_engine
 from toolkit.data import input_specs, open_data
 from toolkit.errors import BuildError
 from toolkit.importer import import_model
+from toolkit.ranges import RangeOptions
 
 SPEC = InputSpec("images", (1, 3, SIZE, SIZE))
 MODEL = "a" * 64
@@ -254,7 +255,7 @@ def test_an_engine_is_built_from_a_video_and_from_a_generator(tmp_path, rng):
     video = write_video(tmp_path / "v.avi", noise, fourcc="MJPG")
     arrays = (rng.normal(size=(1, 3, 32, 32)).astype(np.float32) for _ in range(6))
     for source, method in ((video, "mse"), (arrays, "percentile:99.9")):
-        options = BuildOptions(data=source, samples=4, method=method)
+        options = BuildOptions(data=source, ranges=RangeOptions(method, samples=4))
         result = build_engine(model, "laptop", tmp_path / "m.engine", options)
         assert (result.calibration.samples, result.calibration.table.method) == (4, method)
 

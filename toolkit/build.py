@@ -13,7 +13,7 @@
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from calibration.budget import Budget
 from calibration.dataset import Sample
 from calibration.table import CalibrationTable
 from device.engine import write_engine
@@ -37,7 +36,6 @@ from device.manifest import (
     Provenance,
 )
 from device.session import open_session
-from pipelines.config import ModelConfig, PreprocessConfig
 from toolkit.assemble import assemble
 from toolkit.data import Source
 from toolkit.errors import BuildError, first_line
@@ -53,8 +51,6 @@ from toolkit.target import Target, choose_target
 Progress = Callable[[str, float], None]
 """Called with the step's name and the share of it that is done, 0 to 1."""
 
-DEFAULT_METHOD = "entropy"
-
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
@@ -62,25 +58,17 @@ class BuildOptions:
 
     `precision` None: int8 with `data` or `table`, else fp16 (fp32 where there is no GPU).
     `data` is what `toolkit.data.open_data` takes: a folder or file of pictures or arrays, a video,
-    or samples one after the other; `samples` of them are used.
-    `table` goes before `data`; `method`, `budget`, `detector` and `labels` as in
-    `toolkit.ranges.RangeOptions`. `dummy_ranges` stand in for measured ones: the engine is good for
-    timing only, and says so. `preprocess` says how pictures become the input; None: letterbox to
-    the input's size, RGB, 0 to 1. `shapes` and `dims` as in `toolkit.importer.import_model`.
+    or samples one after the other; `ranges` says how their ranges are found.
+    `table` goes before `data`. `dummy_ranges` stand in for measured ones: the engine is good for
+    timing only, and says so. `shapes` and `dims` as in `toolkit.importer.import_model`.
     """
 
     precision: Precision | None = None
     jetpack: str | None = None
     data: Source | None = None
-    samples: int | None = None
-    method: str = DEFAULT_METHOD
-    budget: Budget | None = None
-    resume: Path | None = None
-    detector: ModelConfig | None = None
-    labels: tuple[str, ...] = ()
+    ranges: RangeOptions = field(default_factory=RangeOptions)
     table: CalibrationTable | None = None
     dummy_ranges: bool = False
-    preprocess: PreprocessConfig | None = None
     shapes: Mapping[str, tuple[int, ...]] | None = None
     dims: tuple[DimRange, ...] = ()
 
@@ -257,21 +245,7 @@ def _ranges(
         return options.table, None
     if options.data is None:  # _precision lets this through for dummy ranges only
         return dummy_table(graph, imported.sha256), None
-    ranges = measure_ranges(
-        graph,
-        options.data,
-        imported.sha256,
-        RangeOptions(
-            method=options.method,
-            samples=options.samples,
-            preprocess=options.preprocess,
-            budget=options.budget,
-            resume=options.resume,
-            detector=options.detector,
-            labels=options.labels,
-        ),
-        report,
-    )
+    ranges = measure_ranges(graph, options.data, imported.sha256, options.ranges, report)
     return ranges.table, ranges
 
 

@@ -22,6 +22,7 @@ from device.errors import TandemError
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "profiles": ("toolkit.commands.profiles", "profiles", "List and explain device profiles."),
     "build": ("toolkit.commands.build", "build", "Build an engine from an ONNX model."),
+    "calibrate": ("toolkit.commands.calibrate", "calibrate", "Find INT8 ranges on real data."),
     "inspect": ("toolkit.commands.inspect", "inspect", "Show what is inside an engine."),
     "run": ("toolkit.commands.run", "run", "Run a pipeline on this machine."),
     "bundle": ("toolkit.commands.bundle", "bundle", "Pack engine, pipeline and labels."),

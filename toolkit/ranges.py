@@ -24,15 +24,14 @@ from calibration.threshold import METHODS, amax_by_method, method_named
 from pipelines.config import ModelConfig, PreprocessConfig
 from toolkit.data import Source, input_specs, open_data
 from toolkit.demo.score import HeldOut, load_held_out
-from toolkit.metrics import METRICS, Material, OutputNoise
+from toolkit.metrics import METRICS, Material, OutputNoise, int8_macs
 from toolkit.observe import ActivationRunner
-from toolkit.planning.node_view import views
 from toolkit.quantize import calibrated_tensors
 from toolkit.trial import TrialModel
 
 AUTO = "auto"
-VALIDATION_EVERY = 4  # of the samples one in so many is kept for trials
-MAX_VALIDATION = 16  # more hardly changes a choice, and every trial runs them all
+VALIDATION_EVERY = 3  # of the samples one in so many is kept for trials
+MAX_VALIDATION = 32  # more hardly changes a choice, and every trial runs them all
 
 Report = Callable[[str, float], None]
 """Called with the step's name and the share of it that is done, 0 to 1."""
@@ -43,6 +42,8 @@ class RangeOptions:
     """How ranges are found.
 
     `method`: a row of METHODS, with a parameter after a colon where it takes one, or "auto".
+    `samples`: how many are used, None: all. `preprocess` says how pictures become the input, None:
+    letterbox to the input's size, RGB, 0 to 1.
     `detector` and its labels let a budget measure mAP50 on the scenes that ship with Tandem.
     `resume`: a file that keeps the observation on the way (see `calibration.calibrate`).
     """
@@ -108,7 +109,7 @@ def measure_ranges(
     validation = data.validation
     noise = OutputNoise(trial, validation)
     auto = _search(trial, noise, candidates, report) if options.method == AUTO else None
-    amax = candidates[methods[0]] if auto is None else {**candidates["minmax"], **auto.amax}
+    amax = candidates[methods[0]] if auto is None else {**candidates[auto.best_single], **auto.amax}
     material = Material(trial, validation, options.detector, _held_out(options))
     budget = _spend(graph, material, amax, options.budget, report) if options.budget else None
     keep = budget.keep_float if budget is not None else frozenset()
@@ -141,7 +142,7 @@ def measure_ranges(
 
 
 class _Split:
-    """A data set without every fourth sample, which are kept for trials.
+    """A data set without every third sample, which are kept for trials.
 
     Where nothing is tried, or the samples are too few to spare any, all are observed, and the
     first of them serve as validation too.
@@ -217,9 +218,8 @@ def _spend(
     ranges = {name: amax[name] for name in trial.tensors}
     measure = metric.build(material)
     fine = METRICS["sqnr"].build(material)
-    macs = {view.name: float(view.macs or 0) for view in views(graph.graph)}
     return largest_int8_share(
-        {name: macs.get(name, 0.0) for name in trial.nodes},
+        int8_macs(graph),
         lambda keep: measure(ranges, keep),
         budget,
         fine=lambda keep: fine(ranges, keep),
@@ -252,7 +252,7 @@ def _table(
     )
     if auto is None:
         return table
-    rest = dict.fromkeys(set(amax) - set(auto.amax), "minmax")
+    rest = dict.fromkeys(set(amax) - set(auto.amax), auto.best_single)
     return replace(table, methods={**{c.tensor: c.method for c in auto.choices}, **rest})
 
 

@@ -1,8 +1,9 @@
 """What `tandem build` and `tandem inspect` print."""
 
-from device.manifest import Manifest
+from device.manifest import UNCALIBRATED, Manifest
 from toolkit.build import BuildResult
 from toolkit.planning.plan_text import render_plan
+from toolkit.ranges_text import ranges_text
 
 
 def build_text(result: BuildResult) -> str:
@@ -10,17 +11,8 @@ def build_text(result: BuildResult) -> str:
     lines = [render_plan(result.plan), ""]
     lines += [f"pass {step.name}: {step.changes}" for step in result.passes if step.changes]
     lines += [f"note: {note}" for note in result.notes]
-    calibration = result.calibration
-    if calibration is not None:
-        lines.append(
-            f"calibration: {calibration.table.method} over {calibration.samples} of "
-            f"{calibration.asked} samples"
-        )
-        lines += [f"  skipped {item.name}: {item.reason}" for item in calibration.skipped]
-        if calibration.dead:
-            lines.append(f"  always zero: {', '.join(calibration.dead)}")
-        if calibration.constant:
-            lines.append(f"  constant: {', '.join(calibration.constant)}")
+    if result.calibration is not None:
+        lines.append(ranges_text(result.calibration))
     size = result.path.stat().st_size
     lines.append(f"engine: {result.path} ({size / 1e6:.2f} MB)")
     return "\n".join(lines)
@@ -35,7 +27,9 @@ def manifest_text(manifest: Manifest) -> str:
         f"(sha256 {source.model_sha256[:12]})",
         "made with " + ", ".join(f"{name} {v}" for name, v in source.versions.items()),
     ]
-    if source.calibration is not None:
+    if manifest.uncalibrated:
+        lines.append(UNCALIBRATED)
+    elif source.calibration is not None:
         lines.append(
             f"calibrated by {source.calibration.method} on {source.calibration.samples} samples"
         )

@@ -1,39 +1,23 @@
 """`tandem build`: ONNX model -> engine for a device profile."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from calibration.table import read_table, write_table
-from calibration.threshold import METHODS
 from device.manifest import DimRange, Precision
-from pipelines.config import PreprocessConfig, load_model
-from toolkit.build import DEFAULT_METHOD, BuildOptions, BuildResult, build_engine
-from toolkit.build import Progress as Report
+from toolkit.build import BuildOptions, BuildResult, build_engine
+from toolkit.commands.calibration_options import (
+    calibration_options,
+    parse_shapes,
+    progress_bar,
+    range_options,
+)
+from toolkit.ranges_text import ranges_builtins
 from toolkit.report_text import build_text
-
-
-def parse_shapes(
-    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
-) -> dict[str, tuple[int, ...]]:
-    """NAME=1x3x224x224, any number of times, as input name -> shape."""
-    shapes = {}
-    for value in values:
-        name, _, dims = value.rpartition("=")
-        try:
-            shapes[name] = _ints(dims, "x")
-        except ValueError:
-            name = ""
-        if not name:
-            raise click.BadParameter(f"{value!r} is not NAME=DIMS, such as images=1x3x224x224")
-    return shapes
 
 
 def parse_dims(
@@ -66,17 +50,11 @@ def parse_dims(
     type=click.Choice(["fp32", "fp16", "int8"]),
     help="[default: int8 with --data or --table, else fp16; fp32 without a GPU]",
 )
-@click.option("--data", type=click.Path(path_type=Path), help="Pictures, .npy or .npz samples.")
-@click.option("--samples", type=click.IntRange(min=1), help="How many samples. [default: all]")
-@click.option(
-    "--method", type=click.Choice(list(METHODS)), default=DEFAULT_METHOD, show_default=True
-)
+@calibration_options(required=False)
 @click.option("--table", type=click.Path(path_type=Path), help="Use this calibration table.")
 @click.option("--save-table", type=click.Path(path_type=Path), help="Write the table measured.")
 @click.option(
-    "--preprocess",
-    type=click.Path(path_type=Path),
-    help="Model file (configs/models/*.toml) that says how pictures become the input.",
+    "--dummy-ranges", is_flag=True, help="INT8 without calibration, for timing only: wrong results."
 )
 @click.option(
     "--shape",
@@ -104,9 +82,12 @@ def build(
     data: Path | None,
     samples: int | None,
     method: str,
+    budget: str | None,
+    resume: Path | None,
+    preprocess: Path | None,
     table: Path | None,
     save_table: Path | None,
-    preprocess: Path | None,
+    dummy_ranges: bool,
     shapes: dict[str, tuple[int, ...]],
     dims: tuple[DimRange, ...],
     jetpack: str | None,
@@ -118,21 +99,28 @@ def build(
     """
     if table and (data or save_table):
         raise click.UsageError("--table replaces --data and --save-table; give one or the other.")
-    for option, value in (("--samples", samples), ("--save-table", save_table)):
+    if dummy_ranges and (data or table):
+        raise click.UsageError("--dummy-ranges replaces --data and --table; give one or the other.")
+    for option, value in (
+        ("--samples", samples),
+        ("--save-table", save_table),
+        ("--budget", budget),
+        ("--resume", resume),
+    ):
         if value and not data:
             raise click.UsageError(f"{option} belongs to calibration; give --data with it.")
     if data and precision not in (None, "int8"):
         raise click.UsageError(
             f"--data calibrates INT8; --precision {precision} has no use for it."
         )
+    ranges = range_options(method, samples, budget, resume, preprocess)
     options = BuildOptions(
         precision=precision,
         jetpack=jetpack,
         data=data,
-        samples=samples,
-        method=method,
+        ranges=ranges,
         table=read_table(table) if table else None,
-        preprocess=read_preprocess(preprocess) if preprocess else None,
+        dummy_ranges=dummy_ranges,
         shapes=shapes,
         dims=dims,
     )
@@ -146,11 +134,6 @@ def build(
         click.echo(build_text(result))
 
 
-def read_preprocess(path: Path) -> PreprocessConfig:
-    """The preprocessing that a model file describes."""
-    return load_model(path).preprocess
-
-
 def as_builtins(result: BuildResult) -> dict[str, Any]:
     """What `--json` prints."""
     calibration = result.calibration
@@ -160,27 +143,8 @@ def as_builtins(result: BuildResult) -> dict[str, Any]:
         "manifest": msgspec.to_builtins(result.manifest),
         "passes": {step.name: step.changes for step in result.passes},
         "notes": list(result.notes),
-        "skipped_samples": [s.name for s in calibration.skipped] if calibration else [],
+        "calibration": ranges_builtins(calibration) if calibration else None,
     }
-
-
-@contextmanager
-def progress_bar(title: str) -> Iterator[Report]:
-    """Show the steps of a build on standard error while it runs."""
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
-        task = bar.add_task(title, total=1.0)
-
-        def report(step: str, share: float) -> None:
-            bar.update(task, description=f"{title}: {step}", completed=share)
-
-        yield report
 
 
 def _ints(text: str, separator: str) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ from toolkit.demo.releases import Release, broken, pipeline_for, write_release
 from toolkit.demo.scene_video import FPS, write_scene_video
 from toolkit.demo.score import load_held_out, plain_model, score
 from toolkit.deploy import DeployResult, deploy_bundle
+from toolkit.ranges import RangeOptions
 
 Report = Callable[[str, float], None]
 """Called with the step's name and the share of it that is done, 0 to 1."""
@@ -195,7 +196,8 @@ def _build(
         options.profile,
         options.out / name,
         BuildOptions(
-            data=subject.folder / model.calibration, preprocess=model.preprocess, method=method
+            data=subject.folder / model.calibration,
+            ranges=RangeOptions(method, preprocess=model.preprocess),
         ),
         lambda step, share: report("build the engine", share if step == "calibrate" else 0.0),
     )
