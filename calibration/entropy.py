@@ -36,7 +36,12 @@ def entropy_amax(histogram: Histogram) -> float:
     is below max |x| / 32. With them it can be max |x| / 2048. As in the original, all numbers in
     the first bin of the whole range, below max |x| / 2048, count as zeros: where they are the
     signal, take another method.
+
+    Fewer elements than bins leave most bins empty and tell nothing of a distribution; the range is
+    then max |x|. That, too, is our own.
     """
+    if histogram.elements < BINS:
+        return histogram.amax
     return least_loss(histogram, lambda seen, zoom: (entropy_divergences(seen, zoom), _TIE))
 
 

@@ -1,0 +1,229 @@
+"""From data to a table: what is measured, what is chosen, what is refused."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from model_fixtures import small_convnet
+
+import configs
+from calibration.budget import parse_budget
+from calibration.errors import CalibrationError
+from calibration.table import read_table
+from calibration.threshold import METHODS
+from calibration.trt_cache import amax_of, read_cache
+from device.engine import open_engine
+from device.manifest import UNCALIBRATED
+from toolkit.build import BuildOptions, build_engine
+from toolkit.importer import import_model
+from toolkit.passes import run_passes
+from toolkit.ranges import VALIDATION_EVERY, RangeOptions, Ranges, measure_ranges
+from toolkit.ranges_html import ranges_html
+from toolkit.ranges_text import ranges_builtins, ranges_text
+
+
+def samples(rng: np.random.Generator, count: int) -> list[dict[str, np.ndarray]]:
+    return [{"x": rng.normal(size=(1, 3, 32, 32)).astype(np.float32)} for _ in range(count)]
+
+
+def measure(path: Path, data: list[dict[str, np.ndarray]], options: RangeOptions) -> Ranges:
+    imported = import_model(path)
+    graph, _ = run_passes(imported.model)
+    return measure_ranges(graph, data, imported.sha256, options, lambda step, share: None)
+
+
+def test_one_method_takes_all_samples(tmp_path: Path, rng: np.random.Generator) -> None:
+    path = small_convnet(tmp_path / "m.onnx", rng)
+    data = samples(rng, 9)
+    found = measure(path, data, RangeOptions("minmax"))
+    assert found.samples == 9
+    assert not found.unseen
+    assert found.table.tensors["x"] == pytest.approx(max(np.abs(s["x"]).max() for s in data))
+    assert found.sqnr_db["y"] > 15
+
+
+def test_auto_is_never_worse_than_a_single_method_on_samples_it_did_not_observe(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path = small_convnet(tmp_path / "m.onnx", rng)
+    data = samples(rng, 24)
+    data[3]["x"][0, 0, 0, 0] = 300.0  # what min-max falls for
+    found = measure(path, data, RangeOptions("auto"))
+    assert found.unseen
+    assert found.samples == 24 - 24 // VALIDATION_EVERY
+    assert found.auto is not None
+    assert set(found.auto.gain_db) == set(METHODS)
+    assert all(gain >= 0 for gain in found.auto.gain_db.values())
+    assert set(found.table.methods.values()) <= set(METHODS)
+
+
+def test_a_budget_keeps_what_int8_ruins_in_float_and_off_the_dla(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path = small_convnet(tmp_path / "m.onnx", rng)
+    data = samples(rng, 16)
+    plain = measure(path, data, RangeOptions("minmax"))
+    budget = parse_budget(f"sqnr:{plain.sqnr_db['y'] + 3:.2f}")
+    found = measure(path, data, RangeOptions("minmax", budget=budget))
+    assert found.budget is not None
+    assert found.table.keep_float
+    assert found.sqnr_db["y"] >= budget.amount
+    out = tmp_path / "m.engine"
+    result = build_engine(path, "agx-orin-64gb", out, BuildOptions(table=found.table))
+    kept = [row for row in result.manifest.plan if row.node in found.table.keep_float]
+    assert kept
+    assert all(row.processor == "gpu" and row.rule == "K1" for row in kept)
+
+
+def test_reports_hold_every_tensor_and_the_reason(tmp_path: Path, rng: np.random.Generator) -> None:
+    path = small_convnet(tmp_path / "m.onnx", rng)
+    found = measure(path, samples(rng, 12), RangeOptions("auto"))
+    text = ranges_text(found)
+    assert "output y:" in text
+    assert "dB over entropy" in text
+    assert json.loads(json.dumps(ranges_builtins(found)))["tensors"].keys() == (
+        found.table.tensors.keys()
+    )
+    page = ranges_html(found, "m.onnx")
+    assert page.count("<svg") == len(found.table.tensors)
+
+
+def test_an_unknown_metric_is_refused_by_name(tmp_path: Path, rng: np.random.Generator) -> None:
+    path = small_convnet(tmp_path / "m.onnx", rng)
+    with pytest.raises(CalibrationError, match="no metric 'beauty' for a budget: take one of sqnr"):
+        measure(path, samples(rng, 8), RangeOptions(budget=parse_budget("beauty:-1")))
+
+
+def test_nan_activations_name_the_tensor_and_the_sample(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path = small_convnet(tmp_path / "m.onnx", rng)
+    data = samples(rng, 3)
+    data[1]["x"][0, 0, 0, 0] = np.nan
+    with pytest.raises(CalibrationError, match="sample 1"):
+        measure(path, data, RangeOptions())
+
+
+def tandem(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "toolkit.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def data_folder(tmp_path: Path, rng: np.random.Generator) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for index, sample in enumerate(samples(rng, 8)):
+        np.save(folder / f"{index}.npy", sample["x"])
+    return folder
+
+
+def test_the_command_writes_every_form(
+    tmp_path: Path, rng: np.random.Generator, data_folder: Path
+) -> None:
+    model = small_convnet(tmp_path / "m.onnx", rng)
+    table, cache = tmp_path / "m.json", tmp_path / "m.cache"
+    qdq, page = tmp_path / "m.qdq.onnx", tmp_path / "m.html"
+    done = tandem(
+        "calibrate", model, "--data", data_folder, "-o", table,
+        "--cache", cache, "--qdq", qdq, "--html", page, "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = read_table(table)
+    assert json.loads(done.stdout)["tensors"]["x"]["amax"] == found.tensors["x"]
+    assert cache.read_text().startswith("TRT-100300-EntropyCalibration2\n")
+    assert amax_of(read_cache(cache)) == pytest.approx(found.tensors, rel=1e-6)
+    x = rng.normal(size=(1, 3, 32, 32)).astype(np.float32)
+    session = ort.InferenceSession(str(qdq), providers=["CPUExecutionProvider"])
+    plain = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    (ours,), (exact,) = session.run(None, {"x": x}), plain.run(None, {"x": x})
+    assert np.linalg.norm(ours - exact) / np.linalg.norm(exact) < 0.1
+    assert any(node.op_type == "QuantizeLinear" for node in onnx.load(qdq).graph.node)
+    assert "<svg" in page.read_text()
+
+
+@pytest.mark.parametrize("method", ["percentile:99.9", "mse", "auto"])
+def test_methods_are_named_on_the_command_line(
+    tmp_path: Path, rng: np.random.Generator, data_folder: Path, method: str
+) -> None:
+    model = small_convnet(tmp_path / "m.onnx", rng)
+    done = tandem("calibrate", model, "--data", data_folder, "--method", method)
+    assert done.returncode == 0, done.stderr
+    assert read_table(tmp_path / "m.calib.json").method == method
+
+
+@pytest.mark.parametrize("method", ["magic", "minmax:3", "percentile:200"])
+def test_an_unknown_method_is_a_usage_error(
+    tmp_path: Path, rng: np.random.Generator, data_folder: Path, method: str
+) -> None:
+    model = small_convnet(tmp_path / "m.onnx", rng)
+    done = tandem("calibrate", model, "--data", data_folder, "--method", method)
+    assert done.returncode == 2
+    assert not (tmp_path / "m.calib.json").exists()
+
+
+def test_a_killed_calibration_resumes_with_the_same_result(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model = small_convnet(tmp_path / "m.onnx", rng, channels=48)
+    data = tmp_path / "many"
+    data.mkdir()
+    np.save(data / "all.npy", rng.normal(size=(600, 3, 32, 32)).astype(np.float32))
+    state, table = tmp_path / "state", tmp_path / "resumed.json"
+    command = [sys.executable, "-m", "toolkit.cli", "calibrate", str(model), "--data", str(data)]
+    resumed = [*command, "--resume", str(state), "-o", str(table)]
+    killed = subprocess.Popen(resumed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not state.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert state.exists()
+    assert not table.exists()
+    subprocess.run(resumed, check=True, capture_output=True)
+    straight = tmp_path / "straight.json"
+    subprocess.run([*command, "-o", str(straight)], check=True, capture_output=True)
+    assert table.read_bytes() == straight.read_bytes()
+
+
+def test_dummy_ranges_are_said_loudly(tmp_path: Path, rng: np.random.Generator) -> None:
+    model = small_convnet(tmp_path / "m.onnx", rng)
+    done = tandem("build", model, "--dummy-ranges", "--precision", "int8")
+    assert done.returncode == 0, done.stderr
+    assert UNCALIBRATED in done.stdout
+    assert UNCALIBRATED in tandem("inspect", tmp_path / "m.engine").stdout
+    with open_engine(tmp_path / "m.engine") as engine:
+        assert engine.manifest.uncalibrated
+
+
+def test_ranges_that_the_dla_ties_together_are_equal_in_the_engine(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    options = BuildOptions(
+        data=[{"images": rng.uniform(size=(1, 3, 320, 320)).astype(np.float32)}],
+        ranges=RangeOptions("minmax"),
+    )
+    model = configs.ROOT / "models" / "robot-objects.onnx"
+    result = build_engine(model, "agx-orin-64gb", tmp_path / "m.engine", options)
+    assert any("DLA scale rules widened" in note for note in result.notes)
+    assert result.calibration is not None
+    amax = result.calibration.table.tensors
+    with open_engine(result.path) as engine:
+        (dla,) = [s for s in engine.manifest.segments if s.processor == "dla0"]
+        proto = onnx.load_model_from_string(engine.entry(dla.implementations[0].model).tobytes())
+    scales = {t.name: float(onnx.numpy_helper.to_array(t)) for t in proto.graph.initializer
+              if t.name.endswith("_scale") and not t.dims}  # fmt: skip
+    adds = [node for node in import_model(model).model.graph if node.op_type == "Add"]
+    assert adds
+    for node in adds:
+        names = [str(value.name) for value in node.inputs if value is not None]
+        found = {scales[f"{name}_scale"] for name in names}
+        assert len(found) == 1
+        assert found.pop() == pytest.approx(max(amax[name] for name in names) / 127, rel=1e-6)
