@@ -1,0 +1,168 @@
+"""Calibrate side by side with onnxruntime.quantization: time and peak memory, in one run.
+
+    python scripts/bench_calibration.py MODEL.onnx [--images 32 512] [--peer-images 32]
+
+Every row is a process of its own, so that the peak is that row's. Both sides get the same random
+images and may use two threads. onnxruntime keeps every activation of every image in memory, so its
+rows run with `--peer-images` only. "forward" is the plain model on the same images: the floor.
+"""
+
+import argparse
+import json
+import multiprocessing
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+
+METHODS = ("minmax", "percentile", "entropy")
+SEED = 7
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--images", type=int, nargs="+", default=[32, 512])
+    parser.add_argument("--peer-images", type=int, default=32)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--json", action="store_true", help="print rows as JSON")
+    arguments = parser.parse_args()
+    rows = [measure("forward", forward, arguments.model, "", arguments.peer_images)]
+    for method in arguments.methods:
+        if method in METHODS:
+            rows.append(
+                measure("onnxruntime", peer, arguments.model, method, arguments.peer_images)
+            )
+        rows += [
+            measure("tandem", tandem, arguments.model, method, count) for count in arguments.images
+        ]
+    if arguments.json:
+        print(json.dumps(rows))
+        return
+    print(f"{'who':12} {'method':11} {'images':>6} {'s':>8} {'peak MB':>8} {'against peer':>12}")
+    peers = {r["method"]: r for r in rows if r["who"] == "onnxruntime"}
+    for row in rows:
+        ratio = ""
+        base = peers.get(row["method"])
+        if row["who"] == "tandem" and base and base["images"] == row["images"]:
+            ratio = f"{base['seconds'] / row['seconds']:.1f}x"
+        print(
+            f"{row['who']:12} {row['method']:11} {row['images']:6d} {row['seconds']:8.2f} "
+            f"{row['peak_mb']:8.0f} {ratio:>12}"
+        )
+
+
+def measure(
+    who: str, work: Callable[[Path, str, int], float], model: Path, method: str, images: int
+) -> dict[str, str | int | float]:
+    """Run `work` in a fresh process and return its seconds and its peak resident memory."""
+    receive, send = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("spawn").Process(
+        target=_child, args=(send, work, model, method, images)
+    )
+    process.start()
+    send.close()
+    try:
+        seconds, peak_mb = receive.recv()
+    except EOFError as err:
+        raise SystemExit(f"{who} {method} with {images} images ended without a result") from err
+    process.join()
+    return {
+        "who": who,
+        "method": method,
+        "images": images,
+        "seconds": round(seconds, 3),
+        "peak_mb": round(peak_mb, 1),
+    }
+
+
+def _child(
+    send: Connection,
+    work: Callable[[Path, str, int], float],
+    model: Path,
+    method: str,
+    images: int,
+) -> None:
+    seconds = work(model, method, images)
+    send.send((seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+
+
+def samples(count: int) -> Iterator[dict[str, np.ndarray]]:
+    """The same random images for everybody, made one at a time."""
+    for number in range(count):
+        rng = np.random.default_rng([SEED, number])
+        yield {"images": rng.normal(size=(1, 3, 224, 224)).astype(np.float32)}
+
+
+def forward(model: Path, method: str, count: int) -> float:
+    """The plain model in onnxruntime."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 2
+    session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    start = time.perf_counter()
+    for sample in samples(count):
+        session.run(None, sample)
+    return time.perf_counter() - start
+
+
+def peer(model: Path, method: str, count: int) -> float:
+    """onnxruntime.quantization's calibrators, as its documentation uses them."""
+    from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod
+    from onnxruntime.quantization.calibrate import create_calibrator
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self._samples = samples(count)
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(self._samples, None)
+
+    kinds = {
+        "minmax": CalibrationMethod.MinMax,
+        "percentile": CalibrationMethod.Percentile,
+        "entropy": CalibrationMethod.Entropy,
+    }
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        calibrator = create_calibrator(
+            model,
+            augmented_model_path=str(Path(folder) / "augmented.onnx"),
+            calibrate_method=kinds[method],
+        )
+        calibrator.collect_data(Reader())
+        calibrator.compute_data()
+    return time.perf_counter() - start
+
+
+def tandem(model: Path, method: str, count: int) -> float:
+    """Our calibration, import and passes included."""
+    from calibration import calibrate
+    from calibration.dataset import InputSpec, iterable_dataset
+    from toolkit.importer import import_model
+    from toolkit.observe import ActivationRunner
+    from toolkit.passes import run_passes
+    from toolkit.quantize import calibrated_tensors
+
+    start = time.perf_counter()
+    imported = import_model(model)
+    graph, _ = run_passes(imported.model)
+    tensors = calibrated_tensors(graph)
+    calibrate(
+        ActivationRunner(graph, tensors),
+        iterable_dataset(samples(count), [InputSpec("images", (1, 3, 224, 224))], None),
+        tensors,
+        method,
+        model_sha256=imported.sha256,
+    )
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
