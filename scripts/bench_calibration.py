@@ -146,9 +146,9 @@ def tandem(model: Path, method: str, count: int) -> float:
     from calibration import calibrate
     from calibration.dataset import InputSpec, iterable_dataset
     from toolkit.importer import import_model
-    from toolkit.observe import ActivationRunner
+    from toolkit.int8.observe import ActivationRunner
+    from toolkit.int8.quantize import calibrated_tensors
     from toolkit.passes import run_passes
-    from toolkit.quantize import calibrated_tensors
 
     start = time.perf_counter()
     imported = import_model(model)

@@ -15,9 +15,9 @@ from calibration.errors import CalibrationError
 from calibration.threshold import METHODS, choose_amax
 from calibration.trials import ALL
 from toolkit.importer import import_model
-from toolkit.metrics import OutputNoise
+from toolkit.int8.metrics import OutputNoise
+from toolkit.int8.trial import TrialModel
 from toolkit.passes import run_passes
-from toolkit.trial import TrialModel
 
 SAMPLES = 16
 
@@ -157,7 +157,7 @@ def network(tmp_path: Path, rng: np.random.Generator) -> tuple[TrialModel, ir.Mo
 
 
 def search(trial: TrialModel, model: ir.Model, rng: np.random.Generator) -> AutoResult:
-    from toolkit.observe import ActivationRunner
+    from toolkit.int8.observe import ActivationRunner
 
     pictures = [
         {"x": (rng.standard_t(2, size=(1, 3, 32, 32))).astype(np.float32)} for _ in range(16)

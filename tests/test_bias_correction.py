@@ -14,14 +14,14 @@ from onnx import helper
 from onnx_ir.passes import common as ir_passes
 
 from calibration.compare import sqnr_db
-from toolkit.bias_correction import Run, channel_means, correct_biases, find_bias_layers
-from toolkit.effect import keep_if_better
 from toolkit.errors import BuildError
 from toolkit.importer import import_model
-from toolkit.observe import ActivationRunner
+from toolkit.int8.bias_correction import Run, channel_means, correct_biases, find_bias_layers
+from toolkit.int8.effect import keep_if_better
+from toolkit.int8.observe import ActivationRunner
+from toolkit.int8.quantize import calibrated_tensors, quantize
+from toolkit.int8.weights import constant_of
 from toolkit.passes import run_passes
-from toolkit.quantize import calibrated_tensors, quantize
-from toolkit.weights import constant_of
 
 Samples = Sequence[Mapping[str, np.ndarray]]
 

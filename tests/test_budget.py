@@ -14,10 +14,10 @@ from model_fixtures import small_convnet
 from calibration.budget import Budget, BudgetResult, largest_int8_share, parse_budget
 from calibration.errors import CalibrationError
 from toolkit.importer import import_model
-from toolkit.metrics import METRICS, Material
-from toolkit.observe import ActivationRunner
+from toolkit.int8.metrics import METRICS, Material
+from toolkit.int8.observe import ActivationRunner
+from toolkit.int8.trial import TrialModel
 from toolkit.passes import run_passes
-from toolkit.trial import TrialModel
 
 
 @pytest.mark.parametrize(

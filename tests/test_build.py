@@ -20,7 +20,7 @@ from device.manifest import DimRange
 from device.session import Session
 from toolkit.build import BuildOptions, BuildResult, build_engine
 from toolkit.errors import BuildError, ImportModelError
-from toolkit.ranges import RangeOptions
+from toolkit.int8.ranges import RangeOptions
 
 LIGHT = (
     "bvlc_alexnet",

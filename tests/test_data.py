@@ -14,10 +14,10 @@ from device.errors import SourceError
 from pipelines.config import PreprocessConfig
 from pipelines.preprocess import preprocess
 from toolkit.build import BuildOptions, build_engine
-from toolkit.data import input_specs, open_data
 from toolkit.errors import BuildError
 from toolkit.importer import import_model
-from toolkit.ranges import RangeOptions
+from toolkit.int8.data import input_specs, open_data
+from toolkit.int8.ranges import RangeOptions
 
 SPEC = InputSpec("images", (1, 3, SIZE, SIZE))
 MODEL = "a" * 64

@@ -47,7 +47,7 @@ def test_the_readme_names_every_command() -> None:
 
 def test_every_module_of_the_data_s_way_is_in_the_architecture() -> None:
     text = (ROOT / "docs/ARCHITECTURE.md").read_text()
-    for folder in ("toolkit", "toolkit/planning", "pipelines", "calibration"):
+    for folder in ("toolkit", "toolkit/int8", "toolkit/planning", "pipelines", "calibration"):
         for path in sorted((ROOT / folder).glob("*.py")):
             if path.stem not in UNNAMED and not path.stem.startswith("__"):
                 assert path.name in text or path.stem in text, f"{folder}/{path.name}"
@@ -57,5 +57,5 @@ def test_every_module_of_the_data_s_way_is_in_the_architecture() -> None:
 UNNAMED = {
     "broker", "clock", "doctor_probes", "draw", "frame", "gdp", "machine", "mqtt_sink",
     "report_text", "target", "uri", "video_sink", "vision", "accuracy", "rule", "windows",
-    "dla_checks", "dla_layer_checks", "compare", "arrays",
+    "dla_checks", "dla_layer_checks", "compare", "arrays", "samples", "iterable",
 }  # fmt: skip

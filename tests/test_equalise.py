@@ -14,12 +14,12 @@ from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes import common as ir_passes
 
 from calibration.compare import sqnr_db
-from toolkit.channel_links import find_links
-from toolkit.equalise import Balance, channel_ranges, equalise, link_tensors
 from toolkit.importer import import_model
-from toolkit.observe import ActivationRunner
+from toolkit.int8.channel_links import find_links
+from toolkit.int8.equalise import Balance, channel_ranges, equalise, link_tensors
+from toolkit.int8.observe import ActivationRunner
+from toolkit.int8.quantize import calibrated_tensors, quantize
 from toolkit.passes import run_passes
-from toolkit.quantize import calibrated_tensors, quantize
 
 BALANCES: tuple[Balance, ...] = ("weights", "activations")
 

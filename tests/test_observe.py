@@ -9,9 +9,9 @@ from model_fixtures import small_convnet
 from onnx.reference import ReferenceEvaluator
 
 from toolkit.importer import import_model
-from toolkit.observe import ActivationRunner
+from toolkit.int8.observe import ActivationRunner
+from toolkit.int8.quantize import calibrated_tensors
 from toolkit.passes import run_passes
-from toolkit.quantize import calibrated_tensors
 
 
 def test_activations_are_those_of_the_reference(tmp_path: Path, rng: np.random.Generator) -> None:

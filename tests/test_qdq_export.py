@@ -18,11 +18,11 @@ from pipelines.files import read_picture
 from toolkit.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
 from toolkit.importer import import_model
-from toolkit.observe import ActivationRunner
+from toolkit.int8.observe import ActivationRunner
+from toolkit.int8.qdq_check import RULES, check_qdq
+from toolkit.int8.qdq_export import TARGETS, export_qdq
+from toolkit.int8.quantize import calibrated_tensors, quantize
 from toolkit.passes import run_passes
-from toolkit.qdq_check import RULES, check_qdq
-from toolkit.qdq_export import TARGETS, export_qdq
-from toolkit.quantize import calibrated_tensors, quantize
 
 BOTH = sorted(TARGETS)
 CONFIGS = Path(__file__).parent.parent / "configs"

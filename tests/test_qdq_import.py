@@ -22,11 +22,11 @@ from onnxruntime.quantization import (
 
 from toolkit.errors import ImportModelError
 from toolkit.importer import import_model
-from toolkit.observe import ActivationRunner
+from toolkit.int8.observe import ActivationRunner
+from toolkit.int8.qdq_export import TARGETS, export_qdq
+from toolkit.int8.qdq_import import PlainModel, import_qdq
+from toolkit.int8.quantize import calibrated_tensors, quantize
 from toolkit.passes import run_passes
-from toolkit.qdq_export import TARGETS, export_qdq
-from toolkit.qdq_import import PlainModel, import_qdq
-from toolkit.quantize import calibrated_tensors, quantize
 
 
 def prepared(path: Path) -> ir.Model:

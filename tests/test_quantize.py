@@ -14,10 +14,10 @@ from onnx.reference import ReferenceEvaluator
 
 from toolkit.errors import BuildError
 from toolkit.importer import import_model
+from toolkit.int8.observe import ActivationRunner
+from toolkit.int8.quantize import calibrated_tensors, quantize
 from toolkit.lower import lower_segments
-from toolkit.observe import ActivationRunner
 from toolkit.passes import run_passes
-from toolkit.quantize import calibrated_tensors, quantize
 
 
 def prepared(path: Path) -> ir.Model:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from toolkit.effect import effect_of
 from toolkit.errors import BuildError
-from toolkit.scale_rules import SCALE_RULES, UnifiedRanges, unify_scales
+from toolkit.int8.effect import effect_of
+from toolkit.int8.scale_rules import SCALE_RULES, UnifiedRanges, unify_scales
 
 Node = tuple[str, str, tuple[str, ...], tuple[str, ...]]  # name, op, inputs, outputs
 

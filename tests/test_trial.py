@@ -12,10 +12,10 @@ from onnx import helper
 
 import configs
 from toolkit.importer import import_model
-from toolkit.observe import ActivationRunner
+from toolkit.int8.observe import ActivationRunner
+from toolkit.int8.quantize import calibrated_tensors, quantize
+from toolkit.int8.trial import TrialModel
 from toolkit.passes import run_passes
-from toolkit.quantize import calibrated_tensors, quantize
-from toolkit.trial import TrialModel
 
 Feeds = dict[str, np.ndarray]
 

@@ -2,9 +2,9 @@
 
 1 import      ONNX -> graph                         toolkit.importer
 2 passes      fold, fuse, infer shapes              toolkit.passes
-3 calibrate   data -> amax per tensor (INT8)        toolkit.ranges, calibration
+3 calibrate   data -> amax per tensor (INT8)        toolkit.int8.ranges, calibration
 4 plan        every node: processor and reason      toolkit.planning
-5 quantize    table + plan -> Q/DQ graph (INT8)     toolkit.scale_rules, toolkit.quantize
+5 quantize    table + plan -> Q/DQ graph (INT8)     toolkit.int8.scale_rules, toolkit.int8.quantize
 6 lower       segments -> implementations           toolkit.lower
 7 assemble    manifest, memory plan, entries        toolkit.assemble
 8 write       one file, atomically                  device.engine
@@ -37,15 +37,15 @@ from device.manifest import (
 )
 from device.session import open_session
 from toolkit.assemble import assemble
-from toolkit.data import Source
 from toolkit.errors import BuildError, first_line
 from toolkit.importer import ImportedModel, import_model
+from toolkit.int8.data import Source
+from toolkit.int8.quantize import QUANTIZED_OPS, calibrated_tensors, quantize
+from toolkit.int8.ranges import RangeOptions, Ranges, dummy_table, measure_ranges
+from toolkit.int8.scale_rules import UnifiedRanges, unify_scales
 from toolkit.lower import lower_segments
 from toolkit.passes import PassReport, run_passes
 from toolkit.planning.plan import Plan, make_plan
-from toolkit.quantize import QUANTIZED_OPS, calibrated_tensors, quantize
-from toolkit.ranges import RangeOptions, Ranges, dummy_table, measure_ranges
-from toolkit.scale_rules import UnifiedRanges, unify_scales
 from toolkit.target import Target, choose_target
 
 Progress = Callable[[str, float], None]
@@ -57,8 +57,8 @@ class BuildOptions:
     """What a build may be asked beside the model and the profile.
 
     `precision` None: int8 with `data` or `table`, else fp16 (fp32 where there is no GPU).
-    `data` is what `toolkit.data.open_data` takes: a folder or file of pictures or arrays, a video,
-    or samples one after the other; `ranges` says how their ranges are found.
+    `data` is what `toolkit.int8.data.open_data` takes: a folder or file of pictures or arrays, a
+    video, or samples one after the other; `ranges` says how their ranges are found.
     `table` goes before `data`. `dummy_ranges` stand in for measured ones: the engine is good for
     timing only, and says so. `shapes` and `dims` as in `toolkit.importer.import_model`.
     """

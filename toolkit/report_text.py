@@ -2,8 +2,8 @@
 
 from device.manifest import UNCALIBRATED, Manifest
 from toolkit.build import BuildResult
+from toolkit.int8.ranges_text import ranges_text
 from toolkit.planning.plan_text import render_plan
-from toolkit.ranges_text import ranges_text
 
 
 def build_text(result: BuildResult) -> str:

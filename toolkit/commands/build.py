@@ -16,7 +16,7 @@ from toolkit.commands.calibration_options import (
     progress_bar,
     range_options,
 )
-from toolkit.ranges_text import ranges_builtins
+from toolkit.int8.ranges_text import ranges_builtins
 from toolkit.report_text import build_text
 
 

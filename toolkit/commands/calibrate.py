@@ -17,11 +17,11 @@ from toolkit.commands.calibration_options import (
 )
 from toolkit.errors import BuildError
 from toolkit.importer import import_model
+from toolkit.int8.qdq_export import TARGETS, export_qdq
+from toolkit.int8.ranges import measure_ranges
+from toolkit.int8.ranges_html import ranges_html
+from toolkit.int8.ranges_text import ranges_builtins, ranges_text
 from toolkit.passes import run_passes
-from toolkit.qdq_export import TARGETS, export_qdq
-from toolkit.ranges import measure_ranges
-from toolkit.ranges_html import ranges_html
-from toolkit.ranges_text import ranges_builtins, ranges_text
 
 
 @click.command(

@@ -13,7 +13,7 @@ from calibration.budget import parse_budget
 from calibration.errors import CalibrationError
 from calibration.threshold import METHODS, method_named
 from pipelines.config import load_labels, load_model
-from toolkit.ranges import AUTO, RangeOptions, Report
+from toolkit.int8.ranges import AUTO, RangeOptions, Report
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -98,7 +98,7 @@ def range_options(
     resume: Path | None,
     preprocess: Path | None,
 ) -> RangeOptions:
-    """The options as `toolkit.ranges` takes them; a model file brings decoder and labels."""
+    """The options as `toolkit.int8.ranges` takes them; a model file brings decoder and labels."""
     model = load_model(preprocess) if preprocess else None
     return RangeOptions(
         method=method,

@@ -3,7 +3,6 @@
 scene_video   a moving scene, drawn and encoded as video
 releases      three bundles: a first, a better, a broken one
 fleet         broker, agent process and an MQTT client that listens
-score         mAP50 of the INT8 engine and of the FP32 model on held-out scenes
 steps         the order of all this, and the checks that decide the exit status
 report_html   one page about what happened
 """

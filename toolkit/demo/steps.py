@@ -30,9 +30,9 @@ from toolkit.build import BuildOptions, BuildResult, build_engine
 from toolkit.demo.fleet import DEVICE, Fleet, Seen, start_fleet
 from toolkit.demo.releases import Release, broken, pipeline_for, write_release
 from toolkit.demo.scene_video import FPS, write_scene_video
-from toolkit.demo.score import load_held_out, plain_model, score
 from toolkit.deploy import DeployResult, deploy_bundle
-from toolkit.ranges import RangeOptions
+from toolkit.int8.ranges import RangeOptions
+from toolkit.score import load_held_out, plain_model, score
 
 Report = Callable[[str, float], None]
 """Called with the step's name and the share of it that is done, 0 to 1."""

@@ -24,7 +24,7 @@ import onnx_ir as ir
 
 from calibration.table import scale_of
 from toolkit.errors import BuildError
-from toolkit.weights import bias_per_channel, constant_of, quantize_weight
+from toolkit.int8.weights import bias_per_channel, constant_of, quantize_weight
 
 # Constants of this size and infinities mask attention scores; no scale holds them and a signal.
 MASK = 1e30

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from toolkit.qdq_export import SHAPE_READERS, QdqTarget, qdq_target
-from toolkit.qdq_nodes import (
+from toolkit.int8.qdq_export import SHAPE_READERS, QdqTarget, qdq_target
+from toolkit.int8.qdq_nodes import (
     INTEGER_OPS,
     Grid,
     constant_of,
@@ -17,7 +17,7 @@ from toolkit.qdq_nodes import (
     is_quantize,
     quantized_constant,
 )
-from toolkit.quantize import QUANTIZED_OPS, is_activation, masked_tensors, weight_axis
+from toolkit.int8.quantize import QUANTIZED_OPS, is_activation, masked_tensors, weight_axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class QdqRule:
 
 
 def check_qdq(model: ir.Model, target: str) -> tuple[str, ...]:
-    """Every violation of RULES for a row of `toolkit.qdq_export.TARGETS`, as "rule: sentence"."""
+    """Every violation of RULES for a row of `qdq_export.TARGETS`, as "rule: sentence"."""
     row = qdq_target(target)
     return tuple(f"{rule.name}: {found}" for rule in RULES for found in rule.check(model, row))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from toolkit.quantize import QUANTIZED_OPS
+from toolkit.int8.quantize import QUANTIZED_OPS
 
 QUANTIZE = "QuantizeLinear"
 DEQUANTIZE = "DequantizeLinear"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from toolkit.weights import constant_of
+from toolkit.int8.weights import constant_of
 
 # Positively homogeneous, channel by channel: rectifiers, and maxima and weighted means over space.
 COMMUTING_OPS = frozenset(

@@ -22,12 +22,12 @@ from calibration.observer import Histogram
 from calibration.table import CalibrationTable
 from calibration.threshold import METHODS, amax_by_method, method_named
 from pipelines.config import ModelConfig, PreprocessConfig
-from toolkit.data import Source, input_specs, open_data
-from toolkit.demo.score import HeldOut, load_held_out
-from toolkit.metrics import METRICS, Material, OutputNoise, int8_macs
-from toolkit.observe import ActivationRunner
-from toolkit.quantize import calibrated_tensors
-from toolkit.trial import TrialModel
+from toolkit.int8.data import Source, input_specs, open_data
+from toolkit.int8.metrics import METRICS, Material, OutputNoise, int8_macs
+from toolkit.int8.observe import ActivationRunner
+from toolkit.int8.quantize import calibrated_tensors
+from toolkit.int8.trial import TrialModel
+from toolkit.score import HeldOut, load_held_out
 
 AUTO = "auto"
 VALIDATION_EVERY = 3  # of the samples one in so many is kept for trials

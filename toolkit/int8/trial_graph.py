@@ -1,4 +1,4 @@
-"""The graph of `toolkit.trial`: switches where INT8 rounds, weights and scales fed from outside."""
+"""The graph of a trial model: switches where INT8 rounds, weights and scales fed from outside."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from toolkit.quantize import (
+from toolkit.int8.quantize import (
     SCALE_KEEPING_OPS,
     QuantizedOp,
     int8_nodes,
     is_activation,
     weight_axis,
 )
-from toolkit.weights import bias_per_channel, constant_of, quantize_weight
+from toolkit.int8.weights import bias_per_channel, constant_of, quantize_weight
 
 Array = NDArray[Any]
 

@@ -35,9 +35,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from toolkit.channel_links import Link, Refusal, find_links, is_depthwise
 from toolkit.constant_weights import as_float32, set_constant
-from toolkit.weights import constant_of
+from toolkit.int8.channel_links import Link, Refusal, find_links, is_depthwise
+from toolkit.int8.weights import constant_of
 
 Balance = Literal["weights", "activations"]
 Ranges = Mapping[str, NDArray[Any]]

@@ -17,7 +17,7 @@ from onnx_ir.passes import common as ir_passes
 
 from calibration.table import QMAX
 from toolkit.errors import ImportModelError
-from toolkit.qdq_nodes import (
+from toolkit.int8.qdq_nodes import (
     INTEGER_OPS,
     Grid,
     constant_of,
@@ -25,9 +25,9 @@ from toolkit.qdq_nodes import (
     is_quantize,
     quantized_constant,
 )
-from toolkit.qdq_ranges import infer_ranges, nodes_in_float
-from toolkit.qdq_symmetric import along, rounded_by, symmetric_grid, weight_readers
-from toolkit.quantize import QUANTIZED_OPS, is_activation
+from toolkit.int8.qdq_ranges import infer_ranges, nodes_in_float
+from toolkit.int8.qdq_symmetric import along, rounded_by, symmetric_grid, weight_readers
+from toolkit.int8.quantize import QUANTIZED_OPS, is_activation
 
 WEIGHT_TOLERANCE = 1e-3
 """How far s_c may lie from max|w_c| / 127, relative to it."""

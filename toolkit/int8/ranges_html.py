@@ -6,8 +6,8 @@ from html import escape
 import numpy as np
 
 from calibration.observer import Histogram
-from toolkit.ranges import Ranges
-from toolkit.ranges_text import ranges_text
+from toolkit.int8.ranges import Ranges
+from toolkit.int8.ranges_text import ranges_text
 
 WIDTH, HEIGHT, BARS = 420, 90, 140
 COLOURS = {"minmax": "#8a8f98", "entropy": "#c62828", "percentile": "#e69500", "mse": "#5b8def"}

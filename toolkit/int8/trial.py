@@ -1,6 +1,6 @@
 """A trial model: one session in which INT8 is tried tensor by tensor, without building again.
 
-Every place where `toolkit.quantize` rounds an activation holds a switch:
+Every place where `toolkit.int8.quantize` rounds an activation holds a switch:
 
     x' = clip(round(x / s), -128, 127) s   where it is on,   x' = x   where it is off,
 
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from calibration.table import scale_of
 from calibration.trials import Assignment
 from toolkit.errors import BuildError
+from toolkit.int8.trial_graph import TrialGraph
 from toolkit.lower import MAX_IR_VERSION, external_weights
-from toolkit.trial_graph import TrialGraph
 
 Array = NDArray[Any]
 

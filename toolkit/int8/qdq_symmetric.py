@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from toolkit.errors import ImportModelError
-from toolkit.qdq_nodes import Grid, grid_of, has_weight, is_dequantize, quantized_constant
-from toolkit.quantize import QUANTIZED_OPS, weight_axis
+from toolkit.int8.qdq_nodes import Grid, grid_of, has_weight, is_dequantize, quantized_constant
+from toolkit.int8.quantize import QUANTIZED_OPS, weight_axis
 
 # The zero point at which a type holds the symmetric grid.
 _SYMMETRIC_ZERO: Mapping[ir.DataType, int] = {ir.DataType.INT8: 0, ir.DataType.UINT8: 128}

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from calibration.errors import CalibrationError
 from calibration.trials import ALL, Assignment
 from pipelines.config import ModelConfig
-from toolkit.demo.score import HeldOut, score
+from toolkit.int8.quantize import int8_nodes
+from toolkit.int8.trial import TrialModel
 from toolkit.planning.node_view import view
-from toolkit.quantize import int8_nodes
-from toolkit.trial import TrialModel
+from toolkit.score import HeldOut, score
 
 Sample = Mapping[str, NDArray[Any]]
 Measure = Callable[[Assignment, frozenset[str]], float]

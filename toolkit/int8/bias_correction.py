@@ -28,10 +28,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes import common as ir_passes
 
-from toolkit.channel_links import Refusal
 from toolkit.constant_weights import as_float32, set_constant
 from toolkit.errors import BuildError
-from toolkit.weights import constant_of
+from toolkit.int8.channel_links import Refusal
+from toolkit.int8.weights import constant_of
 
 Sample = Mapping[str, NDArray[Any]]
 Run = Callable[[Sample], Mapping[str, NDArray[Any]]]

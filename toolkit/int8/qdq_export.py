@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from calibration.table import scale_of
 from toolkit.errors import BuildError
-from toolkit.quantize import (
+from toolkit.int8.quantize import (
     QUANTIZED_OPS,
     _names,
     int8_nodes,
@@ -27,7 +27,7 @@ from toolkit.quantize import (
     masked_tensors,
     weight_axis,
 )
-from toolkit.weights import LEAST_SCALE, constant_of, quantize_weight
+from toolkit.int8.weights import LEAST_SCALE, constant_of, quantize_weight
 
 Use = tuple[ir.Node, int]
 """A node and the index of one of its operands."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from toolkit.qdq_nodes import constant_of, has_weight, is_dequantize, is_quantize
-from toolkit.quantize import QUANTIZED_OPS
+from toolkit.int8.qdq_nodes import constant_of, has_weight, is_dequantize, is_quantize
+from toolkit.int8.quantize import QUANTIZED_OPS
 
 # Operators whose first operand and results share a range.
 RANGE_KEEPING_OPS = frozenset(

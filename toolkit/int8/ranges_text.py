@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from toolkit.ranges import Ranges
+from toolkit.int8.ranges import Ranges
 
 SHOWN = 12  # of long lists; the JSON holds all
 
