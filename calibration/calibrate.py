@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from calibration.dataset import Dataset, Sample, Skipped
 from calibration.errors import CalibrationError
-from calibration.observer import Histogram, merge, observe
+from calibration.observer import Counts, Histogram, merge, observe
 from calibration.samples import digest_sample
 from calibration.state import Part, State, check_same, read_state, write_state
 from calibration.table import CalibrationTable
@@ -79,6 +79,7 @@ def calibrate(
     *,
     model_sha256: str,
     resume: Path | None = None,
+    count: Counts | None = None,
 ) -> CalibrationResult:
     """Run every sample once and give each of `tensors` an amax by `method` (a row of METHODS).
 
@@ -89,7 +90,7 @@ def calibrate(
     """
     method_named(method)  # refused before hours of running
     keep = None if resume is None else Checkpoint(resume, model_sha256)
-    seen = observe_tensors(run, samples, tensors, on_progress, keep)
+    seen = observe_tensors(run, samples, tensors, on_progress, keep, count=count)
     histograms = seen.histograms
     table = CalibrationTable(
         method=method,
@@ -111,8 +112,12 @@ def observe_tensors(
     tensors: Sequence[str],
     on_progress: Progress | None = None,
     keep: Checkpoint | None = None,
+    *,
+    count: Counts | None = None,
 ) -> Observation:
     """Run every sample once and merge the histograms of each of `tensors`.
+
+    `count` counts the numbers of bins, None: `observer.numpy_counts`.
 
     Samples that `keep` holds already are read, to see that they are the same, but not run.
     """
@@ -129,7 +134,8 @@ def observe_tensors(
         if done > skip:
             found = run(sample)
             for name, seen in histograms.items():
-                histograms[name] = merge(seen, observe(name, _tensor(found, name, number), number))
+                values = _tensor(found, name, number)
+                histograms[name] = merge(seen, observe(name, values, number, count))
         if keep is not None and (done == skip or (done > skip and done % keep.every == 0)):
             before = _kept(keep, histograms, before, Part(digest.hexdigest(), done))
         if on_progress is not None:

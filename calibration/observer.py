@@ -13,6 +13,7 @@ was cut into pieces or in which order the pieces were merged, down to the last b
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -35,7 +36,6 @@ DEAD_BELOW = math.ldexp(1.0, LEAST_EXPONENT - 1)
 _LOG2_BINS = BINS.bit_length() - 1
 _OCTAVE = BINS // 2
 _BLOCK = 1 << 15  # elements: the block and its bin numbers stay in the second-level cache
-_LANES = 2  # tables that take turns: a run of zeros would wait for its own last sum otherwise
 _WORKING_DTYPE: dict[str, type[np.floating[Any]]] = {
     "float16": np.float32,
     "float32": np.float32,
@@ -114,7 +114,13 @@ class Histogram:
         return self.minimum == self.maximum
 
 
-def observe(tensor: str, values: NDArray[Any], sample: int) -> Histogram:
+Counts = Callable[[NDArray[np.uint16]], NDArray[np.int64]]
+"""Bin numbers -> int64 [ALL_BINS]: how often each occurs."""
+
+
+def observe(
+    tensor: str, values: NDArray[Any], sample: int, count: Counts | None = None
+) -> Histogram:
     """The histogram of one array of float16, float32 or float64, any shape.
 
     A NaN or an infinity, or another dtype, is an error that names `tensor` and `sample` (0-based).
@@ -134,7 +140,8 @@ def observe(tensor: str, values: NDArray[Any], sample: int) -> Histogram:
     if not (math.isfinite(minimum) and math.isfinite(maximum)):
         raise _not_finite(tensor, flat, sample)
     exponent = exponent_of(max(maximum, -minimum))
-    return Histogram(_count(flat, exponent), exponent, minimum, maximum)
+    bins = (count or numpy_counts)(_bin_numbers(flat, exponent))
+    return Histogram(bins, exponent, minimum, maximum)
 
 
 def exponent_of(amax: float) -> int:
@@ -152,8 +159,13 @@ def merge(one: Histogram, other: Histogram) -> Histogram:
     )
 
 
-def _count(flat: NDArray[Any], exponent: int) -> NDArray[np.int64]:
-    """Count the elements in each bin, block by block.
+def numpy_counts(numbers: NDArray[np.uint16]) -> NDArray[np.int64]:
+    """Count bin numbers with NumPy alone; whoever has something faster may bring it."""
+    return np.bincount(numbers, minlength=ALL_BINS).astype(np.int64, copy=False)
+
+
+def _bin_numbers(flat: NDArray[Any], exponent: int) -> NDArray[np.uint16]:
+    """The bin of each element, block by block.
 
     With y = |x| / w, w the least width, the bin is floor(y) below 2048 and, above, 2048 + the steps
     of the 11 leading bits after the first and of the exponent from 2048 to y: exactly the bits of
@@ -164,8 +176,8 @@ def _count(flat: NDArray[Any], exponent: int) -> NDArray[np.int64]:
     low, high = np.empty(block, flat.dtype), np.empty(block, flat.dtype)
     steps = high.view(np.int32 if flat.dtype == np.float32 else np.int64)
     shift = np.finfo(flat.dtype).nmant - (_LOG2_BINS - 1)
-    knee, lanes = _constants(flat.dtype.name)
-    bins, table = np.empty(block, np.intp), np.zeros(_LANES * ALL_BINS, np.int64)
+    knee, begin = _constants(flat.dtype.name)
+    numbers = np.empty(flat.size, np.uint16)
     for start in range(0, flat.size, block):
         part = flat[start : start + block]
         n = part.size
@@ -174,26 +186,19 @@ def _count(flat: NDArray[Any], exponent: int) -> NDArray[np.int64]:
         np.maximum(low[:n], knee[:n], out=high[:n])
         np.minimum(low[:n], knee[:n], out=low[:n])
         np.right_shift(steps[:n], shift, out=steps[:n])
-        np.add(steps[:n], lanes[:n], out=steps[:n])
+        np.subtract(steps[:n], begin, out=steps[:n])
         # Truncation is floor: y >= 0. To int64 by way of steps.dtype, which is faster.
         np.add(steps[:n], low[:n].astype(steps.dtype), out=steps[:n])
-        bins[:n] = steps[:n]
-        np.add.at(table, bins[:n], 1)
-    total: NDArray[np.int64] = table.reshape(_LANES, ALL_BINS).sum(axis=0)
-    return total
+        numbers[start : start + n] = steps[:n]
+    return numbers
 
 
 @lru_cache(maxsize=2)
-def _constants(dtype: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Arrays of a block, since numpy is slower with a scalar: 2048.0, and where a lane begins.
-
-    A lane begins so that the steps of 2048.0 count as none.
-    """
+def _constants(dtype: str) -> tuple[NDArray[Any], int]:
+    """2048.0 as an array of a block, since numpy is slower with a scalar, and the steps of it."""
     knee = np.full(_BLOCK, _OCTAVE, dtype)
     whole = np.int32 if dtype == "float32" else np.int64
-    steps = int(knee[:1].view(whole)[0]) >> (np.finfo(dtype).nmant - (_LOG2_BINS - 1))
-    lanes = (np.arange(_BLOCK) % _LANES * ALL_BINS - steps).astype(whole)
-    return knee, lanes
+    return knee, int(knee[:1].view(whole)[0]) >> (np.finfo(dtype).nmant - (_LOG2_BINS - 1))
 
 
 def _paired(counts: NDArray[np.int64]) -> NDArray[np.int64]:

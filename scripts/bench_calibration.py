@@ -146,7 +146,7 @@ def tandem(model: Path, method: str, count: int) -> float:
     from calibration import calibrate
     from calibration.dataset import InputSpec, iterable_dataset
     from toolkit.importer import import_model
-    from toolkit.int8.observe import ActivationRunner
+    from toolkit.int8.observe import ActivationRunner, opencv_counts
     from toolkit.int8.quantize import calibrated_tensors
     from toolkit.passes import run_passes
 
@@ -160,6 +160,7 @@ def tandem(model: Path, method: str, count: int) -> float:
         tensors,
         method,
         model_sha256=imported.sha256,
+        count=opencv_counts,
     )
     return time.perf_counter() - start
 

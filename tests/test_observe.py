@@ -8,8 +8,9 @@ import onnx
 from model_fixtures import small_convnet
 from onnx.reference import ReferenceEvaluator
 
+from calibration.observer import ALL_BINS, numpy_counts, observe
 from toolkit.importer import import_model
-from toolkit.int8.observe import ActivationRunner
+from toolkit.int8.observe import ActivationRunner, opencv_counts
 from toolkit.int8.quantize import calibrated_tensors
 from toolkit.passes import run_passes
 
@@ -46,3 +47,18 @@ def test_weights_outlive_the_graph_that_they_came_from(
     overwritten = [rng.normal(size=size).astype(np.float32) for size in (648, 5184, 24, 240) * 50]
     assert len(overwritten) == 200
     np.testing.assert_array_equal(runner({"x": x})["y"], first)
+
+
+def test_opencv_counts_what_numpy_counts(rng: np.random.Generator) -> None:
+    for size in (1, 1000, 300_000):
+        numbers = rng.integers(0, ALL_BINS, size).astype(np.uint16)
+        numbers[: size // 2] = 0  # what a rectifier gives
+        np.testing.assert_array_equal(opencv_counts(numbers), numpy_counts(numbers))
+    values = rng.normal(size=100_000).astype(np.float32)
+    fast, plain = observe("x", values, 0, opencv_counts), observe("x", values, 0)
+    np.testing.assert_array_equal(fast.bins, plain.bins)
+
+
+def test_counting_is_exact_beyond_what_float32_counts() -> None:
+    numbers = np.zeros((1 << 24) + 3, np.uint16)
+    assert opencv_counts(numbers)[0] == (1 << 24) + 3

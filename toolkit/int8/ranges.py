@@ -24,7 +24,7 @@ from calibration.threshold import METHODS, amax_by_method, method_named
 from pipelines.config import ModelConfig, PreprocessConfig
 from toolkit.int8.data import Source, input_specs, open_data
 from toolkit.int8.metrics import METRICS, Material, OutputNoise, int8_macs
-from toolkit.int8.observe import ActivationRunner
+from toolkit.int8.observe import ActivationRunner, opencv_counts
 from toolkit.int8.quantize import calibrated_tensors
 from toolkit.int8.trial import TrialModel
 from toolkit.score import HeldOut, load_held_out
@@ -102,6 +102,7 @@ def measure_ranges(
         tensors,
         lambda done, total: report("calibrate", done / max(total, 1)),
         None if options.resume is None else Checkpoint(options.resume, model_sha256),
+        count=opencv_counts,
     )
     methods = tuple(METHODS) if options.method == AUTO else (options.method,)
     candidates = amax_by_method(seen.histograms, methods)
