@@ -25,7 +25,7 @@ from toolkit.importer import import_model
 from toolkit.int8.observe import ActivationRunner
 from toolkit.int8.qdq_export import TARGETS, export_qdq
 from toolkit.int8.qdq_import import PlainModel, import_qdq
-from toolkit.int8.quantize import calibrated_tensors, quantize
+from toolkit.int8.quantize import calibrated_tensors, quantize, with_operands
 from toolkit.passes import run_passes
 
 
@@ -64,6 +64,7 @@ def test_an_export_comes_back_as_it_was(
 ) -> None:
     model = prepared(small_convnet(tmp_path / "m.onnx", rng))
     amax = {name: float(rng.uniform(0.01, 100)) for name in calibrated_tensors(model)}
+    amax = with_operands(model, amax)
     found = import_qdq(export_qdq(model, amax, target))
     assert found.notes == ()
     assert found.float_nodes == ()
@@ -173,7 +174,7 @@ def test_a_model_of_onnxruntimes_quantizer_is_taken(
         assert noise(run(found.model, x), theirs) < 0.05
         plain = prepared_again(found)
         ours = run(export_qdq(plain, found.amax, "tensorrt-dla"), x)
-        assert np.abs(ours - theirs).max() <= 2 * found.amax["y"] / 127
+        assert np.abs(ours - theirs).max() <= 4 * found.amax["y"] / 127
 
 
 def prepared_again(found: PlainModel) -> ir.Model:

@@ -89,10 +89,10 @@ def test_reports_hold_every_tensor_and_the_reason(tmp_path: Path, rng: np.random
     assert "output y:" in text
     assert "dB over entropy" in text
     assert json.loads(json.dumps(ranges_builtins(found)))["tensors"].keys() == (
-        found.table.tensors.keys()
+        found.histograms.keys()
     )
     page = ranges_html(found, "m.onnx")
-    assert page.count("<svg") == len(found.table.tensors)
+    assert page.count("<svg") == len(found.histograms)
 
 
 def test_an_unknown_metric_is_refused_by_name(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -26,6 +26,7 @@ from toolkit.int8.quantize import (
     is_activation,
     masked_tensors,
     weight_axis,
+    with_operands,
 )
 from toolkit.int8.weights import LEAST_SCALE, constant_of, quantize_weight
 
@@ -88,6 +89,7 @@ def export_qdq(
     row = qdq_target(target)
     _check_source(model, row, keep_float)
     copy = model.clone()
+    amax = with_operands(copy, amax)
     writer = _Writer(copy.graph)
     computed = {node for node, _ in int8_nodes(copy, keep_float)}
     uses = _all_uses(copy, keep_float) if row.every_tensor else _product_uses(copy, row, computed)

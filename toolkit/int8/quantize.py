@@ -78,15 +78,50 @@ class QuantizedModel:
     scales: Mapping[str, float]
 
 
+def rectified_operands(model: ir.Model) -> dict[str, str]:
+    """Operand -> result of rectifiers that alone read their operand; one range serves both.
+
+    For f = max(0, x), with or without an upper bound, f(Q'(x)) = Q'(f(x)) at the scale of f(x),
+    whose range no bound lies within: what Q' clips, f clips too.
+    """
+    found = {}
+    for node in model.graph:
+        if node.domain != "" or node.op_type not in ("Relu", "Clip"):
+            continue
+        operand, result = node.inputs[0], node.outputs[0]
+        if node.op_type == "Clip" and _constant(node, 1) != 0.0:
+            continue
+        if operand is None or operand.producer() is None or operand.is_graph_output():
+            continue
+        if len(list(operand.uses())) == 1:
+            found[str(operand.name)] = str(result.name)
+    return found
+
+
+def with_operands(model: ir.Model, amax: Mapping[str, float]) -> dict[str, float]:
+    """The ranges of `calibrated_tensors` and those that follow from them, where none is given."""
+    complete = dict(amax)
+    for operand, result in reversed(rectified_operands(model).items()):
+        if result in complete:
+            complete.setdefault(operand, complete[result])
+    return complete
+
+
+def _constant(node: ir.Node, index: int) -> float | None:
+    value = node.inputs[index] if index < len(node.inputs) else None
+    constant = value.const_value if value is not None else None
+    return None if constant is None else float(constant.numpy())
+
+
 def calibrated_tensors(model: ir.Model) -> tuple[str, ...]:
-    """The float32 activations whose ranges a table has to hold: all but masks."""
+    """The float32 activations to observe: all but masks, and what a rectifier alone reads."""
     graph = model.graph
-    masks = masked_tensors(model)
+    left_out = masked_tensors(model) | rectified_operands(model).keys()
     values = [*graph.inputs, *(out for node in graph for out in node.outputs)]
     return tuple(
         str(v.name)
         for v in values
-        if v.dtype == ir.DataType.FLOAT and v.name and _used(v) and str(v.name) not in masks
+        if v.dtype == ir.DataType.FLOAT and v.name and _used(v) and str(v.name) not in left_out
     )
 
 

@@ -25,7 +25,7 @@ from pipelines.config import ModelConfig, PreprocessConfig
 from toolkit.int8.data import Source, input_specs, open_data
 from toolkit.int8.metrics import METRICS, Material, OutputNoise, int8_macs
 from toolkit.int8.observe import ActivationRunner, opencv_counts
-from toolkit.int8.quantize import calibrated_tensors
+from toolkit.int8.quantize import calibrated_tensors, with_operands
 from toolkit.int8.trial import TrialModel
 from toolkit.score import HeldOut, load_held_out
 
@@ -120,7 +120,7 @@ def measure_ranges(
             seen,
             data_sha256=data.sha256(),
             model_sha256=model_sha256,
-            amax=amax,
+            amax=with_operands(graph, amax),
             auto=auto,
             keep=keep,
         ),
@@ -268,6 +268,6 @@ def dummy_table(graph: ir.Model, model_sha256: str) -> CalibrationTable:
         samples=0,
         data_sha256="0" * 64,
         model_sha256=model_sha256,
-        tensors=dict.fromkeys(calibrated_tensors(graph), DUMMY_AMAX),
+        tensors=with_operands(graph, dict.fromkeys(calibrated_tensors(graph), DUMMY_AMAX)),
         dummy=True,
     )

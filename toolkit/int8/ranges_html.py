@@ -24,7 +24,7 @@ figcaption{font-size:12px;overflow-wrap:anywhere}svg{display:block}.muted{color:
 def ranges_html(ranges: Ranges, title: str) -> str:
     """Return the page; the widest loss of range comes first."""
     names = sorted(
-        ranges.table.tensors,
+        ranges.histograms,
         key=lambda name: ranges.table.tensors[name] / max(ranges.histograms[name].amax, 1e-30),
     )
     figures = "".join(_figure(ranges, name) for name in names)

@@ -44,6 +44,7 @@ def ranges_builtins(ranges: Ranges) -> dict[str, Any]:
                 "largest_seen": ranges.histograms[name].amax,
             }
             for name, amax in table.tensors.items()
+            if name in ranges.histograms
         },
         "auto": None
         if ranges.auto is None
