@@ -201,6 +201,14 @@ def test_dummy_ranges_are_said_loudly(tmp_path: Path, rng: np.random.Generator) 
     assert UNCALIBRATED in tandem("inspect", tmp_path / "m.engine").stdout
     with open_engine(tmp_path / "m.engine") as engine:
         assert engine.manifest.uncalibrated
+    (tmp_path / "labels.txt").write_text("a\n")
+    pipeline = configs.ROOT / "pipelines" / "robot-objects.toml"
+    parts = ("--pipeline", pipeline, "--labels", tmp_path / "labels.txt")
+    bundled = tandem("bundle", tmp_path / "m.engine", *parts, "-o", tmp_path / "m.bundle")
+    assert bundled.returncode == 0, bundled.stderr
+    assert UNCALIBRATED in bundled.stderr
+    ran = tandem("run", tmp_path / "m.engine", *parts)  # the pipeline does not fit: it ends there
+    assert UNCALIBRATED.split(":")[0] in ran.stdout
 
 
 def test_ranges_that_the_dla_ties_together_are_equal_in_the_engine(

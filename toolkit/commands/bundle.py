@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from device.bundle import write_bundle
+from device.manifest import UNCALIBRATED
 
 EPILOG = (
     "Example: tandem bundle person.engine --pipeline pipeline.toml --labels labels.txt "
@@ -45,6 +46,8 @@ def bundle(
 
     with open_engine(engine) as opened:
         profile = opened.manifest.profile
+        if opened.manifest.uncalibrated:
+            click.secho(UNCALIBRATED, fg="red", err=True)
     info = write_bundle(
         output,
         engine=engine,

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from device.bundle import ENGINE, INFO, LABELS, PIPELINE, extract_bundle
 from device.engine import open_engine
+from device.manifest import UNCALIBRATED
 from device.messages import ChildMessage, Ready, Stats
 from device.session import Session
 from pipelines.config import (
@@ -86,6 +87,8 @@ def run(
         config = _adapt(load_pipeline(parts.pipeline), source, video, jsonl)
         names = load_labels(parts.labels)
         engine = stack.enter_context(open_engine(parts.engine))
+        if engine.manifest.uncalibrated:
+            console.print(Text(UNCALIBRATED, style="bold red"))
         session = stack.enter_context(Session(engine))
         stop = stack.enter_context(_interruptible())
         view = _View(config, console, live=not as_json)
