@@ -172,7 +172,7 @@ def test_every_form_of_a_layer_stays_close_to_float(
     }
     nodes = [helper.make_node(op, ["x", *weights], ["y"], name="layer", **attributes)]
     path = save(tmp_path / "m.onnx", nodes, {"x": x}, {"y": y}, weights)
-    assert int8_noise(path, rng.normal(size=x).astype(np.float32)) < 0.02
+    assert int8_noise(path, rng.normal(size=x).astype(np.float32)) < 0.1
 
 
 @pytest.mark.parametrize("size", [1e-14, 1e-22, 1e-36, 1e-42, 0.0])

@@ -17,7 +17,7 @@ import math
 import numpy as np
 import pytest
 
-from calibration.observer import ZOOM, observe
+from calibration.observer import BINS, ZOOM, observe
 from calibration.threshold import choose_amax
 
 SIZE = 200_000
@@ -115,7 +115,9 @@ def observed(case, rng):
 def test_on_the_same_bins_the_entropy_threshold_is_that_of_the_reference(case, rng):
     seen, counts, edges = observed(case, rng)
     ours, reference = choose_amax(seen, "entropy"), reference_entropy(counts, edges)
-    if case in ZOOMED:
+    if seen.elements < BINS:  # too few to be a distribution: nothing is clipped
+        assert ours == seen.amax
+    elif case in ZOOMED:
         assert reference == edges[-1]
         assert 3.0 < ours < 6.0
     elif reference >= edges[256]:
@@ -160,7 +162,7 @@ def test_beside_2048_bins_of_its_own_the_reference_finds_nothing_better(case, rn
     ours, reference = choose_amax(seen, "mse"), reference_mse(counts, edges)
     errors = reference_errors(counts, middles, [ours, reference])
     assert errors[0] <= errors[1] * 1.02 or abs(ours - reference) <= width
-    if case not in {*ZOOMED, "heavy-tail", "student-t"}:  # those may be looked at closer
+    if case not in {*ZOOMED, "few", "heavy-tail", "student-t"}:  # ours look closer, or not at all
         found = reference_divergences(counts)
         at_ours = min(max(round(choose_amax(seen, "entropy") / width), 128), 2048)
         near = found[max(at_ours - 130, 0) : at_ours - 128 + 3]
