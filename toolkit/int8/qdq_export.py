@@ -19,9 +19,9 @@ import onnx_ir as ir
 
 from calibration.table import scale_of
 from toolkit.errors import BuildError
+from toolkit.int8.qdq_writer import QdqWriter
 from toolkit.int8.quantize import (
     QUANTIZED_OPS,
-    _names,
     int8_nodes,
     is_activation,
     masked_tensors,
@@ -90,16 +90,16 @@ def export_qdq(
     _check_source(model, row, keep_float)
     copy = model.clone()
     amax = with_operands(copy, amax)
-    writer = _Writer(copy.graph)
+    pairs = _Pairs(copy.graph)
     computed = {node for node, _ in int8_nodes(copy, keep_float)}
     uses = _all_uses(copy, keep_float) if row.every_tensor else _product_uses(copy, row, computed)
     for value, readers in uses.items():
-        restored = writer.activation(value, _scale(value, readers[0][0], amax))
+        restored = pairs.activation(value, _scale(value, readers[0][0], amax))
         for node, index in readers:
             node.replace_input_with(index, restored)
     for node in list(copy.graph):
         if node in computed:
-            _quantize_weight(node, writer)
+            _quantize_weight(node, pairs)
     copy.graph.sort()
     return copy
 
@@ -209,7 +209,7 @@ def _scale(value: ir.Value, reader: ir.Node, amax: Mapping[str, float]) -> np.nd
     return scale
 
 
-def _quantize_weight(node: ir.Node, writer: "_Writer") -> None:
+def _quantize_weight(node: ir.Node, pairs: "_Pairs") -> None:
     """Put Q and DQ behind the weight of a node whose activation is INT8."""
     found = weight_operand(node)
     first = node.inputs[0]
@@ -220,15 +220,14 @@ def _quantize_weight(node: ir.Node, writer: "_Writer") -> None:
     weight, step = node.inputs[index], constant_of(source, 1)
     assert weight is not None
     assert step is not None
-    node.replace_input_with(index, writer.weight(weight, axis, float(step)))
+    node.replace_input_with(index, pairs.weight(weight, axis, float(step)))
 
 
-class _Writer:
-    """Adds Q/DQ pairs to a graph under names that are free in it, each pair once."""
+class _Pairs:
+    """Adds Q/DQ pairs to a graph, each once."""
 
     def __init__(self, graph: ir.Graph) -> None:
-        self._graph = graph
-        self._taken = _names(graph)
+        self._writer = QdqWriter(graph)
         self._weights: dict[tuple[str, int | None], ir.Value] = {}
 
     def activation(self, value: ir.Value, scale: np.ndarray) -> ir.Value:
@@ -250,43 +249,14 @@ class _Writer:
 
     def _pair(self, value: ir.Value, scale: np.ndarray, axis: int | None) -> ir.Value:
         """Each pair has a zero point of its own: onnxruntime changes that of weights in place."""
+        base = str(value.name)
         parameters = [
-            self._constant(f"{value.name}_scale", scale),
-            self._constant(f"{value.name}_zero", np.zeros(scale.shape, np.int8)),
+            self._writer.constant(f"{base}_scale", scale),
+            self._writer.constant(f"{base}_zero", np.zeros(scale.shape, np.int8)),
         ]
-        stored = self._node("QuantizeLinear", value, parameters, axis, ir.DataType.INT8)
-        return self._node("DequantizeLinear", stored, parameters, axis, ir.DataType.FLOAT)
-
-    def _node(
-        self,
-        op: str,
-        value: ir.Value,
-        parameters: list[ir.Value],
-        axis: int | None,
-        dtype: ir.DataType,
-    ) -> ir.Value:
-        base = str(value.name).removesuffix("_quantized")
-        ending = "quantized" if op == "QuantizeLinear" else "dequantized"
-        name = self._free(f"{base}_{ending}")
-        out = ir.Value(name=name, shape=value.shape, type=ir.TensorType(dtype))
-        attributes = [] if axis is None else [ir.AttrInt64("axis", axis)]
-        node_name = self._free(f"{op}_{base}")
-        self._graph.append(
-            ir.Node("", op, [value, *parameters], attributes, outputs=[out], name=node_name)
+        stored = self._writer.quantize(
+            value, parameters, f"{base}_quantized", dtype=ir.DataType.INT8, axis=axis, label=base
         )
-        return out
-
-    def _constant(self, name: str, array: np.ndarray) -> ir.Value:
-        name = self._free(name)
-        value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
-        value.shape = ir.Shape(array.shape)
-        value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
-        self._graph.register_initializer(value)
-        return value
-
-    def _free(self, name: str) -> str:
-        free, n = name, 1
-        while free in self._taken:
-            free, n = f"{name}_{n}", n + 1
-        self._taken.add(free)
-        return free
+        return self._writer.dequantize(
+            stored, parameters, f"{base}_dequantized", axis=axis, label=base
+        )

@@ -24,6 +24,7 @@ import onnx_ir as ir
 
 from calibration.table import scale_of
 from toolkit.errors import BuildError
+from toolkit.int8.qdq_writer import QdqWriter
 from toolkit.int8.weights import bias_per_channel, constant_of, quantize_weight
 
 # Constants of this size and infinities mask attention scores; no scale holds them and a signal.
@@ -193,7 +194,7 @@ class _Inserter:
         self.keep_float = keep_float
         self.segment_of = segment_of
         self.scales: dict[str, float] = {}
-        self._taken = _names(self.graph)
+        self._writer = QdqWriter(self.graph)
         self._parameter_values: dict[str, ir.Value] = {}
         self._uses: dict[ir.Value, list[tuple[ir.Node, int]]] = {}
 
@@ -269,35 +270,30 @@ class _Inserter:
 
     def _stored(self, value: ir.Value, scale: float, segment: str) -> ir.Value:
         """INT8 of a value that leaves its segment; zero point 0, as processors pass it on."""
-        quantized = self._node(
-            "QuantizeLinear",
-            [value, *self._parameters(value, scale, np.int8)],
-            f"{value.name}_int8",
-            segment,
-            dtype=ir.DataType.INT8,
-        )
+        parameters = self._parameters(value, scale, np.int8)
+        name = f"{value.name}_int8"
+        quantized = self._writer.quantize(value, parameters, name, dtype=ir.DataType.INT8)
         self.scales[str(quantized.name)] = scale
-        return quantized
+        return self._in(segment, quantized)
 
     def _restored(self, stored: ir.Value, value: ir.Value, scale: float, segment: str) -> ir.Value:
-        return self._node(
-            "DequantizeLinear",
-            [stored, *self._parameters(value, scale, np.int8)],
-            f"{value.name}_{segment}_restored",
-            segment,
-        )
+        parameters = self._parameters(value, scale, np.int8)
+        name = f"{value.name}_{segment}_restored"
+        return self._in(segment, self._writer.dequantize(stored, parameters, name))
 
     def _rounded(self, value: ir.Value, name: str, scale: float, segment: str) -> ir.Value:
         """Q and DQ within a segment, stored as UINT8 with zero point 128 (see the module)."""
         parameters = self._parameters(value, scale, np.uint8)
-        quantized = self._node(
-            "QuantizeLinear",
-            [value, *parameters],
-            f"{name}_uint8",
-            segment,
-            dtype=ir.DataType.UINT8,
-        )
-        return self._node("DequantizeLinear", [quantized, *parameters], name, segment)
+        stored = self._writer.quantize(value, parameters, f"{name}_uint8", dtype=ir.DataType.UINT8)
+        self._in(segment, stored)
+        return self._in(segment, self._writer.dequantize(stored, parameters, name))
+
+    def _in(self, segment: str, value: ir.Value) -> ir.Value:
+        """Put the node that makes a value into a segment."""
+        maker = value.producer()
+        assert maker is not None
+        self.segment_of[str(maker.name)] = segment
+        return value
 
     def _parameters(
         self, value: ir.Value, scale: float, stored: type[np.int8 | np.uint8]
@@ -311,7 +307,7 @@ class _Inserter:
 
     def _shared(self, name: str, array: np.ndarray) -> ir.Value:
         if name not in self._parameter_values:
-            self._parameter_values[name] = self._initializer(name, array)
+            self._parameter_values[name] = self._writer.constant(name, array)
         return self._parameter_values[name]
 
     def _require(self, node: ir.Node, value: ir.Value) -> None:
@@ -339,53 +335,17 @@ class _Inserter:
         assert index is not None
         source = node.inputs[index]
         assert source is not None
-        restored = self._node(
-            "DequantizeLinear",
-            [
-                self._initializer(f"{source.name}_int{8 * stored.itemsize}", stored),
-                self._initializer(f"{source.name}_scale", scale),
-                self._initializer(f"{source.name}_zero", np.zeros(scale.shape, stored.dtype)),
-            ],
-            f"{source.name}_dequantized",
-            self.segment_of[str(node.name)],
-            attributes=[] if axis is None else [ir.AttrInt64("axis", axis)],
+        parameters = [
+            self._writer.constant(f"{source.name}_scale", scale),
+            self._writer.constant(f"{source.name}_zero", np.zeros(scale.shape, stored.dtype)),
+        ]
+        integers = self._writer.constant(f"{source.name}_int{8 * stored.itemsize}", stored)
+        restored = self._writer.dequantize(
+            integers, parameters, f"{source.name}_dequantized", axis=axis
         )
-        node.replace_input_with(index, restored)
-
-    def _node(
-        self,
-        op: str,
-        inputs: list[ir.Value],
-        output: str,
-        segment: str,
-        *,
-        attributes: list[ir.Attr] | None = None,
-        dtype: ir.DataType = ir.DataType.FLOAT,
-    ) -> ir.Value:
-        name = self._free(output)
-        value = ir.Value(name=name, shape=inputs[0].shape, type=ir.TensorType(dtype))
-        node = ir.Node(
-            "", op, inputs, attributes or [], outputs=[value], name=self._free(f"{op}_{name}")
-        )
-        self.graph.append(node)
-        self.segment_of[str(node.name)] = segment
-        return value
-
-    def _initializer(self, name: str, array: np.ndarray) -> ir.Value:
-        name = self._free(name)
-        value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
-        value.shape = ir.Shape(array.shape)
-        value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
-        self.graph.register_initializer(value)
-        return value
-
-    def _free(self, name: str) -> str:
-        """The name, or one like it that the model does not use for anything else."""
-        free, n = name, 1
-        while free in self._taken:
-            free, n = f"{name}_{n}", n + 1
-        self._taken.add(free)
-        return free
+        node.replace_input_with(index, self._in(self.segment_of[str(node.name)], restored))
+        if not source.uses() and not source.is_graph_output():
+            self.graph.initializers.pop(str(source.name), None)
 
 
 def is_activation(value: ir.Value) -> bool:
@@ -406,15 +366,6 @@ def weight_axis(node: ir.Node, row: QuantizedOp, weight: np.ndarray) -> int | No
     if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) != 0:
         return 0
     return row.weight_axis
-
-
-def _names(graph: ir.Graph) -> set[str]:
-    """Every name of a node or value in the graph and in the graphs inside its nodes."""
-    found = {str(value.name) for value in graph.inputs} | set(graph.initializers)
-    for node in graph.all_nodes():
-        found.add(str(node.name))
-        found |= {str(value.name) for value in (*node.inputs, *node.outputs) if value is not None}
-    return found
 
 
 def _used(value: ir.Value) -> bool:
