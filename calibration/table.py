@@ -11,6 +11,8 @@ from device.files import replacing
 
 QMAX = 127.0
 """Symmetric INT8 uses -127 to 127."""
+IMPORTED = "imported"
+"""The method of ranges that others measured: how, and on how many samples, is not known."""
 LARGEST_AMAX = 3.4028234663852886e38
 """The largest float32: scales are float32 on every device."""
 LEAST_AMAX = QMAX * 2.0**-126
@@ -30,8 +32,9 @@ class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """`tensors`: name -> amax, the largest magnitude that INT8 represents, in the tensor's unit.
 
     `method`: the row of METHODS that chose them; `methods`: tensor -> the row that chose it, where
-    that is another. `samples`: how many were run; 0 only in a dummy. `data_sha256`, `model_sha256`:
-    of the data set and of the model file, 64 lowercase hexadecimal digits. `keep_float`: nodes that
+    that is another. `samples`: how many were run; 0 only in a dummy and where `method` is IMPORTED.
+    `data_sha256`, `model_sha256`: of the data set, or the file imported, and of the model file, 64
+    lowercase hexadecimal digits. `keep_float`: nodes that
     stay in floating point. `dummy`: the ranges were not measured; good for timing only.
     """
 
@@ -46,7 +49,7 @@ class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     dummy: bool = False
 
     def __post_init__(self) -> None:
-        if self.samples == 0 and not self.dummy:
+        if self.samples == 0 and not self.dummy and self.method != IMPORTED:
             raise CalibrationError(
                 "the calibration table was measured on 0 samples, but is not marked as a dummy: "
                 "calibrate again"
