@@ -22,7 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from calibration.dataset import Sample
-from calibration.table import CalibrationTable
+from calibration.table import IMPORTED, CalibrationTable
 from device.engine import write_engine
 from device.errors import EngineError, SessionError
 from device.files import sync_folder
@@ -40,9 +40,11 @@ from toolkit.assemble import assemble
 from toolkit.errors import BuildError, first_line
 from toolkit.importer import ImportedModel, import_model
 from toolkit.int8.data import Source
+from toolkit.int8.qdq_import import PlainModel, import_qdq
 from toolkit.int8.quantize import QUANTIZED_OPS, calibrated_tensors, quantize
 from toolkit.int8.ranges import RangeOptions, Ranges, dummy_table, measure_ranges
 from toolkit.int8.scale_rules import UnifiedRanges, unify_scales
+from toolkit.int8.table_file import fit_table, has_qdq, plain_notes, table_of_plain
 from toolkit.lower import lower_segments
 from toolkit.passes import PassReport, run_passes
 from toolkit.planning.plan import Plan, make_plan
@@ -56,7 +58,8 @@ Progress = Callable[[str, float], None]
 class BuildOptions:
     """What a build may be asked beside the model and the profile.
 
-    `precision` None: int8 with `data` or `table`, else fp16 (fp32 where there is no GPU).
+    `precision` None: int8 with `data` or `table`, else fp16 (fp32 where there is no GPU). A Q/DQ
+    model gives INT8 its ranges, unless there are `data`, `table` or `dummy_ranges`.
     `data` is what `toolkit.int8.data.open_data` takes: a folder or file of pictures or arrays, a
     video, or samples one after the other; `ranges` says how their ranges are found.
     `table` goes before `data`. `dummy_ranges` stand in for measured ones: the engine is good for
@@ -104,11 +107,13 @@ def build_engine(
     _check_destination(path, Path(model))
     report("import", 0.0)
     imported = import_model(model, shapes=options.shapes, dims=options.dims)
-    graph, passes = run_passes(imported.model)
-    precision = _precision(options, target, graph, imported.name)
+    plain = _plain(imported.model, options)
+    graph, passes = run_passes(imported.model if plain is None else plain.model)
+    precision = _precision(options, target, graph, imported.name, plain)
     table, ranges = None, None
+    said: tuple[str, ...] = ()
     if precision == "int8":
-        table, ranges = _ranges(graph, imported, options, report)
+        table, ranges, said = _ranges(graph, plain, imported, options, report)
     amax = table.tensors if table is not None else {}
     report("plan", 0.0)
     plan = make_plan(
@@ -135,7 +140,7 @@ def build_engine(
     sample = ranges.sample if ranges is not None else None
     _write(path, manifest, entries, model=imported.name, sample=sample)
     report("write", 1.0)
-    notes = _notes(imported, precision, passes, table) + _scale_notes(unified)
+    notes = _notes(imported, precision, passes, table) + said + _scale_notes(unified)
     return BuildResult(path, target, manifest, plan, passes, notes, ranges)
 
 
@@ -238,27 +243,52 @@ def _compile(
 
 
 def _ranges(
-    graph: ir.Model, imported: ImportedModel, options: BuildOptions, report: Progress
-) -> tuple[CalibrationTable, Ranges | None]:
-    """Step 3: the table given, one measured on the data given, or stand-ins."""
-    if options.table is not None:
-        return options.table, None
-    if options.data is None:  # _precision lets this through for dummy ranges only
-        return dummy_table(graph, imported.sha256), None
-    ranges = measure_ranges(graph, options.data, imported.sha256, options.ranges, report)
-    return ranges.table, ranges
+    graph: ir.Model,
+    plain: PlainModel | None,
+    imported: ImportedModel,
+    options: BuildOptions,
+    report: Progress,
+) -> tuple[CalibrationTable, Ranges | None, tuple[str, ...]]:
+    """Step 3: the table given, one measured on the data given, the model's own, or stand-ins.
+
+    The last of the three are notes.
+    """
+    taken = plain_notes(plain) if plain is not None else ()
+    if options.data is not None:
+        ranges = measure_ranges(graph, options.data, imported.sha256, options.ranges, report)
+        return ranges.table, ranges, taken
+    if options.dummy_ranges and options.table is None:
+        return dummy_table(graph, imported.sha256), None, taken
+    table, original = options.table, imported.model
+    if plain is not None:
+        table, original = table or table_of_plain(plain, imported.sha256), plain.model
+    assert table is not None  # _precision lets nothing else through
+    fitted = fit_table(table, original, graph)
+    return fitted.table, None, taken + fitted.notes
 
 
-def _precision(options: BuildOptions, target: Target, graph: ir.Model, name: str) -> Precision:
-    has_ranges = options.data is not None or options.table is not None or options.dummy_ranges
+def _plain(model: ir.Model, options: BuildOptions) -> PlainModel | None:
+    """A Q/DQ model without its Q/DQ, where INT8 is asked for; None for others."""
+    wanted = options.precision == "int8" or (options.precision is None and _has_ranges(options))
+    return import_qdq(model, any_weight_scale=True) if wanted and has_qdq(model) else None
+
+
+def _has_ranges(options: BuildOptions) -> bool:
+    return options.data is not None or options.table is not None or options.dummy_ranges
+
+
+def _precision(
+    options: BuildOptions, target: Target, graph: ir.Model, name: str, plain: PlainModel | None
+) -> Precision:
+    has_ranges = _has_ranges(options) or (plain is not None and bool(plain.amax))
     default: Precision = "int8" if has_ranges else "fp16" if target.profile.gpu else "fp32"
     precision = options.precision or default
     if precision != "int8":
         return precision
     if not has_ranges:
         raise BuildError(
-            "INT8 needs activation ranges: give calibration data with --data, "
-            "build with --precision fp16, or time only with --dummy-ranges."
+            "INT8 needs activation ranges: give calibration data with --data, a table with "
+            "--table, build with --precision fp16, or time only with --dummy-ranges."
         )
     _refuse_int8(graph, name)
     return precision
@@ -266,12 +296,6 @@ def _precision(options: BuildOptions, target: Target, graph: ir.Model, name: str
 
 def _refuse_int8(graph: ir.Model, name: str) -> None:
     """Refuse what would be called INT8 and be none."""
-    quantized = next((n for n in graph.graph if n.op_type == "QuantizeLinear"), None)
-    if quantized is not None:
-        raise BuildError(
-            f"{name} is quantized already (node {quantized.name!r} is QuantizeLinear); "
-            "build it with --precision fp32, which keeps its Q/DQ, or give the plain model."
-        )
     for node in graph.graph:
         data = node.inputs[0] if node.op_type in QUANTIZED_OPS and node.inputs else None
         if data is not None and data.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
@@ -296,7 +320,7 @@ def _notes(
     notes += [f"pass {step.name} left out: {step.failure}" for step in passes if step.failure]
     if precision == "fp16":
         notes.append("portable segments compute in FP32; FP16 is for the board")
-    if table is not None and table.model_sha256 != imported.sha256:
+    if table is not None and table.model_sha256 != imported.sha256 and table.method != IMPORTED:
         notes.append("the calibration table was measured on another model file")
     if table is not None and table.dummy:
         notes.append(UNCALIBRATED)

@@ -1,5 +1,6 @@
 """What `tandem build` and `tandem inspect` print."""
 
+from calibration.table import IMPORTED
 from device.manifest import UNCALIBRATED, Manifest
 from toolkit.build import BuildResult
 from toolkit.int8.ranges_text import ranges_text
@@ -29,6 +30,8 @@ def manifest_text(manifest: Manifest) -> str:
     ]
     if manifest.uncalibrated:
         lines.append(UNCALIBRATED)
+    elif source.calibration is not None and source.calibration.method == IMPORTED:
+        lines.append("INT8 ranges were imported, not measured here")
     elif source.calibration is not None:
         lines.append(
             f"calibrated by {source.calibration.method} on {source.calibration.samples} samples"

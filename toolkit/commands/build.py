@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from calibration.table import read_table, write_table
+from calibration.table import write_table
 from device.manifest import DimRange, Precision
 from toolkit.build import BuildOptions, BuildResult, build_engine
 from toolkit.commands.calibration_options import (
@@ -17,6 +17,7 @@ from toolkit.commands.calibration_options import (
     range_options,
 )
 from toolkit.int8.ranges_text import ranges_builtins
+from toolkit.int8.table_file import read_ranges
 from toolkit.report_text import build_text
 
 
@@ -51,7 +52,11 @@ def parse_dims(
     help="[default: int8 with --data or --table, else fp16; fp32 without a GPU]",
 )
 @calibration_options(required=False)
-@click.option("--table", type=click.Path(path_type=Path), help="Use this calibration table.")
+@click.option(
+    "--table",
+    type=click.Path(path_type=Path),
+    help="Ranges: a calibration table, a TensorRT cache or a Q/DQ model.",
+)
 @click.option("--save-table", type=click.Path(path_type=Path), help="Write the table measured.")
 @click.option(
     "--dummy-ranges", is_flag=True, help="INT8 without calibration, for timing only: wrong results."
@@ -119,7 +124,9 @@ def build(
         jetpack=jetpack,
         data=data,
         ranges=ranges,
-        table=read_table(table) if table else None,
+        table=read_ranges(table, shapes=shapes, dims=dims, any_weight_scale=True).table
+        if table
+        else None,
         dummy_ranges=dummy_ranges,
         shapes=shapes,
         dims=dims,
