@@ -1,0 +1,63 @@
+"""Cycles of a DLA as a pure function of layer and configuration; knows nothing of the toolkit.
+
+    layer = ConvLayer(channels=64, height=56, width=56, kernels=64, kernel=(3, 3), pads=(1,) * 4)
+    cycles = estimate(layer, CONFIGURATIONS["xavier"], bytes_per_clock=20.0)
+    cycles.total, cycles.bound_by, cycles.mac, cycles.memory, cycles.bytes_read, cycles.chunks
+    time_range(cycles, clock_mhz=1395.2).optimistic_us, .total_us, .pessimistic_us
+
+Layers (`layers.py`; pairs are (rows, columns), `precision` is "int8" or "fp16"):
+    ConvLayer(channels, height, width, kernels, kernel, stride, pads, dilation, groups, batch,
+        precision, image, eltwise "x"|"y"|None, table, pool); fully connected: output 1x1
+    Deconvolution(channels, height, width, kernels, kernel, stride, groups, batch, precision)
+    Pointwise(channels, height, width, operands, stage "x"|"y", batch, precision): sum, table, copy
+    Pool(channels, height, width, kernel, stride, pads, batch, precision)
+    Lrn(channels, height, width, batch, precision)
+Functions:
+    estimate(layer, config, *, bytes_per_clock, sram_bytes_per_clock, residency) -> Cycles
+    each_way(the same) -> list[Cycles]: all ways that `estimate` takes the least of
+    time_range(cycles, clock_mhz) -> TimeRange(optimistic_us, total_us, pessimistic_us)
+    Residency(input, output, weights): which tensors of a convolution lie in SRAM
+Configurations (`configurations.py`): CONFIGURATIONS[name] -> Config, where name is nv_full,
+    nv_large, nv_medium_1024_full, nv_medium_512, nv_small_256, nv_small_256_full, nv_small, xavier
+    or orin. Vary them with dataclasses.replace. Free parameters: mac_efficiency, memory_efficiency,
+    overlap, layer_overhead, depthwise_channels, uses_winograd; for orin all that is `inferred`.
+Result: Cycles(mode, weight_mode, mac, data, weights, fill, output_stage, memory, overhead,
+    optimistic, pessimistic, total, bound_by, bytes_read, bytes_written, bytes_sram,
+    bytes_refetched, chunks, hardware_layers, macs), where bound_by is "MACs", "weights streaming",
+    "buffer", "output stage" or "memory".
+"""
+
+from toolkit.dla_cycles.configurations import CONFIGURATIONS, Config, Precision
+from toolkit.dla_cycles.convolution import IN_DRAM, Residency
+from toolkit.dla_cycles.estimate import each_way, estimate
+from toolkit.dla_cycles.layers import (
+    ConvLayer,
+    Deconvolution,
+    Layer,
+    LayerError,
+    Lrn,
+    Pointwise,
+    Pool,
+)
+from toolkit.dla_cycles.result import Bound, Cycles, TimeRange, time_range
+
+__all__ = [
+    "CONFIGURATIONS",
+    "IN_DRAM",
+    "Bound",
+    "Config",
+    "ConvLayer",
+    "Cycles",
+    "Deconvolution",
+    "Layer",
+    "LayerError",
+    "Lrn",
+    "Pointwise",
+    "Pool",
+    "Precision",
+    "Residency",
+    "TimeRange",
+    "each_way",
+    "estimate",
+    "time_range",
+]
