@@ -20,7 +20,8 @@ Functions:
 Configurations (`configurations.py`): CONFIGURATIONS[name] -> Config, where name is nv_full,
     nv_large, nv_medium_1024_full, nv_medium_512, nv_small_256, nv_small_256_full, nv_small, xavier
     or orin. Vary them with dataclasses.replace. Free parameters: mac_efficiency, memory_efficiency,
-    overlap, layer_overhead, depthwise_channels, uses_winograd; for orin all that is `inferred`.
+    overlap, layer_overhead, depthwise_channels, uses_winograd; for orin all that is inferred.
+    source_of(name, field) -> Source(certainty, text); inferred_fields(name) -> field names
 Result: Cycles(mode, weight_mode, mac, data, weights, fill, output_stage, memory, overhead,
     optimistic, pessimistic, total, bound_by, bytes_read, bytes_written, bytes_sram,
     bytes_refetched, chunks, hardware_layers, macs), where bound_by is "MACs", "weights streaming",
@@ -40,6 +41,7 @@ from toolkit.dla_cycles.layers import (
     Pool,
 )
 from toolkit.dla_cycles.result import Bound, Cycles, TimeRange, time_range
+from toolkit.dla_cycles.sources import Source, inferred_fields, source_of
 
 __all__ = [
     "CONFIGURATIONS",
@@ -56,8 +58,11 @@ __all__ = [
     "Pool",
     "Precision",
     "Residency",
+    "Source",
     "TimeRange",
     "each_way",
     "estimate",
+    "inferred_fields",
+    "source_of",
     "time_range",
 ]

@@ -78,10 +78,14 @@ def split(layer: ConvLayer, config: Config, entries: int, taps: int) -> Split:
     for mode, banks in choices:
         if data + banks <= config.banks:
             return Split(mode, data, banks, whole)
+    refused = False
     for mode, banks in choices:
-        rows = (config.banks - banks) * per_bank // entries
-        if banks <= config.split_weight_banks and rows >= layer.extent[0]:
-            return Split(mode, config.banks - banks, banks, _chunks(layer, rows))
+        if banks <= config.split_weight_banks:
+            rows = (config.banks - banks) * per_bank // entries
+            if rows >= layer.extent[0]:
+                left = config.banks - banks
+                return Split(mode, left, banks, _chunks(layer, rows), fits=not refused)
+            refused = True
     return _forced(layer, config, entries, per_bank)
 
 

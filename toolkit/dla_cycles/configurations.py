@@ -1,6 +1,6 @@
 """What is fixed in silicon, or guessed of it: one row a DLA, one field a quantity of its cycles.
 
-A row is a plain value: vary it with `dataclasses.replace(ORIN, atomic_k=32)`. `source_of` says for
+A row is a plain value: vary it with `dataclasses.replace(ORIN, atomic_k=32)`. `sources.py` says for
 every field of every row where its value comes from and how firm it is.
 """
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Precision = Literal["int8", "fp16"]
-Certainty = Literal["documented", "observed", "inferred"]
 
 BYTES_PER_ELEMENT: dict[Precision, int] = {"int8": 1, "fp16": 2}
 
@@ -79,14 +78,6 @@ class Config:
     def buffer_bytes(self) -> int:
         """The whole convolution buffer."""
         return self.banks * self.bank_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a value comes from. `inferred` is a guess with a reason, to be shown as such."""
-
-    certainty: Certainty
-    text: str
 
 
 KIB = 1024

@@ -17,7 +17,6 @@ def pointwise_work(layer: Pointwise, config: Config) -> Work:
         layer.channels, layer.height, layer.width, config, layer.precision
     )
     return Work(
-        mode="output stage",
         output=post.sdp_cycles(elements, layer.stage, config),
         read=size * layer.operands,
         written=size,
@@ -36,7 +35,6 @@ def pool_work(pool: Pool, config: Config) -> Work:
     made = post.tensor_bytes(pool.channels, pool.out_height, pool.out_width, config, pool.precision)
     elements = channels * pool.height * width
     return Work(
-        mode="pooling",
         output=elements / post.pdp_rate(config, pool.precision) * pool.batch,
         read=read * pool.batch,
         written=made * pool.batch,
@@ -53,7 +51,6 @@ def lrn_work(layer: Lrn, config: Config) -> Work:
         layer.channels, layer.height, layer.width, config, layer.precision
     )
     return Work(
-        mode="normalisation",
         output=elements / post.cdp_rate(config, layer.precision),
         read=size,
         written=size,

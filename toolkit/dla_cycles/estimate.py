@@ -2,14 +2,20 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 from toolkit.dla_cycles.configurations import Config
-from toolkit.dla_cycles.convolution import IN_DRAM, Residency, conv_works
+from toolkit.dla_cycles.convolution import IN_DRAM, Residency, conv_plans
 from toolkit.dla_cycles.engines import lrn_work, pointwise_work, pool_work
-from toolkit.dla_cycles.layers import ConvLayer, Deconvolution, Layer, Pointwise, Pool
+from toolkit.dla_cycles.layers import (
+    ConvLayer,
+    Deconvolution,
+    Layer,
+    LayerError,
+    Pointwise,
+    Pool,
+)
 from toolkit.dla_cycles.post import tensor_bytes
-from toolkit.dla_cycles.result import Cycles, Work, joined, to_cycles
+from toolkit.dla_cycles.result import Cycles, Plan, Work, plan_cycles
 
 
 def estimate(
@@ -47,28 +53,47 @@ def each_way(
     residency: Residency = IN_DRAM,
 ) -> list[Cycles]:
     """Return the cycles of every way to compute the layer, named by `mode`; see `estimate`."""
+    _check(layer, config, bytes_per_clock, sram_bytes_per_clock, residency)
     return [
-        to_cycles(work, config, bytes_per_clock, sram_bytes_per_clock)
-        for work in _works(layer, config, residency)
+        plan_cycles(plan, config, bytes_per_clock, sram_bytes_per_clock)
+        for plan in _plans(layer, config, residency)
     ]
 
 
-def _works(layer: Layer, config: Config, residency: Residency) -> Iterator[Work]:
+def _check(
+    layer: Layer,
+    config: Config,
+    bytes_per_clock: float,
+    sram_bytes_per_clock: float,
+    residency: Residency,
+) -> None:
+    if not config.kernels_at_once(layer.precision):
+        raise LayerError(f"{config.name} has no {layer.precision} arithmetic; use int8.")
+    if min(bytes_per_clock, sram_bytes_per_clock) <= 0:
+        raise LayerError(
+            f"Memory gives {bytes_per_clock} and SRAM {sram_bytes_per_clock} bytes a clock; "
+            "both must be above 0."
+        )
+    if residency != IN_DRAM and not config.sram_port_bytes:
+        raise LayerError(f"{config.name} has no port to an SRAM; leave the tensors in DRAM.")
+
+
+def _plans(layer: Layer, config: Config, residency: Residency) -> Iterator[Plan]:
     if isinstance(layer, ConvLayer):
-        yield from conv_works(layer, config, residency)
+        yield from conv_plans(layer, config, residency)
     elif isinstance(layer, Deconvolution):
-        yield from _deconvolution_works(layer, config, residency)
+        yield from _deconvolution_plans(layer, config, residency)
     elif isinstance(layer, Pointwise):
-        yield pointwise_work(layer, config)
+        yield Plan(mode="output stage", parts=(pointwise_work(layer, config),))
     elif isinstance(layer, Pool):
-        yield pool_work(layer, config)
+        yield Plan(mode="pooling", parts=(pool_work(layer, config),))
     else:
-        yield lrn_work(layer, config)
+        yield Plan(mode="normalisation", parts=(lrn_work(layer, config),))
 
 
-def _deconvolution_works(
+def _deconvolution_plans(
     layer: Deconvolution, config: Config, residency: Residency
-) -> Iterator[Work]:
+) -> Iterator[Plan]:
     """Yield a deconvolution: one convolution for each phase of its stride, then interleaving.
 
     Each phase makes one output for every input position, with the kernel's weights of that phase.
@@ -92,9 +117,8 @@ def _deconvolution_works(
         * rows
         * columns
     )
-    contract = Work(mode="contract", read=size, written=size)
-    for work in conv_works(phase, config, residency):
-        parts = [work.times(rows * columns)]
-        if rows * columns > 1:
-            parts.append(contract)
-        yield replace(joined(f"{rows * columns} phases, {work.mode}", parts), macs=layer.macs)
+    interleave = (Work(read=size, written=size),) if rows * columns > 1 else ()
+    for plan in conv_plans(phase, config, residency):
+        parts = tuple(work.times(rows * columns) for work in plan.parts)
+        mode = f"{plan.mode}, {rows * columns} phases"
+        yield Plan(mode=mode, parts=parts + interleave, macs=layer.macs)

@@ -1,10 +1,11 @@
 """What the cycle functions return, and how its parts make a time."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from toolkit.dla_cycles.configurations import Config
-from toolkit.dla_cycles.sequence import NOTHING, Sequence, added
+from toolkit.dla_cycles.sequence import NOTHING, Sequence
 
 Bound = Literal["MACs", "weights streaming", "buffer", "output stage", "memory"]
 
@@ -19,7 +20,6 @@ class Work:
     hardware layers.
     """
 
-    mode: str
     sequence: Sequence = NOTHING
     output: float = 0.0
     read: int = 0
@@ -31,12 +31,10 @@ class Work:
     layers: int = 1
     chunks: int = 1
     weight_mode: str = ""
-    macs: int = 0
 
     def times(self, count: int) -> "Work":
         """Return the work of `count` such layers one after another."""
         return Work(
-            mode=self.mode,
             sequence=self.sequence.times(count),
             output=self.output * count,
             read=self.read * count,
@@ -48,27 +46,7 @@ class Work:
             layers=self.layers * count,
             chunks=self.chunks,
             weight_mode=self.weight_mode,
-            macs=self.macs * count,
         )
-
-
-def joined(mode: str, parts: list[Work]) -> Work:
-    """Return the work of hardware layers that run one after another."""
-    return Work(
-        mode=mode,
-        sequence=added(part.sequence for part in parts),
-        output=sum(part.output for part in parts),
-        read=sum(part.read for part in parts),
-        written=sum(part.written for part in parts),
-        fill=sum(part.fill for part in parts),
-        refetch=sum(part.refetch for part in parts),
-        sram=sum(part.sram for part in parts),
-        sram_fill=sum(part.sram_fill for part in parts),
-        layers=sum(part.layers for part in parts),
-        chunks=max(part.chunks for part in parts),
-        weight_mode=parts[0].weight_mode,
-        macs=sum(part.macs for part in parts),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,20 +85,41 @@ class Cycles:
     macs: int
 
 
-def to_cycles(work: Work, config: Config, bytes_per_clock: float, sram_per_clock: float) -> Cycles:
-    """Return the cycles of the work where memory gives so many bytes a clock of the DLA."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One way to compute a layer: work whose parts wait for each other. macs: of the layer."""
+
+    mode: str
+    parts: tuple[Work, ...]
+    macs: int = 0
+
+
+def plan_cycles(
+    plan: Plan, config: Config, bytes_per_clock: float, sram_per_clock: float
+) -> Cycles:
+    """Return the cycles of a plan where memory gives so many bytes a clock of the DLA."""
+    parts = [_part_cycles(part, config, bytes_per_clock, sram_per_clock) for part in plan.parts]
+    return _one_after_another(plan, parts)
+
+
+def _part_cycles(
+    work: Work, config: Config, bytes_per_clock: float, sram_per_clock: float
+) -> Cycles:
+    """Return the cycles of work where memory gives so many bytes a clock of the DLA."""
     rate = min(bytes_per_clock, config.port_bytes) * config.memory_efficiency
-    sram_rate = min(sram_per_clock, config.sram_port_bytes) * config.memory_efficiency
-    sram = work.sram / sram_rate if work.sram else 0.0
-    memory = max((work.read + work.written) / rate, sram)
+    sram_rate = min(sram_per_clock, config.sram_port_bytes) * config.memory_efficiency or math.inf
+    moved = work.read + work.written
+    sram = work.sram / sram_rate
+    memory = max(moved / rate, sram)
     mac = work.sequence.cycles / config.mac_efficiency
-    fill = work.fill / rate + (work.sram_fill / sram_rate if work.sram_fill else 0.0)
+    fill = work.fill / rate + work.sram_fill / sram_rate
+    behind_fill = max((moved - work.fill) / rate, (work.sram - work.sram_fill) / sram_rate)
     overhead = config.layer_overhead * work.layers
     optimistic = max(mac, work.output, memory) + overhead
-    pessimistic = fill + max(mac, work.output, memory - fill) + overhead
-    once = max((work.read + work.written - work.refetch) / rate, sram)
+    pessimistic = fill + max(mac, work.output, behind_fill) + overhead
+    once = max((moved - work.refetch) / rate, sram)
     return Cycles(
-        mode=work.mode,
+        mode="",
         weight_mode=work.weight_mode,
         mac=mac,
         data=work.sequence.data,
@@ -139,7 +138,34 @@ def to_cycles(work: Work, config: Config, bytes_per_clock: float, sram_per_clock
         bytes_refetched=work.refetch,
         chunks=work.chunks,
         hardware_layers=work.layers,
-        macs=work.macs,
+        macs=0,
+    )
+
+
+def _one_after_another(plan: Plan, parts: list[Cycles]) -> Cycles:
+    """Return the sum of the plan's parts; the longest says what binds."""
+    longest = max(parts, key=lambda part: part.total)
+    return Cycles(
+        mode=plan.mode,
+        weight_mode=parts[0].weight_mode,
+        mac=sum(part.mac for part in parts),
+        data=sum(part.data for part in parts),
+        weights=sum(part.weights for part in parts),
+        fill=sum(part.fill for part in parts),
+        output_stage=sum(part.output_stage for part in parts),
+        memory=sum(part.memory for part in parts),
+        overhead=sum(part.overhead for part in parts),
+        optimistic=sum(part.optimistic for part in parts),
+        pessimistic=sum(part.pessimistic for part in parts),
+        total=sum(part.total for part in parts),
+        bound_by=longest.bound_by,
+        bytes_read=sum(part.bytes_read for part in parts),
+        bytes_written=sum(part.bytes_written for part in parts),
+        bytes_sram=sum(part.bytes_sram for part in parts),
+        bytes_refetched=sum(part.bytes_refetched for part in parts),
+        chunks=max(part.chunks for part in parts),
+        hardware_layers=sum(part.hardware_layers for part in parts),
+        macs=plan.macs,
     )
 
 

@@ -51,7 +51,7 @@ def direct(layer: ConvLayer, config: Config, batch: int = 1) -> Way:
     taps = layer.kernel[0] * layer.kernel[1]
     packages = taps * -(-layer.channels // config.atomic_c)
     return Way(
-        mode="direct" if batch == 1 else "direct, frames together",
+        mode="direct",
         entries=buffer.data_entries(layer, config) * batch,
         row_bytes=_feature_row(layer, config) * batch,
         taps=taps,
