@@ -1,11 +1,13 @@
-"""How close two arrays are: a reference and what the quantised or compiled model made of it.
+"""How close two arrays are, a reference and what a quantised or compiled model made of it; and how
+two sets of ranges differ.
 
 All sums are float64, over blocks, so that large tensors need no float64 copy. Exact for float32
 and narrower; squares of float64 inputs overflow above about 1e150.
 """
 
 import math
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -13,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.errors import CalibrationError
+from calibration.table import scale_of
 
 _BLOCK = 1 << 16  # elements
 
@@ -30,6 +33,46 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     sqnr_db: float
     cosine: float
     max_abs_error: float
+
+
+class RangeChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor with another range, amax, in the second of two sets than in the first."""
+
+    tensor: str
+    first: float
+    second: float
+
+    @property
+    def factor(self) -> float:
+        """How many times larger the larger one is."""
+        return max(self.first, self.second) / min(self.first, self.second)
+
+
+class RangesComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """`equal` counts the tensors whose INT8 scale is the same float32; `changed` begins with the
+    largest factor; the others are names that only one of the two sets has.
+    """
+
+    equal: int
+    changed: tuple[RangeChange, ...]
+    only_first: tuple[str, ...]
+    only_second: tuple[str, ...]
+
+
+def compare_ranges(first: Mapping[str, float], second: Mapping[str, float]) -> RangesComparison:
+    """Compare two sets of ranges, tensor -> amax."""
+    both = [name for name in first if name in second]
+    changed = [
+        RangeChange(tensor=name, first=first[name], second=second[name])
+        for name in both
+        if _scale_bits(first[name]) != _scale_bits(second[name])
+    ]
+    return RangesComparison(
+        equal=len(both) - len(changed),
+        changed=tuple(sorted(changed, key=lambda one: (-one.factor, one.tensor))),
+        only_first=tuple(name for name in first if name not in second),
+        only_second=tuple(name for name in second if name not in first),
+    )
 
 
 def compare(reference: NDArray[Any], test: NDArray[Any], where: str = "the arrays") -> Comparison:
@@ -58,6 +101,10 @@ def compare(reference: NDArray[Any], test: NDArray[Any], where: str = "the array
 def sqnr_db(reference: NDArray[Any], test: NDArray[Any]) -> float:
     """Signal to quantisation noise ratio in dB; see `Comparison`."""
     return compare(reference, test).sqnr_db
+
+
+def _scale_bits(amax: float) -> bytes:
+    return struct.pack(">f", scale_of(amax))
 
 
 def _check(reference: NDArray[Any], test: NDArray[Any], where: str) -> None:

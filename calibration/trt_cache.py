@@ -30,6 +30,9 @@ trtexec and the DLA insist on EntropyCalibration2, but only by name: scales chos
 taken under it.
 """
 
+DEFAULT_TENSORRT = "10.3.0"
+"""The TensorRT of JetPack 6.1 and 6.2, the newest that reads caches and comes with a DLA."""
+
 _WRITTEN: tuple[Algorithm, ...] = ("EntropyCalibration2", "MinMaxCalibration")
 # Tools that know the major version alone write 8XXX.
 _VERSION = re.compile(r"[0-9][0-9X]{3}(?:[0-9]{2})?")

@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "profiles": ("toolkit.commands.profiles", "profiles", "List and explain device profiles."),
     "build": ("toolkit.commands.build", "build", "Build an engine from an ONNX model."),
     "calibrate": ("toolkit.commands.calibrate", "calibrate", "Find INT8 ranges on real data."),
+    "ranges": ("toolkit.commands.ranges", "ranges", "Convert and compare INT8 ranges."),
     "inspect": ("toolkit.commands.inspect", "inspect", "Show what is inside an engine."),
     "run": ("toolkit.commands.run", "run", "Run a pipeline on this machine."),
     "bundle": ("toolkit.commands.bundle", "bundle", "Pack engine, pipeline and labels."),

@@ -4,10 +4,15 @@ import json
 from pathlib import Path
 
 import click
-import onnx_ir as ir
 
-from calibration.table import CalibrationTable, write_table
-from calibration.trt_cache import cache_of, cache_version, cache_warning, write_cache
+from calibration.table import write_table
+from calibration.trt_cache import (
+    DEFAULT_TENSORRT,
+    cache_of,
+    cache_version,
+    cache_warning,
+    write_cache,
+)
 from device.files import replacing
 from toolkit.commands.calibration_options import (
     calibration_options,
@@ -15,9 +20,9 @@ from toolkit.commands.calibration_options import (
     progress_bar,
     range_options,
 )
-from toolkit.errors import BuildError
+from toolkit.commands.range_outputs import output_options, write_model
 from toolkit.importer import import_model
-from toolkit.int8.qdq_export import TARGETS, export_qdq
+from toolkit.int8.qdq_export import export_form
 from toolkit.int8.ranges import measure_ranges
 from toolkit.int8.ranges_html import ranges_html
 from toolkit.int8.ranges_text import ranges_builtins, ranges_text
@@ -31,18 +36,7 @@ from toolkit.passes import run_passes
 @click.argument("model", type=click.Path(path_type=Path))
 @calibration_options(required=True)
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="[default: MODEL.calib.json]")
-@click.option("--cache", type=click.Path(path_type=Path), help="Write a TensorRT cache, too.")
-@click.option(
-    "--tensorrt", default="10.3.0", show_default=True, help="The TensorRT that reads the cache."
-)
-@click.option("--qdq", type=click.Path(path_type=Path), help="Write the model with Q/DQ, too.")
-@click.option(
-    "--qdq-for",
-    type=click.Choice(list(TARGETS)),
-    default="tensorrt-gpu",
-    show_default=True,
-    help="Who reads the Q/DQ model.",
-)
+@output_options
 @click.option("--html", type=click.Path(path_type=Path), help="Write a page with histograms.")
 @click.option(
     "--shape", "shapes", multiple=True, callback=parse_shapes, metavar="NAME=DIMS",
@@ -59,7 +53,7 @@ def calibrate(
     preprocess: Path | None,
     out: Path | None,
     cache: Path | None,
-    tensorrt: str,
+    tensorrt: str | None,
     qdq: Path | None,
     qdq_for: str,
     html: Path | None,
@@ -71,8 +65,8 @@ def calibrate(
     `--method auto` tries what every method proposes, tensor by tensor, and takes what does least
     harm at the outputs. `--budget` keeps nodes in floating point until a metric holds.
     """
-    version = cache_version(tensorrt)  # refused before the work
-    warning = cache_warning(tensorrt) if cache else None
+    version = cache_version(tensorrt or DEFAULT_TENSORRT)  # refused before the work
+    warning = cache_warning(tensorrt) if cache and tensorrt else None
     imported = import_model(model, shapes=shapes)
     graph, _ = run_passes(imported.model)
     options = range_options(method, samples, budget, resume, preprocess)
@@ -83,7 +77,8 @@ def calibrate(
     if cache:
         write_cache(cache, cache_of(ranges.table.tensors, version))
     if qdq:
-        _write_qdq(qdq, graph, ranges.table, qdq_for)
+        keep = frozenset(ranges.table.keep_float)
+        write_model(qdq, export_form(graph, ranges.table.tensors, qdq_for, keep_float=keep))
     if html:
         with replacing(html) as file:
             file.write(ranges_html(ranges, imported.name).encode())
@@ -96,13 +91,3 @@ def calibrate(
     for written in (target, cache, qdq, html):
         if written:
             click.echo(f"wrote {written}")
-
-
-def _write_qdq(path: Path, graph: ir.Model, table: CalibrationTable, target: str) -> None:
-    keep = frozenset(table.keep_float)
-    exported = export_qdq(graph, table.tensors, target, keep_float=keep)
-    try:
-        with replacing(path) as file:
-            file.write(ir.to_proto(exported).SerializeToString(deterministic=True))
-    except OSError as err:
-        raise BuildError(f"{path} cannot be written: {err.strerror}; use another place.") from err

@@ -25,6 +25,7 @@ from toolkit.int8.quantize import (
     int8_nodes,
     is_activation,
     masked_tensors,
+    quantize,
     weight_axis,
     with_operands,
 )
@@ -57,6 +58,12 @@ TARGETS: Mapping[str, QdqTarget] = {
         QdqTarget("tensorrt-dla", "TensorRT 11.4.1", 19, every_tensor=True, fused_add=False),
     )
 }
+
+PORTABLE = "onnxruntime"
+"""The form that engines run on any CPU; onnxruntime computes the same bits from it as an engine of
+one segment does.
+"""
+FORMS = (*TARGETS, PORTABLE)
 
 # Read the shape of a tensor, not its numbers.
 SHAPE_READERS = frozenset({"Shape", "Size"})
@@ -102,6 +109,26 @@ def export_qdq(
             _quantize_weight(node, pairs)
     copy.graph.sort()
     return copy
+
+
+def export_form(
+    model: ir.Model,
+    amax: Mapping[str, float],
+    form: str,
+    *,
+    keep_float: frozenset[str] = frozenset(),
+) -> ir.Model:
+    """`export_qdq` for a row of TARGETS; for PORTABLE what an engine of one segment holds.
+
+    PORTABLE stores the same grids in other integers (UINT8 with zero point 128, INT32 biases),
+    rounds ahead of rectifiers, and leaves outputs in floating point.
+
+    Raises BuildError, as `export_qdq` and `quantize` do.
+    """
+    if form != PORTABLE:
+        return export_qdq(model, amax, form, keep_float=keep_float)
+    segment_of = {str(node.name): PORTABLE for node in model.graph}
+    return quantize(model, amax, segment_of, frozenset(), keep_float=keep_float).model
 
 
 def weight_operand(node: ir.Node) -> tuple[int, int | None] | None:

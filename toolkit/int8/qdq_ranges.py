@@ -80,11 +80,11 @@ def nodes_in_float(graph: ir.Graph) -> tuple[str, ...]:
         if not operands:
             continue
         if all(value in on_grid for value in operands) and not _has_float_weight(node):
-            if node.op_type in RANGE_KEEPING_OPS:
+            if _keeps_range(node):
                 on_grid.update(node.outputs)
             made_in_int8.update(node.outputs)
         elif (
-            node.op_type in _FOLLOWING_OPS
+            (node.op_type in _FOLLOWING_OPS or _keeps_range(node))
             and not has_weight(node)
             and all(value in on_grid | made_in_int8 for value in operands)
         ):
@@ -92,6 +92,14 @@ def nodes_in_float(graph: ir.Graph) -> tuple[str, ...]:
         else:
             in_float.append(str(node.name))
     return tuple(in_float)
+
+
+def _keeps_range(node: ir.Node) -> bool:
+    """Whether the results lie between the least and the largest number of the first operand."""
+    if node.op_type == "Resize":
+        # Weights of linear interpolation are positive and add up to 1; those of cubic are not.
+        return node.attributes.get_string("mode", "nearest") in {"nearest", "linear"}
+    return node.op_type in RANGE_KEEPING_OPS
 
 
 def _has_float_weight(node: ir.Node) -> bool:
@@ -117,7 +125,7 @@ def _sources(node: ir.Node) -> list[str]:
         values = [value for value in node.inputs if value is not None]
         constant = any(constant_of(value) is not None for value in values)
         return [] if constant else [str(value.name) for value in values]
-    if node.op_type not in RANGE_KEEPING_OPS or not node.inputs or node.inputs[0] is None:
+    if not _keeps_range(node) or not node.inputs or node.inputs[0] is None:
         return []
     first = node.inputs[0]
     return [] if constant_of(first) is not None else [str(first.name)]

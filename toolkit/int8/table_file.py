@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from calibration.errors import CalibrationError
 from calibration.table import IMPORTED, CalibrationTable, decode_table
-from calibration.trt_cache import amax_of, decode_cache
+from calibration.trt_cache import TensorRTCache, amax_of, decode_cache
 from device.manifest import DimRange
 from toolkit.errors import BuildError, ImportModelError
 from toolkit.importer import ImportedModel, import_model
@@ -34,13 +34,13 @@ _SHOWN = 3  # names in a note
 class RangesFile:
     """What a file holds.
 
-    `kind`: TABLE, CACHE or QDQ. `header`: the first line of a cache. `plain`: a Q/DQ model without
-    its Q/DQ. `notes`: what was taken although it differs from the rules.
+    `kind`: TABLE, CACHE or QDQ. `cache`: a cache as it is. `plain`: a Q/DQ model without its Q/DQ.
+    `notes`: what was taken although it differs from the rules.
     """
 
     kind: str
     table: CalibrationTable
-    header: str = ""
+    cache: TensorRTCache | None = None
     plain: PlainModel | None = None
     notes: tuple[str, ...] = ()
 
@@ -124,7 +124,7 @@ def _cache(data: bytes, path: Path) -> RangesFile:
         table = imported_table(amax_of(cache), hashlib.sha256(data).hexdigest())
     except CalibrationError as error:
         raise CalibrationError(f"{path}: {error}") from error
-    return RangesFile(CACHE, table, header=f"TRT-{cache.version}-{cache.algorithm}")
+    return RangesFile(CACHE, table, cache=cache)
 
 
 def _qdq(imported: ImportedModel, path: Path, any_weight_scale: bool) -> RangesFile:
