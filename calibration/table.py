@@ -1,10 +1,17 @@
-"""The calibration table: amax per tensor, with what it was measured on, as a JSON file."""
+"""The calibration table: amax per tensor, with what it was measured on, as a JSON file.
 
+Format 1 holds ranges of a model as it is; format 2 also says how its weights were adjusted before
+(`Adjustments`), so that ranges and weights always go together.
+"""
+
+import math
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from calibration.errors import CalibrationError
 from device.files import replacing
@@ -18,6 +25,10 @@ LARGEST_AMAX = 3.4028234663852886e38
 LEAST_AMAX = QMAX * 2.0**-126
 """Below this the scale amax / 127 would not be a normal float32."""
 
+FORMATS = (1, 2)
+# A list of numbers that spreads over lines; strings hold no line feed, so it lies in none.
+_NUMBERS = re.compile(rb"\[\n[-+.0-9eE,\s]*\]")
+
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Name = Annotated[str, Meta(min_length=1)]
 
@@ -28,6 +39,31 @@ class _Head(msgspec.Struct, frozen=True):
     format: int
 
 
+class Adjustments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the model was changed before its ranges were measured; names as in the model.
+
+    `equalised`: tensor -> factors, one for each of its channels (axis 1). The tensor is divided by
+    them: the weight and bias of the layer that makes it are divided, the weight of the layer that
+    reads it is multiplied. `biases`: node -> what is added to its bias, for each output channel.
+    The numbers are rounded for short files before anything is measured with them, so they are
+    exact. Equalisation comes first.
+    """
+
+    equalised: dict[Name, tuple[float, ...]] = {}
+    biases: dict[Name, tuple[float, ...]] = {}
+
+    def __post_init__(self) -> None:
+        if not self.equalised and not self.biases:
+            raise CalibrationError(
+                "the calibration table's adjustments name no tensor and no node: leave them out, "
+                "or calibrate again"
+            )
+        for name, factors in self.equalised.items():
+            _check_row(f"factor of tensor '{name}'", factors, 0.0)
+        for name, changes in self.biases.items():
+            _check_row(f"bias change of node '{name}'", changes, -math.inf)
+
+
 class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`tensors`: name -> amax, the largest magnitude that INT8 represents, in the tensor's unit.
 
@@ -36,9 +72,10 @@ class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     `data_sha256`, `model_sha256`: of the data set, or the file imported, and of the model file, 64
     lowercase hexadecimal digits. `keep_float`: nodes that
     stay in floating point. `dummy`: the ranges were not measured; good for timing only.
+    `adjusted`: how the model's weights have to be changed for these ranges, only in format 2.
     """
 
-    format: Literal[1] = 1
+    format: Literal[1, 2] = 1
     method: Name
     samples: Annotated[int, Meta(ge=0)]
     data_sha256: Sha256
@@ -47,8 +84,15 @@ class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     methods: dict[str, Name] = {}
     keep_float: tuple[Name, ...] = ()
     dummy: bool = False
+    adjusted: Adjustments | UnsetType = UNSET
 
     def __post_init__(self) -> None:
+        if (self.format == 2) != bool(self.adjusted):
+            having = "has" if self.adjusted else "has no"
+            raise CalibrationError(
+                f"the calibration table is of format {self.format}, but {having} adjustments of "
+                "weights, which format 2 alone holds: calibrate again"
+            )
         if self.samples == 0 and not self.dummy and self.method != IMPORTED:
             raise CalibrationError(
                 "the calibration table was measured on 0 samples, but is not marked as a dummy: "
@@ -90,6 +134,11 @@ class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         return scale_of(self.amax(tensor))
 
 
+def rounded(values: Iterable[float], digits: int) -> tuple[float, ...]:
+    """The numbers with so many significant decimal digits, as `Adjustments` hold them."""
+    return tuple(float(f"{value:.{digits}g}") for value in values)
+
+
 def scale_of(amax: float) -> float:
     """amax / 127, the step of symmetric INT8."""
     return amax / QMAX
@@ -98,7 +147,8 @@ def scale_of(amax: float) -> float:
 def encode_table(table: CalibrationTable) -> bytes:
     """The file's bytes: equal tables give equal bytes, and floats keep their last bit."""
     canonical = msgspec.json.encode(table, order="deterministic")
-    return msgspec.json.format(canonical, indent=2) + b"\n"
+    lines = msgspec.json.format(canonical, indent=2) + b"\n"
+    return _NUMBERS.sub(lambda found: b" ".join(found[0].split()), lines)
 
 
 def decode_table(data: bytes, where: str) -> CalibrationTable:
@@ -108,10 +158,10 @@ def decode_table(data: bytes, where: str) -> CalibrationTable:
     """
     try:
         found = msgspec.json.decode(data, type=_Head).format
-        if found != 1:
+        if found not in FORMATS:
             raise CalibrationError(
-                f"the calibration table has format {found}, but this version reads format 1: "
-                "calibrate again with this version"
+                f"the calibration table has format {found}, but this version reads formats 1 and "
+                "2: calibrate again with this version"
             )
         return msgspec.json.decode(data, type=CalibrationTable)
     except CalibrationError as error:
@@ -120,6 +170,19 @@ def decode_table(data: bytes, where: str) -> CalibrationTable:
         raise CalibrationError(
             f"{where}: not a calibration table ({error}): calibrate again or restore the file"
         ) from error
+
+
+def _check_row(what: str, numbers: tuple[float, ...], above: float) -> None:
+    if not numbers:
+        raise CalibrationError(
+            f"the calibration table has no {what}: one for each channel is needed; calibrate again"
+        )
+    for channel, number in enumerate(numbers):
+        if not (above < number < math.inf):  # false for NaN, too
+            raise CalibrationError(
+                f"{what} in channel {channel} is {number}, but must be finite"
+                f"{' and positive' if above == 0.0 else ''}: calibrate again"
+            )
 
 
 def read_table(path: Path) -> CalibrationTable:

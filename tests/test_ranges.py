@@ -23,9 +23,10 @@ from device.engine import open_engine
 from device.manifest import UNCALIBRATED
 from toolkit.build import BuildOptions, build_engine
 from toolkit.importer import import_model
-from toolkit.int8.ranges import VALIDATION_EVERY, RangeOptions, Ranges, measure_ranges
+from toolkit.int8.ranges import RangeOptions, Ranges, measure_ranges
 from toolkit.int8.ranges_html import ranges_html
 from toolkit.int8.ranges_text import ranges_builtins, ranges_text
+from toolkit.int8.split import VALIDATION_EVERY
 from toolkit.passes import run_passes
 
 

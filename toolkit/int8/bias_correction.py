@@ -67,9 +67,14 @@ class CorrectedBias:
 
 @dataclass(frozen=True, slots=True)
 class Corrected:
-    """The corrected copy of the model, what changed, and layers that have no bias to correct."""
+    """The corrected copy of the model, what changed, and layers that have no bias to correct.
+
+    `changes`: node -> what was added to its bias, [channels]; `change_biases` makes the same model
+    of them.
+    """
 
     model: ir.Model
+    changes: Mapping[str, tuple[float, ...]]
     layers: tuple[CorrectedBias, ...]
     refusals: tuple[Refusal, ...]
 
@@ -79,31 +84,60 @@ def correct_biases(
     samples: Sequence[Sample],
     open_float: OpenRun,
     open_int8: OpenRun,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Corrected:
     """Return a copy of the model whose INT8 form has the channel means of its float form.
 
     `open_int8` quantizes the float model that it is given, always with the same ranges; it gets
-    the model only up to the tensors asked for, and once for each depth of layers.
+    the model only up to the tensors asked for, and once for each depth of layers. `on_progress` is
+    called with (depths done, depths).
     """
     changed = model.clone()
     layers, refusals = find_bias_layers(changed.graph)
     axes = {layer.tensor: layer.axis for layer in layers}
     if not layers:
-        return Corrected(changed, (), refusals)
+        return Corrected(changed, {}, (), refusals)
     wanted = channel_means(open_float(model, tuple(axes)), samples, axes)
-    moved = {layer.tensor: np.zeros(layer.channels) for layer in layers}
-    for group in _by_depth(layers):
+    changes: dict[str, tuple[float, ...]] = {}
+    groups = _by_depth(layers)
+    for number, group in enumerate(groups):
         asked = {layer.tensor: layer.axis for layer in group}
         found = channel_means(open_int8(_up_to(changed, asked), tuple(asked)), samples, asked)
         for layer in group:
             error = found[layer.tensor] - wanted[layer.tensor]
-            moved[layer.tensor] -= error
-            _subtract(changed.graph, layer, error)
+            name = str(layer.node.name)
+            changes[name] = tuple((-error / layer.factor).tolist())
+            _add(changed.graph, layer, changes[name])
+        if on_progress is not None:
+            on_progress(number + 1, len(groups))
     done = tuple(
-        CorrectedBias(str(layer.node.name), layer.tensor, float(np.abs(moved[layer.tensor]).max()))
+        CorrectedBias(name, layer.tensor, layer.factor * float(np.abs(changes[name]).max()))
         for layer in layers
+        for name in (str(layer.node.name),)
     )
-    return Corrected(changed, done, refusals)
+    return Corrected(changed, changes, done, refusals)
+
+
+def change_biases(model: ir.Model, changes: Mapping[str, Sequence[float]]) -> ir.Model:
+    """Return a copy of the model with numbers added to the biases of nodes, [channels] each.
+
+    Raises BuildError: a node has no bias to correct, or another number of channels.
+    """
+    changed = model.clone()
+    layers = {str(layer.node.name): layer for layer in find_bias_layers(changed.graph)[0]}
+    for name, change in changes.items():
+        if name not in layers:
+            raise BuildError(
+                f"The bias of node {name!r} is to be corrected, but this model has no such node "
+                f"among the {len(layers)} whose bias can be; calibrate this model again."
+            )
+        if len(change) != layers[name].channels:
+            raise BuildError(
+                f"Node {name!r} has {layers[name].channels} output channels, but {len(change)} "
+                "changes of its bias are given; calibrate this model again."
+            )
+        _add(changed.graph, layers[name], change)
+    return changed
 
 
 def channel_means(
@@ -185,13 +219,13 @@ def _up_to(model: ir.Model, tensors: Collection[str]) -> ir.Model:
     return part
 
 
-def _subtract(graph: ir.Graph, layer: BiasLayer, error: NDArray[np.float64]) -> None:
+def _add(graph: ir.Graph, layer: BiasLayer, change: Sequence[float]) -> None:
     bias = constant_of(layer.node, layer.index)
     old = np.zeros(layer.channels) if bias is None else np.asarray(bias, np.float64)
     if old.size == 1 and layer.channels > 1:
         old = np.full(layer.channels, old.item())
     shape = old.shape if old.size == layer.channels else (layer.channels,)
-    fresh = old.reshape(-1) - error / layer.factor
+    fresh = old.reshape(-1) + np.asarray(change, np.float64)
     name = f"{layer.node.name}_bias_corrected"
     set_constant(graph, layer.node, layer.index, as_float32(fresh.reshape(shape)), name)
 

@@ -36,6 +36,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from toolkit.constant_weights import as_float32, set_constant
+from toolkit.errors import BuildError
 from toolkit.int8.channel_links import Link, Refusal, find_links, is_depthwise
 from toolkit.int8.weights import constant_of
 
@@ -68,9 +69,14 @@ class EqualisedChain:
 
 @dataclass(frozen=True, slots=True)
 class Equalised:
-    """The rescaled copy of the model, the chains in it, and why other convolutions are in none."""
+    """The rescaled copy of the model, the chains in it, and why other convolutions are in none.
+
+    `factors`: tensor of a link -> what it was divided by, [channels]; `scale_links` makes the same
+    model of them.
+    """
 
     model: ir.Model
+    factors: Mapping[str, Vector]
     chains: tuple[EqualisedChain, ...]
     refusals: tuple[Refusal, ...]
 
@@ -110,6 +116,7 @@ def equalise(
     ranges = dict(observed or {})
     usable, lacking = _with_ranges(links, balance, ranges)
     chains = _chains(usable)
+    factors: dict[str, Vector] = {}
     before = [_spread(chain) for chain in chains]
     held = [0] * len(chains)
     for _ in range(MAX_ROUNDS if balance == "weights" else 1):
@@ -119,6 +126,7 @@ def equalise(
             scales, held[number] = _within_clips(chain, scales, ranges)
             _apply(changed.graph, chain, scales)
             for link, scale in zip(chain, scales, strict=True):
+                factors[link.tensor] = factors.get(link.tensor, 1.0) * scale
                 for name in {link.tensor, link.clipped} & ranges.keys():
                     ranges[str(name)] = ranges[str(name)] / scale
                 largest = max(largest, float(scale.max()), float(1 / scale.min()))
@@ -128,7 +136,33 @@ def equalise(
         EqualisedChain(_names(chain), first, _spread(chain), count)
         for chain, first, count in zip(chains, before, held, strict=True)
     )
-    return Equalised(changed, done, (*refusals, *lacking))
+    return Equalised(scale_links(model, factors), factors, done, (*refusals, *lacking))
+
+
+def scale_links(model: ir.Model, factors: Mapping[str, NDArray[Any]]) -> ir.Model:
+    """Return a copy of the model with the tensors of its links divided by factors, [channels].
+
+    Raises BuildError: a tensor is no link of this model, or has another number of channels.
+    """
+    changed = model.clone()
+    links = {link.tensor: link for link in find_links(changed.graph)[0]}
+    for name, scale in factors.items():
+        if name not in links:
+            raise BuildError(
+                f"Tensor {name!r} is to be equalised, but is none of the {len(links)} tensors of "
+                "this model that hand channels from layer to layer; calibrate this model again."
+            )
+        channels = _weight(links[name].maker).shape[0]
+        if len(scale) != channels:
+            raise BuildError(
+                f"Tensor {name!r} has {channels} channels, but {len(scale)} factors equalise it; "
+                "calibrate this model again."
+            )
+    # In the order of the graph: which of two factors comes first shows in the last bit.
+    for name, link in links.items():
+        if name in factors:
+            _apply(changed.graph, [link], [np.asarray(factors[name], np.float64)])
+    return changed
 
 
 def _with_ranges(

@@ -13,6 +13,7 @@ better. Those of the outputs compare with the float model and need no labels:
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -39,13 +40,15 @@ class Material:
     """What metrics may measure on.
 
     `samples`: network inputs that were not used for the candidates. `detector` with `held_out`:
-    how to read the outputs, and pictures with their truth.
+    how to read the outputs, and pictures with their truth. `exact`: what the outputs of each
+    sample are compared with, None: those of the trial's own model in floating point.
     """
 
     trial: TrialModel
     samples: Sequence[Sample]
     detector: ModelConfig | None = None
     held_out: HeldOut | None = None
+    exact: Sequence[Outputs] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,19 @@ class Metric:
 class OutputNoise:
     """The difference that INT8 makes at the outputs, on fixed samples.
 
-    Holds the float outputs of all samples; a trial runs each sample once.
+    Holds the float outputs of all samples, as `exact`; a trial runs each sample once.
     """
 
-    def __init__(self, trial: TrialModel, samples: Sequence[Sample]) -> None:
-        """Raises CalibrationError: no samples, or no output is a finite float that is not 0."""
+    def __init__(
+        self,
+        trial: TrialModel,
+        samples: Sequence[Sample],
+        exact: Sequence[Outputs] | None = None,
+    ) -> None:
+        """`exact` None: the float outputs of the trial's own model.
+
+        Raises CalibrationError: no samples, or no output is a finite float that is not 0.
+        """
         if not samples:
             raise CalibrationError(
                 "there are no validation samples, but at least one is needed to measure INT8: give "
@@ -74,12 +85,11 @@ class OutputNoise:
             )
         self._trial = trial
         self._samples = tuple(samples)
-        off = frozenset(trial.nodes)
-        self._exact = [_floats(trial({}, sample, off)) for sample in self._samples]
-        self._weights_only = [_floats(trial({}, sample)) for sample in self._samples]
-        powers = {
-            name: sum(_power(found[name]) for found in self._exact) for name in self._exact[0]
-        }
+        if exact is None:
+            off = frozenset(trial.nodes)
+            exact = [_floats(trial({}, sample, off)) for sample in self._samples]
+        self.exact = tuple(exact)
+        powers = {name: sum(_power(found[name]) for found in self.exact) for name in self.exact[0]}
         self._signal = {name: power for name, power in powers.items() if 0.0 < power < math.inf}
         if not self._signal:
             raise CalibrationError(
@@ -89,16 +99,20 @@ class OutputNoise:
 
     def errors(self, assignment: Assignment, samples: slice = ALL) -> NDArray[np.float64]:
         """e_s of `calibration.auto` against the float model for each of `samples`."""
-        return self._errors(assignment, samples, self._exact)
+        return self._errors(assignment, samples, self.exact)
 
     def own_errors(self, assignment: Assignment, samples: slice = ALL) -> NDArray[np.float64]:
         """e_s against the model whose weights alone are INT8."""
         return self._errors(assignment, samples, self._weights_only)
 
+    @cached_property
+    def _weights_only(self) -> tuple[Outputs, ...]:
+        return tuple(_floats(self._trial({}, sample)) for sample in self._samples)
+
     def sqnr_db(self, assignment: Assignment, keep_float: frozenset[str]) -> dict[str, float]:
         """SQNR by output in dB."""
         noise = dict.fromkeys(self._signal, 0.0)
-        for sample, exact in zip(self._samples, self._exact, strict=True):
+        for sample, exact in zip(self._samples, self.exact, strict=True):
             found = self._trial(assignment, sample, keep_float)
             for name in noise:
                 noise[name] += _power(np.asarray(found[name], np.float64) - exact[name])
@@ -108,7 +122,7 @@ class OutputNoise:
         """Cosine by output, all samples taken as one vector."""
         product = dict.fromkeys(self._signal, 0.0)
         power = dict.fromkeys(self._signal, 0.0)
-        for sample, exact in zip(self._samples, self._exact, strict=True):
+        for sample, exact in zip(self._samples, self.exact, strict=True):
             found = self._trial(assignment, sample, keep_float)
             for name in product:
                 array = np.asarray(found[name], np.float64)
@@ -140,12 +154,12 @@ def int8_macs(model: ir.Model) -> dict[str, float]:
 
 
 def _sqnr(material: Material) -> Measure:
-    noise = OutputNoise(material.trial, material.samples)
+    noise = OutputNoise(material.trial, material.samples, material.exact)
     return lambda assignment, keep: min(noise.sqnr_db(assignment, keep).values())
 
 
 def _cosine(material: Material) -> Measure:
-    noise = OutputNoise(material.trial, material.samples)
+    noise = OutputNoise(material.trial, material.samples, material.exact)
     return lambda assignment, keep: min(noise.cosine(assignment, keep).values())
 
 

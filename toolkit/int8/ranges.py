@@ -1,37 +1,61 @@
 """Data -> calibration table: by one method, by what helps at the outputs, within a budget.
 
-One pass observes every activation. A method makes an amax of each histogram; `auto` tries what all
-methods propose, tensor by tensor, on samples that the histograms did not see; a budget keeps nodes
-in floating point until a metric holds. What INT8 then costs is measured at each output.
+1 observe      one pass sees every activation       calibration.calibrate
+2 fit          histograms -> amax, by each method   toolkit.int8.fit
+3 equalise     other weights, observed again        toolkit.int8.steps     optional
+4 choose       `auto`: tensor by tensor, by trying  calibration.auto       optional
+5 budget       nodes that stay in floating point    calibration.budget     optional
+6 correct      biases, for these very ranges        toolkit.int8.steps     optional
+
+What INT8 costs is measured at each output, on samples that the histograms did not see wherever
+anything is chosen by it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+import msgspec
 import onnx_ir as ir
-from msgspec.structs import replace
+from msgspec import UNSET
 
-from calibration.auto import AutoResult, choose_ranges
+from calibration.auto import AutoResult
 from calibration.budget import Budget, BudgetResult, largest_int8_share
-from calibration.calibrate import Checkpoint, Observation, observe_tensors
-from calibration.dataset import Dataset, Sample, Skipped
+from calibration.calibrate import Checkpoint, Observation, Run, observe_tensors
+from calibration.channels import ChannelWatch, DeadChannels
+from calibration.dataset import Sample, Skipped
 from calibration.errors import CalibrationError
 from calibration.observer import Histogram
-from calibration.table import CalibrationTable
-from calibration.threshold import METHODS, amax_by_method, method_named
+from calibration.state import read_state
+from calibration.table import Adjustments, CalibrationTable
+from calibration.threshold import METHODS, method_named
 from pipelines.config import ModelConfig, PreprocessConfig
 from toolkit.int8.data import Source, input_specs, open_data
+from toolkit.int8.fit import Fit, fit, of_trial, searched
 from toolkit.int8.metrics import METRICS, Material, OutputNoise, int8_macs
 from toolkit.int8.observe import ActivationRunner, opencv_counts
 from toolkit.int8.quantize import calibrated_tensors, with_operands
-from toolkit.int8.trial import TrialModel
+from toolkit.int8.split import VALIDATION_EVERY, Split
+from toolkit.int8.steps import (
+    CORRECTION,
+    CORRECTION_SAMPLES,
+    EQUALISATION,
+    End,
+    Rows,
+    Step,
+    Switch,
+    corrected,
+    end_of,
+    equalised,
+)
 from toolkit.score import HeldOut, load_held_out
 
 AUTO = "auto"
-VALIDATION_EVERY = 3  # of the samples one in so many is kept for trials
-MAX_VALIDATION = 32  # more hardly changes a choice, and every trial runs them all
+DUMMY_AMAX = 4.0
+"""What stands in for a range that nobody measured; trtexec takes 2 and 4 where it has none."""
+_NO_ROWS: Rows = MappingProxyType({})
 
 Report = Callable[[str, float], None]
 """Called with the step's name and the share of it that is done, 0 to 1."""
@@ -46,6 +70,8 @@ class RangeOptions:
     letterbox to the input's size, RGB, 0 to 1.
     `detector` and its labels let a budget measure mAP50 on the scenes that ship with Tandem.
     `resume`: a file that keeps the observation on the way (see `calibration.calibrate`).
+    `equalise` and `correct_biases`: steps that change weights (`toolkit.int8.steps`). None: "auto",
+    by measured benefit, where a search runs anyway (method "auto", a budget), else "off".
     """
 
     method: str = "entropy"
@@ -55,31 +81,49 @@ class RangeOptions:
     resume: Path | None = None
     detector: ModelConfig | None = None
     labels: tuple[str, ...] = ()
+    equalise: Switch | None = None
+    correct_biases: Switch | None = None
+
+    @property
+    def search(self) -> bool:
+        """Whether anything is chosen by trying, on samples kept for it."""
+        return self.method == AUTO or self.budget is not None
+
+    def asked(self, step: Switch | None) -> Switch:
+        """What a step is: as asked for, or the default."""
+        return step or ("auto" if self.search else "off")
 
 
 @dataclass(frozen=True)
 class Ranges:
     """A table, how it came about, and what it costs.
 
+    `model`: the graph that the ranges belong to, with the weights that optional `steps` gave it.
     `sqnr_db`: signal to noise of each output in dB with these ranges; `single_db` the same figure,
     over all outputs, of each method alone where `auto` measured it. `unseen`: whether the samples
     behind those figures were kept out of the histograms. `candidates`: method -> tensor -> amax.
+    `dead`, `constant`: tensors that were zero, or one number, in all samples; `dead_channels`:
+    those of other tensors in `channel_samples` samples, all unless an observation was resumed.
     """
 
     table: CalibrationTable
+    model: ir.Model
     asked: int
     samples: int
     skipped: tuple[Skipped, ...]
     dead: tuple[str, ...]
     constant: tuple[str, ...]
+    dead_channels: Mapping[str, DeadChannels]
+    channel_samples: int
     histograms: Mapping[str, Histogram]
     candidates: Mapping[str, Mapping[str, float]]
     sqnr_db: Mapping[str, float]
     unseen: bool
     sample: Sample
+    steps: tuple[Step, ...] = ()
     auto: AutoResult | None = None
     budget: BudgetResult | None = None
-    validation: tuple[Sample, ...] = field(default=(), repr=False)
+    noise: OutputNoise | None = field(default=None, repr=False)
 
 
 def measure_ranges(
@@ -89,143 +133,179 @@ def measure_ranges(
 
     Raises TandemError: the data do not fit, hold NaN or infinities, or a method is unknown.
     """
-    search = options.method == AUTO or options.budget is not None
     if options.method != AUTO:
         method_named(options.method)  # refused before hours of running
-    data = _Split(
-        open_data(source, input_specs(graph), options.preprocess, options.samples), search
+    equalise, correct = options.asked(options.equalise), options.asked(options.correct_biases)
+    _refuse_one_pass(source, options)
+    data = Split(
+        open_data(source, input_specs(graph), options.preprocess, options.samples),
+        options.search or (equalise, correct) != ("off", "off"),
     )
     tensors = calibrated_tensors(graph)
-    seen = observe_tensors(
-        ActivationRunner(graph, tensors),
-        data,
-        tensors,
-        lambda done, total: report("calibrate", done / max(total, 1)),
-        None if options.resume is None else Checkpoint(options.resume, model_sha256),
-        count=opencv_counts,
-    )
+    watch = ChannelWatch(ActivationRunner(graph, tensors))
+    keep = None if options.resume is None else Checkpoint(options.resume, model_sha256)
+    seen = _observe(watch, data, tensors, keep, report)
+    validation, data_sha256 = data.validation, data.sha256()
     methods = tuple(METHODS) if options.method == AUTO else (options.method,)
-    candidates = amax_by_method(seen.histograms, methods)
-    trial = TrialModel(graph)
-    validation = data.validation
-    noise = OutputNoise(trial, validation)
-    auto = _search(trial, noise, candidates, report) if options.method == AUTO else None
-    amax = candidates[methods[0]] if auto is None else {**candidates[auto.best_single], **auto.amax}
-    material = Material(trial, validation, options.detector, _held_out(options))
-    budget = _spend(graph, material, amax, options.budget, report) if options.budget else None
-    keep = budget.keep_float if budget is not None else frozenset()
+
+    def refit(changed: ir.Model, rows: Rows) -> Fit:
+        again = _checkpoint_of(options.resume, model_sha256, rows)
+        runner = ActivationRunner(changed, tensors)
+        anew = _observe(runner, data, tensors, again, report)
+        fitted = fit(changed, anew, methods, validation, plain.noise.exact)
+        return _chosen(fitted, options, report)
+
+    plain = _chosen(fit(graph, seen, methods, validation), options, report)
+    why_not = _why_not(source, data)
+    found, factors, steps = plain, _NO_ROWS, list[Step]()
+    if equalise == "auto" and why_not:
+        steps.append(Step(EQUALISATION, "auto", False, reason=why_not))
+    elif equalise != "off":
+        found, factors, step = equalised(plain, data, refit, equalise)
+        steps.append(step)
+    budget = _spend(found, validation, options, report)
+    end = end_of(found, frozenset() if budget is None else budget.keep_float)
+    if correct == "auto" and why_not:
+        steps.append(Step(CORRECTION, "auto", False, reason=why_not))
+    elif correct != "off":
+        end, step = corrected(
+            found,
+            end,
+            correct,
+            samples=data.first(CORRECTION_SAMPLES),
+            validation=validation,
+            forbidden=_allowed(budget, validation, options),
+            on_progress=_share(report, "correct biases"),
+        )
+        steps.append(step)
     return Ranges(
         table=_table(
             options,
-            seen,
-            data_sha256=data.sha256(),
+            found,
+            samples=seen.samples,
+            data_sha256=data_sha256,
             model_sha256=model_sha256,
-            amax=with_operands(graph, amax),
-            auto=auto,
-            keep=keep,
+            keep=end.keep_float,
+            adjusted=Adjustments(equalised=dict(factors), biases=dict(end.changes))
+            if factors or end.changes
+            else None,
         ),
+        model=end.graph,
         asked=data.asked,
         samples=seen.samples,
         skipped=seen.skipped,
-        dead=tuple(name for name, found in seen.histograms.items() if found.dead),
+        dead=tuple(name for name, one in seen.histograms.items() if one.dead),
         constant=tuple(
-            name for name, found in seen.histograms.items() if found.constant and not found.dead
+            name for name, one in seen.histograms.items() if one.constant and not one.dead
         ),
-        histograms=seen.histograms,
-        candidates=MappingProxyType(candidates),
-        sqnr_db=noise.sqnr_db({name: amax[name] for name in trial.tensors}, keep),
+        dead_channels=MappingProxyType(watch.dead),
+        channel_samples=watch.samples,
+        histograms=found.seen.histograms,
+        candidates=MappingProxyType(dict(found.candidates)),
+        sqnr_db=end.sqnr_db,
         unseen=data.unseen,
         sample=validation[0],
-        auto=auto,
+        steps=tuple(steps),
+        auto=found.auto,
         budget=budget,
-        validation=validation,
+        noise=end.noise,
     )
 
 
-class _Split:
-    """A data set without every third sample, which are kept for trials.
-
-    Where nothing is tried, or the samples are too few to spare any, all are observed, and the
-    first of them serve as validation too.
-    """
-
-    def __init__(self, data: Dataset, wanted: bool) -> None:
-        self._data = data
-        self.unseen = wanted and len(data) >= 2 * VALIDATION_EVERY
-        self._kept: dict[int, Sample] = {}
-
-    @property
-    def asked(self) -> int:
-        return self._data.asked
-
-    @property
-    def skipped(self) -> tuple[Skipped, ...]:
-        return self._data.skipped
-
-    @property
-    def validation(self) -> tuple[Sample, ...]:
-        """The samples of the latest pass that trials may use."""
-        return tuple(self._kept.values())
-
-    def __len__(self) -> int:
-        count = len(self._data)
-        return count - count // VALIDATION_EVERY if self.unseen else count
-
-    def __iter__(self) -> Iterator[Sample]:
-        self._kept.clear()
-        for number, sample in enumerate(self._data):
-            mine = not self.unseen or number % VALIDATION_EVERY == VALIDATION_EVERY - 1
-            if mine and len(self._kept) < MAX_VALIDATION:
-                # A copy: a loader may write the next sample into the same memory.
-                self._kept[number] = {name: array.copy() for name, array in sample.items()}
-            if not self.unseen or not mine:
-                yield sample
-
-    def sha256(self) -> str:
-        return self._data.sha256()
-
-
-def _search(
-    trial: TrialModel,
-    noise: OutputNoise,
-    candidates: Mapping[str, Mapping[str, float]],
-    report: Report,
-) -> AutoResult:
-    by_tensor = {
-        tensor: {method: found[tensor] for method, found in candidates.items()}
-        for tensor in trial.tensors
-    }
-    return choose_ranges(
-        by_tensor,
-        noise.errors,
-        noise.own_errors,
-        on_progress=lambda done, total: report("choose ranges", done / max(total, 1)),
+def _observe(
+    run: Run, data: Split, tensors: Sequence[str], keep: Checkpoint | None, report: Report
+) -> Observation:
+    return observe_tensors(
+        run, data, tensors, _share(report, "calibrate"), keep, count=opencv_counts
     )
+
+
+def _chosen(found: Fit, options: RangeOptions, report: Report) -> Fit:
+    return searched(found, _share(report, "choose ranges")) if options.method == AUTO else found
+
+
+def _share(report: Report, step: str) -> Callable[[int, int], None]:
+    """Progress as (done, total)."""
+    return lambda done, total: report(step, done / max(total, 1))
+
+
+def _refuse_one_pass(source: Source, options: RangeOptions) -> None:
+    """Refuse steps that were asked for but could not have the samples they need."""
+    if isinstance(source, Iterator) and "on" in (options.equalise, options.correct_biases):
+        raise CalibrationError(
+            "equalisation and bias correction read the samples again, but an iterator gives them "
+            "once: give a list, or an object that makes a new iterator each time"
+        )
+
+
+def _why_not(source: Source, data: Split) -> str:
+    """Why a step cannot be judged, "" if it can."""
+    if isinstance(source, Iterator):
+        return "it reads the samples again, but an iterator gives them once"
+    if not data.unseen:
+        return (
+            f"{len(data)} samples are too few to measure it on unseen ones: "
+            f"at least {2 * VALIDATION_EVERY} are needed"
+        )
+    return ""
+
+
+def _checkpoint_of(resume: Path | None, model_sha256: str, rows: Rows) -> Checkpoint | None:
+    """The file beside `resume` for an equalised model; one of other factors is begun anew."""
+    if resume is None:
+        return None
+    path = resume.with_name(f"{resume.name}.equalised")
+    sha256 = hashlib.sha256(model_sha256.encode() + msgspec.json.encode(rows)).hexdigest()
+    if path.exists() and read_state(path).model_sha256 != sha256:
+        path.unlink()
+    return Checkpoint(path, sha256)
 
 
 def _spend(
-    graph: ir.Model,
-    material: Material,
-    amax: Mapping[str, float],
-    budget: Budget,
-    report: Report,
-) -> BudgetResult:
+    found: Fit, validation: Sequence[Sample], options: RangeOptions, report: Report
+) -> BudgetResult | None:
+    """Find the nodes that must stay in floating point; None without a budget."""
+    budget = options.budget
+    if budget is None:
+        return None
     metric = METRICS.get(budget.metric)
     if metric is None:
         raise CalibrationError(
             f"there is no metric '{budget.metric}' for a budget: take one of {', '.join(METRICS)}"
         )
-    trial = material.trial
-    ranges = {name: amax[name] for name in trial.tensors}
+    material = Material(found.trial, validation, options.detector, _held_out(options))
+    ranges = of_trial(found.trial, found.amax)
     measure = metric.build(material)
     fine = METRICS["sqnr"].build(material)
     return largest_int8_share(
-        int8_macs(graph),
+        int8_macs(found.graph),
         lambda keep: measure(ranges, keep),
         budget,
         fine=lambda keep: fine(ranges, keep),
-        on_progress=lambda done, total: report("spend the budget", done / max(total, 1)),
+        on_progress=_share(report, "spend the budget"),
     )
+
+
+def _allowed(
+    spent: BudgetResult | None, validation: Sequence[Sample], options: RangeOptions
+) -> Callable[[End], str]:
+    """Whether a budget that was met is met still: why not, or ""."""
+    budget = options.budget
+    if spent is None or budget is None:
+        return lambda end: ""
+
+    def why_not(end: End) -> str:
+        material = Material(
+            end.trial, validation, options.detector, _held_out(options), end.noise.exact
+        )
+        value = METRICS[budget.metric].build(material)(end.ranges, end.keep_float)
+        return (
+            ""
+            if value >= spent.limit
+            else f"{budget.metric} would be {value:.3f}, but the budget asks for {spent.limit:.3f}"
+        )
+
+    return why_not
 
 
 def _held_out(options: RangeOptions) -> HeldOut | None:
@@ -235,30 +315,29 @@ def _held_out(options: RangeOptions) -> HeldOut | None:
 
 def _table(
     options: RangeOptions,
-    seen: Observation,
+    found: Fit,
     *,
+    samples: int,
     data_sha256: str,
     model_sha256: str,
-    amax: Mapping[str, float],
-    auto: AutoResult | None,
     keep: frozenset[str],
+    adjusted: Adjustments | None,
 ) -> CalibrationTable:
-    table = CalibrationTable(
+    auto, methods = found.auto, dict[str, str]()
+    if auto is not None:
+        rest = dict.fromkeys(set(found.amax) - set(auto.amax), auto.best_single)
+        methods = {**{choice.tensor: choice.method for choice in auto.choices}, **rest}
+    return CalibrationTable(
+        format=1 if adjusted is None else 2,
         method=options.method,
-        samples=seen.samples,
+        samples=samples,
         data_sha256=data_sha256,
         model_sha256=model_sha256,
-        tensors=dict(amax),
+        tensors=dict(found.amax),
+        methods=methods,
         keep_float=tuple(sorted(keep)),
+        adjusted=UNSET if adjusted is None else adjusted,
     )
-    if auto is None:
-        return table
-    rest = dict.fromkeys(set(amax) - set(auto.amax), auto.best_single)
-    return replace(table, methods={**{c.tensor: c.method for c in auto.choices}, **rest})
-
-
-DUMMY_AMAX = 4.0
-"""What stands in for a range that nobody measured; trtexec takes 2 and 4 where it has none."""
 
 
 def dummy_table(graph: ir.Model, model_sha256: str) -> CalibrationTable:

@@ -46,9 +46,11 @@ def _figure(ranges: Ranges, name: str) -> str:
     amax = ranges.table.tensors[name]
     proposed = {m: found[name] for m, found in ranges.candidates.items() if name in found}
     method = ranges.table.methods.get(name, ranges.table.method)
+    dead = ranges.dead_channels.get(name)
+    note = f", {dead.dead} of {dead.channels} channels always zero" if dead else ""
     return (
         f"<figure>{_svg(histogram, amax, proposed)}<figcaption><b>{escape(name)}</b><br>"
-        f"range {amax:.4g} by {escape(method)}, largest seen {histogram.amax:.4g}"
+        f"range {amax:.4g} by {escape(method)}, largest seen {histogram.amax:.4g}{note}"
         "</figcaption></figure>"
     )
 

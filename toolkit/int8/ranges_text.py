@@ -1,10 +1,15 @@
 """What a calibration says: as text, and as plain values for JSON."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
+from toolkit.int8.effect import Effect
 from toolkit.int8.ranges import Ranges
+from toolkit.int8.steps import CORRECTION, EQUALISATION, Step
 
 SHOWN = 12  # of long lists; the JSON holds all
+_CHANGES = MappingProxyType({EQUALISATION: "tensors rescaled", CORRECTION: "biases changed"})
 
 
 def ranges_text(ranges: Ranges) -> str:
@@ -19,10 +24,25 @@ def ranges_text(ranges: Ranges) -> str:
         if names:
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
             lines.append(f"  {title}: {', '.join(names[:SHOWN])}{more}")
+    lines += _dead_channels(ranges)
     where = "unseen samples" if ranges.unseen else "samples of the calibration data"
     for output, decibels in ranges.sqnr_db.items():
         lines.append(f"  output {output}: {decibels:.1f} dB signal to INT8 noise, on {where}")
+    lines += [f"  {step_text(step)}" for step in ranges.steps]
     return "\n".join(lines + _auto(ranges) + _budget(ranges))
+
+
+def step_text(step: Step) -> str:
+    """Return what became of an optional step, in one line."""
+    worst = step.worst
+    if worst is None:
+        return f"{step.name}: left out: {step.reason}"
+    figures = f"{worst.before:.1f} -> {worst.after:.1f} dB at the worst output"
+    verdict = "kept" if step.kept else "left out"
+    if step.kept and not worst.helps():
+        verdict = "kept as asked, though it brings nothing"
+    because = f"; {step.reason}" if step.reason else ""
+    return f"{step.name}: {verdict}, {figures} ({step.changed} {_CHANGES[step.name]}{because})"
 
 
 def ranges_builtins(ranges: Ranges) -> dict[str, Any]:
@@ -35,6 +55,12 @@ def ranges_builtins(ranges: Ranges) -> dict[str, Any]:
         "skipped": {item.name: item.reason for item in ranges.skipped},
         "dead": list(ranges.dead),
         "constant": list(ranges.constant),
+        "dead_channels": {
+            name: {"dead": found.dead, "channels": found.channels}
+            for name, found in ranges.dead_channels.items()
+        },
+        "dead_channels_samples": ranges.channel_samples,
+        "steps": [_step(step) for step in ranges.steps],
         "sqnr_db": dict(ranges.sqnr_db),
         "validated_on_unseen_samples": ranges.unseen,
         "tensors": {
@@ -60,6 +86,36 @@ def ranges_builtins(ranges: Ranges) -> dict[str, Any]:
             "int8_share": ranges.budget.share,
         },
     }
+
+
+def _step(step: Step) -> dict[str, Any]:
+    return {
+        "name": step.name,
+        "asked": step.asked,
+        "kept": step.kept,
+        "changed": step.changed,
+        "reason": step.reason,
+        "sqnr_db": effects_builtins(step.effects),
+    }
+
+
+def effects_builtins(effects: Mapping[str, Effect]) -> dict[str, dict[str, float]]:
+    """Return effects by output for programs."""
+    return {name: {"before": one.before, "after": one.after} for name, one in effects.items()}
+
+
+def _dead_channels(ranges: Ranges) -> list[str]:
+    found = ranges.dead_channels
+    if not found:
+        return []
+    most = sorted(found, key=lambda name: (-found[name].dead / found[name].channels, name))
+    shown = [f"{name} {found[name].dead} of {found[name].channels}" for name in most[:SHOWN]]
+    more = f" and {len(most) - SHOWN} more" if len(most) > SHOWN else ""
+    count = sum(one.dead for one in found.values())
+    return [
+        f"  {count} channels of {len(found)} tensors are zero in all of "
+        f"{ranges.channel_samples} samples: {', '.join(shown)}{more}"
+    ]
 
 
 def _auto(ranges: Ranges) -> list[str]:
