@@ -39,11 +39,14 @@ from device.session import open_session
 from toolkit.assemble import assemble
 from toolkit.errors import BuildError, first_line
 from toolkit.importer import ImportedModel, import_model
+from toolkit.int8.adjust import adjusted_for
 from toolkit.int8.data import Source
+from toolkit.int8.effect import Effect, effects_of
 from toolkit.int8.qdq_import import PlainModel, import_qdq
 from toolkit.int8.quantize import QUANTIZED_OPS, calibrated_tensors, quantize
 from toolkit.int8.ranges import RangeOptions, Ranges, dummy_table, measure_ranges
 from toolkit.int8.scale_rules import UnifiedRanges, unify_scales
+from toolkit.int8.steps import CORRECTION, EQUALISATION
 from toolkit.int8.table_file import fit_table, has_qdq, plain_notes, table_of_plain
 from toolkit.lower import lower_segments
 from toolkit.passes import PassReport, run_passes
@@ -77,6 +80,18 @@ class BuildOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleEffect:
+    """What the scale rules of the DLA did: how many ranges they changed, and by what at most.
+
+    `effects`: SQNR by output in dB before and after, empty without samples to measure it on.
+    """
+
+    changes: int
+    worst_factor: float
+    effects: Mapping[str, Effect] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class BuildResult:
     """The engine that was written, and everything to say about it."""
 
@@ -87,6 +102,7 @@ class BuildResult:
     passes: tuple[PassReport, ...]
     notes: tuple[str, ...]
     calibration: Ranges | None
+    scale_rules: ScaleEffect
 
 
 def build_engine(
@@ -114,6 +130,7 @@ def build_engine(
     said: tuple[str, ...] = ()
     if precision == "int8":
         table, ranges, said = _ranges(graph, plain, imported, options, report)
+        graph = adjusted_for(graph, table, imported.sha256) if ranges is None else ranges.model
     amax = table.tensors if table is not None else {}
     report("plan", 0.0)
     plan = make_plan(
@@ -126,6 +143,7 @@ def build_engine(
     )
     report("lower", 0.0)
     unified = _unify(graph, plan, table)
+    scale_rules = _scale_effect(unified, ranges)
     manifest, entries = _compile(
         graph,
         plan,
@@ -140,8 +158,8 @@ def build_engine(
     sample = ranges.sample if ranges is not None else None
     _write(path, manifest, entries, model=imported.name, sample=sample)
     report("write", 1.0)
-    notes = _notes(imported, precision, passes, table) + said + _scale_notes(unified)
-    return BuildResult(path, target, manifest, plan, passes, notes, ranges)
+    notes = _notes(imported, precision, passes, table) + said + _scale_notes(scale_rules)
+    return BuildResult(path, target, manifest, plan, passes, notes, ranges, scale_rules)
 
 
 def _unify(graph: ir.Model, plan: Plan, table: CalibrationTable | None) -> UnifiedRanges:
@@ -229,7 +247,7 @@ def _compile(
             model=imported.name,
             model_sha256=imported.sha256,
             precision=precision,
-            passes=tuple(step.name for step in passes if step.changes),
+            passes=(*(step.name for step in passes if step.changes), *_adjusting(table)),
             versions=_versions(target),
             calibration=None
             if table is None
@@ -327,13 +345,35 @@ def _notes(
     return tuple(notes)
 
 
-def _scale_notes(unified: UnifiedRanges) -> tuple[str, ...]:
-    if not unified.changes:
+def _scale_effect(unified: UnifiedRanges, ranges: Ranges | None) -> ScaleEffect:
+    """Measure the rules' effect on the samples that judged the ranges; without any, only count."""
+    count, factor = len(unified.changes), unified.worst_factor
+    if ranges is None or not count:
+        return ScaleEffect(count, factor)
+    end = ranges.end
+    after = {name: unified.amax[name] for name in end.ranges}
+    effects = effects_of(lambda amax: end.noise.sqnr_db(amax, end.keep_float), end.ranges, after)
+    return ScaleEffect(count, factor, effects)
+
+
+def _scale_notes(found: ScaleEffect) -> tuple[str, ...]:
+    if not found.changes:
         return ()
-    return (
-        f"DLA scale rules widened {len(unified.changes)} ranges, "
-        f"the worst {unified.worst_factor:.2f} times",
+    said = (
+        f"DLA scale rules widened {found.changes} ranges, the worst {found.worst_factor:.2f} times"
     )
+    if not found.effects:
+        return (f"{said}; without --data their effect on error is not measured",)
+    rows = (f"{name} {one.before:.1f} -> {one.after:.1f} dB" for name, one in found.effects.items())
+    return (f"{said}; signal to INT8 noise: {', '.join(rows)}",)
+
+
+def _adjusting(table: CalibrationTable | None) -> tuple[str, ...]:
+    """The steps that a table takes beside the passes, in their order."""
+    if table is None or not table.adjusted:
+        return ()
+    rows = ((EQUALISATION, table.adjusted.equalised), (CORRECTION, table.adjusted.biases))
+    return tuple(name for name, changed in rows if changed)
 
 
 def _versions(target: Target) -> dict[str, str]:

@@ -16,7 +16,8 @@ from toolkit.commands.calibration_options import (
     progress_bar,
     range_options,
 )
-from toolkit.int8.ranges_text import ranges_builtins
+from toolkit.int8.ranges_text import effects_builtins, ranges_builtins
+from toolkit.int8.steps import Switch
 from toolkit.int8.table_file import read_ranges
 from toolkit.report_text import build_text
 
@@ -90,6 +91,8 @@ def build(
     budget: str | None,
     resume: Path | None,
     preprocess: Path | None,
+    equalise: Switch | None,
+    bias_correction: Switch | None,
     table: Path | None,
     save_table: Path | None,
     dummy_ranges: bool,
@@ -111,6 +114,8 @@ def build(
         ("--save-table", save_table),
         ("--budget", budget),
         ("--resume", resume),
+        ("--equalise", equalise),
+        ("--bias-correction", bias_correction),
     ):
         if value and not data:
             raise click.UsageError(f"{option} belongs to calibration; give --data with it.")
@@ -118,7 +123,7 @@ def build(
         raise click.UsageError(
             f"--data calibrates INT8; --precision {precision} has no use for it."
         )
-    ranges = range_options(method, samples, budget, resume, preprocess)
+    ranges = range_options(method, samples, budget, resume, preprocess, equalise, bias_correction)
     options = BuildOptions(
         precision=precision,
         jetpack=jetpack,
@@ -151,6 +156,11 @@ def as_builtins(result: BuildResult) -> dict[str, Any]:
         "passes": {step.name: step.changes for step in result.passes},
         "notes": list(result.notes),
         "calibration": ranges_builtins(calibration) if calibration else None,
+        "scale_rules": {
+            "changes": result.scale_rules.changes,
+            "worst_factor": result.scale_rules.worst_factor,
+            "sqnr_db": effects_builtins(result.scale_rules.effects),
+        },
     }
 
 

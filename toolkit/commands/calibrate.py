@@ -1,6 +1,7 @@
 """`tandem calibrate`: data -> INT8 ranges, in every form that a board wants."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -23,9 +24,10 @@ from toolkit.commands.calibration_options import (
 from toolkit.commands.range_outputs import output_options, write_model
 from toolkit.importer import import_model
 from toolkit.int8.qdq_export import export_form
-from toolkit.int8.ranges import measure_ranges
+from toolkit.int8.ranges import RangeOptions, measure_ranges
 from toolkit.int8.ranges_html import ranges_html
 from toolkit.int8.ranges_text import ranges_builtins, ranges_text
+from toolkit.int8.steps import Switch
 from toolkit.passes import run_passes
 
 
@@ -51,11 +53,14 @@ def calibrate(
     budget: str | None,
     resume: Path | None,
     preprocess: Path | None,
+    equalise: Switch | None,
+    bias_correction: Switch | None,
     out: Path | None,
     cache: Path | None,
     tensorrt: str | None,
     qdq: Path | None,
     qdq_for: str,
+    adjusted_model: Path | None,
     html: Path | None,
     shapes: dict[str, tuple[int, ...]],
     as_json: bool,
@@ -67,9 +72,13 @@ def calibrate(
     """
     version = cache_version(tensorrt or DEFAULT_TENSORRT)  # refused before the work
     warning = cache_warning(tensorrt) if cache and tensorrt else None
+    notes = [warning] if warning else []
+    options = range_options(method, samples, budget, resume, preprocess, equalise, bias_correction)
+    if cache and adjusted_model is None:
+        options, left_out = _weights_as_they_are(options)
+        notes += left_out
     imported = import_model(model, shapes=shapes)
     graph, _ = run_passes(imported.model)
-    options = range_options(method, samples, budget, resume, preprocess)
     with progress_bar(model.name) as report:
         ranges = measure_ranges(graph, data, imported.sha256, options, report)
     target = out or model.with_suffix(".calib.json")
@@ -78,16 +87,36 @@ def calibrate(
         write_cache(cache, cache_of(ranges.table.tensors, version))
     if qdq:
         keep = frozenset(ranges.table.keep_float)
-        write_model(qdq, export_form(graph, ranges.table.tensors, qdq_for, keep_float=keep))
+        write_model(qdq, export_form(ranges.model, ranges.table.tensors, qdq_for, keep_float=keep))
+    if adjusted_model:
+        write_model(adjusted_model, ranges.model)
     if html:
         with replacing(html) as file:
             file.write(ranges_html(ranges, imported.name).encode())
     if as_json:
-        click.echo(json.dumps({"table": str(target), **ranges_builtins(ranges)}))
+        click.echo(json.dumps({"table": str(target), "notes": notes, **ranges_builtins(ranges)}))
         return
     click.echo(ranges_text(ranges))
-    if warning:
-        click.echo(f"note: {warning}")
-    for written in (target, cache, qdq, html):
+    for note in notes:
+        click.echo(f"note: {note}")
+    for written in (target, cache, qdq, adjusted_model, html):
         if written:
             click.echo(f"wrote {written}")
+
+
+def _weights_as_they_are(options: RangeOptions) -> tuple[RangeOptions, list[str]]:
+    """Leave out the steps that change weights, and say so; refuse them where they are asked for."""
+    asked = {"--equalise": options.equalise, "--bias-correction": options.correct_biases}
+    for option, switch in asked.items():
+        if switch not in {None, "off"}:
+            raise click.UsageError(
+                f"{option} {switch} changes weights, but a TensorRT cache holds ranges alone; "
+                "write the model that they belong to with --adjusted-model, or leave out --cache."
+            )
+    if not options.search:
+        return options, []
+    note = (
+        "equalisation and bias correction were left out: the cache is for the model as it is; "
+        "--adjusted-model writes a better one to go with it"
+    )
+    return replace(options, equalise="off", correct_biases="off"), [note]

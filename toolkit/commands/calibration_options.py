@@ -14,6 +14,9 @@ from calibration.errors import CalibrationError
 from calibration.threshold import METHODS, method_named
 from pipelines.config import load_labels, load_model
 from toolkit.int8.ranges import AUTO, RangeOptions, Report
+from toolkit.int8.steps import Switch
+
+_STEP_DEFAULT = "[default: auto with --method auto or --budget, else off]"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -81,6 +84,16 @@ def calibration_options(required: bool) -> Callable[[F], F]:
             type=click.Path(path_type=Path),
             help="Model file (configs/models/*.toml): how pictures become the input.",
         ),
+        click.option(
+            "--equalise",
+            type=click.Choice(["auto", "on", "off"]),
+            help=f"Rescale channels between layers; auto: if it helps. {_STEP_DEFAULT}",
+        ),
+        click.option(
+            "--bias-correction",
+            type=click.Choice(["auto", "on", "off"]),
+            help=f"Take the mean error of INT8 out of biases; auto: if it helps. {_STEP_DEFAULT}",
+        ),
     )
 
     def decorate(command: F) -> F:
@@ -97,6 +110,8 @@ def range_options(
     budget: str | None,
     resume: Path | None,
     preprocess: Path | None,
+    equalise: Switch | None,
+    bias_correction: Switch | None,
 ) -> RangeOptions:
     """The options as `toolkit.int8.ranges` takes them; a model file brings decoder and labels."""
     model = load_model(preprocess) if preprocess else None
@@ -108,6 +123,8 @@ def range_options(
         resume=resume,
         detector=model,
         labels=load_labels(preprocess.parent / model.labels) if preprocess and model else (),
+        equalise=equalise,
+        correct_biases=bias_correction,
     )
 
 

@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def output_options(command: F) -> F:
-    """--cache, --tensorrt, --qdq and --qdq-for."""
+    """--cache, --tensorrt, --qdq, --qdq-for and --adjusted-model."""
     options = (
         click.option("--cache", type=click.Path(path_type=Path), help="Write a TensorRT cache."),
         click.option(
@@ -30,6 +30,11 @@ def output_options(command: F) -> F:
             default=FORMS[0],
             show_default=True,
             help="Who reads the Q/DQ model; onnxruntime gets the bits of the engine.",
+        ),
+        click.option(
+            "--adjusted-model",
+            type=click.Path(path_type=Path),
+            help="Write the plain model with equalised weights and corrected biases.",
         ),
     )
     for option in reversed(options):

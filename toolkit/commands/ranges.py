@@ -1,6 +1,7 @@
 """`tandem ranges`: INT8 ranges from one format to another, and against each other."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from toolkit.commands.calibration_options import parse_shapes
 from toolkit.commands.range_outputs import output_options, write_bytes, write_model
 from toolkit.errors import BuildError
 from toolkit.importer import import_model
+from toolkit.int8.adjust import adjusted_for
 from toolkit.int8.qdq_export import export_form
 from toolkit.int8.table_file import FittedTable, RangesFile, fit_table, read_ranges
 from toolkit.passes import run_passes
@@ -75,6 +77,7 @@ def ranges(
     tensorrt: str | None,
     qdq: Path | None,
     qdq_for: str,
+    adjusted_model: Path | None,
     plain: Path | None,
     layers: Path | None,
     any_weight_scale: bool,
@@ -90,23 +93,23 @@ def ranges(
     found = read_ranges(source, shapes=shapes, any_weight_scale=any_weight_scale)
     other = None if against is None else read_ranges(against, shapes=shapes, any_weight_scale=True)
     found, on = _on_model(found, model, shapes)
-    written: list[Path] = []
-    if table:
-        write_table(table, found.table)
-        written.append(table)
-    if cache:
-        write_cache(cache, _cache(found, version))
-        written.append(cache)
-    if qdq:
-        write_model(qdq, _qdq(on, qdq_for))
-        written.append(qdq)
-    if plain:
-        write_model(plain, _plain(found, source))
-        written.append(plain)
-    if layers:
-        names = on.fitted.table.keep_float if on else found.table.keep_float
-        write_bytes(layers, ",".join(f"{name}:fp16" for name in names).encode())
-        written.append(layers)
+    if cache and found.table.adjusted and adjusted_model is None:
+        raise BuildError(
+            f"{source} holds adjustments of weights, but a TensorRT cache holds ranges alone; "
+            "write the model that they belong to with --model and --adjusted-model."
+        )
+    outputs: tuple[tuple[Path | None, Callable[[Path], None]], ...] = (
+        (table, lambda path: write_table(path, found.table)),
+        (cache, lambda path: write_cache(path, _cache(found, version))),
+        (qdq, lambda path: write_model(path, _qdq(_placed(on, "--qdq"), qdq_for))),
+        (adjusted_model, lambda path: write_model(path, _placed(on, "--adjusted-model").graph)),
+        (plain, lambda path: write_model(path, _plain(found, source))),
+        (layers, lambda path: write_bytes(path, _layers(found, on))),
+    )
+    written = [path for path, _ in outputs if path]
+    for path, write in outputs:
+        if path:
+            write(path)
     difference = compare_ranges(found.table.tensors, other.table.tensors) if other else None
     notes = list(found.notes) + (list(on.fitted.notes) if on else [])
     warning = cache_warning(tensorrt) if cache and tensorrt else None
@@ -130,7 +133,8 @@ def _on_model(
     if model is not None:
         imported = import_model(model, shapes=shapes)
         graph, _ = run_passes(imported.model)
-        on = _Fitted(graph, fit_table(found.table, imported.model, graph))
+        fitted = fit_table(found.table, imported.model, graph)
+        on = _Fitted(adjusted_for(graph, found.table, imported.sha256), fitted)
         if found.cache is not None:  # which says nothing of its model
             table = msgspec.structs.replace(found.table, model_sha256=imported.sha256)
             found = replace(found, table=table)
@@ -147,11 +151,20 @@ def _cache(found: RangesFile, version: str | None) -> TensorRTCache:
     return cache_of(found.table.tensors, version or cache_version(DEFAULT_TENSORRT))
 
 
-def _qdq(on: _Fitted | None, form: str) -> ir.Model:
-    if on is None:
-        raise BuildError("--qdq puts the ranges into a model, but none is given; add --model.")
+def _qdq(on: _Fitted, form: str) -> ir.Model:
     table = on.fitted.table
     return export_form(on.graph, table.tensors, form, keep_float=frozenset(table.keep_float))
+
+
+def _placed(on: _Fitted | None, option: str) -> _Fitted:
+    if on is None:
+        raise BuildError(f"{option} puts the ranges into a model, but none is given; add --model.")
+    return on
+
+
+def _layers(found: RangesFile, on: _Fitted | None) -> bytes:
+    names = on.fitted.table.keep_float if on else found.table.keep_float
+    return ",".join(f"{name}:fp16" for name in names).encode()
 
 
 def _plain(found: RangesFile, source: Path) -> ir.Model:

@@ -34,7 +34,7 @@ from calibration.threshold import METHODS, method_named
 from pipelines.config import ModelConfig, PreprocessConfig
 from toolkit.int8.data import Source, input_specs, open_data
 from toolkit.int8.fit import Fit, fit, of_trial, searched
-from toolkit.int8.metrics import METRICS, Material, OutputNoise, int8_macs
+from toolkit.int8.metrics import METRICS, Material, int8_macs
 from toolkit.int8.observe import ActivationRunner, opencv_counts
 from toolkit.int8.quantize import calibrated_tensors, with_operands
 from toolkit.int8.split import VALIDATION_EVERY, Split
@@ -98,16 +98,15 @@ class RangeOptions:
 class Ranges:
     """A table, how it came about, and what it costs.
 
-    `model`: the graph that the ranges belong to, with the weights that optional `steps` gave it.
-    `sqnr_db`: signal to noise of each output in dB with these ranges; `single_db` the same figure,
-    over all outputs, of each method alone where `auto` measured it. `unseen`: whether the samples
-    behind those figures were kept out of the histograms. `candidates`: method -> tensor -> amax.
+    `end`: the graph that the ranges belong to, with the weights that optional `steps` gave it, and
+    what measures INT8 of it. `unseen`: whether the samples behind such figures were kept out of the
+    histograms. `candidates`: method -> tensor -> amax.
     `dead`, `constant`: tensors that were zero, or one number, in all samples; `dead_channels`:
     those of other tensors in `channel_samples` samples, all unless an observation was resumed.
     """
 
     table: CalibrationTable
-    model: ir.Model
+    end: End = field(repr=False)
     asked: int
     samples: int
     skipped: tuple[Skipped, ...]
@@ -117,13 +116,21 @@ class Ranges:
     channel_samples: int
     histograms: Mapping[str, Histogram]
     candidates: Mapping[str, Mapping[str, float]]
-    sqnr_db: Mapping[str, float]
     unseen: bool
     sample: Sample
     steps: tuple[Step, ...] = ()
     auto: AutoResult | None = None
     budget: BudgetResult | None = None
-    noise: OutputNoise | None = field(default=None, repr=False)
+
+    @property
+    def model(self) -> ir.Model:
+        """The graph that the ranges belong to."""
+        return self.end.graph
+
+    @property
+    def sqnr_db(self) -> Mapping[str, float]:
+        """Signal to noise of each output in dB with these ranges."""
+        return self.end.sqnr_db
 
 
 def measure_ranges(
@@ -190,7 +197,7 @@ def measure_ranges(
             if factors or end.changes
             else None,
         ),
-        model=end.graph,
+        end=end,
         asked=data.asked,
         samples=seen.samples,
         skipped=seen.skipped,
@@ -202,13 +209,11 @@ def measure_ranges(
         channel_samples=watch.samples,
         histograms=found.seen.histograms,
         candidates=MappingProxyType(dict(found.candidates)),
-        sqnr_db=end.sqnr_db,
         unseen=data.unseen,
         sample=validation[0],
         steps=tuple(steps),
         auto=found.auto,
         budget=budget,
-        noise=end.noise,
     )
 
 
