@@ -1,0 +1,371 @@
+"""Compare INT8 with FP32 at the outputs: Tandem beside onnxruntime's static quantisation.
+
+    python scripts/compare_int8.py MODEL.onnx... [--pictures 32] [--json]
+
+Every subject gets the same `--pictures` calibration pictures (`configs/scenes/calibration`) and is
+judged on as many others (`configs/scenes/heldout`, over photographs of which calibration shows
+none). Both go through `pipelines/preprocess.py` once, and both sides get these arrays. Figures of
+one output, over all unseen pictures taken as one vector:
+
+    cosine = sum y y' / sqrt(sum y^2 sum y'^2)      SQNR = 10 log10(sum y^2 / sum (y' - y)^2) dB
+
+y is the plain model in onnxruntime, y' what a user runs: of Tandem the engine for `laptop` through
+`device.session`, of onnxruntime its Q/DQ model in onnxruntime. "int8" is the share of products
+(Conv, Gemm, MatMul; in MACs) whose two operands are INT8. Methods of onnxruntime run in two forms:
+
+    symmetric    INT8 with zero point 0, weights per channel: the form that TensorRT takes
+    asymmetric   UINT8 with any zero point, weights per channel: the most accurate it can do
+    default      what `quantize_static` does if asked for nothing: weights per tensor
+
+The last needs a runtime that knows zero points; Tandem writes symmetric INT8 only.
+"""
+
+import argparse
+import json
+import logging
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    CalibrationMethod,
+    QuantFormat,
+    QuantType,
+    quantize_static,
+)
+from onnxruntime.quantization.shape_inference import quant_pre_process
+
+import configs
+from device.engine import open_engine
+from device.session import open_session
+from pipelines.config import PreprocessConfig, load_model
+from pipelines.preprocess import preprocess
+from pipelines.vision import cv2
+from toolkit.build import BuildOptions, build_engine
+from toolkit.int8.ranges import RangeOptions
+
+Array = NDArray[Any]
+Outputs = dict[str, Array]
+
+SCENES = configs.ROOT / "scenes"
+# ImageNet's, as the networks of torchvision and timm expect them.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+PRODUCTS = ("Conv", "Gemm", "MatMul")
+# Differences below this are equal at the precision that the table shows.
+SAME_DB = 0.05
+
+TANDEM, PEER = "Tandem", "onnxruntime"
+SYMMETRIC, ASYMMETRIC, DEFAULT = "symmetric", "asymmetric", "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Who quantizes, by which method, in which form."""
+
+    who: str
+    method: str
+    form: str
+
+
+SUBJECTS: tuple[Subject, ...] = (
+    Subject(TANDEM, "entropy", SYMMETRIC),
+    Subject(TANDEM, "minmax", SYMMETRIC),
+    Subject(TANDEM, "auto", SYMMETRIC),
+    Subject(PEER, "entropy", SYMMETRIC),
+    Subject(PEER, "minmax", SYMMETRIC),
+    Subject(PEER, "entropy", ASYMMETRIC),
+    Subject(PEER, "minmax", ASYMMETRIC),
+    Subject(PEER, "entropy", DEFAULT),
+    Subject(PEER, "minmax", DEFAULT),
+)
+
+PEER_METHODS = {"entropy": CalibrationMethod.Entropy, "minmax": CalibrationMethod.MinMax}
+# What `quantize_static` is asked for beside the method.
+PEER_FORMS: Mapping[str, dict[str, Any]] = {
+    SYMMETRIC: {
+        "per_channel": True,
+        "activation_type": QuantType.QInt8,
+        "weight_type": QuantType.QInt8,
+        "extra_options": {"ActivationSymmetric": True, "WeightSymmetric": True},
+    },
+    ASYMMETRIC: {
+        "per_channel": True,
+        "activation_type": QuantType.QUInt8,
+        "weight_type": QuantType.QInt8,
+    },
+    DEFAULT: {},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One output of one model as one subject makes it. `int8`, `products`: nodes, see above."""
+
+    model: str
+    output: str
+    who: str
+    method: str
+    form: str
+    cosine: float
+    sqnr_db: float
+    int8: int
+    products: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Material:
+    """A model with what all subjects get, and what the plain model makes of the unseen inputs."""
+
+    name: str
+    path: Path
+    input: str
+    calibration: tuple[Array, ...]
+    unseen: tuple[Array, ...]
+    exact: tuple[Outputs, ...]
+
+
+def main() -> None:
+    """Print the table and the verdicts."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "models",
+        type=Path,
+        nargs="+",
+        help="ONNX with one input [1,3,H,W] normalised as ImageNet's are, or a model's TOML file",
+    )
+    parser.add_argument("--pictures", type=int, default=32)
+    parser.add_argument("--json", action="store_true", help="print rows and verdicts as JSON")
+    arguments = parser.parse_args()
+    logging.getLogger().setLevel(logging.ERROR)  # the peer warns of what it was given on purpose
+    rows = [row for path in arguments.models for row in _rows(path, arguments.pictures)]
+    verdicts = judge(rows)
+    if arguments.json:
+        print(json.dumps({"rows": [asdict(row) for row in rows], "verdicts": verdicts}))
+        return
+    print("\n".join((*table(rows), "", *verdicts)))
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """The lines of a Markdown table."""
+    lines = [
+        "| model | output | who | method | form | cosine | SQNR dB | int8 products |",
+        "|---|---|---|---|---|--:|--:|--:|",
+    ]
+    return lines + [
+        f"| {r.model} | {r.output} | {r.who} | {r.method} | {r.form} | {r.cosine:.5f} "
+        f"| {r.sqnr_db:.1f} | {r.int8} of {r.products} |"
+        for r in rows
+    ]
+
+
+def judge(rows: Sequence[Row]) -> list[str]:
+    """Say where Tandem loses: method by method in the symmetric form, then `auto` against all."""
+    contests = (
+        *(
+            (f"{method} against onnxruntime's {method}, symmetric", method, (method,), (SYMMETRIC,))
+            for method in PEER_METHODS
+        ),
+        ("auto against the best symmetric of onnxruntime", "auto", PEER_METHODS, (SYMMETRIC,)),
+        ("auto against the best of onnxruntime in any form", "auto", PEER_METHODS, PEER_FORMS),
+    )
+    return [
+        f"{title}: {_losses(rows, method, tuple(methods), tuple(forms))}"
+        for title, method, methods, forms in contests
+    ]
+
+
+def _losses(
+    rows: Sequence[Row], method: str, peer_methods: Sequence[str], forms: Sequence[str]
+) -> str:
+    lost = []
+    ours = [row for row in rows if row.who == TANDEM and row.method == method]
+    for own in ours:
+        best = max(
+            (
+                row
+                for row in rows
+                if (row.model, row.output, row.who) == (own.model, own.output, PEER)
+                and row.method in peer_methods
+                and row.form in forms
+            ),
+            key=lambda row: row.sqnr_db,
+        )
+        if best.sqnr_db - own.sqnr_db > SAME_DB:
+            lost.append(
+                f"{own.model} {own.output} by {best.sqnr_db - own.sqnr_db:.1f} dB "
+                f"to {best.method} {best.form}"
+            )
+    return f"loses on {'; '.join(lost)}" if lost else f"loses on none of {len(ours)}"
+
+
+def _rows(path: Path, pictures: int) -> Iterator[Row]:
+    """All subjects on one model, with progress on standard error."""
+    material = _material(path, pictures)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for subject in SUBJECTS:
+            start = time.perf_counter()
+            make = _tandem if subject.who == TANDEM else _peer
+            found, graphs = make(material, subject, folder)
+            seconds = time.perf_counter() - start
+            int8, products = int8_products(graphs)
+            for output in material.exact[0]:
+                cosine, sqnr_db = closeness(
+                    [one[output] for one in material.exact], [one[output] for one in found]
+                )
+                yield Row(
+                    material.name,
+                    output,
+                    subject.who,
+                    subject.method,
+                    subject.form,
+                    cosine,
+                    sqnr_db,
+                    int8,
+                    products,
+                    round(seconds, 1),
+                )
+                print(
+                    f"{material.name} {output}: {subject.who} {subject.method} {subject.form} "
+                    f"{sqnr_db:.1f} dB, {seconds:.0f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+
+def closeness(exact: Sequence[Array], found: Sequence[Array]) -> tuple[float, float]:
+    """Cosine, and SQNR in dB, of all arrays taken as one vector."""
+    wanted = np.concatenate([one.reshape(-1) for one in exact]).astype(np.float64)
+    made = np.concatenate([one.reshape(-1) for one in found]).astype(np.float64)
+    cosine = float(wanted @ made / np.sqrt((wanted @ wanted) * (made @ made)))
+    noise = made - wanted
+    with np.errstate(divide="ignore"):
+        return cosine, float(10 * np.log10((wanted @ wanted) / (noise @ noise)))
+
+
+def int8_products(graphs: Sequence[onnx.GraphProto]) -> tuple[int, int]:
+    """How many products read DequantizeLinear with both operands, and how many there are."""
+    int8 = products = 0
+    for graph in graphs:
+        makers = {name: node.op_type for node in graph.node for name in node.output}
+        for node in graph.node:
+            if node.op_type in PRODUCTS:
+                products += 1
+                int8 += all(makers.get(one) == "DequantizeLinear" for one in node.input[:2])
+    return int8, products
+
+
+def _material(path: Path, pictures: int) -> Material:
+    model_file, config = _model(path)
+    session = _session(model_file)
+    name = session.get_inputs()[0].name
+    calibration = _inputs(SCENES / "calibration", config, pictures)
+    unseen = _inputs(SCENES / "heldout", config, pictures)
+    exact = tuple(_run(session, {name: one}) for one in unseen)
+    return Material(path.stem, model_file, name, calibration, unseen, exact)
+
+
+def _model(path: Path) -> tuple[Path, PreprocessConfig]:
+    """The ONNX file, and how pictures become its input."""
+    if path.suffix == ".toml":
+        model = load_model(path)
+        return path.parent / model.file, model.preprocess
+    shape = _session(path).get_inputs()[0].shape
+    height, width = shape[2:]
+    return path, PreprocessConfig(width=width, height=height, mean=MEAN, std=STD)
+
+
+def _inputs(folder: Path, config: PreprocessConfig, count: int) -> tuple[Array, ...]:
+    """`count` pictures of a folder, spread evenly over it, as network inputs."""
+    files = sorted(folder.glob("*.jpg"))
+    if count > len(files):
+        sys.exit(f"{folder} holds {len(files)} pictures, not {count}: ask for fewer")
+    chosen = [files[number * len(files) // count] for number in range(count)]
+    return tuple(preprocess(cv2.imread(str(file)), config)[0].copy() for file in chosen)
+
+
+def _tandem(
+    material: Material, subject: Subject, folder: Path
+) -> tuple[list[Outputs], list[onnx.GraphProto]]:
+    """Build the engine and run it."""
+    path = folder / "tandem.engine"
+    samples = [{material.input: one} for one in material.calibration]
+    ranges = RangeOptions(method=subject.method)
+    build_engine(material.path, "laptop", path, BuildOptions(data=samples, ranges=ranges))
+    with open_session(path) as session:
+        found = [session.infer({material.input: one}) for one in material.unseen]
+    with open_engine(path) as engine:
+        models = [
+            onnx.load_from_string(engine.entry(one.model).tobytes())
+            for segment in engine.manifest.segments
+            for one in segment.implementations
+        ]
+    return found, [model.graph for model in models]
+
+
+def _peer(
+    material: Material, subject: Subject, folder: Path
+) -> tuple[list[Outputs], list[onnx.GraphProto]]:
+    """Pre-process and quantize as onnxruntime's documentation says, and run the result."""
+    prepared, quantized = folder / "prepared.onnx", folder / "quantized.onnx"
+    if not prepared.exists():
+        quant_pre_process(str(material.path), str(prepared), skip_symbolic_shape=True)
+    quantize_static(
+        str(prepared),
+        str(quantized),
+        _Reader(material),
+        quant_format=QuantFormat.QDQ,
+        calibrate_method=PEER_METHODS[subject.method],
+        # The ranges are the same in every form; measured once, they are read from this file.
+        calibration_cache_path=folder / f"{subject.method}.json",
+        **PEER_FORMS[subject.form],
+    )
+    session = _session(quantized)
+    found = [_run(session, {material.input: one}) for one in material.unseen]
+    return found, [onnx.load(str(quantized)).graph]
+
+
+class _Reader(CalibrationDataReader):  # type: ignore[misc]
+    """The calibration inputs, for onnxruntime's quantizer."""
+
+    def __init__(self, material: Material) -> None:
+        self._samples = iter([{material.input: one} for one in material.calibration])
+
+    def get_next(self) -> dict[str, Array] | None:
+        return next(self._samples, None)
+
+
+def _session(path: Path) -> ort.InferenceSession:
+    """A session with the settings that keep INT8 exact, as `device.executors.portable` has them."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    if platform.machine() in {"x86_64", "AMD64"}:
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    return ort.InferenceSession(
+        str(path),
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=["ClipQuantRewrite"],
+    )
+
+
+def _run(session: ort.InferenceSession, feeds: dict[str, Array]) -> Outputs:
+    names = [one.name for one in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+if __name__ == "__main__":
+    main()
