@@ -1,0 +1,165 @@
+"""A mixed-integer linear program, built term by term and solved by HiGHS.
+
+One thread and a fixed seed: the same program gives the same solution.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import highspy
+import numpy as np
+import numpy.typing as npt
+
+from toolkit.errors import PlanError
+
+_SEED = 1
+_INTEGRALITY = 1e-6  # HiGHS's own tolerance of integer values
+
+
+Values = npt.NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Expr:
+    """A linear expression: a constant and the factors of columns."""
+
+    constant: float = 0.0
+    terms: dict[int, float] = field(default_factory=dict)
+
+    def add(self, other: "Expr", factor: float = 1.0) -> "Expr":
+        """Add `factor` times another expression in place."""
+        self.constant += factor * other.constant
+        for column, value in other.terms.items():
+            self.terms[column] = self.terms.get(column, 0.0) + factor * value
+        return self
+
+    def __add__(self, other: "Expr") -> "Expr":
+        return Expr(self.constant, dict(self.terms)).add(other)
+
+    def __sub__(self, other: "Expr") -> "Expr":
+        return Expr(self.constant, dict(self.terms)).add(other, -1.0)
+
+    def at(self, values: Values) -> float:
+        """Return the value of the expression at a solution."""
+        return self.constant + sum(factor * float(values[c]) for c, factor in self.terms.items())
+
+
+def total(exprs: Iterable[Expr]) -> Expr:
+    """Return the sum of expressions."""
+    result = Expr()
+    for expr in exprs:
+        result.add(expr)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the solver found: no `values` if there is no solution, or none was found in time."""
+
+    values: Values | None
+    bound: float
+    infeasible: bool
+
+
+class Program:
+    """Columns, rows and an objective to minimise."""
+
+    def __init__(self) -> None:
+        self._lower: list[float] = []
+        self._upper: list[float] = []
+        self._whole: list[bool] = []
+        self._rows: list[tuple[float, float, dict[int, float]]] = []  # least, most, factors
+
+    def column(self, lower: float, upper: float, *, whole: bool = False) -> Expr:
+        """Add a variable."""
+        self._lower.append(lower)
+        self._upper.append(upper)
+        self._whole.append(whole)
+        return Expr(0.0, {len(self._lower) - 1: 1.0})
+
+    def binary(self) -> Expr:
+        """Add a variable that is 0 or 1."""
+        return self.column(0.0, 1.0, whole=True)
+
+    def at_least(self, expr: Expr, least: float = 0.0) -> None:
+        """Demand that an expression is at least a number; demands without columns are dropped."""
+        terms = {column: factor for column, factor in expr.terms.items() if factor}
+        if terms:
+            self._rows.append((least - expr.constant, math.inf, terms))
+        elif expr.constant < least - _INTEGRALITY:
+            self._rows.append((1.0, 0.0, {}))  # cannot be met
+
+    def at_most(self, expr: Expr, most: float) -> None:
+        """Demand that an expression is at most a number."""
+        self.at_least(Expr(most).add(expr, -1.0))
+
+    def minimise(
+        self, goal: Expr, seconds: float, start: Mapping[int, float] | None = None
+    ) -> Outcome:
+        """Solve to proven optimality, or as far as `seconds` allow, from `start` if it is given."""
+        if any(least > most for least, most, _ in self._rows):
+            return Outcome(None, math.inf, infeasible=True)
+        solver = highspy.Highs()  # type: ignore[no-untyped-call]
+        for name, value in _options(seconds):
+            solver.setOptionValue(name, value)
+        solver.passModel(self._model(goal))
+        if start:
+            columns = np.array(sorted(start), np.int32)
+            solver.setSolution(len(columns), columns, np.array([start[c] for c in sorted(start)]))
+        solver.run()
+        return _outcome(solver)
+
+    def _model(self, goal: Expr) -> highspy.HighsLp:
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = len(self._lower), len(self._rows)
+        cost = np.zeros(len(self._lower))
+        for column, factor in goal.terms.items():
+            cost[column] = factor
+        lp.col_cost_, lp.offset_ = cost, goal.constant
+        lp.col_lower_, lp.col_upper_ = np.array(self._lower), np.array(self._upper)
+        lp.row_lower_ = np.array([least for least, _, _ in self._rows])
+        lp.row_upper_ = np.array([most for _, most, _ in self._rows])
+        kinds = highspy.HighsVarType
+        lp.integrality_ = [kinds.kInteger if whole else kinds.kContinuous for whole in self._whole]
+        starts = np.cumsum([0, *(len(terms) for _, _, terms in self._rows)])
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        lp.a_matrix_.start_ = starts.astype(np.int32)
+        lp.a_matrix_.index_ = np.array([c for _, _, t in self._rows for c in t], np.int32)
+        lp.a_matrix_.value_ = np.array([v for _, _, t in self._rows for v in t.values()], float)
+        return lp
+
+
+def _options(seconds: float) -> tuple[tuple[str, bool | int | float | str], ...]:
+    return (
+        ("output_flag", False),
+        ("threads", 1),
+        ("parallel", "off"),
+        ("random_seed", _SEED),
+        ("time_limit", max(0.0, seconds)),
+        ("mip_rel_gap", GAP),
+        ("mip_abs_gap", 0.0),
+        ("mip_allow_restart", False),
+        ("mip_pscost_minreliable", 1),
+    )
+
+
+GAP = 1e-7  # relative; closer than this counts as proven
+
+
+def _outcome(solver: highspy.Highs) -> Outcome:
+    status = solver.getModelStatus()
+    if status in (
+        highspy.HighsModelStatus.kInfeasible,
+        highspy.HighsModelStatus.kUnboundedOrInfeasible,
+    ):
+        return Outcome(None, math.inf, infeasible=True)
+    known = (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kTimeLimit)
+    if status not in known:
+        raise PlanError(f"HiGHS stopped with '{solver.modelStatusToString(status)}'; report it")
+    info = solver.getInfo()
+    found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    values = np.array(solver.getSolution().col_value) if found else None
+    integral = solver.getLp().integrality_
+    bound = info.mip_dual_bound if len(integral) else info.objective_function_value
+    return Outcome(values, bound, infeasible=False)
