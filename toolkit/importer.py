@@ -29,6 +29,7 @@ MIN_OPSET = 13
 TARGET_OPSET = 19
 # Models above are lowered to it where the operators allow: onnxruntime 1.31 refuses newer ones.
 NEWEST_RUN_OPSET = 26
+LARGE_BYTES = 1 << 14  # no converter reads a constant of this size
 
 # Domains whose operators onnxruntime's CPU provider knows.
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
@@ -149,7 +150,7 @@ def _at_known_opset(proto: onnx.ModelProto, path: Path) -> tuple[onnx.ModelProto
     if opset == wanted:
         return proto, []
     try:
-        converted = onnx.version_converter.convert_version(proto, wanted)
+        converted = _converted(proto, wanted)
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as err:
         if opset >= MIN_OPSET:
             return proto, [f"opset {opset} kept: {first_line(err)}"]
@@ -158,6 +159,28 @@ def _at_known_opset(proto: onnx.ModelProto, path: Path) -> tuple[onnx.ModelProto
             f"({first_line(err)}); export it with opset {MIN_OPSET} or newer."
         ) from err
     return converted, [f"opset {opset} {'raised' if opset < wanted else 'lowered'} to {wanted}"]
+
+
+def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """Convert without the large weights, which would be copied four times and change nothing."""
+    weights = {
+        tensor.name: tensor.raw_data
+        for tensor in proto.graph.initializer
+        if len(tensor.raw_data) >= LARGE_BYTES
+    }
+    _set_weights(proto, dict.fromkeys(weights, b""))
+    try:
+        converted = onnx.version_converter.convert_version(proto, opset)
+    finally:
+        _set_weights(proto, weights)
+    _set_weights(converted, weights)
+    return converted
+
+
+def _set_weights(proto: onnx.ModelProto, weights: Mapping[str, bytes]) -> None:
+    for tensor in proto.graph.initializer:
+        if tensor.name in weights:
+            tensor.raw_data = weights[tensor.name]
 
 
 def _to_ir(proto: onnx.ModelProto, path: Path) -> ir.Model:
