@@ -3,20 +3,24 @@
 import json
 import math
 import re
+from decimal import ROUND_HALF_EVEN, Context, Decimal
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from calibration.errors import CalibrationError
 from calibration.table import (
     LARGEST_AMAX,
     LEAST_AMAX,
+    Adjustments,
     CalibrationTable,
     decode_table,
     encode_table,
     read_table,
+    rounded,
     scale_of,
     write_table,
 )
@@ -40,7 +44,20 @@ def tables(draw):
         methods={name: draw(WORDS) for name in some},
         keep_float=tuple(draw(st.lists(WORDS, unique=True, max_size=4))),
         dummy=dummy,
+        **draw(adjustments()),
     )
+
+
+@st.composite
+def adjustments(draw):
+    """What makes a table of format 2, or nothing."""
+    factors = st.lists(st.floats(0, exclude_min=True, allow_infinity=False), min_size=1, max_size=4)
+    changes = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=4)
+    equalised = draw(st.dictionaries(WORDS, factors.map(tuple), max_size=3))
+    biases = draw(st.dictionaries(WORDS, changes.map(tuple), max_size=3))
+    if not equalised and not biases:
+        return {}
+    return {"format": 2, "adjusted": Adjustments(equalised=equalised, biases=biases)}
 
 
 def _table(**tensors):
@@ -93,6 +110,26 @@ def test_the_file_is_plain_json_with_amax_in_decimal():
     assert content["format"] == 1
 
 
+def test_a_table_without_adjustments_does_not_speak_of_them():
+    assert b"adjusted" not in encode_table(_table())
+
+
+def test_each_row_of_adjustments_is_one_line():
+    rows = {"[1,\n2]": (0.5, 1.25, 3e-7), "b": (1.0,)}
+    table = structs.replace(_table(), format=2, adjusted=Adjustments(equalised=rows))
+    lines = encode_table(table).decode().splitlines()
+    assert [line.strip() for line in lines if "0.5" in line] == ['"[1,\\n2]": [ 0.5, 1.25, 3e-7 ],']
+    assert json.loads(encode_table(table))["adjusted"]["equalised"]["b"] == [1.0]
+
+
+@given(st.floats(1e-300, 1e300), st.sampled_from([1, -1]), st.integers(1, 6))
+def test_rounded_numbers_are_the_nearest_of_so_many_digits(size, sign, digits):
+    (short,) = rounded([sign * size], digits)
+    # The nearest decimal by exact arithmetic.
+    exact = Context(prec=digits, rounding=ROUND_HALF_EVEN).create_decimal(Decimal(sign * size))
+    assert short == float(exact)
+
+
 def test_scale_is_amax_over_127():
     assert scale_of(127.0) == 1.0
     assert _table().scale("images") == 1 / 127
@@ -112,7 +149,16 @@ def test_an_amax_without_a_float32_scale_is_refused(amax):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"format": 2}, "format 2, but this version reads format 1"),
+        ({"format": 3}, "format 3, but this version reads formats 1 and 2"),
+        ({"format": 2}, "format 2, but has no adjustments"),
+        ({"adjusted": {"biases": {"n": [1.0]}}}, "format 1, but has adjustments"),
+        ({"format": 2, "adjusted": None}, "adjusted"),
+        ({"format": 2, "adjusted": {}}, "name no tensor and no node"),
+        ({"format": 2, "adjusted": {"colour": {}}}, "colour"),
+        ({"format": 2, "adjusted": {"equalised": {"t": []}}}, "no factor of tensor 't'"),
+        ({"format": 2, "adjusted": {"equalised": {"t": [1, 0.0]}}}, "'t' in channel 1 is 0.0"),
+        ({"format": 2, "adjusted": {"equalised": {"t": [-2.0]}}}, "finite and positive"),
+        ({"format": 2, "adjusted": {"biases": {"": [1.0]}}}, "adjusted"),
         ({"format": "left out"}, "format"),
         ({"format": True}, "format"),
         ({"samples": 0}, "samples"),
