@@ -42,7 +42,7 @@ def conv_plans(layer: ConvLayer, config: Config, residency: Residency = IN_DRAM)
     for way in ways.ways(layer, config):
         parts = _frames(layer, way, config, residency, batch=layer.batch)
         yield Plan(mode=way.mode, parts=parts, macs=layer.macs)
-    if min(layer.batch, config.max_batch) > 1 and layer.out_height * layer.out_width == 1:
+    if _may_share_weights(layer, config):
         yield _together(layer, config, residency)
 
 
@@ -91,6 +91,16 @@ def _frames(
     return (work, pool_work(replace(layer.pool, batch=batch * together), config))
 
 
+def _may_share_weights(layer: ConvLayer, config: Config) -> bool:
+    """Return whether frames can share weights: one output each, all of them in the buffer."""
+    size = min(layer.batch, config.max_batch)
+    if size == 1 or layer.out_height * layer.out_width > 1:
+        return False
+    way = ways.direct(layer, config, size)
+    split = buffer.split(layer, config, way.entries, way.taps)
+    return split.fits and len(split.chunks) == 1
+
+
 def _together(layer: ConvLayer, config: Config, residency: Residency) -> Plan:
     """Return a fully connected layer whose frames share each package of weights."""
     size = min(layer.batch, config.max_batch)
@@ -116,7 +126,7 @@ def _grouped(layer: ConvLayer, config: Config, residency: Residency) -> Iterator
         yield Plan(mode=way.mode, parts=parts, macs=layer.macs)
     atom = config.memory_atom_bytes // BYTES_PER_ELEMENT[layer.precision]
     aligned = math.lcm(atom // math.gcd(atom, channels), atom // math.gcd(atom, kernels))
-    sizes = {1: "group by group", min(aligned, layer.groups): "slices", layer.groups: "dense"}
+    sizes = {min(aligned, layer.groups): "slices", 1: "group by group", layer.groups: "dense"}
     for size, name in sizes.items():
         count, rest = divmod(layer.groups, size)
         parts = tuple(work.times(count) for work in _slice(layer, size, config, residency))

@@ -116,7 +116,7 @@ def _part_cycles(
     behind_fill = max((moved - work.fill) / rate, (work.sram - work.sram_fill) / sram_rate)
     overhead = config.layer_overhead * work.layers
     optimistic = max(mac, work.output, memory) + overhead
-    pessimistic = fill + max(mac, work.output, behind_fill) + overhead
+    pessimistic = max(optimistic, fill + max(mac, work.output, behind_fill) + overhead)
     once = max((moved - work.refetch) / rate, sram)
     return Cycles(
         mode="",
