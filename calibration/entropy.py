@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from calibration.observer import BINS, Histogram
 from calibration.search import LEVELS, bins_used, least_loss
 
-_ROWS = 128  # candidates at a time: their groups stay in the second-level cache
+_ROWS = 256  # candidates at a time: their groups stay in the second-level cache
+_TINY = float(np.finfo(np.float64).tiny)
 _TIE = 1e-12  # nats; divergences closer than the rounding error of their sums are equal
 
 
@@ -71,15 +72,16 @@ def entropy_divergences(histogram: Histogram, zoom: int = 0) -> NDArray[np.float
     for start in range(0, candidates.size, _ROWS):
         rows = slice(start, start + _ROWS)
         edges = _group_edges()[: candidates.size][rows]
-        in_group = np.diff(np.take(held, edges), axis=1)
-        bins = np.diff(np.take(filled, edges), axis=1)
-        mean = in_group.copy()
+        in_group = _between(held, edges)
+        mean = _between(filled, edges)
         mean[:, -1] += stand_in[rows]
-        bins[:, -1] += stand_in[rows]
-        mean /= np.maximum(bins, 1.0, out=bins)
-        log_mean = np.log(mean, out=np.zeros_like(mean), where=mean > 0.0)
-        in_group[:, -1] += outside[rows]
-        quantised[rows] = np.einsum("ij,ij->i", in_group, log_mean)
+        np.maximum(mean, 1.0, out=mean)
+        in_group[:, -1] += stand_in[rows]
+        np.divide(in_group, mean, out=mean)
+        # S_g = 0 makes the term 0, whatever finite number stands for its logarithm.
+        np.log(np.maximum(mean, _TINY, out=mean), out=mean)
+        in_group[:, -1] += outside[rows] - stand_in[rows]
+        quantised[rows] = np.einsum("ij,ij->i", in_group, mean)
 
     reference = np.concatenate(([0.0], np.cumsum(_x_log_x(counts))))[candidates - 1]
     reference += _x_log_x(last + outside)
@@ -87,6 +89,14 @@ def entropy_divergences(histogram: Histogram, zoom: int = 0) -> NDArray[np.float
     divergences += np.log(np.maximum(inside + stand_in, 1.0))  # 0 only within a gap
     divergences[in_gap & (candidates > LEVELS)] = np.inf
     return divergences
+
+
+def _between(sums: NDArray[np.float64], edges: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Running sums -> the sums between the edges of each row."""
+    # "clip" changes nothing, but lets numpy leave out a copy.
+    at = np.take(sums, edges, mode="clip")
+    between: NDArray[np.float64] = np.subtract(at[:, 1:], at[:, :-1])
+    return between
 
 
 def _x_log_x(x: NDArray[np.float64]) -> NDArray[np.float64]:

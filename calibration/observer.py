@@ -35,12 +35,24 @@ DEAD_BELOW = math.ldexp(1.0, LEAST_EXPONENT - 1)
 
 _LOG2_BINS = BINS.bit_length() - 1
 _OCTAVE = BINS // 2
-_BLOCK = 1 << 15  # elements: the block and its bin numbers stay in the second-level cache
+OCTAVES = ZOOM + _LOG2_BINS
+"""Octaves of fine bins: the lowest of `ALL_BINS` ends where the lowest octave begins."""
+_SPARE = 8
+NUMBERS = _SPARE + OCTAVES * _OCTAVE
+"""Numbers of fine bins; see `Tally`."""
+TOGETHER = 1 << 18
+"""Elements that are counted at a time at most: they and the counts stay in the second-level cache.
+Not fewer, because counting begins and ends with work on all bins: small arrays wait for others."""
+_MANY = TOGETHER // 4  # elements from which an array is counted alone
+_BLOCK = 1 << 16
+_MOST_COUNTED = 2**31 - 1
+_MOST_FLOAT32 = 128
 _WORKING_DTYPE: dict[str, type[np.floating[Any]]] = {
     "float16": np.float32,
     "float32": np.float32,
     "float64": np.float64,
 }
+_WHOLE: dict[str, type[np.unsignedinteger[Any]]] = {"float32": np.uint32, "float64": np.uint64}
 
 
 def _no_counts() -> NDArray[np.int64]:
@@ -114,34 +126,121 @@ class Histogram:
         return self.minimum == self.maximum
 
 
-Counts = Callable[[NDArray[np.uint16]], NDArray[np.int64]]
-"""Bin numbers -> int64 [ALL_BINS]: how often each occurs."""
+Counts = Callable[[NDArray[np.uint16]], NDArray[np.int32]]
+"""Numbers below `NUMBERS`, at most `TOGETHER` of them -> int32 [NUMBERS]: how often each occurs."""
 
 
 def observe(
     tensor: str, values: NDArray[Any], sample: int, count: Counts | None = None
 ) -> Histogram:
-    """The histogram of one array of float16, float32 or float64, any shape.
+    """The histogram of one array; see `Tally.add`."""
+    tally = Tally(tensor, count)
+    tally.add(values, sample)
+    return tally.histogram()
 
-    A NaN or an infinity, or another dtype, is an error that names `tensor` and `sample` (0-based).
+
+class Tally:
+    """The histogram of one tensor while it grows.
+
+    It counts in finer bins than it gives: each of the `OCTAVES` octaves below 2^e has 2048, and one
+    bin is left for all below. The number of such a bin is a part of the bits of a floating point
+    number, the exponent and 11 bits of the mantissa, so that no element is put beside its bin.
     """
-    working = _WORKING_DTYPE.get(values.dtype.name)
-    if working is None:
-        raise CalibrationError(
-            f"tensor '{tensor}' is {values.dtype.name} in sample {sample}, but only float16, "
-            "float32 and float64 have a range: leave it out of the calibrated tensors"
-        )
-    if values.size == 0:
-        return Histogram()
-    # A view where the memory allows it; float16 is widened, because numpy computes it one by one.
-    flat = np.ravel(values, order="K").astype(working, copy=False)
-    # Adding zero turns -0.0 into 0.0, which min() and max() would otherwise pick by order.
-    minimum, maximum = float(flat.min()) + 0.0, float(flat.max()) + 0.0
-    if not (math.isfinite(minimum) and math.isfinite(maximum)):
-        raise _not_finite(tensor, flat, sample)
-    exponent = exponent_of(max(maximum, -minimum))
-    bins = (count or numpy_counts)(_bin_numbers(flat, exponent))
-    return Histogram(bins, exponent, minimum, maximum)
+
+    def __init__(
+        self,
+        tensor: str,
+        count: Counts | None = None,
+        seen: Histogram | None = None,
+    ) -> None:
+        """`count`: None is `numpy_counts`. `seen`: what to begin with."""
+        self._tensor = tensor
+        self._count = count or numpy_counts
+        self._numbers = np.empty(TOGETHER, np.uint16)
+        self._waiting = 0
+        self._counts = np.zeros(NUMBERS, np.int32)
+        self._counted = 0
+        self._seen = seen if seen is not None else Histogram()
+        self._exponent = self._seen.exponent
+        self._minimum, self._maximum = self._seen.minimum, self._seen.maximum
+
+    def add(self, values: NDArray[Any], sample: int) -> None:
+        """Count an array of float16, float32 or float64, any shape; it is not changed.
+
+        Raises CalibrationError, naming the tensor and `sample` (0-based): the array holds NaN or
+        infinities, or is of another dtype. The tally is of no use after that.
+        """
+        working = _WORKING_DTYPE.get(values.dtype.name)
+        if working is None:
+            raise CalibrationError(
+                f"tensor '{self._tensor}' is {values.dtype.name} in sample {sample}, but only "
+                "float16, float32 and float64 have a range: leave it out of the calibrated tensors"
+            )
+        if self._exponent > _MOST_FLOAT32:  # of an earlier array
+            working = np.float64
+        # A view where the memory allows it; float16 is widened: numpy computes it one by one.
+        flat = np.ravel(values, order="K").astype(working, copy=False)
+        if flat.size and self._minimum > self._maximum:  # the first: widen once, not by parts
+            self._widen(max(float(flat.max()), -float(flat.min())))
+        for start in range(0, flat.size, TOGETHER):
+            if not self._add_part(flat[start : start + TOGETHER]):
+                raise _not_finite(self._tensor, flat, sample)
+
+    def histogram(self) -> Histogram:
+        """What was seen so far."""
+        self._spill()
+        return Histogram(self._seen.bins, self._exponent, self._minimum, self._maximum)
+
+    def _add_part(self, part: NDArray[Any]) -> bool:
+        """Add at most `TOGETHER` elements; False if they are not finite."""
+        # Adding zero turns -0.0 into 0.0, which min() and max() would otherwise pick by order.
+        minimum, maximum = float(part.min()) + 0.0, float(part.max()) + 0.0
+        if not (math.isfinite(minimum) and math.isfinite(maximum)):
+            return False
+        self._minimum = min(self._minimum, minimum)
+        self._maximum = max(self._maximum, maximum)
+        self._widen(max(maximum, -minimum))
+        if part.size >= _MANY:
+            numbers = np.empty(part.size, np.uint16)
+            _number_bins(part, minimum < 0.0, self._exponent, numbers)
+            self._count_now(numbers)
+            return True
+        if self._waiting + part.size > self._numbers.size:
+            self._count_waiting()
+        end = self._waiting + part.size
+        _number_bins(part, minimum < 0.0, self._exponent, self._numbers[self._waiting : end])
+        self._waiting = end
+        return True
+
+    def _widen(self, amax: float) -> None:
+        """Let the range hold `amax`; of what is not finite nothing is said here."""
+        exponent = exponent_of(amax) if math.isfinite(amax) else self._exponent
+        if exponent > self._exponent:
+            self._spill()
+            self._exponent = exponent
+
+    def _count_waiting(self) -> None:
+        if self._waiting:
+            self._count_now(self._numbers[: self._waiting])
+            self._waiting = 0
+
+    def _count_now(self, numbers: NDArray[np.uint16]) -> None:
+        if self._counted > _MOST_COUNTED - numbers.size:
+            self._spill_counted()
+        self._counts += self._count(numbers)
+        self._counted += numbers.size
+
+    def _spill(self) -> None:
+        self._count_waiting()
+        if self._counted:
+            self._spill_counted()
+
+    def _spill_counted(self) -> None:
+        """Move what was counted to `_seen`."""
+        counted = Histogram(_coarser(self._counts), self._exponent)
+        self._seen = merge(self._seen, counted)
+        self._counts[:] = 0
+        self._counted = 0
 
 
 def exponent_of(amax: float) -> int:
@@ -159,46 +258,56 @@ def merge(one: Histogram, other: Histogram) -> Histogram:
     )
 
 
-def numpy_counts(numbers: NDArray[np.uint16]) -> NDArray[np.int64]:
-    """Count bin numbers with NumPy alone; whoever has something faster may bring it."""
-    return np.bincount(numbers, minlength=ALL_BINS).astype(np.int64, copy=False)
+def numpy_counts(numbers: NDArray[np.uint16]) -> NDArray[np.int32]:
+    """Count numbers with NumPy alone; whoever has something faster may bring it."""
+    return np.bincount(numbers, minlength=NUMBERS).astype(np.int32)
 
 
-def _bin_numbers(flat: NDArray[Any], exponent: int) -> NDArray[np.uint16]:
-    """The bin of each element, block by block.
+def _number_bins(
+    values: NDArray[Any], signed: bool, exponent: int, numbers: NDArray[np.uint16]
+) -> None:
+    """Write the fine bin of each |x| into `numbers`; `signed`: some may be below 0.
 
-    With y = |x| / w, w the least width, the bin is floor(y) below 2048 and, above, 2048 + the steps
-    of the 11 leading bits after the first and of the exponent from 2048 to y: exactly the bits of
-    the number. Scaling by a power of two is exact, so no element is put beside its bin.
+    The `_SPARE` numbers below the first octave all mean "below it". Neighbours take them in turn:
+    where every second element is 0, as behind a rectifier, counting them in one place makes the
+    processor wait for itself.
     """
-    per_width = flat.dtype.type(math.ldexp(1.0, _LOG2_BINS + ZOOM - exponent))
-    block = min(_BLOCK, flat.size)
-    low, high = np.empty(block, flat.dtype), np.empty(block, flat.dtype)
-    steps = high.view(np.int32 if flat.dtype == np.float32 else np.int64)
-    shift = np.finfo(flat.dtype).nmant - (_LOG2_BINS - 1)
-    knee, begin = _constants(flat.dtype.name)
-    numbers = np.empty(flat.size, np.uint16)
-    for start in range(0, flat.size, block):
-        part = flat[start : start + block]
-        n = part.size
-        np.abs(part, out=low[:n])
-        np.multiply(low[:n], per_width, out=low[:n])
-        np.maximum(low[:n], knee[:n], out=high[:n])
-        np.minimum(low[:n], knee[:n], out=low[:n])
-        np.right_shift(steps[:n], shift, out=steps[:n])
-        np.subtract(steps[:n], begin, out=steps[:n])
-        # Truncation is floor: y >= 0. To int64 by way of steps.dtype, which is faster.
-        np.add(steps[:n], low[:n].astype(steps.dtype), out=steps[:n])
-        numbers[start : start + n] = steps[:n]
-    return numbers
+    least, first, shift = _least(values.dtype.name, exponent)
+    unsigned = _WHOLE[values.dtype.name]
+    high = np.empty(min(_BLOCK, values.size), values.dtype)
+    for start in range(0, values.size, _BLOCK):
+        block, found = values[start : start + _BLOCK], numbers[start : start + _BLOCK]
+        scratch = high[: block.size]
+        magnitudes = np.abs(block, out=scratch) if signed else block
+        np.maximum(magnitudes, least[: block.size], out=scratch)
+        # The cast keeps the lowest 16 bits, and the difference of two such numbers is right.
+        np.right_shift(scratch.view(unsigned), shift, out=found, casting="unsafe")
+        np.subtract(found, first, out=found)
 
 
-@lru_cache(maxsize=2)
-def _constants(dtype: str) -> tuple[NDArray[Any], int]:
-    """2048.0 as an array of a block, since numpy is slower with a scalar, and the steps of it."""
-    knee = np.full(_BLOCK, _OCTAVE, dtype)
-    whole = np.int32 if dtype == "float32" else np.int64
-    return knee, int(knee[:1].view(whole)[0]) >> (np.finfo(dtype).nmant - (_LOG2_BINS - 1))
+@lru_cache(maxsize=16)
+def _least(dtype: str, exponent: int) -> tuple[NDArray[Any], np.uint16, int]:
+    """For a block the numbers that stand for "below the octaves", and the lowest bits of bin 0.
+
+    The last one: how many bits of the mantissa lie below a fine bin.
+    """
+    kind = np.finfo(dtype)
+    shift = int(kind.nmant) - (_LOG2_BINS - 1)
+    first = (exponent - OCTAVES + int(kind.maxexp) - 1) * _OCTAVE - _SPARE
+    bits = np.arange(first, first + _SPARE, dtype=np.uint64) << np.uint64(shift)
+    least = bits.astype(_WHOLE[dtype]).view(dtype)
+    return np.tile(least, _BLOCK // _SPARE), np.uint16(first & 0xFFFF), shift
+
+
+def _coarser(counts: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Counts of fine bins -> `Histogram.bins`: the low octaves merge into bins of equal width."""
+    octaves = counts[_SPARE:].reshape(OCTAVES, _OCTAVE)
+    bins = np.empty(ALL_BINS, np.int64)
+    bins[0] = counts[:_SPARE].sum(dtype=np.int64)
+    for low in range(_LOG2_BINS - 1):
+        bins[1 << low : 2 << low] = octaves[low].reshape(1 << low, -1).sum(axis=1, dtype=np.int64)
+    bins[_OCTAVE:] = octaves[_LOG2_BINS - 1 :].reshape(-1)
+    return bins
 
 
 def _paired(counts: NDArray[np.int64]) -> NDArray[np.int64]:

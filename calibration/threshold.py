@@ -5,7 +5,9 @@ large amax keeps outliers and rounds the rest coarsely; a small one clips outlie
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 from calibration.entropy import entropy_amax
@@ -18,6 +20,8 @@ from calibration.percentile import at_percent
 DEAD_AMAX = 127.0 * 2.0**-24
 """amax of a tensor that is always zero: any scale represents it, and this one (2^-24) is positive,
 a power of two and still a float16."""
+
+_THREADS = 2  # NumPy leaves little to gain by more: what it computes here is short
 
 Choose = Callable[[Histogram], float]
 
@@ -49,10 +53,12 @@ def amax_by_method(
     histograms: Mapping[str, Histogram], methods: Iterable[str]
 ) -> dict[str, dict[str, float]]:
     """Method -> tensor -> amax: what several methods make of one observation."""
-    return {
-        method: {name: amax_of(name, seen, method) for name, seen in histograms.items()}
-        for method in methods
-    }
+    found: dict[str, dict[str, float]] = {}
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for method in methods:
+            chosen = pool.map(partial(amax_of, method=method), histograms, histograms.values())
+            found[method] = dict(zip(histograms, chosen, strict=True))
+    return found
 
 
 def amax_of(tensor: str, histogram: Histogram, method: str) -> float:

@@ -1,16 +1,23 @@
 """Calibration sees the true activations of the model."""
 
 import gc
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from model_fixtures import small_convnet
+from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from calibration.observer import ALL_BINS, numpy_counts, observe
+from calibration import memory_dataset, observe_tensors
+from calibration.observer import NUMBERS, TOGETHER, numpy_counts, observe
+from toolkit.errors import BuildError
 from toolkit.importer import import_model
-from toolkit.int8.observe import ActivationRunner, opencv_counts
+from toolkit.int8.observe import ActivationRunner, observe_graph, opencv_counts
+from toolkit.int8.quantize import calibrated_tensors
 from toolkit.passes import run_passes
 
 
@@ -48,9 +55,90 @@ def test_weights_outlive_the_graph_that_they_came_from(
     np.testing.assert_array_equal(runner({"x": x})["y"], first)
 
 
+def test_lent_activations_are_those_of_a_call_in_every_thread(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model, _ = run_passes(import_model(small_convnet(tmp_path / "m.onnx", rng)).model)
+    runner = ActivationRunner(model, ("x", "r0", "a1", "y"), threads=1)
+    feeds = [{"x": rng.normal(size=(1, 3, 32, 32)).astype(np.float32)} for _ in range(40)]
+
+    def lent(fed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        found = runner.lend(fed)
+        time.sleep(0.001)  # time for another thread to write where it must not
+        return {name: array.copy() for name, array in found.items()}
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lent, feeds))
+    for fed, arrays in zip(feeds, found, strict=True):
+        for name, array in runner(fed).items():
+            np.testing.assert_array_equal(arrays[name], array)
+
+
+def test_lending_writes_into_the_same_memory_again(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model, _ = run_passes(import_model(small_convnet(tmp_path / "m.onnx", rng)).model)
+    runner = ActivationRunner(model, ("y",))
+    x = rng.normal(size=(1, 3, 32, 32)).astype(np.float32)
+    first = runner.lend({"x": x})["y"]
+    assert first is runner.lend({"x": x + 1})["y"]
+    np.testing.assert_array_equal(first, runner({"x": x + 1})["y"])
+
+
+def test_activations_of_a_size_that_the_data_decide_are_lent_too(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["where"], name="where"),
+        helper.make_node("Cast", ["where"], ["found"], name="cast", to=TensorProto.FLOAT),
+        helper.make_node("ReduceSum", ["found"], ["y"], name="sum", keepdims=0),
+    ]
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [info("x", TensorProto.FLOAT, [6])],
+        [info("y", TensorProto.FLOAT, [])],
+    )
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9),
+        tmp_path / "m.onnx",
+    )
+    model, _ = run_passes(import_model(tmp_path / "m.onnx").model)
+    runner = ActivationRunner(model, ("found",))
+    for x, expected in (([0, 1, 0, 0, 0, 0], [[1]]), ([1, 0, 0, 1, 0, 1], [[0, 3, 5]])):
+        assert runner.lend({"x": np.array(x, np.float32)})["found"].tolist() == expected
+
+
+def test_a_sample_that_does_not_fit_is_refused_when_lent_too(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model, _ = run_passes(import_model(small_convnet(tmp_path / "m.onnx", rng)).model)
+    runner = ActivationRunner(model, ("y",))
+    x = rng.normal(size=(1, 3, 32, 32)).astype(np.float32)
+    runner.lend({"x": x})
+    for bad in ({"x": x[:, :2]}, {"z": x}, {"x": x.astype(np.float64)}):
+        with pytest.raises(BuildError, match="cannot run the model on a calibration sample"):
+            runner.lend(bad)
+
+
+def test_a_graph_is_observed_as_one_sample_after_the_other_would_be(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model, _ = run_passes(import_model(small_convnet(tmp_path / "m.onnx", rng)).model)
+    tensors = calibrated_tensors(model)
+    data = memory_dataset(
+        [{"x": rng.normal(size=(1, 3, 32, 32)).astype(np.float32)} for _ in range(9)]
+    )
+    found = observe_graph(model, data, tensors)
+    plain = observe_tensors(ActivationRunner(model, tensors, threads=1), data, tensors)
+    assert found.fed_sha256 == plain.fed_sha256
+    for name, seen in plain.histograms.items():
+        np.testing.assert_array_equal(found.histograms[name].bins, seen.bins)
+        assert found.histograms[name].amax == seen.amax
+
+
 def test_opencv_counts_what_numpy_counts(rng: np.random.Generator) -> None:
-    for size in (1, 1000, 300_000):
-        numbers = rng.integers(0, ALL_BINS, size).astype(np.uint16)
+    for size in (1, 1000, TOGETHER):
+        numbers = rng.integers(0, NUMBERS, size).astype(np.uint16)
         numbers[: size // 2] = 0  # what a rectifier gives
         np.testing.assert_array_equal(opencv_counts(numbers), numpy_counts(numbers))
     values = rng.normal(size=100_000).astype(np.float32)
@@ -59,5 +147,5 @@ def test_opencv_counts_what_numpy_counts(rng: np.random.Generator) -> None:
 
 
 def test_counting_is_exact_beyond_what_float32_counts() -> None:
-    numbers = np.zeros((1 << 24) + 3, np.uint16)
-    assert opencv_counts(numbers)[0] == (1 << 24) + 3
+    values = np.ones((1 << 24) + 3, np.float32)
+    assert observe("x", values, 0, opencv_counts).bins.max() == (1 << 24) + 3

@@ -9,8 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from calibration import observer
 from calibration.errors import CalibrationError
-from calibration.observer import ALL_BINS, BINS, LEAST_EXPONENT, ZOOM, Histogram, merge, observe
+from calibration.observer import (
+    ALL_BINS,
+    BINS,
+    LEAST_EXPONENT,
+    ZOOM,
+    Histogram,
+    Tally,
+    merge,
+    observe,
+)
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=32)
 ARRAYS = npst.arrays(np.float32, st.integers(0, 50), elements=FLOATS)
@@ -182,3 +192,60 @@ def test_small_numbers_keep_fine_bins_beside_a_far_outlier():
     histogram = observe("x", np.array([1.0, 1.1, 1000.0]), 0)
     assert np.count_nonzero(histogram.bins) == 3
     assert np.count_nonzero(histogram.counts) == 2
+
+
+@settings(deadline=None)
+@given(st.lists(ARRAYS, min_size=1, max_size=6), st.data())
+def test_a_tally_of_arrays_in_any_order_and_grouping_is_the_histogram_of_the_whole(arrays, data):
+    whole = observe("x", np.concatenate(arrays), 0)
+    shuffled = data.draw(st.permutations(arrays))
+    cut = data.draw(st.integers(0, len(arrays)))
+    tally = Tally("x")
+    for array in shuffled[:cut]:
+        tally.add(array, 0)
+    # Looking at it on the way, or going on from there, changes nothing.
+    for going_on in (tally, Tally("x", seen=tally.histogram())):
+        for array in shuffled[cut:]:
+            going_on.add(array, 0)
+        assert _state(going_on.histogram()) == _state(whole)
+
+
+def test_arrays_of_every_size_and_width_are_counted_where_parts_are_small(rng, monkeypatch):
+    monkeypatch.setattr(observer, "TOGETHER", 64)
+    monkeypatch.setattr(observer, "_MANY", 16)
+    monkeypatch.setattr(observer, "_MOST_COUNTED", 200)
+    for _ in range(20):
+        arrays = [
+            (rng.standard_t(1, size=int(rng.integers(0, 300))) * 10.0 ** rng.integers(-4, 4))
+            .astype(np.float32)
+            .astype(rng.choice(["float32", "float64"]))
+            for _ in range(12)
+        ]
+        tally = Tally("x")
+        for number, array in enumerate(arrays):
+            tally.add(array, number)
+        found, values = tally.histogram(), np.abs(np.concatenate(arrays).astype(np.float64))
+        expected, _ = np.histogram(values, found.edges)
+        assert np.array_equal(found.bins, expected)
+        assert found.elements == values.size
+        assert found.amax == values.max()
+
+
+def test_single_precision_after_a_number_that_it_cannot_hold_is_still_counted():
+    tally = Tally("x")
+    tally.add(np.array([1e300]), 0)
+    tally.add(np.array([3.0, -7.0], np.float32), 1)
+    whole = observe("x", np.array([1e300, 3.0, -7.0]), 0)
+    assert _state(tally.histogram()) == _state(whole)
+
+
+@pytest.mark.parametrize("exponent", [-140, -120, -100, -99, -40, 0, 17, 100, 127])
+def test_edges_of_bins_are_kept_at_every_size_a_float32_has(exponent, rng):
+    top = math.ldexp(1.0, exponent)
+    steps = rng.integers(0, 1 << 24, 500) / (1 << 24)
+    values = np.concatenate([[top], top * steps, top * np.ldexp(1.0, -np.arange(1, 25))])
+    values = np.concatenate([values, -values]).astype(np.float32)
+    values = np.concatenate([values, np.nextafter(values, np.float32(0))])
+    found = observe("x", values, 0)
+    expected, _ = np.histogram(np.abs(values.astype(np.float64)), found.edges)
+    assert np.array_equal(found.bins, expected)

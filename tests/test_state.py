@@ -153,7 +153,7 @@ class Killed(BaseException):
     """Stands for a process that ends."""
 
 
-def _stopped_after(count, data, path, every=4):
+def _stopped_after(count, data, path, every=4, threads=1):
     """Observe until sample `count` and stop in the middle of it."""
     ran = itertools.count()
 
@@ -164,14 +164,19 @@ def _stopped_after(count, data, path, every=4):
 
     with pytest.raises(Killed):
         observe_tensors(
-            run_or_stop, memory_dataset(data), TENSORS, keep=Checkpoint(path, MODEL, every)
+            run_or_stop,
+            memory_dataset(data),
+            TENSORS,
+            keep=Checkpoint(path, MODEL, every),
+            threads=threads,
         )
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("count", [3, 4, 9, 15])
-def test_a_stopped_observation_goes_on_and_loses_one_batch_at_most(tmp_path, count):
+def test_a_stopped_observation_goes_on_and_loses_one_batch_at_most(tmp_path, count, threads):
     data, path = samples(16, 5), tmp_path / "state"
-    _stopped_after(count, data, path)
+    _stopped_after(count, data, path, threads=threads)
     assert (read_state(path).samples if path.exists() else 0) == count // 4 * 4
     ran = []
     again = observe_tensors(
@@ -179,6 +184,7 @@ def test_a_stopped_observation_goes_on_and_loses_one_batch_at_most(tmp_path, cou
         memory_dataset(data),
         TENSORS,
         keep=Checkpoint(path, MODEL, 4),
+        threads=threads,
     )
     assert len(ran) == 16 - count // 4 * 4
     assert all_bits(again.histograms) == all_bits(observed(data).histograms)
