@@ -1,0 +1,1 @@
+"""What nodes take on each processor, in time and energy, fitted to published measurements."""
