@@ -1,0 +1,308 @@
+"""Optional steps: kept where they help on unseen samples, and the same again from the table."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from click.testing import CliRunner
+from depthwise_fixtures import INPUT, depthwise_net
+from model_fixtures import small_convnet
+
+import configs
+from calibration.calibrate import observe_tensors
+from calibration.dataset import memory_dataset
+from calibration.errors import CalibrationError
+from calibration.table import read_table
+from calibration.trt_cache import amax_of, read_cache
+from device.engine import open_engine
+from toolkit.build import BuildOptions, build_engine
+from toolkit.cli import tandem
+from toolkit.errors import BuildError
+from toolkit.importer import import_model
+from toolkit.int8.fit import Fit, fit
+from toolkit.int8.observe import ActivationRunner
+from toolkit.int8.quantize import calibrated_tensors
+from toolkit.int8.ranges import RangeOptions, Ranges, measure_ranges
+from toolkit.int8.ranges_html import ranges_html
+from toolkit.int8.ranges_text import ranges_builtins, ranges_text
+from toolkit.int8.steps import corrected, end_of, equalised
+from toolkit.passes import run_passes
+
+Samples = list[dict[str, np.ndarray]]
+
+
+def noise(rng: np.random.Generator, count: int) -> Samples:
+    return [{"x": rng.normal(size=INPUT).astype(np.float32)} for _ in range(count)]
+
+
+def prepared(path: Path) -> ir.Model:
+    return run_passes(import_model(path).model)[0]
+
+
+def measure(path: Path, data: Samples, options: RangeOptions) -> Ranges:
+    imported = import_model(path)
+    graph, _ = run_passes(imported.model)
+    return measure_ranges(graph, data, imported.sha256, options, lambda step, share: None)
+
+
+def fitted(model: ir.Model, samples: Samples, validation: Samples) -> Fit:
+    tensors = calibrated_tensors(model)
+    seen = observe_tensors(ActivationRunner(model, tensors), memory_dataset(samples), tensors)
+    return fit(model, seen, ("minmax",), validation)
+
+
+def test_auto_equalises_a_depthwise_network_and_says_what_it_gained(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path, data = depthwise_net(tmp_path / "m.onnx", rng), noise(rng, 18)
+    plain = measure(path, data, RangeOptions("minmax", equalise="off"))
+    found = measure(path, data, RangeOptions("minmax", equalise="auto"))
+    (step,) = found.steps
+    assert step.kept
+    assert step.worst is not None
+    assert step.worst.gain > 6
+    assert found.unseen
+    assert found.sqnr_db["y"] == step.worst.after
+    assert plain.steps == ()
+    assert found.table.format == 2
+    assert f"{step.worst.before:.1f} -> {step.worst.after:.1f} dB" in ranges_text(found)
+    (row,) = json.loads(json.dumps(ranges_builtins(found)))["steps"]
+    assert row["sqnr_db"]["y"] == {"before": step.worst.before, "after": step.worst.after}
+    assert "equalisation: kept" in ranges_html(found, "m")
+
+
+@pytest.mark.parametrize(("method", "asked"), [("auto", ["auto", "auto"]), ("minmax", [])])
+def test_steps_are_tried_by_default_where_a_search_runs(
+    tmp_path: Path, rng: np.random.Generator, method: str, asked: list[str]
+) -> None:
+    path = small_convnet(tmp_path / "m.onnx", rng)
+    found = measure(path, noise(rng, 9), RangeOptions(method))
+    assert [step.asked for step in found.steps] == asked
+
+
+@pytest.mark.parametrize(
+    ("asked", "loss", "kept"), [("auto", 0.0, False), ("auto", -0.2, True), ("on", 3.0, True)]
+)
+def test_equalisation_is_kept_by_its_effect_or_as_asked(
+    tmp_path: Path, rng: np.random.Generator, asked: str, loss: float, kept: bool
+) -> None:
+    plain = fitted(prepared(depthwise_net(tmp_path / "m.onnx", rng)), noise(rng, 2), noise(rng, 2))
+
+    def refit(changed: ir.Model, rows: object) -> Fit:
+        figures = {name: value - loss for name, value in plain.sqnr_db.items()}
+        return replace(plain, graph=changed, sqnr_db=figures)
+
+    found, rows, step = equalised(plain, noise(rng, 2), refit, asked)  # type: ignore[arg-type]
+    assert (step.kept, bool(rows), found is not plain) == (kept, kept, kept)
+    assert step.worst is not None
+    assert step.worst.gain == pytest.approx(-loss)
+
+
+@pytest.mark.parametrize("why_not", ["", "it is forbidden"])
+def test_a_correction_that_breaks_a_budget_is_left_out(
+    tmp_path: Path, rng: np.random.Generator, why_not: str
+) -> None:
+    found = fitted(prepared(depthwise_net(tmp_path / "m.onnx", rng)), noise(rng, 2), noise(rng, 2))
+    before = end_of(found, frozenset())
+    after, step = corrected(
+        found, before, "on", samples=noise(rng, 2), validation=noise(rng, 2),
+        forbidden=lambda end: why_not,
+    )  # fmt: skip
+    assert step.kept == (not why_not)
+    assert (after is before) == bool(why_not)
+    assert step.reason == why_not
+
+
+def too_few(rng: np.random.Generator) -> object:
+    return noise(rng, 5)
+
+
+def once_only(rng: np.random.Generator) -> object:
+    return iter(noise(rng, 9))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [(too_few, "5 samples are too few to measure it"), (once_only, "an iterator gives them once")],
+)
+def test_what_cannot_be_judged_is_left_out_with_the_reason(
+    tmp_path: Path,
+    rng: np.random.Generator,
+    data: Callable[[np.random.Generator], Samples],
+    words: str,
+) -> None:
+    path = small_convnet(tmp_path / "m.onnx", rng)
+    found = measure(path, data(rng), RangeOptions("auto"))
+    assert [step.kept for step in found.steps] == [False, False]
+    assert ranges_text(found).count(words) == 2
+
+
+def test_a_step_that_cannot_have_its_samples_is_refused(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path = small_convnet(tmp_path / "m.onnx", rng)
+    data = once_only(rng)
+    with pytest.raises(CalibrationError, match="an iterator gives them once: give a list"):
+        measure(path, data, RangeOptions("minmax", correct_biases="on"))  # type: ignore[arg-type]
+
+
+def test_the_table_builds_the_engine_that_the_data_built(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path, data = depthwise_net(tmp_path / "m.onnx", rng), noise(rng, 9)
+    options = RangeOptions("mse", equalise="on", correct_biases="on")
+    first, second = tmp_path / "data.engine", tmp_path / "table.engine"
+    made = build_engine(
+        path, "agx-orin-64gb", first, BuildOptions(data=data, ranges=options)
+    ).calibration
+    assert made is not None
+    assert made.table.adjusted
+    assert made.table.adjusted.equalised
+    assert made.table.adjusted.biases
+    build_engine(path, "agx-orin-64gb", second, BuildOptions(table=made.table))
+    assert first.read_bytes() == second.read_bytes()
+    with open_engine(first) as engine:
+        passes = engine.manifest.provenance.passes
+    assert passes[-2:] == ("equalisation", "bias correction")
+
+
+def test_a_table_with_adjustments_builds_no_other_model(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path, data = depthwise_net(tmp_path / "m.onnx", rng), noise(rng, 3)
+    table = measure(path, data, RangeOptions("minmax", equalise="on")).table
+    other = depthwise_net(tmp_path / "other.onnx", rng)
+    with pytest.raises(BuildError, match="calibration table adjusts"):
+        build_engine(other, "laptop", tmp_path / "m.engine", BuildOptions(table=table))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, rng: np.random.Generator) -> Path:
+    path = tmp_path / "data"
+    path.mkdir()
+    for index, sample in enumerate(noise(rng, 9)):
+        np.save(path / f"{index}.npy", sample["x"])
+    return path
+
+
+def run(*arguments: str | Path) -> tuple[int, str]:
+    done = CliRunner().invoke(tandem, [*map(str, arguments)])
+    return done.exit_code, f"{done.output}{done.exception or ''}"
+
+
+def test_the_cache_holds_the_ranges_of_the_adjusted_model(
+    tmp_path: Path, rng: np.random.Generator, folder: Path
+) -> None:
+    path = depthwise_net(tmp_path / "m.onnx", rng)
+    cache, adjusted = tmp_path / "m.cache", tmp_path / "adjusted.onnx"
+    parts = ("--cache", cache, "--adjusted-model", adjusted, "-o", tmp_path / "m.json")
+    asked = ("calibrate", path, "--data", folder, "--method", "minmax", "--equalise", "on")
+    code, said = run(*asked, *parts)
+    assert code == 0, said
+    found = amax_of(read_cache(cache))
+    tensors = calibrated_tensors(prepared(path))
+    seen, plain = dict.fromkeys(tensors, 0.0), dict.fromkeys(tensors, 0.0)
+    observed = [one for at, one in enumerate(sorted(folder.iterdir())) if at % 3 != 2]
+    for model, largest in ((adjusted, seen), (path, plain)):
+        runner = ActivationRunner(prepared(model), tensors)
+        for sample in observed:
+            for name, array in runner({"x": np.load(sample)}).items():
+                largest[name] = max(largest[name], float(np.abs(array).max()))
+    assert {name: found[name] for name in tensors} == pytest.approx(seen, rel=1e-3)
+    assert seen != pytest.approx(plain, rel=0.5)
+
+
+def test_the_exported_model_has_the_adjusted_weights(
+    tmp_path: Path, rng: np.random.Generator, folder: Path
+) -> None:
+    path = depthwise_net(tmp_path / "m.onnx", rng)
+    qdq, adjusted, table = (tmp_path / name for name in ("q.onnx", "adjusted.onnx", "m.json"))
+    steps = ("--equalise", "on", "--bias-correction", "on")
+    asked = ("calibrate", path, "--data", folder, "--method", "minmax", *steps)
+    code, said = run(*asked, "--qdq", qdq, "--adjusted-model", adjusted, "-o", table)
+    assert code == 0, said
+    x = rng.normal(size=INPUT).astype(np.float32)
+    exact, changed, int8 = (
+        ort.InferenceSession(str(name), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+        for name in (path, adjusted, qdq)
+    )
+    # The biases hold what INT8 will add with its sign turned: of the size of its noise.
+    assert 0 < np.linalg.norm(changed - exact) < 0.3 * np.linalg.norm(exact)
+    assert np.linalg.norm(int8 - exact) < 0.3 * np.linalg.norm(exact)
+    again, other = tmp_path / "again.onnx", tmp_path / "other.onnx"
+    parts = ("--qdq", again, "--adjusted-model", other)
+    code, said = run("ranges", table, "--model", path, *parts)
+    assert code == 0, said
+    assert again.read_bytes() == qdq.read_bytes()
+    assert other.read_bytes() == adjusted.read_bytes()
+
+
+def test_a_cache_without_its_model_leaves_weights_alone(
+    tmp_path: Path, rng: np.random.Generator, folder: Path
+) -> None:
+    path, cache = small_convnet(tmp_path / "m.onnx", rng), tmp_path / "m.cache"
+    asked = ("calibrate", path, "--data", folder, "--cache", cache)
+    code, said = run(*asked, "--equalise", "on")
+    assert code == 2
+    assert "--equalise on changes weights, but a TensorRT cache holds ranges alone" in said
+    assert not cache.exists()
+    code, said = run(*asked, "--method", "auto", "-o", tmp_path / "m.json")
+    assert code == 0, said
+    assert "were left out: the cache is for the model as it is" in " ".join(said.split())
+    assert read_table(tmp_path / "m.json").format == 1
+
+
+def test_a_cache_from_a_table_with_adjustments_needs_their_model(
+    tmp_path: Path, rng: np.random.Generator, folder: Path
+) -> None:
+    path, table = depthwise_net(tmp_path / "m.onnx", rng), tmp_path / "m.json"
+    code, said = run("calibrate", path, "--data", folder, "--equalise", "on", "-o", table)
+    assert code == 0, said
+    code, said = run("ranges", table, "--cache", tmp_path / "m.cache")
+    assert code == 1
+    assert "holds adjustments of weights" in " ".join(said.split())
+    assert not (tmp_path / "m.cache").exists()
+
+
+def test_dead_channels_are_counted_in_every_report(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path = small_convnet(tmp_path / "m.onnx", rng)
+    model = ir.load(path)
+    bias = model.graph.initializers["b0"]
+    assert bias.const_value is not None
+    low = bias.const_value.numpy().copy()
+    low[:3] = -1e3
+    bias.const_value = ir.tensor(low, name="b0")
+    ir.save(model, path)
+    found = measure(path, noise(rng, 4), RangeOptions("minmax"))
+    assert found.dead_channels["r0"].dead == 3
+    assert "zero in all of 4 samples: r0 3 of 16" in ranges_text(found)
+    assert ranges_builtins(found)["dead_channels"]["r0"] == {"dead": 3, "channels": 16}
+    assert "3 of 16 channels always zero" in ranges_html(found, "m")
+
+
+def test_the_scale_rules_say_what_they_cost_where_samples_can_tell(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    data = [{"images": rng.uniform(size=(1, 3, 320, 320)).astype(np.float32)} for _ in range(2)]
+    model = configs.ROOT / "models" / "robot-objects.onnx"
+    out = tmp_path / "m.engine"
+    options = BuildOptions(data=data, ranges=RangeOptions("minmax"))
+    result = build_engine(model, "agx-orin-64gb", out, options)
+    ranges, rules = result.calibration, result.scale_rules
+    assert ranges is not None
+    assert {name: one.before for name, one in rules.effects.items()} == ranges.sqnr_db
+    assert all(one.after < one.before + 1 for one in rules.effects.values())
+    (note,) = [note for note in result.notes if "DLA scale rules widened" in note]
+    name, one = next(iter(rules.effects.items()))
+    assert f"{name} {one.before:.1f} -> {one.after:.1f} dB" in note
+    counted = build_engine(model, "agx-orin-64gb", out, BuildOptions(table=ranges.table))
+    assert counted.scale_rules.changes == rules.changes
+    assert counted.scale_rules.effects == {}
+    assert any("effect on error is not measured" in note for note in counted.notes)
