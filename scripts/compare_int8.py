@@ -10,17 +10,20 @@ one output, over all unseen pictures taken as one vector:
     cosine = sum y y' / sqrt(sum y^2 sum y'^2)      SQNR = 10 log10(sum y^2 / sum (y' - y)^2) dB
 
 y is the plain model in onnxruntime, y' what a user runs: of Tandem the engine for `laptop` through
-`device.session`, of onnxruntime its Q/DQ model in onnxruntime. "int8" is the share of products
-(Conv, Gemm, MatMul; in MACs) whose two operands are INT8. Methods of onnxruntime run in two forms:
+`device.session`, of onnxruntime its Q/DQ model in onnxruntime. "INT8 products" counts the nodes
+Conv, Gemm and MatMul whose two operands are INT8. `auto` of Tandem names the steps that it kept
+beside its ranges. Both methods of onnxruntime run in three forms:
 
     symmetric    INT8 with zero point 0, weights per channel: the form that TensorRT takes
     asymmetric   UINT8 with any zero point, weights per channel: the most accurate it can do
-    default      what `quantize_static` does if asked for nothing: weights per tensor
+    default      what `quantize_static` does if asked for nothing: INT8 with any zero point,
+                 weights per tensor
 
-The last needs a runtime that knows zero points; Tandem writes symmetric INT8 only.
+Zero points other than 0 are for onnxruntime alone: TensorRT refuses them, and Tandem writes none.
 """
 
 import argparse
+import contextlib
 import json
 import logging
 import platform
@@ -109,7 +112,10 @@ PEER_FORMS: Mapping[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One output of one model as one subject makes it. `int8`, `products`: nodes, see above."""
+    """One output of one model as one subject makes it.
+
+    `steps`: what `auto` did beside choosing ranges. `int8`, `products`: nodes, see above.
+    """
 
     model: str
     output: str
@@ -121,6 +127,16 @@ class Row:
     int8: int
     products: int
     seconds: float
+    steps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a subject made of the unseen inputs, the graphs that it ran, and `Row.steps`."""
+
+    outputs: list[Outputs]
+    graphs: list[onnx.GraphProto]
+    steps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -165,7 +181,8 @@ def table(rows: Sequence[Row]) -> list[str]:
         "|---|---|---|---|---|--:|--:|--:|",
     ]
     return lines + [
-        f"| {r.model} | {r.output} | {r.who} | {r.method} | {r.form} | {r.cosine:.5f} "
+        f"| {r.model} | {r.output} | {r.who} | {' + '.join((r.method, *r.steps))} | {r.form} "
+        f"| {r.cosine:.5f} "
         f"| {r.sqnr_db:.1f} | {r.int8} of {r.products} |"
         for r in rows
     ]
@@ -219,12 +236,13 @@ def _rows(path: Path, pictures: int) -> Iterator[Row]:
         for subject in SUBJECTS:
             start = time.perf_counter()
             make = _tandem if subject.who == TANDEM else _peer
-            found, graphs = make(material, subject, folder)
+            with contextlib.redirect_stdout(sys.stderr):  # the peer prints its progress
+                made = make(material, subject, folder)
             seconds = time.perf_counter() - start
-            int8, products = int8_products(graphs)
+            int8, products = int8_products(made.graphs)
             for output in material.exact[0]:
                 cosine, sqnr_db = closeness(
-                    [one[output] for one in material.exact], [one[output] for one in found]
+                    [one[output] for one in material.exact], [one[output] for one in made.outputs]
                 )
                 yield Row(
                     material.name,
@@ -237,6 +255,7 @@ def _rows(path: Path, pictures: int) -> Iterator[Row]:
                     int8,
                     products,
                     round(seconds, 1),
+                    made.steps,
                 )
                 print(
                     f"{material.name} {output}: {subject.who} {subject.method} {subject.form} "
@@ -297,14 +316,12 @@ def _inputs(folder: Path, config: PreprocessConfig, count: int) -> tuple[Array, 
     return tuple(preprocess(cv2.imread(str(file)), config)[0].copy() for file in chosen)
 
 
-def _tandem(
-    material: Material, subject: Subject, folder: Path
-) -> tuple[list[Outputs], list[onnx.GraphProto]]:
+def _tandem(material: Material, subject: Subject, folder: Path) -> Made:
     """Build the engine and run it."""
     path = folder / "tandem.engine"
     samples = [{material.input: one} for one in material.calibration]
     ranges = RangeOptions(method=subject.method)
-    build_engine(material.path, "laptop", path, BuildOptions(data=samples, ranges=ranges))
+    built = build_engine(material.path, "laptop", path, BuildOptions(data=samples, ranges=ranges))
     with open_session(path) as session:
         found = [session.infer({material.input: one}) for one in material.unseen]
     with open_engine(path) as engine:
@@ -313,12 +330,12 @@ def _tandem(
             for segment in engine.manifest.segments
             for one in segment.implementations
         ]
-    return found, [model.graph for model in models]
+    steps = built.calibration.steps if built.calibration is not None else ()
+    kept = tuple(step.name for step in steps if step.kept)
+    return Made(found, [model.graph for model in models], kept)
 
 
-def _peer(
-    material: Material, subject: Subject, folder: Path
-) -> tuple[list[Outputs], list[onnx.GraphProto]]:
+def _peer(material: Material, subject: Subject, folder: Path) -> Made:
     """Pre-process and quantize as onnxruntime's documentation says, and run the result."""
     prepared, quantized = folder / "prepared.onnx", folder / "quantized.onnx"
     if not prepared.exists():
@@ -335,7 +352,7 @@ def _peer(
     )
     session = _session(quantized)
     found = [_run(session, {material.input: one}) for one in material.unseen]
-    return found, [onnx.load(str(quantized)).graph]
+    return Made(found, [onnx.load(str(quantized)).graph])
 
 
 class _Reader(CalibrationDataReader):  # type: ignore[misc]
