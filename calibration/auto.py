@@ -23,7 +23,10 @@ d_s the differences over n samples, and m and v their mean and variance:
     m < 0   and   m^2 > z^2 v / n,   z = 1
 
 Without it the search would learn the rounding of these very samples. The last word is a comparison
-with the single methods: none of them is better than the result on the validation samples.
+with the best single method, which is left only if the whole choice passes the same test with z = 2
+and is better in the first half of the samples as well as in the second: a gain that comes from some
+samples alone will not be there on others. So no single method is better than the result on the
+validation samples.
 """
 
 import math
@@ -48,6 +51,8 @@ MAX_TRIALS = 1000
 """How often the model is run over all validation samples at most; parts count as parts."""
 HOPELESS = 2.0
 """z by which a candidate is dropped that is worse on the first samples."""
+PROVEN = 2.0
+"""z by which the whole choice must be better than the best single method."""
 NEGLIGIBLE = 0.01
 """Tensors whose candidates differ by less than this share of E are not tried a second time."""
 
@@ -142,6 +147,8 @@ def choose_ranges(
         choice, now = _sweep(search, open_tensors, own.sensitivity, choice, now)
         if choice == before:
             break
+    if not _is_proven(now, single[best]):
+        choice, now = start, single[best]
     return AutoResult(
         amax=choice,
         choices=_choices(candidates, choice, own.sensitivity),
@@ -241,6 +248,14 @@ def _better(
     if found.size < now.size:
         found = np.concatenate([found, search.measure(assignment, slice(found.size, None))])
     return found if surely_less(found, now) else None
+
+
+def _is_proven(found: NDArray[np.float64], than: NDArray[np.float64]) -> bool:
+    """Whether errors are surely less, and less in each half of the samples."""
+    half = found.size // 2
+    halves = ((found[part], than[part]) for part in (slice(half), slice(half, None)))
+    everywhere = all(mean_of(one) < mean_of(other) for one, other in halves if one.size)
+    return everywhere and surely_less(found, than, PROVEN)
 
 
 def _best(found: Mapping[float, NDArray[np.float64]]) -> float:

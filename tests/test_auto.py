@@ -94,6 +94,32 @@ def test_differences_that_may_be_chance_change_nothing() -> None:
     assert choose_ranges(candidates, errors).amax == {"t": 1.0, "u": 1.0}
 
 
+@pytest.mark.parametrize(
+    ("gains", "left"),
+    [
+        (np.r_[np.full(SAMPLES // 2, 0.9), np.full(SAMPLES // 2, 1.1)], True),
+        # Surely better on the whole, by the first half alone.
+        (np.r_[np.full(SAMPLES // 2, 2.0), np.full(SAMPLES // 2, -0.05)], False),
+        # Better in both halves, by 1.5 standard errors: enough for a tensor, not for the whole.
+        (1.0 + np.sqrt(SAMPLES - 1) / 1.5 * np.tile([1.0, -1.0], SAMPLES // 2), False),
+    ],
+)
+def test_the_best_single_method_is_left_only_for_what_is_proven(
+    gains: np.ndarray, left: bool
+) -> None:
+    candidates = {"t": {"a": 1.0, "b": 2.0}, "u": {"a": 1.0, "b": 2.0}}
+
+    def errors(assignment, samples=ALL):
+        t = gains * (assignment.get("t") == 2.0)
+        u = np.full(SAMPLES, 20.0) * (assignment.get("u") == 2.0)
+        return (30.0 - t + u)[samples]
+
+    assert gains.mean() > 0
+    result = choose_ranges(candidates, errors)
+    assert result.amax == {"t": 2.0 if left else 1.0, "u": 1.0}
+    assert result.fallback == (None if left else "a")
+
+
 def test_candidates_that_agree_are_tried_once(rng: np.random.Generator) -> None:
     errors = Additive(rng, tensors=1)
     errors.candidates["t0"] = {"a": 1.0, "b": 1.0, "c": 1.001}
