@@ -21,7 +21,7 @@ from toolkit.importer import import_model
 from toolkit.int8.observe import ActivationRunner
 from toolkit.int8.qdq_check import RULES, check_qdq
 from toolkit.int8.qdq_export import TARGETS, export_qdq
-from toolkit.int8.quantize import calibrated_tensors, quantize
+from toolkit.int8.quantize import calibrated_tensors
 from toolkit.passes import run_passes
 
 BOTH = sorted(TARGETS)
@@ -57,16 +57,6 @@ def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.nd
     session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, feeds), strict=True))
-
-
-def run_for(
-    model: ir.Model, names: list[str], feeds: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """The named tensors instead of the outputs; the model is changed."""
-    values = {str(value.name): value for node in model.graph for value in node.outputs}
-    model.graph.outputs.clear()
-    model.graph.outputs.extend(values[name] for name in names)
-    return run(ir.to_proto(model), feeds)
 
 
 def constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
@@ -148,36 +138,6 @@ def test_a_fused_add_is_nearer_to_the_engine_than_quantization_is_to_float(
     engine = engine_run(path, amax, feeds)["y"]
     assert np.linalg.norm(actual - engine) < 2 * np.linalg.norm(engine - exact)
     assert np.linalg.norm(actual - exact) < 0.05 * np.linalg.norm(exact)
-
-
-def test_every_tensor_of_the_detector_is_within_one_step_given_the_same_operands() -> None:
-    """The whole net cannot be compared so: one rounding that tips over tips others after it."""
-    model, feeds = detector()
-    amax = observed_amax(model, feeds)
-    segments = {str(node.name): "cpu.0" for node in model.graph}
-    engine = quantize(model, amax, segments, frozenset()).model
-    made = sorted(amax.keys() - feeds.keys())
-    seen = {**feeds, **run_for(engine, made, feeds)}
-    # The export, cut before each DequantizeLinear: it gets what the engine computed, rounded.
-    cut = export_qdq(model, amax)
-    for node in list(cut.graph):
-        quantizer = node.inputs[0].producer() if node.op_type == "DequantizeLinear" else None
-        if quantizer is None or quantizer.inputs[0].const_value is not None:
-            continue
-        name, out = str(quantizer.inputs[0].name), node.outputs[0]
-        source = ir.Value(name=f"{name}_fed", shape=out.shape, type=out.type)
-        cut.graph.inputs.append(source)
-        out.replace_all_uses_with(source)
-        feeds[f"{name}_fed"] = rounded(seen[name], amax[name] / 127)
-    found = run_for(cut, made, feeds)
-    differing, elements = 0, 0
-    for name in made:
-        step = amax[name] / 127
-        apart = np.abs(rounded(found[name], step) - rounded(seen[name], step)) / step
-        assert apart.max() < 1.001, name
-        differing += int((apart > 0.5).sum())
-        elements += apart.size
-    assert differing < elements / 1000
 
 
 @pytest.mark.parametrize(
