@@ -121,7 +121,7 @@ def assert_same(
     """Both models give the same numbers: all bits, or to within float rounding.
 
     The rewrites add in another order or multiply by a rounded reciprocal: some 1e2 operations of
-    relative error 6e-8 each, of numbers as large as the largest result.
+    relative error 6e-8 each, of numbers as large as the largest input or result.
     """
     feeds = feeds_of(proto, rng)
     changed = ir.to_proto(result.model)
@@ -132,5 +132,6 @@ def assert_same(
             np.testing.assert_array_equal(found, wanted)
         else:
             step = float(np.finfo(wanted.dtype).eps)
-            largest = float(np.max(np.abs(wanted), initial=0.0))
+            numbers = [wanted, *feeds.values()]
+            largest = max(float(np.max(np.abs(array), initial=0.0)) for array in numbers)
             np.testing.assert_allclose(found, wanted, rtol=200 * step, atol=100 * step * largest)

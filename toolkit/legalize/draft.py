@@ -61,49 +61,49 @@ class Draft:
 
     def restart(self) -> None:
         """Forget everything drafted so far."""
-        self.discard()
-        for part in (self.nodes, self.replaces, self._anchors, self._constants, self._outputs):
-            part.clear()
-        self.borders.clear()
-        self.sinks = False
+        self.back_to((0, 0, 0, False))
+        self._outputs.clear()
+
+    def mark(self) -> tuple[int, int, int, bool]:
+        """How far the draft is, for `back_to`."""
+        return len(self.nodes), len(self.replaces), len(self._constants), self.sinks
+
+    def back_to(self, mark: tuple[int, int, int, bool]) -> None:
+        """Forget what was drafted after a mark."""
+        nodes, replaces, constants, self.sinks = mark
+        self._let_go(self.nodes[nodes:], self._constants[constants:])
+        self.borders -= {str(node.name) for node in self.nodes[nodes:]}
+        del self.nodes[nodes:], self._anchors[nodes:]
+        del self.replaces[replaces:], self._constants[constants:]
 
     def at(self, origin: ir.Node) -> None:
         """Let the nodes that follow replace `origin` too."""
-        self._origin = origin
+        self.beside(origin)
         self.replaces.append(origin)
+
+    def beside(self, origin: ir.Node) -> None:
+        """Let the nodes that follow stem from `origin`."""
+        self._origin = origin
 
     def add(
         self, op: str, inputs: Sequence[ir.Value | None], attributes: Attributes | None = None
     ) -> ir.Value:
         """Add a node of one output and return that output, with type and shape."""
-        return self.add_many(op, inputs, attributes, 1)[0]
-
-    def add_many(
-        self,
-        op: str,
-        inputs: Sequence[ir.Value | None],
-        attributes: Attributes | None,
-        count: int,
-    ) -> list[ir.Value]:
-        """Add a node of `count` outputs and return them."""
         name = self._names.free(f"{self._origin.name}_{op}")
-        outputs = [
-            ir.Value(name=self._names.free(f"{self._origin.outputs[0].name}_{op}"))
-            for _ in range(count)
-        ]
+        made = ir.Value(name=self._names.free(f"{self._origin.outputs[0].name}_{op}"))
         given = dict(attributes or {})
-        self._infer(op, inputs, given, outputs)
+        self._infer(op, inputs, given, made)
         node = ir.Node(
             "",
             op,
             list(inputs),
             ir.convenience.convert_attributes(given),
-            outputs=outputs,
+            outputs=[made],
             name=name,
         )
         self.nodes.append(node)
         self._anchors.append(self._origin)
-        return outputs
+        return made
 
     def border(
         self, op: str, inputs: Sequence[ir.Value | None], attributes: Attributes | None = None
@@ -173,18 +173,15 @@ class Draft:
 
     def discard(self) -> None:
         """Let go of the inputs, so that nothing in the graph knows the new nodes, and of names."""
-        made = [value for node in self.nodes for value in node.outputs]
-        self._names.release(str(node.name) for node in self.nodes)
-        self._names.release(str(value.name) for value in (*made, *self._constants))
-        for node in self.nodes:
+        self._let_go(self.nodes, self._constants)
+
+    def _let_go(self, nodes: Sequence[ir.Node], constants: Sequence[ir.Value]) -> None:
+        for node in nodes:
             for index in range(len(node.inputs)):
                 node.replace_input_with(index, None)
-
-    def _swap_names(self, old: ir.Value, new: ir.Value) -> None:
-        """Let a new value, or an old one that becomes an output, take the name over (or back)."""
-        own = any(new is made for node in self.nodes for made in node.outputs)
-        if own or old.is_graph_output() or new.is_graph_output():
-            old.name, new.name = new.name, old.name
+        made = [value for node in nodes for value in node.outputs]
+        self._names.release(str(node.name) for node in nodes)
+        self._names.release(str(value.name) for value in (*made, *constants))
 
     def _swap(self, old: ir.Value, new: ir.Value) -> None:
         """Let `new` have the readers of `old`; a new value, or a new output, its name, too."""
@@ -210,10 +207,10 @@ class Draft:
         op: str,
         inputs: Sequence[ir.Value | None],
         attributes: Mapping[str, Any],
-        outputs: Sequence[ir.Value],
+        made: ir.Value,
     ) -> None:
         names = ["" if value is None else str(value.name) for value in inputs]
-        proto = onnx.helper.make_node(op, names, [str(v.name) for v in outputs], **attributes)
+        proto = onnx.helper.make_node(op, names, [str(made.name)], **attributes)
         types, data = {}, {}
         for value in inputs:
             if value is None:
@@ -226,10 +223,9 @@ class Draft:
         found = onnx.shape_inference.infer_node_outputs(
             schema, proto, types, data, opset_imports=[onnx.helper.make_opsetid("", self.opset)]
         )
-        for value in outputs:
-            kind = found[str(value.name)].tensor_type
-            value.type = ir.TensorType(ir.DataType(kind.elem_type))
-            value.shape = ir.Shape([d.dim_value for d in kind.shape.dim])
+        kind = found[str(made.name)].tensor_type
+        made.type = ir.TensorType(ir.DataType(kind.elem_type))
+        made.shape = ir.Shape([d.dim_value for d in kind.shape.dim])
 
 
 def _type(value: ir.Value) -> onnx.TypeProto:

@@ -39,71 +39,98 @@ def region_of(start: ir.Node) -> tuple[ir.Node, ...]:
 
 
 def liftable(node: ir.Node) -> bool:
-    """Whether a node is of rank 2 or 3, of known size and of an operator with a 4-D form."""
-    if node.domain not in ("", "ai.onnx") or node.op_type not in FORMS or len(node.outputs) != 1:
+    """Whether a node and all that it computes with are of one rank, 2 or 3, and it has a form."""
+    form = FORMS.get(node.op_type)
+    if form is None or node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
         return False
-    return _rank(node) in (2, 3)
+    computed = [v for v in node.inputs if v is not None and not v.is_initializer()]
+    ranks = {_rank_of(value) for value in (node.outputs[0], *computed)}
+    return len(ranks) == 1 and ranks <= form.ranks
 
 
 def _rank(node: ir.Node) -> int:
-    shape = sizes(node.outputs[0])
+    return _rank_of(node.outputs[0])
+
+
+def _rank_of(value: ir.Value) -> int:
+    shape = sizes(value)
     return 0 if shape is None else len(shape)
 
 
 def lift(site: Site) -> str | None:
     """Write the region of a node in 4-D; nodes without a 4-D form are left out."""
     region = [node for node in region_of(site.node) if node not in site.excluded]
-    reason = "it has no 4-D form"
-    while region:
-        site.draft.restart()
-        failed = _emit(site.draft, region, site.draft.opset)
-        if failed is None:
-            return None if _pays(site.draft) else "it neither reads a 4-D map nor holds weights"
-        node, why = failed
-        reason = f"'{node.name}' has no 4-D form: {why}"
-        region.remove(node)
-    return reason
+    if site.node not in region:
+        return "it has no 4-D form"
+    site.draft.restart()
+    if not _may_pay(region):
+        site.draft.replaces.extend(region)
+        return "neither a 4-D map nor a layer with weights is near"
+    reason = _emit(site.draft, region)
+    pays = site.draft.sinks or any(node.op_type in WEIGHTED for node in site.draft.nodes)
+    return None if pays else reason or "neither a 4-D map nor a layer with weights is near"
 
 
-def _pays(draft: Draft) -> bool:
-    """Whether a region is worth views at its edges: it goes on from a map, or convolves."""
-    return draft.sinks or any(node.op_type in ("Conv", "ConvTranspose") for node in draft.nodes)
+WEIGHTED = frozenset({"Conv", "ConvTranspose"})
 
 
-def _emit(draft: Draft, nodes: list[ir.Node], opset: int) -> tuple[ir.Node, str] | None:
-    """Fill the draft; return the first node without a 4-D form, and why."""
+def _may_pay(region: list[ir.Node]) -> bool:
+    """Whether a region is worth views at its edges: it goes on from a 4-D map, or has weights."""
+    if any(node.op_type in WEIGHTED | {"Gemm", "MatMul"} for node in region):
+        return True
+    inputs = [value for node in region for value in node.inputs if value is not None]
+    return any(_source(value) is not None for value in inputs if not value.is_initializer())
+
+
+def _emit(draft: Draft, region: list[ir.Node]) -> str | None:
+    """Fill the draft with the nodes that have a form; return why the last without has none."""
     images: dict[ir.Value, ir.Value] = {}
-    inside = set(nodes)
-    for node in nodes:
+    made: dict[ir.Node, ir.Value] = {}
+    reason = None
+    for node in region:
+        mark = draft.mark()
         draft.at(node)
-        for value in node.inputs:
-            if value is not None and not value.is_initializer() and value not in images:
-                images[value] = _enter(draft, value)
-        lifted = FORMS[node.op_type](Lifted(node, view(node, opset), draft, images))
+        entering = {
+            value: _enter(draft, value)
+            for value in node.inputs
+            if value is not None and not value.is_initializer() and value not in images
+        }
+        seen = Lifted(node, view(node, draft.opset), draft, {**images, **entering})
+        lifted = FORMS[node.op_type].write(seen)
         if isinstance(lifted, str):
-            return node, lifted
-        made = node.outputs[0]
-        images[made] = lifted
-        if made.is_graph_output() or any(use.node not in inside for use in made.uses()):
-            shape = sizes(made)
-            assert shape is not None
-            draft.finish(made, draft.reshape(lifted, shape))
-    return None
+            draft.back_to(mark)
+            reason = f"'{node.name}' has no 4-D form: {lifted}"
+            continue
+        images |= entering
+        made[node] = images[node.outputs[0]] = lifted
+    for node, lifted in made.items():
+        old = node.outputs[0]
+        if old.is_graph_output() or any(use.node not in made for use in old.uses()):
+            draft.beside(node)
+            draft.finish(old, draft.reshape(lifted, sizes(old) or ()))
+    return reason
 
 
 def _enter(draft: Draft, value: ir.Value) -> ir.Value:
     """The 4-D image of a tensor that enters the region."""
-    shape, source = sizes(value), value
-    assert shape is not None
-    while (node := source.producer()) is not None and node.op_type in PLAIN_VIEWS:
-        above = node.inputs[0]
-        if above is None:
-            break
-        source = above
-        size = image(source)
-        # A batch, channels and the rest must stay apart, as the region sees them.
-        if size is not None and size[0] == shape[0] and (len(shape) == 2 or size[1] == shape[1]):
-            draft.sinks = True
-            return source
+    source, shape = _source(value), sizes(value) or ()
+    if source is not None:
+        draft.sinks = True
+        return source
     wide = (*shape, 1, 1) if len(shape) == 2 else (shape[0], shape[1], 1, shape[2])
     return draft.reshape(value, wide)
+
+
+def _source(value: ir.Value) -> ir.Value | None:
+    """The 4-D map of which a tensor is a view, its batch (and channels, at rank 3) kept apart."""
+    shape = sizes(value)
+    source: ir.Value | None = value
+    while source is not None and shape is not None:
+        node = source.producer()
+        if node is None or node.op_type not in PLAIN_VIEWS:
+            return None
+        source = node.inputs[0]
+        size = image(source)
+        if size is not None and size[0] == shape[0] and (len(shape) == 2 or size[1] == shape[1]):
+            return source
+    return None

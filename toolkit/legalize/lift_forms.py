@@ -202,29 +202,39 @@ def global_pool(lifted: Lifted) -> ir.Value | str:
     return data if isinstance(data, str) else global_average(lifted.draft, data)
 
 
-FORMS: dict[str, Callable[[Lifted], ir.Value | str]] = {
-    "Abs": elementwise,
-    "Clip": elementwise,
-    "LeakyRelu": elementwise,
-    "Relu": elementwise,
-    "Sigmoid": elementwise,
-    "Tanh": elementwise,
-    "HardSigmoid": hard_sigmoid,
-    "HardSwish": hard_swish,
-    "Add": binary,
-    "Div": binary,
-    "Max": binary,
-    "Min": binary,
-    "Mul": binary,
-    "Sub": binary,
-    "Gemm": product,
-    "MatMul": product,
-    "Conv": windowed,
-    "ConvTranspose": windowed,
-    "MaxPool": windowed,
-    "AveragePool": windowed,
-    "BatchNormalization": batch_norm,
-    "Softmax": softmax,
-    "Concat": concat,
-    "GlobalAveragePool": global_pool,
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How an operator is written in 4-D, and the ranks at which it is."""
+
+    write: Callable[[Lifted], ir.Value | str]
+    ranks: frozenset[int] = frozenset({2, 3})
+
+
+ROW, LINE = frozenset({2}), frozenset({3})
+
+FORMS: dict[str, Form] = {
+    "Abs": Form(elementwise),
+    "Clip": Form(elementwise),
+    "LeakyRelu": Form(elementwise),
+    "Relu": Form(elementwise),
+    "Sigmoid": Form(elementwise),
+    "Tanh": Form(elementwise),
+    "HardSigmoid": Form(hard_sigmoid),
+    "HardSwish": Form(hard_swish),
+    "Add": Form(binary),
+    "Div": Form(binary),
+    "Max": Form(binary),
+    "Min": Form(binary),
+    "Mul": Form(binary),
+    "Sub": Form(binary),
+    "Gemm": Form(product, ROW),
+    "MatMul": Form(product, ROW),
+    "Conv": Form(windowed, LINE),
+    "ConvTranspose": Form(windowed, LINE),
+    "MaxPool": Form(windowed, LINE),
+    "AveragePool": Form(windowed, LINE),
+    "BatchNormalization": Form(batch_norm),
+    "Softmax": Form(softmax),
+    "Concat": Form(concat),
+    "GlobalAveragePool": Form(global_pool, LINE),
 }
