@@ -7,17 +7,19 @@ from calibration.dataset import Dataset, Sample, Skipped
 
 VALIDATION_EVERY = 3  # of the samples one in so many is kept for trials
 MAX_VALIDATION = 32  # more hardly changes a choice, and every trial runs them all
+MAX_REPORTED = 8  # where nothing is chosen by them, only said
 
 
 class Split:
     """A data set without every third sample, which are kept for trials.
 
-    Where nothing is tried, or the samples are too few to spare any, all are observed, and the
-    first of them serve as validation too.
+    Where nothing is tried (`wanted` False), or the samples are too few to spare any, all are
+    observed, and the first of them serve as validation too.
     """
 
     def __init__(self, data: Dataset, wanted: bool) -> None:
         self._data = data
+        self._most = MAX_VALIDATION if wanted else MAX_REPORTED
         self.unseen = wanted and len(data) >= 2 * VALIDATION_EVERY
         self._kept: dict[int, Sample] = {}
 
@@ -42,7 +44,7 @@ class Split:
         self._kept.clear()
         for number, sample in enumerate(self._data):
             mine = not self.unseen or number % VALIDATION_EVERY == VALIDATION_EVERY - 1
-            if mine and len(self._kept) < MAX_VALIDATION:
+            if mine and len(self._kept) < self._most:
                 self._kept[number] = _copy(sample)
             if not self.unseen or not mine:
                 yield sample
