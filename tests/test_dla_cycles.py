@@ -134,6 +134,8 @@ def test_stripes_are_sixteen_until_the_last_of_seventeen_to_thirty_two() -> None
     assert sequence.direct_stripes(32, FULL) == [(32, 1)]
     assert sequence.direct_stripes(33, FULL) == [(16, 1), (17, 1)]
     assert sequence.direct_stripes(49, FULL) == [(16, 2), (17, 1)]
+    assert sequence.direct_stripes(40, FULL, batch=4) == [(4, 8), (8, 1)]
+    assert sequence.direct_stripes(3, FULL, batch=16) == [(1, 2), (1, 1)]
     large = CONFIGURATIONS["nv_large"]
     assert sequence.direct_stripes(127, large) == [(32, 2), (63, 1)]
     assert sequence.direct_stripes(128, large) == [(64, 1), (64, 1)]
@@ -168,6 +170,36 @@ def test_the_first_layer_of_resnet_in_its_three_modes() -> None:
     assert estimate(first, FULL).mode == "image, 2 rows joined"
     assert set(by_mode(replace(first, image=False))) == {"direct"}
     assert set(by_mode(replace(first, dilation=(2, 2)))) == {"direct"}
+
+
+@pytest.mark.parametrize(
+    ("channels", "width", "stride", "rows"),
+    [
+        (4, 4, 4, {1, 2, 4}),
+        (3, 5, 1, {1, 2}),
+        (3, 1, 5, {1, 2}),
+        (3, 8, 8, {1, 2}),
+        (3, 9, 1, {1}),
+        (4, 1, 9, {1}),
+        (1, 16, 1, {1, 2, 4}),
+        (1, 17, 1, {1, 2}),
+        (2, 3, 1, set()),
+    ],
+)
+def test_rows_are_joined_where_few_channels_leave_room(
+    channels: int, width: int, stride: int, rows: set[int]
+) -> None:
+    layer = ConvLayer(
+        channels=channels,
+        height=64,
+        width=64,
+        kernels=32,
+        kernel=(3, width),
+        stride=(1, stride),
+        image=True,
+    )
+    modes = {1: "image", 2: "image, 2 rows joined", 4: "image, 4 rows joined"}
+    assert set(by_mode(layer)) == {"direct"} | {modes[row] for row in rows}
 
 
 def test_resnet_50_takes_three_million_clocks_of_the_array() -> None:

@@ -134,15 +134,16 @@ def test_chunks_make_every_output_from_rows_that_they_hold(layer: ConvLayer) -> 
     room = made.data_banks * per_bank // data_entries(layer, FULL)
     assume(made.fits)
     assert made.data_banks + made.weight_banks <= FULL.banks
-    done = 0
+    done = reached = 0
     for chunk in made.chunks:
+        assert reached < layer.height  # the chunk with the last row makes all that is left
         assert 1 <= chunk.in_rows <= room
         assert chunk.out_rows >= 1
         first = max(0, done * layer.stride[0] - layer.pads[0])
         done += chunk.out_rows
         last = (done - 1) * layer.stride[0] - layer.pads[0] + layer.extent[0] - 1
-        assert first + chunk.in_rows > min(last, layer.height - 1)
-        assert first + chunk.in_rows <= layer.height
+        reached = first + chunk.in_rows
+        assert min(last, layer.height - 1) < reached <= layer.height
     assert done == layer.out_height
 
 
@@ -237,6 +238,12 @@ def test_a_sum_in_the_first_unit_costs_bytes_and_in_the_last_clocks() -> None:
     assert (table.output_stage, table.bytes_read) == (last.output_stage, alone.bytes_read)
 
 
+def test_the_output_stage_takes_whole_groups_of_kernels() -> None:
+    layer = ConvLayer(channels=64, height=10, width=10, kernels=97)
+    assert estimate(layer, UNBOUND).output_stage == 100 * 128 / 16
+    assert estimate(replace(layer, table=True), UNBOUND).output_stage == 100 * 97 / 4
+
+
 def test_pointwise_layers_read_every_operand() -> None:
     add = Pointwise(channels=256, height=56, width=56, operands=2)
     size = 256 * 56 * 56
@@ -282,9 +289,9 @@ def test_pooling_behind_a_convolution_saves_the_round_trip() -> None:
     assert cycles.bytes_written == 56 * 56 * 64
     assert cycles.output_stage == 112 * 112 * 64 / 8
     # A split convolution writes its rows first, and pooling follows from memory.
-    pooled = direct(replace(WIDE, pool=Pool(channels=128, height=112, width=112, kernel=(2, 2))))
-    alone = direct(WIDE)
-    behind = estimate(Pool(channels=128, height=112, width=112, kernel=(2, 2)), FULL)
+    halved = Pool(channels=128, height=112, width=112, kernel=(2, 2), stride=(2, 2))
+    pooled, alone = direct(replace(WIDE, pool=halved)), direct(WIDE)
+    behind = estimate(halved, FULL)
     assert pooled.total == pytest.approx(alone.total + behind.total)
     assert pooled.bytes_written == alone.bytes_written + behind.bytes_written
 

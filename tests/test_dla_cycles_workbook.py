@@ -148,3 +148,17 @@ def test_a_small_buffer_reads_what_does_not_fit_again() -> None:
     )
     assert sheet_row(deep, RULES["ResNet50"], Machine(buffer_kb=8)).dram_kb == 4 + 256 + 4
     assert sheet_row(deep, RULES["ResNet50"], Machine(buffer_kb=7)).dram_kb == 4 + 2 * 256 + 4
+
+
+def test_a_tie_keeps_the_weights_and_reading_needs_the_lines_of_a_kernel() -> None:
+    # 64 KB in, 64 KB of weights; one line of input takes 4 KB, one group of kernels 8 KB.
+    tie = SheetLayer(
+        channels=256, size=(16, 16), kernels=256, kernel=(1, 1), stride=(1, 1), out=(16, 16)
+    )
+    assert sheet_row(tie, RULES["ResNet50"], Machine(buffer_kb=68)).dram_kb == 64 + 64 + 64
+    # Two lines take 8 KB: of 71 KB the 64 of weights do not find room beside them.
+    tall = SheetLayer(
+        channels=256, size=(16, 16), kernels=64, kernel=(2, 2), stride=(1, 1), out=(16, 16)
+    )
+    assert sheet_row(tall, RULES["ResNet50"], Machine(buffer_kb=72)).dram_kb == 64 + 64 + 16
+    assert sheet_row(tall, RULES["ResNet50"], Machine(buffer_kb=71)).dram_kb == 2 * 64 + 64 + 16
