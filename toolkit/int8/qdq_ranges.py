@@ -35,6 +35,10 @@ RANGE_KEEPING_OPS = frozenset(
         "Unsqueeze",
     }
 )
+# Of these, operators whose result holds the same numbers.
+_SAME_NUMBERS = frozenset(
+    {"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+)
 # Operators that run in the kernel of the INT8 product before them.
 _FOLLOWING_OPS = RANGE_KEEPING_OPS | {"Add", "Clip", "Concat", "LeakyRelu", "Sigmoid", "Sum"}
 
@@ -42,25 +46,36 @@ _FOLLOWING_OPS = RANGE_KEEPING_OPS | {"Add", "Clip", "Concat", "LeakyRelu", "Sig
 def infer_ranges(
     graph: ir.Graph, amax: Mapping[str, float]
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Carry ranges forward, then backward; returns all, and the names of those that are new."""
-    known = dict(amax)
+    """Carry ranges back over what moves numbers, forward, then backward over the rest.
+
+    Returns all ranges, and the names of those that are new.
+    """
+    known = {**_backward(graph, amax, _SAME_NUMBERS), **amax}
     for node in graph:
         found = _forward(node, known)
         if found is not None:
             for out in node.outputs:
                 if _is_float_activation(out):
                     known.setdefault(str(out.name), found)
-    backward: dict[str, float] = {}
+    known = {**known, **_backward(graph, known, None)}
+    names = (*amax, *(name for name in known if name not in amax))
+    return {name: known[name] for name in names}, names[len(amax) :]
+
+
+def _backward(
+    graph: ir.Graph, known: Mapping[str, float], ops: frozenset[str] | None
+) -> dict[str, float]:
+    """The ranges that operands without one have from results; `ops` None: of all operators."""
+    found: dict[str, float] = {}
     for node in reversed(list(graph)):
         result = str(node.outputs[0].name)
-        found = known.get(result, backward.get(result))
-        if found is None:
+        limit = known.get(result, found.get(result))
+        if limit is None or (ops is not None and node.op_type not in ops):
             continue
         for name in _sources(node):
             if name not in known:
-                backward[name] = max(found, backward.get(name, 0.0))
-    known.update(backward)
-    return known, tuple(name for name in known if name not in amax)
+                found[name] = max(limit, found.get(name, 0.0))
+    return found
 
 
 def nodes_in_float(graph: ir.Graph) -> tuple[str, ...]:
