@@ -17,7 +17,7 @@ from calibration.compare import sqnr_db
 from toolkit.errors import BuildError
 from toolkit.importer import import_model
 from toolkit.int8.bias_correction import Run, channel_means, correct_biases, find_bias_layers
-from toolkit.int8.effect import keep_if_better
+from toolkit.int8.effect import Effect, worst_of
 from toolkit.int8.observe import ActivationRunner
 from toolkit.int8.quantize import calibrated_tensors, quantize
 from toolkit.int8.weights import constant_of
@@ -209,9 +209,7 @@ def test_a_shared_bias_and_the_model_given_stay_as_they_are(
     assert offset(result, model, samples) < 1e-4
 
 
-def test_a_biased_model_gains_on_other_samples_and_is_kept(
-    tmp_path: Path, rng: np.random.Generator
-) -> None:
+def test_a_biased_model_gains_on_other_samples(tmp_path: Path, rng: np.random.Generator) -> None:
     model = prepared(small_convnet(tmp_path / "m.onnx", rng))
     fresh = noise(rng, (1, 3, 32, 32), 4)
     run = ActivationRunner(model, ["y"])
@@ -223,9 +221,7 @@ def test_a_biased_model_gains_on_other_samples_and_is_kept(
 
     samples = noise(rng, (1, 3, 32, 32), 4)
     corrected = correct_biases(model, samples, ActivationRunner, open_coarse).model
-    choice = keep_if_better(measure, model, corrected)
-    assert choice.effect.gain > 6
-    assert (choice.kept, choice.model) == (True, corrected)
+    assert Effect(measure(model), measure(corrected)).gain > 6
 
 
 def test_real_int8_gets_its_means_back(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -253,13 +249,13 @@ def test_real_int8_gets_its_means_back(tmp_path: Path, rng: np.random.Generator)
     assert largest(corrected) < largest(model) / 10
 
 
-@pytest.mark.parametrize(("after", "kept"), [(20.05, False), (20.2, True), (math.nan, False)])
-def test_only_a_measured_gain_is_kept(after: float, kept: bool) -> None:
-    old, new = (ir.Model(ir.Graph([], [], nodes=[]), ir_version=9) for _ in range(2))
-    choice = keep_if_better(lambda model: 20.0 if model is old else after, old, new)
-    assert choice.kept is kept
-    assert choice.model is (new if kept else old)
-    assert keep_if_better(lambda _: math.inf, old, new).effect.gain == 0
+@pytest.mark.parametrize(("after", "helps"), [(20.05, False), (20.2, True), (math.nan, False)])
+def test_only_a_measured_gain_of_the_worst_output_helps(after: float, helps: bool) -> None:
+    effects = {"a": Effect(20.0, after), "b": Effect(30.0, 25.0)}
+    for order in (effects, dict(reversed(effects.items()))):
+        assert worst_of(order).before == 20.0
+        assert worst_of(order).helps() is helps
+    assert Effect(math.inf, math.inf).gain == 0
 
 
 def test_channel_means_name_the_tensor_that_is_not_finite(rng: np.random.Generator) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from toolkit.errors import BuildError
-from toolkit.int8.effect import effect_of
+from toolkit.int8.effect import Effect, effects_of
 from toolkit.int8.scale_rules import SCALE_RULES, UnifiedRanges, unify_scales
 
 Node = tuple[str, str, tuple[str, ...], tuple[str, ...]]  # name, op, inputs, outputs
@@ -168,17 +168,16 @@ def test_a_range_that_is_no_positive_number_is_refused(value: float) -> None:
 def test_the_effect_is_measured_once_where_nothing_changed() -> None:
     asked: list[Mapping[str, float]] = []
 
-    def measure(amax: Mapping[str, float]) -> float:
+    def measure(amax: Mapping[str, float]) -> dict[str, float]:
         asked.append(amax)
-        return 10.0 - max(amax.values())
+        return {"x": -amax["x"], "y": 10.0 - amax["y"]}
 
     nodes: list[Node] = [("p", "MaxPool", ("x",), ("y",))]
-    effect = effect_of(measure, {"x": 2.0, "y": 1.0}, unify(nodes, {"x": 2.0, "y": 1.0}).amax)
-    assert (effect.before, effect.after, effect.gain, len(asked)) == (8.0, 8.0, 0.0, 2)
-    same = effect_of(measure, {"x": 2.0, "y": 2.0}, unify(nodes, {"x": 2.0, "y": 2.0}).amax)
-    assert (same.gain, len(asked)) == (0.0, 3)
-    higher = unify(nodes, {"x": 2.0, "y": 3.0})
-    assert effect_of(lambda a: -a["x"], {"x": 2.0, "y": 3.0}, higher.amax).gain == -1.0
+    found = effects_of(measure, {"x": 2.0, "y": 1.0}, unify(nodes, {"x": 2.0, "y": 1.0}).amax)
+    assert (found, len(asked)) == ({"x": Effect(-2.0, -2.0), "y": Effect(9.0, 8.0)}, 2)
+    assert found["y"].gain == -1.0
+    same = effects_of(measure, {"x": 2.0, "y": 2.0}, unify(nodes, {"x": 2.0, "y": 2.0}).amax)
+    assert (same["y"].gain, len(asked)) == (0.0, 3)
 
 
 def test_every_row_says_its_source() -> None:

@@ -16,7 +16,7 @@ on a small detector (INT8 by entropy, 16 held-out pictures) that took the boxes 
 
 A mean over all positions says little about rare ones: on the same detector the scores, nearly all
 background, fell from 24.2 dB to 20.9. So measure on other samples whether a model gains, with a
-figure that sees every output (`effect.keep_if_better`), and leave it out where it does not.
+figure that sees every output (`steps.corrected`), and leave it out where it does not.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
