@@ -2,7 +2,8 @@
 
 `dataset` gives samples, `observer` watches tensors, `threshold` turns what was seen into one amax
 per tensor, `calibrate` does the three in one pass, `state` keeps and merges what was seen, `table`
-keeps the result, and `compare` tells how far a quantised output is from its reference.
+keeps the result, `channels` counts what never leaves zero, and `compare` tells how far a quantised
+output is from its reference.
 """
 
 from calibration.calibrate import (
@@ -12,6 +13,7 @@ from calibration.calibrate import (
     calibrate,
     observe_tensors,
 )
+from calibration.channels import ChannelWatch, DeadChannels
 from calibration.compare import Comparison, compare
 from calibration.dataset import (
     Dataset,
@@ -23,17 +25,20 @@ from calibration.dataset import (
 )
 from calibration.errors import CalibrationError
 from calibration.state import State, merge_states, read_state, write_state
-from calibration.table import CalibrationTable, read_table, scale_of, write_table
+from calibration.table import Adjustments, CalibrationTable, read_table, scale_of, write_table
 from calibration.threshold import METHODS, amax_by_method
 
 __all__ = [
     "METHODS",
+    "Adjustments",
     "CalibrationError",
     "CalibrationResult",
     "CalibrationTable",
+    "ChannelWatch",
     "Checkpoint",
     "Comparison",
     "Dataset",
+    "DeadChannels",
     "InputSpec",
     "Observation",
     "Sample",
