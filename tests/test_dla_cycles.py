@@ -253,6 +253,10 @@ def test_winograd_saves_nine_quarters() -> None:
     ways = by_mode(layer, replace(FULL, uses_winograd=True))
     assert ways["direct"].mac / ways["Winograd"].mac == 2.25
     assert "Winograd" not in by_mode(layer)
+    assert "Winograd" not in by_mode(layer, replace(CONFIGURATIONS["nv_large"], uses_winograd=True))
+    assert "Winograd" not in by_mode(
+        replace(layer, dilation=(2, 2)), replace(FULL, uses_winograd=True)
+    )
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,9 @@ class Split:
     chunks: tuple[Chunk, ...]
     fits: bool = True
 
-    @property
-    def weight_reads(self) -> int:
-        """How often all weights are read: with every chunk, unless they stay in the buffer."""
-        return 1 if self.weight_mode == "all weights" else len(self.chunks)
+    def weight_reads(self, frames: int) -> int:
+        """Return how often all weights are read: once if they stay, else for every chunk."""
+        return 1 if self.weight_mode == "all weights" else len(self.chunks) * frames
 
 
 def data_entries(layer: ConvLayer, config: Config, image_channels: int = 0) -> int:
@@ -102,7 +101,7 @@ def _chunks(layer: ConvLayer, rows: int) -> tuple[Chunk, ...]:
     chunks = []
     done = 0
     while done < layer.out_height:
-        top = max(0, done * layer.stride[0] - layer.pads[0])
+        top = min(max(0, done * layer.stride[0] - layer.pads[0]), layer.height - 1)
         above = max(0, layer.pads[0] - done * layer.stride[0])
         left = layer.out_height - done
         here = (rows + above - layer.extent[0]) // layer.stride[0] + 1

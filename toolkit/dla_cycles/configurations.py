@@ -17,21 +17,21 @@ class Config:
     """One DLA core. Rates are per clock of the core; sizes are in bytes.
 
     MAC array: `atomic_c` input channels times `atomic_k` INT8 kernels at once (`atomic_k_fp16` in
-    FP16, 0 if it has none). Sequence: a direct convolution runs in stripes of `stripe` to `2 *
-    stripe` output positions (`long_stripes`: of `2 * stripe` while at least four times `stripe`
-    remain), an image convolution in stripes of `image_stripe`; a package lasts at least
-    `package_minimum` clocks, and weights leave the buffer at `weight_bytes`. Buffer: `banks` of
-    `bank_bytes` in entries of `entry_bytes`; split layers give weights at most
-    `split_weight_banks`. Output: `sdp_x` and `sdp_y` elements (0: no such unit), `pdp` and `cdp`
-    INT8 elements. Memory: `port_bytes` and `sram_port_bytes` (0: no second port).
-    `depthwise_channels` is the channels that a unit for depthwise convolution would take at once
-    (0: no such unit, groups go the long way). `uses_winograd` says that 3x3 convolutions may be
-    computed that way.
+    FP16, 0 if it has none). Sequence: a direct convolution runs in stripes of `stripe` to
+    `2 * stripe` output positions (`long_stripes`: of `2 * stripe` while at least four times
+    `stripe` remain), an image convolution in stripes of `image_stripe`; a package lasts at least
+    `package_minimum` clocks, and weights leave the buffer at `weight_bytes`; fully connected layers
+    take up to `max_batch` frames together. Buffer: `banks` of `bank_bytes` in entries of
+    `entry_bytes`; split layers give weights at most `split_weight_banks`. Output: `sdp_x` and
+    `sdp_y` elements (0: no such unit), `pdp` and `cdp` INT8 elements. Memory: `port_bytes` and
+    `sram_port_bytes` (0: no second port), features in atoms of `memory_atom_bytes`. Units:
+    `winograd`, `image_post_extension` (rows of a picture joined).
 
-    The last four are free parameters for fitting; their values here leave the cycles as they are:
-    `mac_efficiency` and `memory_efficiency` scale rates (0..1], `overlap` is the share of the
-    input's fill that hides behind other work [0..1], `layer_overhead` is clocks per hardware
-    layer.
+    Free parameters, for fitting to a compiler and a board: `uses_winograd` (3x3 convolutions may
+    run that way), `depthwise_channels` (channels that a depthwise unit would take at once, 0: none,
+    groups go the long way), `mac_efficiency` and `memory_efficiency` (scale rates, (0, 1]),
+    `overlap` (share of the input's fill that hides behind other work, [0, 1]) and `layer_overhead`
+    (clocks per hardware layer).
     """
 
     name: str

@@ -64,7 +64,7 @@ def _frames(
         for rows, count in runs.items()
     )
     weights = _weight_bytes(layer, way.taps)
-    loads = 1 if split.weight_mode == "all weights" else len(split.chunks) * batch
+    loads = split.weight_reads(batch)
     picture = sum(chunk.in_rows for chunk in split.chunks) * way.row_bytes * batch
     once = way.row_bytes * layer.height * batch
     frames = batch * together

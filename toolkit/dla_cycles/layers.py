@@ -17,7 +17,8 @@ class LayerError(TandemError):
 class Pool:
     """Max or average pooling of a tensor (channels, height, width), `batch` frames of it.
 
-    As the `pool` of a ConvLayer the first three are those of the convolution's output.
+    As the `pool` of a ConvLayer the first three are those of the convolution's output. Kernels
+    beyond the hardware's 8 are computed in steps: give each step.
     """
 
     channels: int

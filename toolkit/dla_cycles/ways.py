@@ -41,8 +41,8 @@ def ways(layer: ConvLayer, config: Config) -> Iterator[Way]:
     if layer.image and layer.channels in PICTURE_CHANNELS and layer.dilation == (1, 1):
         for rows in _joinable_rows(layer, config):
             yield image(layer, config, rows)
-    plain = layer.stride == (1, 1) and layer.dilation == (1, 1)
-    if config.uses_winograd and layer.kernel == (3, 3) and plain:
+    plain = layer.kernel == (3, 3) and layer.stride == layer.dilation == (1, 1)
+    if config.winograd and config.uses_winograd and plain:
         yield winograd(layer, config)
 
 
