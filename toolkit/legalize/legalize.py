@@ -5,7 +5,7 @@ its borders, if no neighbour is lost, and if fewer nodes are refused than before
 only moves down, no more). This runs before calibration: new tensors need ranges.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import onnx
 import onnx_ir as ir
@@ -105,8 +105,7 @@ class _Work:
         if not rows or node.domain not in ("", "ai.onnx"):
             return
         seen = self._view(node)
-        if not _is_plain(seen):
-            return
+        rows = tuple(row for row in rows if _is_plain(seen, row.dtypes))
         declined = []
         for row in rows:
             reason = self._failed.get((row.id, node)) or self._apply(row, node, seen)
@@ -146,10 +145,12 @@ class _Work:
 
     def _trial(self, row: Rewrite, draft: Draft) -> tuple[str | None, set[ir.Node]]:
         """Put a draft in and keep it; or return why not, and the nodes whose form is refused."""
-        known = {n: self.verdicts(n) for n in (*draft.replaces, *_above(draft.replaces))}
+        near = [*draft.replaces, *_above(draft.replaces), *_readers(draft.replaces)]
+        near += [node for node in _makers(draft.nodes) if node.graph is self.graph]
+        known = {node: self.verdicts(node) for node in near}
         draft.put_in()
         gone = [*draft.replaces, *_dead(draft.replaces)]
-        reason, refused = self._refusal(draft, gone)
+        reason, refused = self._refusal(draft, gone, known)
         before = sum(bool(known[n]) for n in gone if n in known)
         after = len(draft.borders)
         if reason is None and after > before - (not draft.sinks):
@@ -165,7 +166,9 @@ class _Work:
         self._keep(row, draft, gone, verdict)
         return None, set()
 
-    def _refusal(self, draft: Draft, gone: list[ir.Node]) -> tuple[str | None, set[ir.Node]]:
+    def _refusal(
+        self, draft: Draft, gone: list[ir.Node], known: Mapping[ir.Node, tuple[Verdict, ...]]
+    ) -> tuple[str | None, set[ir.Node]]:
         """What the DLA refuses of a draft that is in the graph, or of its neighbours."""
         reason, refused = None, set()
         for node in draft.nodes:
@@ -179,7 +182,7 @@ class _Work:
         if reason is not None:
             return reason, refused
         for node in _neighbours(draft, gone):
-            if not self.verdicts(node) and (now := self._judge(node)):
+            if not known.get(node, ()) and (now := self._judge(node)):
                 return f"'{node.name}' beside it would be refused by {now[0].rule}", set()
         return None, set()
 
@@ -199,12 +202,12 @@ class _Work:
                 self.graph.initializers.pop(str(value.name), None)
 
 
-def _is_plain(node: NodeView) -> bool:
-    """Whether the tensors are FP32 or FP16 of known size: what every rewrite starts from."""
+def _is_plain(node: NodeView, dtypes: frozenset[str]) -> bool:
+    """Whether the tensors are of known size and of these types: what a rewrite starts from."""
     if node.has_subgraph:
         return False
     return all(
-        tensor.dtype in ("float32", "float16")
+        tensor.dtype in dtypes
         and tensor.shape is not None
         and all(isinstance(size, int) and size > 0 for size in tensor.shape)
         for tensor in node.flowing
@@ -215,12 +218,26 @@ def _above(nodes: list[ir.Node]) -> Iterator[ir.Node]:
     """The nodes that may lose their last reader with `nodes`: single-reader chains above them."""
     open_nodes = list(nodes)
     while open_nodes:
-        for value in open_nodes.pop().inputs:
+        for maker in _makers([open_nodes.pop()]):
+            yield maker
+            if len(list(maker.outputs[0].uses())) == 1:
+                open_nodes.append(maker)
+
+
+def _makers(nodes: list[ir.Node]) -> Iterator[ir.Node]:
+    """The nodes that make what `nodes` read."""
+    for node in nodes:
+        for value in node.inputs:
             maker = value.producer() if value is not None else None
             if maker is not None and maker.op_type != "Constant":
                 yield maker
-                if len(list(maker.outputs[0].uses())) == 1:
-                    open_nodes.append(maker)
+
+
+def _readers(nodes: list[ir.Node]) -> Iterator[ir.Node]:
+    """The nodes that read what `nodes` make."""
+    for node in nodes:
+        for value in node.outputs:
+            yield from (use.node for use in value.uses())
 
 
 def _dead(replaced: list[ir.Node]) -> list[ir.Node]:
@@ -228,9 +245,8 @@ def _dead(replaced: list[ir.Node]) -> list[ir.Node]:
     gone, found = set(replaced), []
     open_nodes = list(replaced)
     while open_nodes:
-        for value in open_nodes.pop().inputs:
-            maker = value.producer() if value is not None else None
-            if maker is not None and maker not in gone and _unread(maker, gone):
+        for maker in _makers([open_nodes.pop()]):
+            if maker not in gone and _unread(maker, gone):
                 gone.add(maker)
                 found.append(maker)
                 open_nodes.append(maker)
@@ -247,10 +263,8 @@ def _unread(node: ir.Node, gone: set[ir.Node]) -> bool:
 def _neighbours(draft: Draft, gone: list[ir.Node]) -> Iterator[ir.Node]:
     """The nodes that stay and make an input or read an output of the new ones."""
     ours = {*draft.nodes, *gone}
-    makers = [v.producer() for node in draft.nodes for v in node.inputs if v is not None]
-    readers = [use.node for node in draft.nodes for v in node.outputs for use in v.uses()]
-    for node in dict.fromkeys([*makers, *readers]):
-        if node is not None and node not in ours and node.graph is draft.graph:
+    for node in dict.fromkeys([*_makers(draft.nodes), *_readers(draft.nodes)]):
+        if node not in ours and node.graph is draft.graph:
             yield node
 
 

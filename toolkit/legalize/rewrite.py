@@ -79,6 +79,9 @@ def image(tensor: TensorView | ir.Value | None) -> tuple[int, int, int, int] | N
     return None if shape is None or len(shape) != 4 else (shape[0], shape[1], shape[2], shape[3])
 
 
+FLOATS = frozenset({"float32", "float16"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite:
     """One equation by which a node that the DLA refuses becomes nodes that it takes.
@@ -86,8 +89,9 @@ class Rewrite:
     `build` fills the draft of a site, or returns why the equation does not hold there. `exact`:
     every number is the same, else the same to within float rounding. `reads`: tried on nodes that
     the DLA takes, too, where they read what a refused node of these operators makes. `first`: tried
-    on the whole graph before the others, which would take its parts apart. `precision` is what
-    INT8 must know: ranges are measured after legalising, so each new tensor gets its own.
+    on the whole graph before the others, which would take its parts apart. `dtypes`: what its
+    tensors may be. `precision` is what INT8 must know: ranges are measured after legalising, so
+    each new tensor gets its own.
     """
 
     id: str
@@ -98,6 +102,7 @@ class Rewrite:
     build: Callable[[Site], str | None]
     reads: frozenset[str] = frozenset()
     first: bool = False
+    dtypes: frozenset[str] = FLOATS
     exact: bool = False
     precision: str = ""
     certainty: Certainty = "documented"

@@ -12,6 +12,7 @@ from toolkit.legalize import (
 )
 from toolkit.legalize.lift import lift
 from toolkit.legalize.lift_forms import FORMS
+from toolkit.legalize.logic import LOGIC, conditions
 from toolkit.legalize.rewrite import Rewrite, ops
 
 MATRIX = "DLA operator matrix, June 2024"
@@ -161,6 +162,13 @@ REWRITES: tuple[Rewrite, ...] = (
     Rewrite(id="where.constant", ops=ops("Where"), exact=True, build=arithmetic.where_constant,
             equation="where(c, x, y) = c x + (1 - c) y", needs="a constant c; finite x and y",
             source=MATRIX, precision=SAME),
+
+    Rewrite(id="logic", ops=LOGIC, exact=True, build=conditions, dtypes=frozenset({"bool"}),
+            equation="and(a, b) = a b; or(a, b) = max(a, b); not(a) = 1 - a; xor(a, b) = "
+                     "(a - b)^2; where(c, x, y) = c x + (1 - c) y",
+            needs="4-D booleans that end in Cast or Where more than they begin elsewhere; "
+                  "finite x and y",
+            source=MATRIX, precision="0 and 1 are exact in INT8"),
 
     # Cutting, choosing, moving.
     Rewrite(id="focus.conv", ops=ops("Concat"), exact=True, build=rearrange.focus,
