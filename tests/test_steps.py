@@ -1,7 +1,7 @@
 """Optional steps: kept where they help on unseen samples, and the same again from the table."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from model_fixtures import small_convnet
 
 import configs
 from calibration.calibrate import observe_tensors
+from calibration.compare import sqnr_db
 from calibration.dataset import memory_dataset
 from calibration.errors import CalibrationError
 from calibration.table import read_table
@@ -30,7 +31,9 @@ from toolkit.int8.quantize import calibrated_tensors
 from toolkit.int8.ranges import RangeOptions, Ranges, measure_ranges
 from toolkit.int8.ranges_html import ranges_html
 from toolkit.int8.ranges_text import ranges_builtins, ranges_text
+from toolkit.int8.scale_rules import unify_scales
 from toolkit.int8.steps import corrected, end_of, equalised
+from toolkit.int8.trial import TrialModel
 from toolkit.passes import run_passes
 
 Samples = list[dict[str, np.ndarray]]
@@ -126,9 +129,26 @@ def once_only(rng: np.random.Generator) -> object:
     return iter(noise(rng, 9))
 
 
+def endless(rng: np.random.Generator) -> object:
+    """Samples that can be read again, of a number that is not known beforehand."""
+
+    class Again:
+        def __init__(self) -> None:
+            self.samples = noise(rng, 9)
+
+        def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+            return iter(self.samples)
+
+    return Again()
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
-    [(too_few, "5 samples are too few to measure it"), (once_only, "an iterator gives them once")],
+    [
+        (too_few, "5 samples are too few to measure it"),
+        (once_only, "an iterator gives them once"),
+        (endless, "samples without a known number leave none unseen"),
+    ],
 )
 def test_what_cannot_be_judged_is_left_out_with_the_reason(
     tmp_path: Path,
@@ -179,6 +199,20 @@ def test_a_table_with_adjustments_builds_no_other_model(
     other = depthwise_net(tmp_path / "other.onnx", rng)
     with pytest.raises(BuildError, match="calibration table adjusts"):
         build_engine(other, "laptop", tmp_path / "m.engine", BuildOptions(table=table))
+
+
+def test_both_passes_of_an_equalised_calibration_resume(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path, data, state = depthwise_net(tmp_path / "m.onnx", rng), noise(rng, 6), tmp_path / "state"
+    options = RangeOptions("mse", equalise="on", resume=state)
+    straight = measure(path, data, replace(options, resume=None)).table
+    assert measure(path, data, options).table == straight
+    second = tmp_path / "state.equalised"
+    assert second.exists()
+    assert measure(path, data, options).table == straight
+    second.write_bytes(state.read_bytes())  # of other weights: begun anew
+    assert measure(path, data, options).table == straight
 
 
 @pytest.fixture
@@ -298,7 +332,14 @@ def test_the_scale_rules_say_what_they_cost_where_samples_can_tell(
     ranges, rules = result.calibration, result.scale_rules
     assert ranges is not None
     assert {name: one.before for name, one in rules.effects.items()} == ranges.sqnr_db
-    assert all(one.after < one.before + 1 for one in rules.effects.values())
+    dla = [row.node for row in result.manifest.plan if row.processor.startswith("dla")]
+    tied = unify_scales(ranges.model, ranges.table.tensors, dla).amax
+    trial, plain = TrialModel(ranges.model), ActivationRunner(ranges.model, list(rules.effects))
+    exact = [plain(sample) for sample in data]
+    tried = [trial({name: tied[name] for name in trial.tensors}, sample) for sample in data]
+    for name, one in rules.effects.items():
+        pair = (np.concatenate([found[name] for found in row]) for row in (exact, tried))
+        assert one.after == pytest.approx(sqnr_db(*pair), abs=0.1)
     (note,) = [note for note in result.notes if "DLA scale rules widened" in note]
     name, one = next(iter(rules.effects.items()))
     assert f"{name} {one.before:.1f} -> {one.after:.1f} dB" in note

@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 import msgspec
 import onnx_ir as ir
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from calibration.auto import AutoResult
 from calibration.budget import Budget, BudgetResult, largest_int8_share
@@ -193,9 +193,7 @@ def measure_ranges(
             data_sha256=data_sha256,
             model_sha256=model_sha256,
             keep=end.keep_float,
-            adjusted=Adjustments(equalised=dict(factors), biases=dict(end.changes))
-            if factors or end.changes
-            else None,
+            adjusted=_adjustments(factors, end.changes),
         ),
         end=end,
         asked=data.asked,
@@ -247,12 +245,12 @@ def _why_not(source: Source, data: Split) -> str:
     """Why a step cannot be judged, "" if it can."""
     if isinstance(source, Iterator):
         return "it reads the samples again, but an iterator gives them once"
-    if not data.unseen:
-        return (
-            f"{len(data)} samples are too few to measure it on unseen ones: "
-            f"at least {2 * VALIDATION_EVERY} are needed"
-        )
-    return ""
+    if data.unseen:
+        return ""
+    least = 2 * VALIDATION_EVERY
+    if len(data) >= least:  # an iterable without a length: known after the first pass only
+        return "samples without a known number leave none unseen to measure it on: give a list"
+    return f"{len(data)} samples are too few to measure it on unseen ones: give at least {least}"
 
 
 def _checkpoint_of(resume: Path | None, model_sha256: str, rows: Rows) -> Checkpoint | None:
@@ -326,14 +324,14 @@ def _table(
     data_sha256: str,
     model_sha256: str,
     keep: frozenset[str],
-    adjusted: Adjustments | None,
+    adjusted: Adjustments | UnsetType,
 ) -> CalibrationTable:
     auto, methods = found.auto, dict[str, str]()
     if auto is not None:
         rest = dict.fromkeys(set(found.amax) - set(auto.amax), auto.best_single)
         methods = {**{choice.tensor: choice.method for choice in auto.choices}, **rest}
     return CalibrationTable(
-        format=1 if adjusted is None else 2,
+        format=2 if adjusted else 1,
         method=options.method,
         samples=samples,
         data_sha256=data_sha256,
@@ -341,8 +339,14 @@ def _table(
         tensors=dict(found.amax),
         methods=methods,
         keep_float=tuple(sorted(keep)),
-        adjusted=UNSET if adjusted is None else adjusted,
+        adjusted=adjusted,
     )
+
+
+def _adjustments(factors: Rows, changes: Rows) -> Adjustments | UnsetType:
+    if not factors and not changes:
+        return UNSET
+    return Adjustments(equalised=dict(factors), biases=dict(changes))
 
 
 def dummy_table(graph: ir.Model, model_sha256: str) -> CalibrationTable:
