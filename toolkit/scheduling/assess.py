@@ -107,7 +107,7 @@ def share_of(problem: Problem, processor: Processor) -> float:
 
 
 def violations(problem: Problem, placement: Placement, costs: Mapping[str, Cost]) -> list[str]:
-    """Return, in words, the limits that a placement breaks."""
+    """Return, in words, the limits that a placement breaks; see `overloads` for rates."""
     limits = problem.limits
     found: list[str] = []
     for network in problem.networks:
@@ -123,11 +123,18 @@ def violations(problem: Problem, placement: Placement, costs: Mapping[str, Cost]
         loadables = sum(s.processor == core for cost in costs.values() for s in cost.segments)
         if loadables > limits.max_loadables:
             found.append(f"{core}: {loadables} loadables, at most {limits.max_loadables} (G6)")
-    if all(network.rate_hz is not None for network in problem.networks):
-        for processor, busy in utilisation(problem, costs).items():
-            if busy > problem.utilisation_limit * (1 + 1e-9):
-                found.append(f"{processor}: busy {busy:.4g} of the time at these rates")
     return found
+
+
+def overloads(problem: Problem, costs: Mapping[str, Cost]) -> list[str]:
+    """Return, in words, the processors that the rates keep busy for longer than allowed."""
+    if any(network.rate_hz is None for network in problem.networks):
+        return []
+    return [
+        f"{processor}: busy {busy:.4g} of the time, at most {problem.utilisation_limit:.4g}"
+        for processor, busy in utilisation(problem, costs).items()
+        if busy > problem.utilisation_limit * (1 + 1e-9)
+    ]
 
 
 def dlas(problem: Problem) -> tuple[Processor, ...]:

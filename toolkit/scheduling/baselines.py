@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from device.manifest import Processor
-from toolkit.scheduling.assess import Cost, assess, dlas, value_of, violations
+from toolkit.scheduling.assess import Cost, assess, dlas, overloads, value_of, violations
 from toolkit.scheduling.problem import Network, Objective, Placement, Problem, Task
 from toolkit.scheduling.segmentation import segments_of
 
@@ -66,7 +66,10 @@ def _islands(problem: Problem) -> list[tuple[Network, tuple[Task, ...]]]:
 def _judged(problem: Problem, objective: Objective, placement: Placement) -> tuple[int, float]:
     """Return how many limits are broken, and the objective."""
     costs = costs_of(problem, placement)
-    return len(violations(problem, placement, costs)), value_of(problem, objective, costs)
+    broken = violations(problem, placement, costs)
+    if objective != "utilisation":
+        broken += overloads(problem, costs)
+    return len(broken), value_of(problem, objective, costs)
 
 
 def _placed(problem: Problem, order: Callable[[int], tuple[Processor, ...]]) -> Placement:

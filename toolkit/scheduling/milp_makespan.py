@@ -149,7 +149,7 @@ def _slots(program: Program, problem: Problem, network: Network, horizon: float)
         used,
         [program.column(0.0, horizon) for _ in range(count)],
         [Expr() for _ in range(count)],
-        _waits(program, problem, network, inside, done, count),
+        _waits(program, problem, network, inside, done=done, count=count),
     )
     for slot in range(count):
         part.time_us[slot].add(total(_busy(problem, part, slot, p) for p in problem.processors))
@@ -194,6 +194,7 @@ def _waits(
     problem: Problem,
     network: Network,
     inside: Mapping[tuple[str, int, Lane], Expr],
+    *,
     done: Mapping[tuple[str, int], Expr],
     count: int,
 ) -> list[Expr]:

@@ -126,7 +126,7 @@ def _network_part(program: Program, problem: Problem, network: Network) -> Netwo
         on |= _homes(program, problem, task)
     first = _first_lane(program, problem, graph)
     segments = {
-        p: _segments(program, network, graph, on, p, first.get(p))
+        p: _segments(program, network, graph, on, p, first=first.get(p))
         if _counted(problem, p)
         else Expr()
         for p in problem.processors
@@ -231,6 +231,7 @@ def _segments(
     graph: Graph,
     on: Mapping[tuple[str, Processor], Expr],
     processor: Processor,
+    *,
     first: Expr | None,
 ) -> Expr:
     """Return a variable that is at least the times a path enters `processor`.

@@ -182,6 +182,10 @@ class _Run:
             self._start_what_can()
             self._set_speeds()
 
+    def unfinished(self) -> list[tuple[Processor, float]]:
+        """Return each processor that was busy when the time was up, and since when."""
+        return [(i.processor, i.start_us) for i in self._running if i.processor is not None]
+
     def _arrive(self, index: int) -> None:
         stream = self.streams[index]
         frame = _Frame(index, stream.started, self._now)
@@ -267,8 +271,10 @@ def _report(problem: Problem, run: _Run, warmup_us: float, duration_us: float) -
     cores: tuple[Processor, ...] = ("dla1",) if problem.alternate_dlas else ()
     window = duration_us - warmup_us
     busy = dict.fromkeys((*problem.processors, *cores), 0.0)
-    for interval in run.intervals:
-        busy[interval.processor] += max(0.0, interval.end_us - max(warmup_us, interval.start_us))
+    ran = [(item.processor, item.start_us, item.end_us) for item in run.intervals]
+    ran += [(p, start_us, duration_us) for p, start_us in run.unfinished()]
+    for processor, start_us, end_us in ran:
+        busy[processor] += max(0.0, end_us - max(warmup_us, start_us))
     shares = {processor: time / window for processor, time in busy.items()}
     return Report(tuple(reports), shares, energy / window * 1e6, tuple(run.intervals))
 

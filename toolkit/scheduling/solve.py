@@ -18,6 +18,7 @@ from toolkit.errors import PlanError
 from toolkit.scheduling.assess import (
     Cost,
     bad_pieces,
+    overloads,
     rate_of,
     share_of,
     time_scale,
@@ -75,17 +76,18 @@ class _Search:
         small = replace(problem, networks=tuple(m.network for m in self._merged.values()))
         self._program = placement_program(small, objective)
         self.best: tuple[Placement, Mapping[str, Cost], float] | None = None
-        self.bound = float("-inf")
+        self.bound = 0.0
         self.infeasible = False
 
-    def consider(self, placement: Placement) -> list[str]:
-        """Keep a placement if it breaks no limit and is the best; return what it breaks."""
+    def consider(self, placement: Placement) -> None:
+        """Keep a placement if it breaks no limit and is the best so far."""
         costs = costs_of(self._problem, placement)
         broken = violations(self._problem, placement, costs)
         value = value_of(self._problem, self._objective, costs)
+        if self._objective != "utilisation":
+            broken += overloads(self._problem, costs)
         if not broken and (self.best is None or value < self.best[2]):
             self.best = placement, costs, value
-        return broken
 
     def try_intervals(self) -> None:
         """Consider blocks of each network in turn beside the others as they are, while it helps."""
@@ -104,7 +106,7 @@ class _Search:
         return float("inf") if self.best is None else self.best[2]
 
     def _score(self, network: Network, others: Mapping[str, Cost], rated: Rated) -> Figures:
-        """Return the objective of candidates for one network; a rate that is too high costs much."""
+        """Return the objective of candidates for one network; rates too high cost much."""
         problem = self._problem
         if self._objective == "latency":
             return rated.latency_us
