@@ -6,14 +6,24 @@ session is opened: the planner needs their shapes alone, and 138 million of them
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 OPSET = 17
 Pair = tuple[int, int]
-Attributes = dict[str, int | float | str | Sequence[int] | Sequence[float]]
+Attributes = Mapping[str, int | float | str | Sequence[int]]
+
+
+def _attribute(name: str, value: int | float | str | Sequence[int]) -> ir.Attr:
+    if isinstance(value, int):
+        return ir.AttrInt64(name, value)
+    if isinstance(value, float):
+        return ir.AttrFloat32(name, value)
+    if isinstance(value, str):
+        return ir.AttrString(name, value)
+    return ir.AttrInt64s(name, tuple(value))
 
 
 def _pair(value: int | Pair) -> Pair:
@@ -63,7 +73,7 @@ class Net:
         name = f"w{len(self._weights)}"
         spread = 1 / math.sqrt(max(1, math.prod(shape[1:])))
 
-        def make() -> ir.Tensor:
+        def make() -> ir.TensorProtocol:
             random = np.random.default_rng(zlib.crc32(name.encode()))
             return ir.Tensor(random.normal(0, spread, shape).astype(np.float32), name=name)
 
@@ -80,7 +90,7 @@ class Net:
     def _initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
         value = ir.Value(
             name=name,
-            shape=ir.Shape(tensor.shape),
+            shape=ir.Shape(tuple(tensor.shape)),
             type=ir.TensorType(tensor.dtype),
             const_value=tensor,
         )
@@ -118,7 +128,7 @@ class Net:
             )
             for index, shape in enumerate(shapes)
         ]
-        held = [ir.convenience.convert_attribute(k, v) for k, v in (attributes or {}).items()]
+        held = [_attribute(name, value) for name, value in (attributes or {}).items()]
         self._nodes.append(ir.Node(domain, kind, inputs, held, outputs=outputs, name=name))
         return outputs
 
@@ -170,7 +180,9 @@ class Net:
         )
         return self.op("BatchNormalization", [x, *weights, self._initializer(name, ones)], _dims(x))
 
-    def unary(self, kind: str, x: ir.Value, **attributes: int | float | Sequence[int]) -> ir.Value:
+    def unary(
+        self, kind: str, x: ir.Value, **attributes: int | float | str | Sequence[int]
+    ) -> ir.Value:
         """Apply an operator that keeps the shape."""
         return self.op(kind, [x], _dims(x), **attributes)
 
@@ -219,17 +231,15 @@ class Net:
         """Pool by maximum or average."""
         spans = [s + 2 * pad - kernel for s in size(x)]
         sizes = [(-(-span // stride) if ceil else span // stride) + 1 for span in spans]
-        extra = {"count_include_pad": 1} if kind == "AveragePool" and pad else {}
-        return self.op(
-            kind,
-            [x],
-            (*_dims(x)[:2], *sizes),
-            kernel_shape=(kernel, kernel),
-            strides=(stride, stride),
-            pads=(pad,) * 4,
-            ceil_mode=int(ceil),
-            **extra,
-        )
+        attributes: dict[str, int | float | str | Sequence[int]] = {
+            "kernel_shape": (kernel, kernel),
+            "strides": (stride, stride),
+            "pads": (pad,) * 4,
+            "ceil_mode": int(ceil),
+        }
+        if kind == "AveragePool" and pad:
+            attributes["count_include_pad"] = 1
+        return self.ops(kind, [x], [(*_dims(x)[:2], *sizes)], attributes=attributes)[0]
 
     def mean(self, x: ir.Value) -> ir.Value:
         """Average over the whole picture."""

@@ -17,7 +17,8 @@ def _heads(
     keep: int,
 ) -> ir.Model:
     """Predict boxes and classes on every feature map, then suppress in one plugin."""
-    boxes, scores = [], []
+    boxes: list[ir.Value] = []
+    scores: list[ir.Value] = []
     for x, count, stride in zip(features, anchors, strides, strict=True):
         for made, outputs in ((4, boxes), (classes, scores)):
             pad = 1 if kernel == 3 and size(x)[0] > 2 else 0

@@ -33,6 +33,7 @@ class GpuCosts(_Group, frozen=True, kw_only=True):
     fp32_share: Constant  # of that efficiency, in FP32
     separable_efficiency: Constant  # of the CUDA cores' rate, in depthwise convolutions
     output_cycles: Constant  # an SM's clocks for each output of a product
+    curve_cycles: Constant  # more of them where a sigmoid or the like follows
     bandwidth_share: Constant  # of the memory's peak
     kernel_cycles: Constant  # clocks of a kernel with nothing to do
     graph_share: Constant  # of those, when a CUDA graph launches it

@@ -25,9 +25,15 @@ Quantity = Array | float
 # Tiles of outputs (rows, maps) that TensorRT's kernels of these chips take, as their names in
 # engine profiles say ("tile128x64x64"), and one for few rows.
 TILES = ((256, 128), (128, 128), (128, 64), (64, 64), (64, 32), (16, 128))
+# Into how many parts the depth may be cut, so that few outputs keep many SMs busy ("split-K").
+SPLITS = (1, 2, 4, 8)
+WAYS = tuple((tile, split) for tile in TILES for split in SPLITS)
 # Channels that tensor cores take at once: depth is padded to them.
 DEPTH_UNIT: dict[Precision, int] = {"fp32": 4, "fp16": 8, "int8": 16}
 PICTURE_CHANNELS = 4  # first layers read pictures of up to 4 channels without further padding
+NO_PRODUCT = (0.0,) * 8
+# Activations with an exponential or a division.
+CURVES = frozenset({"Sigmoid", "Tanh", "Softplus", "Mish", "Exp", "Erf", "Gelu", "Elu", "Log"})
 SEPARABLE = 4  # groups of fewer input channels run on the CUDA cores
 
 
@@ -36,7 +42,8 @@ class GpuWork:
     """Kernels as arrays, one element each.
 
     `matrix` and `separable` are 1 for products on tensor and on CUDA cores. A product makes
-    `groups` times `rows` x `maps` outputs over `depth`.
+    `groups` times `rows` x `maps` outputs over `depth`; `curved` is 1 where they pass through a
+    function that the special-function units compute.
     """
 
     matrix: Array
@@ -46,6 +53,7 @@ class GpuWork:
     depth: Array
     groups: Array
     macs: Array
+    curved: Array
     bytes: Array
 
 
@@ -83,6 +91,7 @@ class GpuParameters:
     fp32_share: float
     separable_efficiency: float
     output_cycles: float
+    curve_cycles: float
     bandwidth_share: float
     kernel_cycles: float
     graph_share: float
@@ -113,15 +122,16 @@ def _work_of(kernel: Kernel, precision: Precision) -> tuple[float, ...]:
     view = kernel.head
     moved = float(sum(moved_bytes(kernel, precision)))
     if kernel.kind != "matrix":
-        return (0, 0, 0, 0, 0, 0, 0, moved)
+        return (*NO_PRODUCT, moved)
     made = known(view.outputs[0].shape) if view.outputs else None
     data = view.input(0)
     taken = None if data is None else known(data.shape)
     if made is None or taken is None:
-        return (0, 0, 0, 0, 0, 0, 0, moved)
+        return (*NO_PRODUCT, moved)
     macs = float(view.macs or 0)
+    curved = float(any(node.op in CURVES for node in kernel.nodes))
     if view.op in ("Gemm", "MatMul"):
-        return (1, 0, *_matrix_sizes(view, made, taken), macs, moved)
+        return (1, 0, *_matrix_sizes(view, made, taken), macs, curved, moved)
     groups = view.integer("group", 1)
     per_group = taken[1] // groups
     maps = made[1] // groups
@@ -130,7 +140,8 @@ def _work_of(kernel: Kernel, precision: Precision) -> tuple[float, ...]:
     separable = groups > 1 and per_group < SEPARABLE
     unit = PICTURE_CHANNELS if per_group <= PICTURE_CHANNELS else DEPTH_UNIT[precision]
     depth = taps * -(-per_group // unit) * unit
-    return (float(not separable), float(separable), positions, maps, depth, groups, macs, moved)
+    sizes = (positions, maps, depth, groups)
+    return (float(not separable), float(separable), *sizes, macs, curved, moved)
 
 
 def _matrix_sizes(
@@ -144,14 +155,22 @@ def _matrix_sizes(
     return product(made[:-1]) / groups, made[-1], taken[0 if across else -1], groups
 
 
-def gpu_times(work: GpuWork, rates: GpuRates, given: GpuParameters) -> Times:
-    """Return the times of kernels, none of which waits for another."""
+def gpu_times(
+    work: GpuWork, rates: GpuRates, given: GpuParameters, ways: Array | None = None
+) -> Times:
+    """Return the times of kernels, none of which waits for another; `ways`: see `tilings`."""
+    ways = tilings(work, rates.sms) if ways is None else ways
     efficiency = given.array_efficiency * np.where(rates.fp32, given.fp32_share, 1.0)
-    per_output = work.depth / (rates.matrix_rate * efficiency) + given.output_cycles
-    matrix = work.matrix * _outputs_of_one_sm(work, rates) * per_output
+    depth = work.depth / (rates.matrix_rate * efficiency)
+    per_output = given.output_cycles + work.curved * given.curve_cycles
+    each = [
+        outputs * (depth / split + per_output)
+        for outputs, (_, split) in zip(ways, WAYS, strict=True)
+    ]
+    matrix = work.matrix * np.min(each, axis=0)
     outputs = work.rows * work.maps * work.groups
     separable = work.macs / (rates.cuda_rate * given.separable_efficiency)
-    separable = work.separable * (separable + outputs * given.output_cycles) / rates.sms
+    separable = work.separable * (separable + outputs * per_output) / rates.sms
     share = np.where(rates.graph, given.graph_share, 1.0)
     return Times(
         compute=(matrix + separable) / rates.mhz,
@@ -160,15 +179,16 @@ def gpu_times(work: GpuWork, rates: GpuRates, given: GpuParameters) -> Times:
     )
 
 
-def _outputs_of_one_sm(work: GpuWork, rates: GpuRates) -> Array:
-    """Return the outputs that the busiest SM makes, weighted by how badly their tile reuses."""
-    top = _reuse(TILES[0])
-    ways = [
-        np.ceil(np.ceil(work.rows / rows) * np.ceil(work.maps / maps) * work.groups / rates.sms)
-        * (rows * maps * top / _reuse((rows, maps)))
-        for rows, maps in TILES
+def tilings(work: GpuWork, sms: Quantity) -> Array:
+    """Return what the busiest SM makes in each of `WAYS` (ways x kernels): outputs times waves,
+    weighted by how much less its tile reuses operands than the largest one.
+    """
+    waves = [
+        np.ceil(np.ceil(work.rows / rows) * np.ceil(work.maps / maps) * work.groups * split / sms)
+        * (rows * maps * _reuse(TILES[0]) / _reuse((rows, maps)))
+        for (rows, maps), split in WAYS
     ]
-    return np.asarray(np.min(ways, axis=0))
+    return np.array(waves)
 
 
 def _reuse(tile: tuple[int, int]) -> float:

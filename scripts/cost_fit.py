@@ -1,0 +1,351 @@
+"""Least squares on the published figures: what `scripts/fit_costs.py` does with the rows.
+
+Everything is fitted as logarithms of ratios, robustly (soft L1), so that twice too long and twice
+too short count alike and a few odd rows do not pull. Rows of one kind of source share one weight.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+
+import numpy as np
+import onnx_ir as ir
+from scipy.optimize import least_squares  # type: ignore[import-untyped]
+
+from device.profile import load_profile
+from scripts.cost_rows import PARTS, Board, Case
+from toolkit.costs.dla import DlaParameters, DlaRates, DlaWork, dla_times, dla_work
+from toolkit.costs.energy import EnergyParameters, active_w, work_mj
+from toolkit.costs.fusion import Kernel, fuse
+from toolkit.costs.gpu import (
+    Array,
+    GpuParameters,
+    GpuRates,
+    GpuWork,
+    gpu_times,
+    gpu_work,
+    tilings,
+)
+from toolkit.costs.hardware import Hardware, at_clocks, hardware
+from toolkit.planning.node_view import views
+
+ARRAYS = 4  # of v1 that v2's peak makes: 8203 INT8 products a clock (profiles) against 2048
+SCALE = 0.15  # log ratio at which a residual begins to count less than squared
+NEVER_ON_DLA = frozenset({"Transpose", "TopK", "Softmax", "EfficientNMS_TRT", "NMS_TRT"})
+
+GPU_START = GpuParameters(
+    array_efficiency=0.8,
+    fp32_share=0.8,
+    separable_efficiency=0.5,
+    output_cycles=0.1,
+    curve_cycles=0.1,
+    bandwidth_share=0.7,
+    kernel_cycles=8000.0,
+    graph_share=0.5,
+)
+
+
+@dataclass(frozen=True)
+class DlaFit:
+    """What is fitted of the DLA: see `toolkit.costs.constants.DlaCosts`."""
+
+    array_efficiency: float = 0.8
+    fp16_share: float = 0.3
+    bandwidth_share_v1: float = 0.35
+    bandwidth_share_v2: float = 0.4
+    layer_us_v1: float = 20.0
+    layer_us_v2: float = 5.0
+    submission_us: float = 30.0
+    crossing_us: float = 50.0
+
+    def parameters(self) -> DlaParameters:
+        """Return the part that layers take."""
+        return DlaParameters(
+            array_efficiency=self.array_efficiency,
+            fp16_share=self.fp16_share,
+            bandwidth_share=(self.bandwidth_share_v1, self.bandwidth_share_v2),
+            layer_us=(self.layer_us_v1, self.layer_us_v2),
+        )
+
+
+# What the loadables of a few sources hold beside the network: (source starts with, network) ->
+# loadables, crossings. The study's two layers on the GPU (average pooling, flatten) cut its network
+# in two; GoogLeNet's softmax ran on the GPU on Xavier.
+_CUTS: tuple[tuple[str, str, int, int], ...] = (
+    ("GitHub markdown", "resnet50", 2, 3),
+    ("HaX-CoNN", "googlenet", 1, 1),
+)
+
+
+@cache
+def board_of(board: Board) -> Hardware:
+    """Return the hardware that a row ran on."""
+    profile = load_profile(board.profile)
+    if board.clocks is not None:
+        return at_clocks(profile, board.clocks)
+    return hardware(profile, board.mode)
+
+
+@cache
+def _kernels(network: str, side: int | None, batch: int, case: "_Key") -> tuple[Kernel, ...]:
+    model: ir.Model = case.case.model(batch)
+    return fuse(views(model.graph))
+
+
+@dataclass(frozen=True)
+class _Key:
+    """A case that hashes as nothing, so that the cache looks at the network alone."""
+
+    case: Case
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+def kernels_of(case: Case, batch: int) -> tuple[Kernel, ...]:
+    """Return the kernels of a case's network at a batch."""
+    return _kernels(case.network, case.side, 1 if case.network in PARTS else batch, _Key(case))
+
+
+def dla_kernels(case: Case) -> tuple[Kernel, ...]:
+    """Return the kernels of one frame that run on the DLA."""
+    return tuple(k for k in kernels_of(case, 1) if k.head.op not in NEVER_ON_DLA)
+
+
+def half_heads(case: Case) -> frozenset[str]:
+    """Return the nodes that compute in FP16: the heads of cuDLA's YOLOv5 make FP16 outputs."""
+    if case.family != "cuDLA" or case.engine == "gpu":
+        return frozenset()
+    ends = {tensor.name for k in kernels_of(case, 1)[-3:] for tensor in k.writes}
+    return frozenset(
+        k.head.name for k in kernels_of(case, 1) if any(t.name in ends for t in k.writes)
+    )
+
+
+def _joined(parts: Sequence[Array]) -> Array:
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+class GpuRows:
+    """GPU cases as one long array of kernels."""
+
+    def __init__(self, cases: Sequence[Case]) -> None:
+        self.cases = tuple(cases)
+        works = [gpu_work(kernels_of(case, case.batch), case.precision) for case in cases]
+        self.at = np.repeat(np.arange(len(cases)), [len(work.bytes) for work in works])
+        joined = [_joined([getattr(w, f.name) for w in works]) for f in fields(GpuWork)]
+        rates = [
+            GpuRates.of(board_of(c.board), c.precision, cuda_graph=c.family == "MLPerf")
+            for c in cases
+        ]
+        held = [np.array([getattr(r, f.name) for r in rates])[self.at] for f in fields(GpuRates)]
+        # Networks repeat their blocks, and sources their boards: every kernel is priced once.
+        kinds, self.kind = np.unique(np.array([*joined, *held]), axis=1, return_inverse=True)
+        self.work = GpuWork(*kinds[: len(joined)])
+        self.rates = GpuRates(*kinds[len(joined) :])
+        self.ways = tilings(self.work, self.rates.sms)
+        self.empty = (self.work.bytes == 0) & (self.work.matrix + self.work.separable == 0)
+        self.share = np.array([1 / c.batch if c.measure != "latency" else 1.0 for c in cases])
+
+    def predicted(self, given: GpuParameters) -> Array:
+        """Return ms of each case: of a run (latency) or of an image (rate)."""
+        total = np.where(self.empty, 0.0, gpu_times(self.work, self.rates, given, self.ways).total)
+        summed = np.bincount(self.at, total[self.kind], minlength=len(self.cases))
+        return np.asarray(summed / 1e3 * self.share)
+
+
+class DlaRows:
+    """DLA cases as one long array of layers; two cores share the work of a rate in halves."""
+
+    def __init__(self, cases: Sequence[Case]) -> None:
+        self.cases = tuple(cases)
+        boards = [board_of(case.board) for case in cases]
+        works = [
+            dla_work(dla_kernels(case), case.precision, board.dla or "v1", ARRAYS, half_heads(case))
+            for case, board in zip(cases, boards, strict=True)
+        ]
+        self.at = np.repeat(np.arange(len(cases)), [len(work.bytes) for work in works])
+        self.work = DlaWork(
+            *[_joined([getattr(w, f.name) for w in works]) for f in fields(DlaWork)]
+        )
+        rates = [DlaRates.of(board) for board in boards]
+        self.rates = DlaRates(
+            *[np.array([getattr(r, f.name) for r in rates])[self.at] for f in fields(DlaRates)]
+        )
+        self.frames = np.array([c.batch if c.measure == "latency" else 1 for c in cases])
+        self.cores = np.array([2 if "2dla" in c.engine else 1 for c in cases])
+        self.runs = np.array([c.dla_batch if c.measure != "latency" else 1 for c in cases])
+        cuts = [_cuts_of(case) for case in cases]
+        self.loadables = np.array([loadables for loadables, _ in cuts])
+        self.crossings = np.array([crossings for _, crossings in cuts])
+
+    def predicted(self, given: DlaFit) -> Array:
+        """Return ms of each case: of a run (latency) or of an image (rate)."""
+        total = dla_times(self.work, self.rates, given.parameters()).total
+        layers = np.bincount(self.at, total, minlength=len(self.cases)) * self.frames
+        fixed = self.loadables * given.submission_us + self.crossings * given.crossing_us
+        return np.asarray((layers + fixed / self.runs) / 1e3 / self.cores)
+
+
+def _cuts_of(case: Case) -> tuple[int, int]:
+    """Return loadables and crossings of a case; a part of a network is neither."""
+    if case.network in PARTS:
+        return 0, 0
+    for start, network, loadables, crossings in _CUTS:
+        first = board_of(case.board).dla == "v1" or start != "HaX-CoNN"
+        if case.source.startswith(start) and case.network == network and first:
+            return loadables, crossings
+    return 1, 0
+
+
+def weights(cases: Sequence[Case], group: Callable[[Case], object]) -> Array:
+    """Return weights by which every group counts as the square root of its rows."""
+    count = Counter(group(case) for case in cases)
+    raw = np.array([count[group(case)] ** -0.5 for case in cases])
+    return np.asarray(raw / np.sqrt(np.mean(raw**2)))
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A solution in logarithms, and the standard error of each of its values."""
+
+    values: tuple[float, ...]
+    errors: tuple[float, ...]
+
+
+def solve(
+    residuals: Callable[[Array], Array], start: Sequence[float], most: Sequence[float]
+) -> Fitted:
+    """Minimise residuals over positive values, each at most `most`."""
+    logs = np.log(np.array(start))
+    found = least_squares(
+        lambda q: residuals(np.exp(q)),
+        np.minimum(logs, np.log(most) - 1e-6),
+        bounds=(np.log(1e-6), np.log(most)),
+        loss="soft_l1",
+        f_scale=SCALE,
+        xtol=1e-6,
+        ftol=1e-6,
+    )
+    freedom = max(1, len(found.fun) - len(found.x))
+    hessian = found.jac.T @ found.jac + 1e-9 * np.eye(len(found.x))
+    spread = np.linalg.inv(hessian) * 2 * found.cost / freedom
+    return Fitted(tuple(np.exp(found.x)), tuple(np.sqrt(np.maximum(0, np.diag(spread)))))
+
+
+GPU_MOST = (1.0, 1.0, 1.0, 10.0, 10.0, 1.0, 1e5, 1.0)
+DLA_MOST = (1.0, 1.0, 1.0, 1.0, 100.0, 100.0, 200.0, 200.0)
+
+
+def fit_gpu(
+    rows: GpuRows, keep: Array | None = None, start: GpuParameters = GPU_START
+) -> tuple[GpuParameters, Fitted]:
+    """Fit the GPU's constants to the rows, or to those that `keep` marks."""
+    weight = weights(rows.cases, lambda case: case.family)
+    weight = weight if keep is None else weight * keep
+    logs = np.log([case.value for case in rows.cases])
+
+    def residuals(values: Array) -> Array:
+        return np.asarray(weight * (np.log(rows.predicted(GpuParameters(*values))) - logs))
+
+    names = [field.name for field in fields(GpuParameters)]
+    fitted = solve(residuals, [getattr(start, name) for name in names], GPU_MOST)
+    return GpuParameters(*fitted.values), fitted
+
+
+def fit_dla(
+    rows: DlaRows, crossing_us: float, keep: Array | None = None, start: DlaFit | None = None
+) -> tuple[DlaFit, Fitted]:
+    """Fit the DLA's constants; the crossing stays near what transitions of networks give.
+
+    A generation without rows takes the other's values.
+    """
+    weight = weights(rows.cases, lambda c: (c.family, c.network, c.precision, c.device))
+    weight = weight if keep is None else weight * keep
+    logs = np.log([case.value for case in rows.cases])
+    v2 = np.array([board_of(case.board).dla == "v2" for case in rows.cases])
+    has = [bool(np.any(weight[v2 == side] > 0)) for side in (False, True)]
+
+    def both(values: Array) -> DlaFit:
+        given = list(values)
+        for first in (2, 4):
+            if not all(has):
+                given[first] = given[first + 1] = given[first + int(has[1])]
+        return DlaFit(*given)
+
+    def residuals(values: Array) -> Array:
+        given = both(values)
+        rest = [
+            (np.log(given.crossing_us) - np.log(crossing_us)) / 0.25,
+            (np.log(given.submission_us) - np.log(30.0)) / 1.0,
+            *[(np.log(v) - np.log(d)) / 3 for v, d in zip(values, _START_DLA, strict=True)],
+        ]
+        return np.concatenate([weight * (np.log(rows.predicted(given)) - logs), np.array(rest)])
+
+    begin = start or DlaFit()
+    fitted = solve(residuals, [getattr(begin, f.name) for f in fields(DlaFit)], DLA_MOST)
+    return both(np.array(fitted.values)), fitted
+
+
+_START_DLA = tuple(getattr(DlaFit(), field.name) for field in fields(DlaFit))
+
+
+def together(gpu_ms: float, dla_ms: float) -> float:
+    """Return ms of an image where the GPU and two DLA cores share the images."""
+    return 1 / (1 / gpu_ms + 1 / dla_ms)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What runs in a row of power: board, engines at work, and their work a second."""
+
+    board: Hardware
+    gpu: bool
+    cores: int
+    precision: str
+    gpu_macs: float
+    gpu_bytes: float
+    dla_bytes: float
+
+    def watts(self, given: EnergyParameters, *, idle: bool = True) -> float:
+        """Return the power of the board, or of the engines alone."""
+        power = given.idle_w if idle else 0.0
+        if self.gpu:
+            power += active_w(self.board, "gpu", given)
+            power += 1e-3 * work_mj(
+                self.board,
+                "gpu",
+                given,
+                macs=self.gpu_macs,
+                moved=self.gpu_bytes,
+                precision=self.precision,  # type: ignore[arg-type]
+            )
+        power += self.cores * active_w(self.board, "dla0", given)
+        return power + self.dla_bytes * given.byte_pj * 1e-12
+
+
+def fit_energy(
+    drawn: Sequence[tuple[Drawn, float]], ratios: Sequence[tuple[Drawn, Drawn, float, float]]
+) -> tuple[EnergyParameters, Fitted]:
+    """Fit powers in W, and ratios of work for each joule: (dla, gpu, ratio of rates, published)."""
+
+    def residuals(values: Array) -> Array:
+        given = EnergyParameters(*values)
+        power = [np.log(row.watts(given) / watts) for row, watts in drawn]
+        share = [
+            np.log(rate * gpu.watts(given, idle=False) / dla.watts(given, idle=False) / published)
+            for dla, gpu, rate, published in ratios
+        ]
+        prior = [(np.log(v) - np.log(s)) / 1.5 for v, s in zip(values, _START_ENERGY, strict=True)]
+        return np.array([*power, *[0.5 * value for value in share], *[0.3 * v for v in prior]])
+
+    fitted = solve(residuals, _START_ENERGY, (50, 10, 50, 50, 500, 3))
+    return EnergyParameters(*fitted.values), fitted
+
+
+# Idle from the one board that was measured so; bytes as LPDDR5 with controller; the rest by size.
+_START_ENERGY = (7.6, 0.4, 2.0, 0.5, 60.0, 2.0)
