@@ -41,7 +41,7 @@ class Net:
             list(self.nodes),
             "net",
             [helper.make_tensor_value_info(n, self.dtype, s) for n, s in self.inputs.items()],
-            [helper.make_tensor_value_info(n, self.dtype, None) for n in outputs],
+            [onnx.ValueInfoProto(name=name) for name in outputs],
             [numpy_helper.from_array(a, n) for n, a in self.weights.items()],
         )
         opset = helper.make_opsetid("", self.opset)

@@ -430,7 +430,24 @@ def logic(rng: Rng) -> Net:
     return Net(nodes, {"x": shape, "z": shape}, weights, ["y", "e"][: size(rng, 1, 2)])
 
 
+def patches(rng: Rng) -> Net:
+    stride, c = choose(rng, [10, 12, 14, 16, 20, 32]), size(rng, 1, 3)
+    kernel = choose(rng, [stride, stride, stride - 1, stride // 2 + 1])
+    weights = {"w": floats(rng, 5, c, kernel, kernel), "b": floats(rng, 5)}
+    shape = batch(rng), c, stride * size(rng, 1, 3), stride * size(rng, 1, 3)
+    return Net([node("Conv", "x w b", "y", strides=[stride] * 2)], {"x": shape}, weights)
+
+
+def last_axis(rng: Rng) -> Net:
+    shape = image_shape(rng)
+    weights = {"w": floats(rng, shape[3], size(rng, 1, 9)), "b": floats(rng, 1)}
+    nodes = [node("MatMul", "x w", "m"), node("Add", "m b", "y")]
+    return Net(nodes, {"x": shape}, weights)
+
+
 CASES = (
+    Case("conv.stride", "patches", patches),
+    Case("matmul.transpose", "any", last_axis),
     Case("logic", "network", logic, kept=("Greater", "Less")),
     Case("lift", "head", head),
     Case("lift", "squeeze-and-excite", squeeze_and_excite, also=("mean.window", "view.identity")),
@@ -444,7 +461,7 @@ CASES = (
         "mean.window",
         "global",
         lambda rng: one(
-            "GlobalAveragePool", (batch(rng), size(rng, 1, 9), size(rng, 1, 8), size(rng, 1, 8))
+            "GlobalAveragePool", (batch(rng), size(rng, 1, 9), size(rng, 2, 8), size(rng, 1, 8))
         ),
     ),
     Case(

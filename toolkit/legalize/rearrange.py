@@ -28,7 +28,7 @@ def space_to_depth(site: Site) -> str | None:
     shape, block = image(site.data), site.view.integer("blocksize", 1)
     if shape is None:
         return "it needs a 4-D map of known size"
-    order = _space_to_depth_order(shape[1], block)
+    order = space_to_depth_order(shape[1], block)
     site.draft.finish(site.made, gather_blocks(site.draft, site.data, order))
     return None
 
@@ -44,7 +44,7 @@ def depth_to_space(site: Site) -> str | None:
     return None
 
 
-def _space_to_depth_order(channels: int, block: int) -> NDArray[np.int64]:
+def space_to_depth_order(channels: int, block: int) -> NDArray[np.int64]:
     """Where each output channel comes from: its channel, row and column in a block, [C b b, 3]."""
     rows, columns, maps = np.meshgrid(
         np.arange(block), np.arange(block), np.arange(channels), indexing="ij"
@@ -55,7 +55,7 @@ def _space_to_depth_order(channels: int, block: int) -> NDArray[np.int64]:
 def _depth_to_space_order(channels: int, block: int, *, columns_first: bool) -> NDArray[np.int64]:
     """Where each input channel goes to: its channel, row and column in a block, [C b b, 3]."""
     if not columns_first:
-        return _space_to_depth_order(channels, block)
+        return space_to_depth_order(channels, block)
     maps, rows, columns = np.meshgrid(
         np.arange(channels), np.arange(block), np.arange(block), indexing="ij"
     )

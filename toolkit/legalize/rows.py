@@ -5,6 +5,7 @@ from toolkit.legalize import (
     arithmetic,
     pool_windows,
     pooling,
+    products,
     rearrange,
     resize,
     selection,
@@ -228,6 +229,15 @@ REWRITES: tuple[Rewrite, ...] = (
     Rewrite(id="conv.dense", ops=ops("Conv"), build=transposed.conv_dense,
             equation="groups = blocks on the diagonal of one dense kernel",
             needs="constant weights", source=HEADER, precision=SAME),
+
+    Rewrite(id="conv.stride", ops=ops("Conv"), build=products.long_stride,
+            equation="Conv of stride a b = Conv of stride b on blocks of a x a moved to channels",
+            needs="a map and padding made of such blocks, one group, no dilation", source=HEADER,
+            precision=UNIT),
+    Rewrite(id="matmul.transpose", ops=ops("MatMul"), build=products.matmul_last,
+            equation="x W over the last axis = T'(1x1 Conv of T(x)), T moves that axis to C",
+            needs="a 4-D tensor, a constant matrix, a DLA that transposes", source=MATRIX,
+            precision=SAME),
 
     # Resize.
     Rewrite(id="resize.nearest", ops=ops("Resize Upsample"), exact=True, build=resize.nearest,
