@@ -99,6 +99,11 @@ class CostModel:
             )
 
     @property
+    def precision(self) -> Precision:
+        """The precision of the engine."""
+        return self._precision
+
+    @property
     def board(self) -> Hardware:
         """The board at its clocks."""
         return self._board
@@ -157,14 +162,27 @@ class CostModel:
         """Return the power that a busy processor adds, without its products and bytes, in W."""
         return active_w(self._board, processor, energy_parameters(self._constants))
 
+    def price(self, kernels: Sequence[Kernel], processor: Processor) -> list[NodeCost]:
+        """Return what nodes that run as one cost together, measured times first.
+
+        Raises ValueError: the board has no such processor.
+        """
+        costs = self._costs_of(kernels, processor)
+        if self._measured is None:
+            return costs
+        known = self._measured.by_node(processor)
+        return [
+            _retimed(cost, sum(times))
+            if (times := [known[n] for n in names if n in known])
+            else cost
+            for cost, names in zip(costs, ([v.name for v in k.nodes] for k in kernels), strict=True)
+        ]
+
     def _priced(self, processor: Processor) -> Mapping[str, NodeCost]:
-        costs = self._costs_of(self._kernels, processor)
         found = {view.name: FREE for view in self._views}
+        costs = self.price(self._kernels, processor)
         for kernel, cost in zip(self._kernels, costs, strict=True):
             found[kernel.head.name] = cost
-        if self._measured is not None:
-            for name, time_us in self._measured.by_node(processor).items():
-                found[name] = _retimed(found[name], time_us)
         return found
 
     def _costs_of(self, kernels: Sequence[Kernel], processor: Processor) -> list[NodeCost]:
