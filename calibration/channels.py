@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -29,15 +30,17 @@ class ChannelWatch:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._alive: dict[str, NDArray[np.bool_]] = {}
+        self._mine = Lock()
         self.samples = 0
 
     def __call__(self, sample: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-        """Run one sample."""
+        """Run one sample; several threads may call it where they may call `run`."""
         found = self._run(sample)
-        for name, array in found.items():
-            if array.ndim >= 2 and array.size:
-                self._look(name, array)
-        self.samples += 1
+        with self._mine:
+            for name, array in found.items():
+                if array.ndim >= 2 and array.size:
+                    self._look(name, array)
+            self.samples += 1
         return found
 
     @property

@@ -213,6 +213,7 @@ def test_a_tally_of_arrays_in_any_order_and_grouping_is_the_histogram_of_the_who
 def test_arrays_of_every_size_and_width_are_counted_where_parts_are_small(rng, monkeypatch):
     monkeypatch.setattr(observer, "TOGETHER", 64)
     monkeypatch.setattr(observer, "_MANY", 16)
+    monkeypatch.setattr(observer, "_WAITING", 32)
     monkeypatch.setattr(observer, "_MOST_COUNTED", 200)
     for _ in range(20):
         arrays = [

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from calibration.calibrate import Checkpoint, Observation, Progress, observe_tensors
+from calibration.calibrate import Checkpoint, Observation, Progress, Run, observe_tensors
 from calibration.dataset import Dataset
 from calibration.observer import NUMBERS
 from pipelines.vision import cv2
@@ -34,12 +34,34 @@ def observe_graph(
 
     Raises BuildError where the graph cannot be run, and what `observe_tensors` raises.
     """
-    cores = usable_cores()
-    threads = min(THREADS, cores)
-    runner = ActivationRunner(graph, tensors, cores // threads)
+    return observe_run(shared_run(graph, tensors), samples, tensors, on_progress, keep)
+
+
+def shared_run(
+    graph: ir.Model, tensors: Sequence[str]
+) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
+    """What `observe_run` needs: threads that call it share the cores and keep their arrays apart.
+
+    Raises BuildError: onnxruntime cannot load the model.
+    """
+    return ActivationRunner(graph, tensors, usable_cores() // _threads()).lend
+
+
+def observe_run(
+    run: Run,
+    samples: Dataset,
+    tensors: Sequence[str],
+    on_progress: Progress | None = None,
+    keep: Checkpoint | None = None,
+) -> Observation:
+    """`observe_tensors` of what `shared_run` gave, or of what calls it, by several threads too."""
     return observe_tensors(
-        runner.lend, samples, tensors, on_progress, keep, count=opencv_counts, threads=threads
+        run, samples, tensors, on_progress, keep, count=opencv_counts, threads=_threads()
     )
+
+
+def _threads() -> int:
+    return min(THREADS, usable_cores())
 
 
 def usable_cores() -> int:

@@ -23,7 +23,7 @@ from msgspec import UNSET, UnsetType
 
 from calibration.auto import AutoResult
 from calibration.budget import Budget, BudgetResult, largest_int8_share
-from calibration.calibrate import Checkpoint, Observation, Run, observe_tensors
+from calibration.calibrate import Checkpoint, Observation, Run
 from calibration.channels import ChannelWatch, DeadChannels
 from calibration.dataset import Sample, Skipped
 from calibration.errors import CalibrationError
@@ -35,7 +35,7 @@ from pipelines.config import ModelConfig, PreprocessConfig
 from toolkit.int8.data import Source, input_specs, open_data
 from toolkit.int8.fit import Fit, fit, of_trial, searched
 from toolkit.int8.metrics import METRICS, Material, int8_macs
-from toolkit.int8.observe import ActivationRunner, opencv_counts
+from toolkit.int8.observe import observe_run, shared_run
 from toolkit.int8.quantize import calibrated_tensors, with_operands
 from toolkit.int8.split import VALIDATION_EVERY, Split
 from toolkit.int8.steps import (
@@ -149,7 +149,7 @@ def measure_ranges(
         options.search or (equalise, correct) != ("off", "off"),
     )
     tensors = calibrated_tensors(graph)
-    watch = ChannelWatch(ActivationRunner(graph, tensors))
+    watch = ChannelWatch(shared_run(graph, tensors))
     keep = None if options.resume is None else Checkpoint(options.resume, model_sha256)
     seen = _observe(watch, data, tensors, keep, report)
     validation, data_sha256 = data.validation, data.sha256()
@@ -157,8 +157,7 @@ def measure_ranges(
 
     def refit(changed: ir.Model, rows: Rows) -> Fit:
         again = _checkpoint_of(options.resume, model_sha256, rows)
-        runner = ActivationRunner(changed, tensors)
-        anew = _observe(runner, data, tensors, again, report)
+        anew = _observe(shared_run(changed, tensors), data, tensors, again, report)
         fitted = fit(changed, anew, methods, validation, plain.noise.exact)
         return _chosen(fitted, options, report)
 
@@ -218,9 +217,7 @@ def measure_ranges(
 def _observe(
     run: Run, data: Split, tensors: Sequence[str], keep: Checkpoint | None, report: Report
 ) -> Observation:
-    return observe_tensors(
-        run, data, tensors, _share(report, "calibrate"), keep, count=opencv_counts
-    )
+    return observe_run(run, data, tensors, _share(report, "calibrate"), keep)
 
 
 def _chosen(found: Fit, options: RangeOptions, report: Report) -> Fit:
