@@ -19,6 +19,7 @@ import msgspec
 
 from device.engine import open_engine
 from device.errors import TandemError
+from device.manifest import UNCALIBRATED
 from device.messages import ChildMessage, Failure, encode_message
 from device.session import Session
 from pipelines.config import PipelineConfig, load_labels, load_pipeline
@@ -72,6 +73,8 @@ def _run(
         open_engine(folder / "model.engine") as engine,
         Session(engine, profile=options.profile) as session,
     ):
+        if engine.manifest.uncalibrated:
+            logging.getLogger(__name__).warning(UNCALIBRATED)
         model = Model(session, labels, engine.sha256)
         run_pipeline(config, model, emit=emit, stop=stop, broker=broker, frames=options.frames)
 

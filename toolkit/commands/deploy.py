@@ -1,6 +1,7 @@
 """`tandem deploy`: bring a bundle onto a device and wait until it runs there."""
 
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from device.errors import DeployError
+from device.bundle import ENGINE, extract_bundle
+from device.errors import DeployError, EngineError
+from device.manifest import UNCALIBRATED
 from toolkit.deploy import DeployProgress, DeployResult, deploy_bundle, parse_broker
 
 # The device's word for a phase -> what a user reads.
@@ -62,6 +65,7 @@ def deploy(
     if it gives no result. Exit status 0 only if the release is live.
     """
     address = parse_broker(broker, username, password)
+    _warn(bundle)
     if as_json:
         result = deploy_bundle(bundle, device, address, timeout_s=timeout_s)
         click.echo(msgspec.json.encode(result).decode())
@@ -72,6 +76,22 @@ def deploy(
         show = _shower(progress)
         result = deploy_bundle(bundle, device, address, timeout_s=timeout_s, on_progress=show)
     click.echo(_sentence(result))
+
+
+def _warn(bundle: Path) -> None:
+    """Say so if the engine's INT8 ranges were never measured."""
+    from device.engine import open_engine  # numpy is not needed to show the help
+
+    with tempfile.TemporaryDirectory() as folder:
+        into = Path(folder) / "bundle"
+        extract_bundle(bundle, into)
+        try:
+            with open_engine(into / ENGINE) as opened:
+                uncalibrated = opened.manifest.uncalibrated
+        except EngineError:
+            return  # of a newer version, perhaps: the device judges it and says why
+        if uncalibrated:
+            click.secho(UNCALIBRATED, fg="red", err=True)
 
 
 def _progress() -> Progress:
