@@ -199,6 +199,17 @@ def test_adjusted_ranges_go_only_with_the_adjusted_model(
     )
 
 
+def test_dummy_ranges_do_not_turn_into_formats_that_cannot_say_so(
+    tmp_path: Path, model: Path
+) -> None:
+    path, out = tmp_path / "t.json", tmp_path / "out"
+    write_table(path, measured(dict.fromkeys(tensors_of(model), 4.0), samples=0, dummy=True))
+    for option in ("--cache", "--qdq"):
+        with pytest.raises(TandemError, match="holds dummy ranges, good for timing only"):
+            tandem_ranges(path, "--model", model, option, out)
+        assert not out.exists()
+
+
 def test_what_cannot_be_written_says_what_is_missing(tmp_path: Path, model: Path) -> None:
     path, out = tmp_path / "c", tmp_path / "out"
     write_cache(path, cache_of({"x": 1.0}, "8502"))

@@ -98,6 +98,11 @@ def ranges(
             f"{source} holds adjustments of weights, but a TensorRT cache holds ranges alone; "
             "write the model that they belong to with --model and --adjusted-model."
         )
+    if found.table.dummy and (cache or qdq):
+        raise BuildError(
+            f"{source} holds dummy ranges, good for timing only, and neither a TensorRT cache nor "
+            "a Q/DQ model can say so; calibrate the model first."
+        )
     outputs: tuple[tuple[Path | None, Callable[[Path], None]], ...] = (
         (table, lambda path: write_table(path, found.table)),
         (cache, lambda path: write_cache(path, _cache(found, version))),
