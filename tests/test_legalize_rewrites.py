@@ -69,6 +69,14 @@ def reduction(op: str, shape: tuple[int, ...], axes: tuple[int, ...], rng: Rng) 
     return with_constants(op, shape, ints(*axes), opset=opset, keepdims=1)
 
 
+def dropped_axes(op: str, rng: Rng) -> Net:
+    axes = choose(rng, [(2, 3), (1, 2, 3), (1,)] if op == "ReduceMax" else [(2, 3)])
+    shape = batch(rng), size(rng, 2, 5), size(rng, 2, 8), size(rng, 2, 8)
+    if size(rng, 0, 1):
+        return one(op, shape, 17, axes=axes, keepdims=0)
+    return with_constants(op, shape, ints(*axes), keepdims=0)
+
+
 def smooth(rng: Rng) -> int:
     return choose(rng, [9, 10, 12, 14, 16, 20, 21, 28, 35, 40, 48, 56, 64])
 
@@ -541,6 +549,8 @@ CASES = (
             rng,
         ),
     ),
+    Case("max.keep-dims", "any", lambda rng: dropped_axes("ReduceMax", rng)),
+    Case("mean.window", "without axes", lambda rng: dropped_axes("ReduceMean", rng)),
     Case(
         "max.cascade",
         "Xavier",
@@ -665,7 +675,7 @@ CASES = (
 )
 
 # Rewrites of operators that onnxruntime does not run: see their own tests below.
-ELSEWHERE = {"swish", "gelu.tanh", "max.keep-dims"}
+ELSEWHERE = {"swish", "gelu.tanh"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rewrite}: {case.name}")

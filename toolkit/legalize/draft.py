@@ -117,7 +117,7 @@ class Draft:
         """Return an initializer; floating point takes the type of `like` (float32)."""
         array = np.asarray(values)
         if like is not None and like.dtype is not None:
-            array = np.ascontiguousarray(array.astype(like.dtype.numpy()))
+            array = np.ascontiguousarray(array, like.dtype.numpy())
         name = self._names.free(f"{self._origin.outputs[0].name}_constant")
         value = ir.Value(
             name=name,

@@ -209,5 +209,7 @@ def _finish(site: Site, made: ir.Value) -> None:
     """Give the result the shape that was asked for: reduced axes may be dropped."""
     shape = site.view.outputs[0].shape
     sizes = [size for size in shape or () if isinstance(size, int)]
-    kept = made if site.view.integer("keepdims", 1) else site.draft.reshape(made, sizes)
-    site.draft.finish(site.made, kept)
+    if not site.view.integer("keepdims", 1):
+        site.draft.sinks = True  # a reduction that drops its axes has always held a view
+        made = site.draft.reshape(made, sizes)
+    site.draft.finish(site.made, made)
