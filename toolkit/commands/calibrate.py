@@ -113,7 +113,7 @@ def _weights_as_they_are(options: RangeOptions) -> tuple[RangeOptions, list[str]
                 f"{option} {switch} changes weights, but a TensorRT cache holds ranges alone; "
                 "write the model that they belong to with --adjusted-model, or leave out --cache."
             )
-    if not options.search:
+    if all(options.asked(switch) == "off" for switch in asked.values()):
         return options, []
     note = (
         "equalisation and bias correction were left out: the cache is for the model as it is; "
