@@ -39,6 +39,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from onnxruntime.quantization import (
     CalibrationDataReader,
     CalibrationMethod,
@@ -371,12 +372,22 @@ def _session(path: Path) -> ort.InferenceSession:
     options.log_severity_level = 3
     if platform.machine() in {"x86_64", "AMD64"}:
         options.add_session_config_entry("session.x64quantprecision", "1")
-    return ort.InferenceSession(
-        str(path),
-        options,
-        providers=["CPUExecutionProvider"],
-        disabled_optimizers=["ClipQuantRewrite"],
-    )
+
+    def load() -> ort.InferenceSession:
+        return ort.InferenceSession(
+            str(path),
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=["ClipQuantRewrite"],
+        )
+
+    try:
+        return load()
+    except Fail as error:
+        # onnxruntime 1.31 cannot optimise the Q/DQ form that it makes of a ViT; it can run it.
+        print(f"{path.name}: run without optimisation, as {str(error)[:160]}", file=sys.stderr)
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        return load()
 
 
 def _run(session: ort.InferenceSession, feeds: dict[str, Array]) -> Outputs:
