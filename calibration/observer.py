@@ -319,6 +319,8 @@ def _paired(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 def _widened(histogram: Histogram, exponent: int) -> NDArray[np.int64]:
     """The bins of `histogram` for the range 2^exponent."""
     bins = histogram.bins
+    if histogram.elements == 0:  # no count, so none to move
+        return bins
     # After so many doublings everything lies in the lowest bin and stays there.
     for _ in range(min(exponent - histogram.exponent, ZOOM + _LOG2_BINS)):
         empty = np.zeros(_OCTAVE, np.int64)
