@@ -295,6 +295,45 @@ def test_a_division_by_zero_stays_a_division() -> None:
     ]
 
 
+def test_infinities_are_chosen_not_multiplied(rng: np.random.Generator) -> None:
+    """0 times infinity is no number, so a mask of -inf keeps its Where."""
+    weights = {
+        "inf": np.full((1, 1, 1, 1), -np.inf, np.float32),
+        "zero": np.zeros((1, 1, 1, 1), np.float32),
+        "mask": rng.random((1, 3, 1, 1)) < 0.5,
+    }
+    nodes = [
+        node("Where", "mask x inf", "w"),
+        node("Greater", "x zero", "g"),
+        node("Not", "g", "n"),
+        node("Where", "n w inf", "y"),
+    ]
+    proto, result = legalized(Net(nodes, {"x": (1, 3, 4, 4)}, weights))
+    assert [item.op_type for item in result.model.graph].count("Where") == 2
+    assert_same(proto, result, rng, exact=True)
+
+
+def test_a_bound_that_halves_cannot_hold_is_a_bound() -> None:
+    weights = {"l": np.float32(-70000), "u": np.float32(5)}
+    net = Net([node("Clip", "x l u", "y")], {"x": (1, 1, 2, 2)}, weights)
+    proto, result = legalized(net)
+    assert [item.rewrite for item in result.applied] == ["clip"]
+    x = np.array([-1e6, -69000, 4, 6], np.float32).reshape(1, 1, 2, 2)
+    wanted, found = run(proto, {"x": x}), run(ir.to_proto(result.model), {"x": x})
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-6, atol=1e-2)  # of 70000
+
+
+def test_padding_that_no_reader_can_take_stays(rng: np.random.Generator) -> None:
+    """The Conv is refused with the padding of the Pad (rule conv.padding): the attempt ends."""
+    nodes = [node("Pad", "x p", "q"), node("Conv", "q w", "y")]
+    weights = {"p": ints(0, 0, 40, 0, 0, 0, 40, 0), "w": floats(rng, 2, 2, 3, 3)}
+    _, result = legalized(Net(nodes, {"x": (1, 2, 9, 9)}, weights))
+    assert result.applied == ()
+    assert (
+        "refused by conv.padding" in {d.rewrite: d.reason for d in result.refused}["pad.into-conv"]
+    )
+
+
 def test_booleans_and_integers_are_left_alone() -> None:
     nodes = [node("Neg", "x", "y")]
     net = Net(nodes, {"x": (1, 2, 5, 5)}, dtype=TensorProto.INT32)

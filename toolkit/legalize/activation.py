@@ -85,8 +85,9 @@ def _bounds(site: Site) -> tuple[float, float]:
             found.append(math.nan)
         else:
             found.append(float(given) if isinstance(given, (int, float)) else none)
-    # The largest numbers of a type stand for infinity.
-    largest = float(np.finfo(np.float16).max)
+    # The largest number of the type stands for infinity.
+    half = site.data.dtype == ir.DataType.FLOAT16
+    largest = float(np.finfo(np.float16 if half else np.float32).max)
     low, high = found
     return -math.inf if low <= -largest else low, math.inf if high >= largest else high
 

@@ -175,8 +175,7 @@ def where_constant(site: Site) -> str | None:
     assert kept is not None
     assert other is not None
     for value in (kept, other):
-        array = constant_of(value)
-        if array is not None and not np.all(np.isfinite(array)):
+        if not finite(value):
             return f"'{value.name}' holds infinities, which 0 does not silence"
     shares = [draft.constant(part.astype(np.float64), kept) for part in (mask, ~mask)]
     parts = [
@@ -184,6 +183,12 @@ def where_constant(site: Site) -> str | None:
     ]
     draft.finish(site.made, draft.add("Add", parts))
     return None
+
+
+def finite(value: ir.Value | None) -> bool:
+    """Whether 0 times a value is 0, as far as a constant shows: infinities give no number."""
+    array = constant_of(value)
+    return array is None or bool(np.all(np.isfinite(array)))
 
 
 def _same_operator(site: Site, operands: Sequence[ir.Value | None]) -> None:

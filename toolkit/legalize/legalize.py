@@ -134,7 +134,7 @@ class _Work:
                 draft.discard()
                 return self._remember(row, draft, reason)
             reason, refused = self._trial(row, draft)
-            if reason is None or not refused or refused >= set(draft.replaces):
+            if reason is None or not refused - excluded or refused >= set(draft.replaces):
                 return reason and self._remember(row, draft, reason)
             excluded |= refused
 

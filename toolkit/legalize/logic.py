@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from toolkit.legalize.arithmetic import finite
 from toolkit.legalize.draft import Draft
 from toolkit.legalize.rewrite import Site, constant_of, image
 
@@ -92,6 +93,8 @@ def _read(draft: Draft, reader: ir.Node, made: ir.Value, masks: dict[ir.Value, i
         draft.finish(result, masks[made])
         return True
     if reader.op_type != "Where" or reader.inputs[0] is not made or image(result) is None:
+        return False
+    if not all(finite(value) for value in reader.inputs[1:]):
         return False
     draft.at(reader)
     mask = masks[made]

@@ -12,8 +12,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from toolkit.legalize.draft import Draft
-from toolkit.legalize.rewrite import Site, constant_of, image, sizes
-from toolkit.legalize.selection import choose_channels
+from toolkit.legalize.rewrite import Site, image, sizes
+from toolkit.legalize.selection import choose_channels, slice_ranges
 
 VIEWS = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze"})
 # Of these, those that leave every element at its place in memory.
@@ -114,8 +114,8 @@ def _strided(value: ir.Value | None) -> tuple[ir.Value, int, tuple[int, int]] | 
         node = value.producer()
         if node is None or node.op_type != "Slice":
             break
-        shape, kept = image(node.inputs[0]), slice_ranges_of(node)
-        if shape is None or kept is None or kept[:2] != [range(shape[0]), range(shape[1])]:
+        shape, kept = image(node.inputs[0]), slice_ranges(node)
+        if shape is None or isinstance(kept, str) or kept[:2] != [range(shape[0]), range(shape[1])]:
             return None
         for axis, size in ((2, shape[2]), (3, shape[3])):
             whole = len(kept[axis]) * kept[axis].step == size
@@ -131,24 +131,6 @@ def _strided(value: ir.Value | None) -> tuple[ir.Value, int, tuple[int, int]] | 
     if value is None or by_row != by_column or by_row == 1:
         return None
     return value, by_row, (from_row, from_column)
-
-
-def slice_ranges_of(node: ir.Node) -> list[range] | None:
-    """What a Slice keeps of every axis of a 4-D map, None where that is not known."""
-    shape = image(node.inputs[0])
-    arrays = [constant_of(node.inputs[i]) if i < len(node.inputs) else None for i in range(5)]
-    given = [i < len(node.inputs) and node.inputs[i] is not None for i in range(5)]
-    if shape is None or any(given[i] and arrays[i] is None for i in range(1, 5)):
-        return None
-    starts, ends, axes, steps = arrays[1:]
-    if starts is None or ends is None:
-        return None
-    ranges = [range(size) for size in shape]
-    for place, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-        axis = (int(axes[place]) if axes is not None else place) % 4
-        step = int(steps[place]) if steps is not None else 1
-        ranges[axis] = range(shape[axis])[slice(start, end, step)]
-    return ranges
 
 
 def view_identity(site: Site) -> str | None:

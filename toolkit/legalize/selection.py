@@ -19,7 +19,7 @@ CONV_STRIDE = 8  # longest convolution stride, rule conv.stride
 
 def slice_conv(site: Site) -> str | None:
     """Slice channels by a 1x1 convolution, and a map by a depthwise one with the step as stride."""
-    ranges, shape = slice_ranges(site), image(site.data)
+    ranges, shape = slice_ranges(site.node), image(site.data)
     if isinstance(ranges, str) or shape is None:
         return ranges if isinstance(ranges, str) else "it needs a 4-D map of known size"
     made = cut_by_conv(site.draft, site.data, ranges)
@@ -146,16 +146,14 @@ def concat_transpose(site: Site) -> str | None:
     return None
 
 
-def slice_ranges(site: Site) -> list[range] | str:
+def slice_ranges(node: ir.Node) -> list[range] | str:
     """What a Slice keeps of every axis of a 4-D map, as a range; or why that is not known."""
-    shape = image(site.data)
-    arrays = [site.array(index) for index in range(1, 5)]
-    given = [site.value(index) is not None for index in range(1, 5)]
-    if shape is None or any(a is None and g for a, g in zip(arrays, given, strict=True)):
+    shape = image(node.inputs[0])
+    inputs = [*node.inputs, None, None]
+    starts, ends, axes, steps = (constant_of(value) for value in inputs[1:5])
+    unknown = any(inputs[i] is not None and constant_of(inputs[i]) is None for i in (3, 4))
+    if shape is None or starts is None or ends is None or unknown:
         return "it needs a 4-D map of known size and constant starts, ends, axes and steps"
-    starts, ends, axes, steps = arrays
-    if starts is None or ends is None:
-        return "it needs constant starts and ends"
     ranges = [range(size) for size in shape]
     for place, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         axis = (int(axes[place]) if axes is not None else place) % 4
