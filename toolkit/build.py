@@ -2,22 +2,24 @@
 
 1 import      ONNX -> graph                         toolkit.importer
 2 passes      fold, fuse, infer shapes              toolkit.passes
-3 calibrate   data -> amax per tensor (INT8)        toolkit.int8.ranges, calibration
-4 plan        every node: processor and reason      toolkit.planning
-5 quantize    table + plan -> Q/DQ graph (INT8)     toolkit.int8.scale_rules, toolkit.int8.quantize
-6 lower       segments -> implementations           toolkit.lower
-7 assemble    manifest, memory plan, entries        toolkit.assemble
-8 write       one file, atomically                  device.engine
+3 rewrite     what keeps nodes off the DLA          toolkit.prepare, toolkit.legalize
+4 calibrate   data -> amax per tensor (INT8)        toolkit.int8.ranges, calibration
+5 plan        every node: processor and reason      toolkit.planning, costs, scheduling
+6 quantize    table + plan -> Q/DQ graph (INT8)     toolkit.int8.scale_rules, toolkit.int8.quantize
+7 lower       segments -> implementations           toolkit.lower
+8 assemble    manifest, memory plan, entries        toolkit.assemble
+9 write       one file, atomically                  device.engine
 """
 
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 
@@ -35,11 +37,12 @@ from device.manifest import (
     Precision,
     Provenance,
 )
+from device.profile import Profile
 from device.session import open_session
 from toolkit.assemble import assemble
 from toolkit.errors import BuildError, first_line
 from toolkit.importer import ImportedModel, import_model
-from toolkit.int8.adjust import adjusted_for
+from toolkit.int8.adjust import adjusted_for, adjusts_only
 from toolkit.int8.data import Source
 from toolkit.int8.effect import Effect, effects_of
 from toolkit.int8.qdq_import import PlainModel, import_qdq
@@ -48,9 +51,11 @@ from toolkit.int8.ranges import RangeOptions, Ranges, dummy_table, measure_range
 from toolkit.int8.scale_rules import UnifiedRanges, unify_scales
 from toolkit.int8.steps import CORRECTION, EQUALISATION
 from toolkit.int8.table_file import fit_table, has_qdq, plain_notes, table_of_plain
+from toolkit.legalize import Applied
 from toolkit.lower import lower_segments
 from toolkit.passes import PassReport, run_passes
-from toolkit.planning.plan import Plan, make_plan
+from toolkit.planning.plan import Model, Plan, PlanOptions, make_plan
+from toolkit.prepare import Prepared, prepare
 from toolkit.target import Target, choose_target
 
 Progress = Callable[[str, float], None]
@@ -67,6 +72,7 @@ class BuildOptions:
     video, or samples one after the other; `ranges` says how their ranges are found.
     `table` goes before `data`. `dummy_ranges` stand in for measured ones: the engine is good for
     timing only, and says so. `shapes` and `dims` as in `toolkit.importer.import_model`.
+    `plan`: what the plan aims at; its precision and TensorRT are those of the build.
     """
 
     precision: Precision | None = None
@@ -77,6 +83,7 @@ class BuildOptions:
     dummy_ranges: bool = False
     shapes: Mapping[str, tuple[int, ...]] | None = None
     dims: tuple[DimRange, ...] = ()
+    plan: PlanOptions = field(default_factory=PlanOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,7 @@ class BuildResult:
     manifest: Manifest
     plan: Plan
     passes: tuple[PassReport, ...]
+    rewrites: tuple[Applied, ...]
     notes: tuple[str, ...]
     calibration: Ranges | None
     scale_rules: ScaleEffect
@@ -126,20 +134,30 @@ def build_engine(
     plain = _plain(imported.model, options)
     graph, passes = run_passes(imported.model if plain is None else plain.model)
     precision = _precision(options, target, graph, imported.name, plain)
-    table, ranges = None, None
-    said: tuple[str, ...] = ()
-    if precision == "int8":
-        table, ranges, said = _ranges(graph, plain, imported, options, report)
-        graph = adjusted_for(graph, table, imported.sha256) if ranges is None else ranges.model
+    asked = replace(options.plan, precision=precision, tensorrt=target.tensorrt)
+    report("rewrite", 0.0)
+    calibrated = _calibrated(
+        graph,
+        plain,
+        imported,
+        profile=target.profile,
+        asked=asked,
+        options=options,
+        report=report,
+    )
+    graph, table, ranges = calibrated.prepared.model, calibrated.table, calibrated.ranges
     amax = table.tensors if table is not None else {}
     report("plan", 0.0)
     plan = make_plan(
-        graph,
+        Model(
+            imported.name,
+            graph.graph,
+            has_scale=amax.__contains__,
+            keep_float=frozenset(table.keep_float if table is not None else ()),
+            cuts=calibrated.prepared.cuts,
+        ),
         target.profile,
-        precision=precision,
-        tensorrt=target.tensorrt,
-        has_scale=amax.__contains__,
-        keep_float=frozenset(table.keep_float if table is not None else ()),
+        asked,
     )
     report("lower", 0.0)
     unified = _unify(graph, plan, table)
@@ -158,8 +176,18 @@ def build_engine(
     sample = ranges.sample if ranges is not None else None
     _write(path, manifest, entries, model=imported.name, sample=sample)
     report("write", 1.0)
-    notes = _notes(imported, precision, passes, table) + said + _scale_notes(scale_rules)
-    return BuildResult(path, target, manifest, plan, passes, notes, ranges, scale_rules)
+    notes = _notes(imported, precision, passes, table) + calibrated.notes
+    return BuildResult(
+        path=path,
+        target=target,
+        manifest=manifest,
+        plan=plan,
+        passes=passes,
+        rewrites=calibrated.prepared.applied,
+        notes=notes + _scale_notes(scale_rules),
+        calibration=ranges,
+        scale_rules=scale_rules,
+    )
 
 
 def _unify(graph: ir.Model, plan: Plan, table: CalibrationTable | None) -> UnifiedRanges:
@@ -226,7 +254,7 @@ def _compile(
     amax: Mapping[str, float],
     passes: Sequence[PassReport],
 ) -> tuple[Manifest, dict[str, np.ndarray]]:
-    """Steps 5 to 7."""
+    """Steps 6 to 8."""
     segment_of: Mapping[str, str] = {n: s.name for s in plan.segments for n in s.nodes}
     model, scales = graph, {}
     if table is not None:
@@ -260,29 +288,58 @@ def _compile(
     )
 
 
-def _ranges(
+@dataclass(frozen=True, slots=True)
+class _Calibrated:
+    """The graph that the plan is made of, with its ranges and what to say about them."""
+
+    prepared: Prepared
+    table: CalibrationTable | None = None
+    ranges: Ranges | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _calibrated(
     graph: ir.Model,
     plain: PlainModel | None,
     imported: ImportedModel,
+    *,
+    profile: Profile,
+    asked: PlanOptions,
     options: BuildOptions,
     report: Progress,
-) -> tuple[CalibrationTable, Ranges | None, tuple[str, ...]]:
-    """Step 3: the table given, one measured on the data given, the model's own, or stand-ins.
-
-    The last of the three are notes.
-    """
-    taken = plain_notes(plain) if plain is not None else ()
+) -> _Calibrated:
+    """Steps 3 and 4: rewritten for the DLA, then ranges as given, measured, or stand-ins."""
+    if asked.precision != "int8":
+        return _Calibrated(prepare(graph, profile, asked))
+    notes = plain_notes(plain) if plain is not None else ()
     if options.data is not None:
-        ranges = measure_ranges(graph, options.data, imported.sha256, options.ranges, report)
-        return ranges.table, ranges, taken
+        prepared = prepare(graph, profile, asked)
+        ranges = measure_ranges(
+            prepared.model, options.data, imported.sha256, options.ranges, report
+        )
+        return _Calibrated(replace(prepared, model=ranges.model), ranges.table, ranges, notes)
     if options.dummy_ranges and options.table is None:
-        return dummy_table(graph, imported.sha256), None, taken
+        prepared = prepare(graph, profile, asked)
+        return _Calibrated(prepared, dummy_table(prepared.model, imported.sha256), notes=notes)
     table, original = options.table, imported.model
     if plain is not None:
         table, original = table or table_of_plain(plain, imported.sha256), plain.model
     assert table is not None  # _precision lets nothing else through
-    fitted = fit_table(table, original, graph)
-    return fitted.table, None, taken + fitted.notes
+    # Adjustments measured before the rewrites are made before them, others after.
+    early = adjusts_only(graph, table)
+    prepared = prepare(
+        adjusted_for(graph, table, imported.sha256) if early else graph,
+        profile,
+        asked,
+        table.tensors,
+    )
+    fitted = fit_table(
+        msgspec.structs.replace(table, tensors=dict(prepared.ranges)), original, prepared.model
+    )
+    if not early:
+        adjusted = adjusted_for(prepared.model, table, imported.sha256)
+        prepared = replace(prepared, model=adjusted)
+    return _Calibrated(prepared, fitted.table, notes=notes + fitted.notes)
 
 
 def _plain(model: ir.Model, options: BuildOptions) -> PlainModel | None:

@@ -21,6 +21,7 @@ from device.errors import TandemError
 # name -> (module, command, what the overview says)
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "profiles": ("toolkit.commands.profiles", "profiles", "List and explain device profiles."),
+    "plan": ("toolkit.commands.plan", "plan", "Say what runs where, why, and what it takes."),
     "build": ("toolkit.commands.build", "build", "Build an engine from an ONNX model."),
     "calibrate": ("toolkit.commands.calibrate", "calibrate", "Find INT8 ranges on real data."),
     "ranges": ("toolkit.commands.ranges", "ranges", "Convert and compare INT8 ranges."),

@@ -59,3 +59,12 @@ def adjusted_for(model: ir.Model, table: CalibrationTable, model_sha256: str) ->
             "file, or calibrate this one."
         )
     return adjust(model, table.adjusted)
+
+
+def adjusts_only(model: ir.Model, table: CalibrationTable) -> bool:
+    """Whether the model has every tensor and node that the table adjusts."""
+    if not table.adjusted:
+        return True
+    nodes = {str(node.name) for node in model.graph}
+    tensors = {str(out.name) for node in model.graph for out in node.outputs}
+    return table.adjusted.equalised.keys() <= tensors and table.adjusted.biases.keys() <= nodes

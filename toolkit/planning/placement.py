@@ -1,244 +1,174 @@
-"""Where each node runs: the rules say what may, the costs say what pays.
+"""Where each node of several networks on one board runs, why, and how that compares.
 
-Nodes that no rule refuses form islands on the DLA. An island that breaks a limit of one loadable,
-or that does not pay for its two crossings, goes to the GPU as a whole; of the rest the largest
-stay. Each step only takes nodes off the DLA, so the steps end.
+The rules say what may run on the DLA, the costs what it takes, the solver what is best. What the
+solver leaves on the GPU although the DLA would take it gets its reason by trial: the island is
+moved and the plan assessed again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from device.manifest import Precision, Processor
-from device.profile import Dla, Profile
-from toolkit.planning.costs import crossing_us, predicted_us, tensor_bytes
-from toolkit.planning.dla_checks import batch_of
-from toolkit.planning.dla_rules import judge
-from toolkit.planning.node_view import NodeView, TensorView
+from device.manifest import Processor
+from device.profile import Profile
+from toolkit.costs.model import CostModel
+from toolkit.planning.figures import Figures, figures
+from toolkit.planning.formulate import Formulated, formulate, problem_of
+from toolkit.planning.node_view import NodeView
+from toolkit.planning.objectives import Goal
 from toolkit.planning.rule import Verdict
-from toolkit.planning.segments import Lane, PlannedSegment, Step, cut
+from toolkit.scheduling.assess import assess, value_of, violations
+from toolkit.scheduling.baselines import costs_of, dla_with_fallback, gpu_only, greedy
+from toolkit.scheduling.problem import Limits, Placement, Problem, Solution
+from toolkit.scheduling.segmentation import graph_of, pieces
+from toolkit.scheduling.solve import solve
 
-DLA: Processor = "dla0"
-LOADABLES = 16  # per core, rule G6
-MAX_ISLANDS = 4  # the target: few large loadables, well below the limit
-WEIGHT_LIMIT = 512 * 2**20  # per loadable, rule G9
-INTERMEDIATE_LIMIT = 2**30  # per loadable, rule G8
-
-# The limits that need more than one node to judge.
-_POLICY = {
-    "K1": "nodes kept in floating point run on the GPU",
-    "S1": "INT8 on the DLA needs a scale on every input and output",
-    "G6": f"a core holds {LOADABLES} loadables",
-    "G8": "the intermediates of a loadable must be below 1 GiB",
-    "G9": "the weights of a loadable must be below 512 MiB",
-    "P2": "an island must relieve the GPU of more time than its crossings cost",
-}
-
-HasScale = Callable[[str], bool]
+ALLOWED = "no rule of the DLA refuses it, and the plan is best with it there"
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """Where one node runs and why; `rule` is "" where no rule kept it off the DLA."""
+class Candidate:
+    """A network to place: nodes in running order, their costs, verdicts against them, outputs."""
 
-    node: str
-    op: str
-    processor: Processor
-    rule: str
-    reason: str
-    hint: str
-    predicted_us: float
+    name: str
+    views: tuple[NodeView, ...]
+    costs: CostModel
+    refused: Mapping[str, Verdict]
+    outputs: tuple[str, ...]
+    rate_hz: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Island:
-    """A segment on the DLA with what decides about it: sizes, and the times on both sides."""
+@dataclass(frozen=True)
+class Placed:
+    """The networks as the solver saw them, what it found, and what else could be done.
 
-    nodes: tuple[str, ...]
-    weight_bytes: int
-    intermediate_bytes: int
-    gpu_us: float
-    crossing_us: float
+    `stayed`: network -> node -> why it is on the GPU although the DLA takes it.
+    `figures`: network -> this plan, then the plans that need no solver.
+    """
+
+    problem: Problem
+    formulated: Mapping[str, Formulated]
+    solution: Solution
+    stayed: Mapping[str, Mapping[str, str]]
+    figures: Mapping[str, tuple[Figures, ...]]
 
 
 def place(
-    views: Sequence[NodeView],
+    candidates: Sequence[Candidate],
     profile: Profile,
-    precision: Precision,
-    tensorrt: str | None,
-    has_scale: HasScale,
-    *,
-    keep_float: frozenset[str] = frozenset(),
-    max_islands: int = MAX_ISLANDS,
-) -> tuple[Placement, ...]:
-    """Return the placement of every node, in the order of `views`.
+    goal: Goal,
+    limits: Limits,
+    seconds: float,
+) -> Placed:
+    """Place networks that share a board; `seconds` bound the search.
 
-    `keep_float`: nodes that INT8 would cost too much accuracy.
+    Raises PlanError: the rates do not fit, or no placement was found that keeps the limits.
     """
-    refused: dict[str, Verdict]
-    home: Processor = "cpu" if profile.gpu is None else "gpu"
-    if profile.gpu is None or profile.dla is None:
-        missing = "GPU" if profile.gpu is None else "DLA"
-        refused = {v.name: _verdict(v.name, "", f"profile has no {missing}") for v in views}
-    else:
-        refused = _refused_by_rules(views, profile.dla, precision, tensorrt, has_scale)
-        reason = "kept in floating point, where INT8 costs too much accuracy"
-        refused |= {v.name: _verdict(v.name, "K1", reason) for v in views if v.name in keep_float}
-        while True:
-            islands = _islands(views, refused, profile, precision)
-            demoted = _demoted(islands, max_islands)
-            if not demoted:
-                break
-            refused |= demoted
-    return tuple(_placement(v, refused.get(v.name), home, profile, precision) for v in views)
-
-
-def steps_of(views: Sequence[NodeView], processors: Sequence[Processor]) -> tuple[Step, ...]:
-    """Return the nodes as the cut reads them; on the DLA one batch is one lane (rule G7)."""
-    return tuple(
-        Step(
-            view.name,
-            view.reads,
-            tuple(tensor.name for tensor in view.outputs),
-            Lane(processor, _batch_lane(view) if processor.startswith("dla") else ""),
+    processors = processors_of(profile, both_dlas=len(candidates) > 1)
+    alternate = goal.frames_in_flight and len(candidates) == 1 and profile.dla_cores > 1
+    made = {
+        one.name: formulate(
+            one.name,
+            one.views,
+            one.refused,
+            one.costs,
+            processors,
+            outputs=one.outputs,
+            rate_hz=one.rate_hz,
         )
-        for view, processor in zip(views, processors, strict=True)
-    )
-
-
-def _batch_lane(view: NodeView) -> str:
-    return str(batch_of(view.outputs[0])) if view.outputs else ""
-
-
-def _refused_by_rules(
-    views: Sequence[NodeView],
-    dla: Dla,
-    precision: Precision,
-    tensorrt: str | None,
-    has_scale: HasScale,
-) -> dict[str, Verdict]:
-    refused = {}
-    for view in views:
-        verdicts = judge(view, dla, tensorrt, precision)
-        if precision == "int8":
-            verdicts += _missing_scales(view, has_scale)
-        if verdicts:
-            refused[view.name] = verdicts[0]
-    return refused
-
-
-def _missing_scales(view: NodeView, has_scale: HasScale) -> tuple[Verdict, ...]:
-    for tensor in view.flowing:
-        if tensor.is_float and not has_scale(tensor.name):
-            reason = f"no scale for '{tensor.name}', but {_POLICY['S1']}"
-            return (_verdict(view.name, "S1", reason, "calibrate with this tensor in the table"),)
-    return ()
-
-
-def _islands(
-    views: Sequence[NodeView],
-    refused: dict[str, Verdict],
-    profile: Profile,
-    precision: Precision,
-) -> tuple[Island, ...]:
-    steps = steps_of(views, ["gpu" if v.name in refused else DLA for v in views])
-    by_name = {view.name: view for view in views}
-    return tuple(
-        _island(segment, by_name, profile, precision)
-        for segment in cut(steps)
-        if segment.processor == DLA
-    )
-
-
-def _island(
-    segment: PlannedSegment,
-    by_name: dict[str, NodeView],
-    profile: Profile,
-    precision: Precision,
-) -> Island:
-    inside = [by_name[name] for name in segment.nodes]
-    made = {tensor.name: tensor for view in inside for tensor in view.outputs}
-    read = {tensor.name: tensor for view in inside for tensor in view.activations}
-    outside = {
-        name for view in by_name.values() if view.name not in segment.nodes for name in view.reads
+        for one in candidates
     }
-    entering = [tensor for name, tensor in read.items() if name not in made]
-    leaving = [t for name, t in made.items() if name in outside or name not in read]
-    kept = [t for name, t in made.items() if name in read and name not in outside]
-    return Island(
-        nodes=segment.nodes,
-        weight_bytes=sum(_bytes(view.constants, precision) for view in inside),
-        intermediate_bytes=_bytes(kept, precision),
-        gpu_us=sum(predicted_us(view, "gpu", profile, precision) for view in inside),
-        crossing_us=crossing_us(_bytes(entering, precision), profile)
-        + crossing_us(_bytes(leaving, precision), profile),
+    problem = problem_of(
+        [found.network for found in made.values()],
+        candidates[0].costs,
+        processors,
+        limits,
+        alternate_dlas=alternate,
+    )
+    solution = solve(problem, goal.aim, seconds)
+    return Placed(
+        problem=problem,
+        formulated=made,
+        solution=solution,
+        stayed={
+            one.name: _stayed(one, made[one.name], problem, solution, goal) for one in candidates
+        },
+        figures=_figures(problem, solution, goal),
     )
 
 
-def _bytes(tensors: Sequence[TensorView], precision: Precision) -> int:
-    return sum(tensor_bytes(tensor, precision) or 0 for tensor in tensors)
+def processors_of(profile: Profile, *, both_dlas: bool) -> tuple[Processor, ...]:
+    """Return the processors that a plan may use; the first takes every node."""
+    if profile.gpu is None:
+        return ("cpu",)
+    if profile.dla_cores == 0:
+        return ("gpu",)
+    return ("gpu", "dla0", "dla1") if both_dlas and profile.dla_cores > 1 else ("gpu", "dla0")
 
 
-def _demoted(islands: Sequence[Island], max_islands: int) -> dict[str, Verdict]:
-    """Return the nodes that leave the DLA next: too large, then not paying, then too many."""
-    for find in (_too_large, _not_paying):
-        found = [(island, text) for island in islands if (text := find(island)) is not None]
-        if found:
-            return {n: _verdict(n, *text) for island, text in found for n in island.nodes}
-    most = min(max_islands, LOADABLES)
-    ranked = sorted(islands, key=lambda island: -island.gpu_us)
-    return {
-        node: _verdict(
-            node,
-            "G6",
-            f"its island is number {place} of {len(ranked)} by GPU time ({island.gpu_us:.0f} us), "
-            f"but at most {most} are made, and a core holds {LOADABLES} loadables",
+def _stayed(
+    candidate: Candidate,
+    made: Formulated,
+    problem: Problem,
+    solution: Solution,
+    goal: Goal,
+) -> dict[str, str]:
+    """Say of each island that the DLA would take, but that is on the GPU, what moving it does."""
+    placed = solution.placement[candidate.name]
+    network = made.network
+    # Only for telling islands apart: "cpu" marks what could move.
+    homes: list[Processor] = [
+        "cpu" if placed[t.name] == "gpu" and "dla0" in t.time_us else placed[t.name]
+        for t in network.tasks
+    ]
+    reasons: dict[str, str] = {}
+    for piece in pieces(graph_of(network), homes, "cpu"):
+        tasks = [network.tasks[index] for index in piece]
+        nodes = [view.name for task in tasks for view in made.nodes[task.name]]
+        moved: dict[str, Processor] = {**placed, **{task.name: "dla0" for task in tasks}}
+        trial: Placement = {**solution.placement, candidate.name: moved}
+        reason = _compared(problem, solution, trial, goal, len(nodes))
+        reasons |= dict.fromkeys(nodes, reason)
+    return reasons
+
+
+def _compared(
+    problem: Problem,
+    solution: Solution,
+    trial: Placement,
+    goal: Goal,
+    count: int,
+) -> str:
+    found = costs_of(problem, trial)
+    island = (
+        f"the DLA takes it, but with its island of {count} node{'s' if count > 1 else ''} there"
+    )
+    if broken := violations(problem, trial, found):
+        return f"{island} the plan breaks a limit ({broken[0]})"
+    value = value_of(problem, goal.aim, found)
+    if value > solution.value:
+        return (
+            f"{island} the {goal.text} would be {_size(value)} instead of {_size(solution.value)}"
         )
-        for place, island in enumerate(ranked[most:], start=most + 1)
-        for node in island.nodes
-    }
+    return f"{island} the {goal.text} would stay {_size(value)}"
 
 
-def _too_large(island: Island) -> tuple[str, str] | None:
-    if island.weight_bytes >= WEIGHT_LIMIT:
-        size = island.weight_bytes / 2**20
-        return "G9", f"its island holds {size:.0f} MiB of weights, but {_POLICY['G9']}"
-    if island.intermediate_bytes >= INTERMEDIATE_LIMIT:
-        size = island.intermediate_bytes / 2**20
-        return "G8", f"its island holds {size:.0f} MiB of intermediates, but {_POLICY['G8']}"
-    return None
+def _size(value: float) -> str:
+    return f"{value:.4g}"
 
 
-def _not_paying(island: Island) -> tuple[str, str, str] | None:
-    if island.gpu_us > island.crossing_us:
-        return None
-    count = len(island.nodes)
-    return (
-        "P2",
-        f"its island of {count} node{'s' if count > 1 else ''} would relieve the GPU of "
-        f"{island.gpu_us:.0f} us, but its two crossings cost {island.crossing_us:.0f} us",
-        "make the neighbouring nodes fit the DLA, so that the island grows",
-    )
-
-
-def _verdict(node: str, rule: str, reason: str, hint: str = "") -> Verdict:
-    limit, actual = _POLICY.get(rule, ""), reason.partition(", but")[0]
-    return Verdict(rule=rule, node=node, limit=limit, actual=actual, reason=reason, hint=hint)
-
-
-def _placement(
-    view: NodeView,
-    verdict: Verdict | None,
-    home: Processor,
-    profile: Profile,
-    precision: Precision,
-) -> Placement:
-    processor = DLA if verdict is None else home
-    return Placement(
-        node=view.name,
-        op=view.op,
-        processor=processor,
-        rule="" if verdict is None else verdict.rule,
-        reason="no rule of the DLA refuses it" if verdict is None else verdict.reason,
-        hint="" if verdict is None else verdict.hint,
-        predicted_us=predicted_us(view, processor, profile, precision),
-    )
+def _figures(problem: Problem, solution: Solution, goal: Goal) -> dict[str, tuple[Figures, ...]]:
+    """This plan, all on the GPU, all that may on the DLA, and islands one by one while they pay."""
+    others: tuple[tuple[str, Placement], ...] = ()
+    if len(problem.processors) > 1:
+        others = (
+            ("GPU only", gpu_only(problem)),
+            ("DLA with fallback", dla_with_fallback(problem)),
+            ("greedy", greedy(problem, goal.aim)),
+        )
+    rows: dict[str, list[Figures]] = {network.name: [] for network in problem.networks}
+    for name, placement in (("this plan", solution.placement), *others):
+        broken = tuple(violations(problem, placement, costs_of(problem, placement)))
+        for network in problem.networks:
+            cost = assess(problem, network, placement[network.name])
+            rows[network.name].append(figures(name, problem, cost, broken))
+    return {name: tuple(found) for name, found in rows.items()}

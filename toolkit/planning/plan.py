@@ -1,17 +1,26 @@
-"""The plan of a model on a profile: placements, segments, crossings and predicted times."""
+"""The plan of one or several models on a profile: placements, segments, costs and reasons."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from device.manifest import Crossing, NodePlacement, Precision, Processor
 from device.profile import Profile
+from toolkit.costs.bytes import tensor_bytes
+from toolkit.costs.measured import Measured
+from toolkit.costs.model import CostModel
 from toolkit.errors import PlanError
-from toolkit.planning.costs import crossing_us, predicted_us, tensor_bytes
+from toolkit.legalize import Cut
+from toolkit.planning.figures import Figures
 from toolkit.planning.node_view import NodeView, views
-from toolkit.planning.placement import Placement, place, steps_of
-from toolkit.planning.segments import PlannedSegment, cut, find_crossings
+from toolkit.planning.objectives import DEFAULT, goal_named
+from toolkit.planning.placement import ALLOWED, Candidate, Placed, place
+from toolkit.planning.refusals import refusals
+from toolkit.planning.segments import PlannedSegment, find_crossings
+from toolkit.scheduling.problem import Limits
+
+SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +31,7 @@ class SegmentCost:
     nodes: int
     macs: int
     predicted_us: float
+    energy_mj: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,157 +46,300 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Where every node runs and why, how the graph is cut, and what it is predicted to take.
+class Search:
+    """How the placement was found: its value in the goal's terms, and the proof."""
 
-    `placements` are in running order. `latency_us` has one row per processor that is used; the
-    total adds the crossings, segments running one after the other. `gpu_only_us` is the same graph
-    without the DLA, None on a profile without a GPU.
+    objective: str
+    value: float
+    proven: bool
+    gap: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What a plan may be asked beside the model and the profile.
+
+    `objective`: a row of `toolkit.planning.objectives.GOALS`. `power_mode` None: the highest
+    clocks. `max_crossings`: tensors that may pass between processors. `seconds` bound the search.
     """
 
+    precision: Precision = "int8"
+    tensorrt: str | None = None
+    objective: str = DEFAULT
+    power_mode: str | None = None
+    max_crossings: int | None = None
+    seconds: float = SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A graph to plan: it has gone through the passes.
+
+    `has_scale` says whether the calibration table holds a tensor; `keep_float` names nodes that
+    stay in floating point; `rate_hz`: how often a frame comes, None: as fast as it goes;
+    `measured`: times from a board, which go before predicted ones; `cuts`: where heads leave the
+    DLA.
+    """
+
+    name: str
+    graph: ir.Graph
+    has_scale: Callable[[str], bool] = field(default=lambda name: True)
+    keep_float: frozenset[str] = frozenset()
+    rate_hz: float | None = None
+    measured: Measured | None = None
+    cuts: tuple[Cut, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where every node of one model runs and why, how it is cut, and what that should take.
+
+    `placements` are in running order. `figures`: this plan first, then all on the GPU, all that may
+    on the DLA, and a greedy choice.
+    """
+
+    name: str
     profile: str
     precision: Precision
     tensorrt: str | None
+    power_mode: str | None
+    rate_hz: float | None
     placements: tuple[NodePlacement, ...]
     segments: tuple[PlannedSegment, ...]
     costs: tuple[SegmentCost, ...]
     crossings: tuple[Crossing, ...]
     refusals: tuple[Refusal, ...]
-    latency_us: tuple[tuple[Processor, float], ...]
-    crossings_us: float
-    gpu_only_us: float | None
+    figures: tuple[Figures, ...]
+    search: Search
+
+    @property
+    def busy_us(self) -> tuple[tuple[Processor, float], ...]:
+        """How long the segments of a frame keep each processor busy, crossings left out."""
+        totals: dict[Processor, float] = {}
+        for segment, cost in zip(self.segments, self.costs, strict=True):
+            totals[segment.processor] = totals.get(segment.processor, 0.0) + cost.predicted_us
+        return tuple(sorted(totals.items()))
+
+    @property
+    def crossings_us(self) -> float:
+        """The predicted time of a frame's crossings in microseconds."""
+        return max(0.0, self.total_us - sum(time for _, time in self.busy_us))
 
     @property
     def total_us(self) -> float:
-        """The predicted time of one inference in microseconds."""
-        return sum(time for _, time in self.latency_us) + self.crossings_us
+        """The predicted time of one frame alone in microseconds."""
+        return self.figures[0].latency_us
 
 
-def make_plan(
-    model: ir.Model,
-    profile: Profile,
-    *,
-    precision: Precision,
-    tensorrt: str | None = None,
-    has_scale: Callable[[str], bool],
-    keep_float: frozenset[str] = frozenset(),
-) -> Plan:
-    """Return the plan of a model that has gone through the passes.
+@dataclass(frozen=True)
+class SharedPlan:
+    """The plans of models that share a board, and the placement problem behind them."""
 
-    `tensorrt` None takes the version of the last JetPack for the profile's DLA. `has_scale` says
-    whether the calibration table holds a tensor; `keep_float` names nodes that stay in floating
-    point. A dynamic batch keeps its nodes off the DLA (rule
-    G5) and counts as 1 in times and sizes.
+    plans: tuple[Plan, ...]
+    candidates: tuple[Candidate, ...]
+    placed: Placed
 
-    Raises PlanError: the model has no nodes, or nodes without distinct names.
+
+def make_plan(model: Model, profile: Profile, options: PlanOptions | None = None) -> Plan:
+    """Return the plan of one model; see `plan_together`."""
+    return plan_together((model,), profile, options).plans[0]
+
+
+def plan_together(
+    models: Sequence[Model], profile: Profile, options: PlanOptions | None = None
+) -> SharedPlan:
+    """Return the plans of models that share a board.
+
+    A dynamic batch keeps its nodes off the DLA (rule G5) and counts as 1 in times and sizes.
+    Raises PlanError: a model has no nodes or nodes without distinct names, an option is unknown,
+    or nothing keeps the limits and rates.
     """
-    nodes = _named_views(model.graph)
-    placed = place(nodes, profile, precision, tensorrt, has_scale, keep_float=keep_float)
-    steps = steps_of(nodes, [placement.processor for placement in placed])
-    segments = cut(steps)
-    sizes = {t.name: tensor_bytes(t, precision) for view in nodes for t in view.outputs}
-    crossings = find_crossings(segments, steps, sizes.__getitem__)
-    costs = _costs(segments, nodes, placed)
-    return Plan(
-        profile=profile.name,
-        precision=precision,
-        tensorrt=tensorrt,
-        placements=_rows(segments, placed),
-        segments=segments,
-        costs=costs,
-        crossings=crossings,
-        refusals=_refusals(placed),
-        latency_us=_latency(segments, costs),
-        crossings_us=_crossings_us(crossings, profile),
-        gpu_only_us=_gpu_only_us(nodes, profile, precision),
+    options = options or PlanOptions()
+    goal = goal_named(options.objective)
+    candidates = tuple(_candidate(model, profile, options) for model in models)
+    limits = Limits(max_crossings=options.max_crossings)
+    placed = place(candidates, profile, goal, limits, options.seconds)
+    return SharedPlan(
+        plans=tuple(_plan(one, placed, profile, options) for one in candidates),
+        candidates=candidates,
+        placed=placed,
     )
 
 
-def _named_views(graph: ir.Graph) -> tuple[NodeView, ...]:
-    nodes = views(graph)
+def _candidate(model: Model, profile: Profile, options: PlanOptions) -> Candidate:
+    nodes = _named_views(model)
+    return Candidate(
+        name=model.name,
+        views=nodes,
+        costs=CostModel(
+            nodes,
+            profile,
+            precision=options.precision,
+            power_mode=options.power_mode,
+            measured=model.measured,
+        ),
+        refused=refusals(
+            nodes,
+            profile,
+            options.precision,
+            options.tensorrt,
+            has_scale=model.has_scale,
+            keep_float=model.keep_float,
+            cuts=model.cuts,
+        ),
+        outputs=tuple(str(value.name) for value in model.graph.outputs),
+        rate_hz=model.rate_hz,
+    )
+
+
+def _named_views(model: Model) -> tuple[NodeView, ...]:
+    nodes = views(model.graph)
     names = [view.name for view in nodes]
     if not nodes or "" in names or len(set(names)) < len(names):
         raise PlanError(
-            "The graph needs at least one node and a distinct name for every node; "
-            "import the model with import_model first."
+            f"The graph of {model.name} needs at least one node and a distinct name for every "
+            "node; import the model with import_model first."
         )
     return nodes
 
 
-def _gpu_only_us(nodes: Sequence[NodeView], profile: Profile, precision: Precision) -> float | None:
-    if profile.gpu is None:
-        return None
-    return sum(predicted_us(view, "gpu", profile, precision) for view in nodes)
-
-
-def _rows(
-    segments: Sequence[PlannedSegment], placed: Sequence[Placement]
-) -> tuple[NodePlacement, ...]:
-    by_name = {placement.node: placement for placement in placed}
-    return tuple(
-        NodePlacement(
-            node=name,
-            op=by_name[name].op,
-            processor=segment.processor,
-            segment=segment.name,
-            rule=by_name[name].rule,
-            reason=by_name[name].reason,
-            predicted_us=round(by_name[name].predicted_us, 3),
-        )
-        for segment in segments
-        for name in segment.nodes
+def _plan(
+    candidate: Candidate,
+    placed: Placed,
+    profile: Profile,
+    options: PlanOptions,
+) -> Plan:
+    segments, rows = _segments(candidate, placed)
+    sizes = {t.name: tensor_bytes(t, options.precision) for v in candidate.views for t in v.outputs}
+    solution = placed.solution
+    times, energies = _kernel_costs(candidate, placed)
+    return Plan(
+        name=candidate.name,
+        profile=profile.name,
+        precision=options.precision,
+        tensorrt=options.tensorrt,
+        power_mode=options.power_mode,
+        rate_hz=candidate.rate_hz,
+        placements=_placements(candidate, placed, segments, times),
+        segments=segments,
+        costs=_segment_costs(segments, candidate.views, times, energies, placed.problem.segment_us),
+        crossings=find_crossings(segments, candidate.views, sizes.__getitem__),
+        refusals=_refusals(rows, candidate, placed),
+        figures=placed.figures[candidate.name],
+        search=Search(
+            options.objective, solution.value, solution.proven, solution.gap, solution.seconds
+        ),
     )
 
 
-def _costs(
-    segments: Sequence[PlannedSegment], nodes: Sequence[NodeView], placed: Sequence[Placement]
+def _segments(
+    candidate: Candidate, placed: Placed
+) -> tuple[tuple[PlannedSegment, ...], dict[str, PlannedSegment]]:
+    """Name the segments of the solution and fill in their nodes; also the segment of each node."""
+    nodes = placed.formulated[candidate.name].nodes
+    counts: dict[Processor, int] = {}
+    segments = []
+    for found in placed.solution.segments:
+        if found.network != candidate.name:
+            continue
+        number = counts.get(found.processor, 0)
+        counts[found.processor] = number + 1
+        members = tuple(view.name for task in found.tasks for view in nodes[task])
+        segments.append(PlannedSegment(f"{found.processor}.{number}", found.processor, members))
+    return tuple(segments), {node: s for s in segments for node in s.nodes}
+
+
+def _kernel_costs(
+    candidate: Candidate, placed: Placed
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return time and energy by node; the first node of a kernel carries what the kernel takes."""
+    homes = placed.solution.placement[candidate.name]
+    times, energies = {}, {}
+    for task in placed.formulated[candidate.name].network.tasks:
+        times[task.name] = task.time_us[homes[task.name]]
+        energies[task.name] = task.energy_mj.get(homes[task.name], 0.0)
+    return times, energies
+
+
+def _placements(
+    candidate: Candidate,
+    placed: Placed,
+    segments: Iterable[PlannedSegment],
+    times: Mapping[str, float],
+) -> tuple[NodePlacement, ...]:
+    ops = {view.name: view.op for view in candidate.views}
+    rows = []
+    for segment in segments:
+        for name in segment.nodes:
+            rule, reason, _ = _why(name, segment.processor, candidate, placed)
+            rows.append(
+                NodePlacement(
+                    node=name,
+                    op=ops[name],
+                    processor=segment.processor,
+                    segment=segment.name,
+                    rule=rule,
+                    reason=reason,
+                    predicted_us=round(times.get(name, 0.0), 3),
+                )
+            )
+    return tuple(rows)
+
+
+def _why(
+    node: str, processor: Processor, candidate: Candidate, placed: Placed
+) -> tuple[str, str, str]:
+    """Return rule, reason and hint of a node's place."""
+    if processor.startswith("dla"):
+        return "", ALLOWED, ""
+    verdict = candidate.refused.get(node)
+    if verdict is not None:
+        return verdict.rule, verdict.reason, verdict.hint
+    return "P2", placed.stayed[candidate.name][node], ""
+
+
+def _segment_costs(
+    segments: Sequence[PlannedSegment],
+    nodes: Sequence[NodeView],
+    times: Mapping[str, float],
+    energies: Mapping[str, float],
+    segment_us: Mapping[Processor, float],
 ) -> tuple[SegmentCost, ...]:
     macs = {view.name: view.macs or 0 for view in nodes}
-    times = {placement.node: placement.predicted_us for placement in placed}
-    return tuple(
-        SegmentCost(
-            segment=segment.name,
-            nodes=len(segment.nodes),
-            macs=sum(macs[name] for name in segment.nodes),
-            predicted_us=sum(times[name] for name in segment.nodes),
+    rows = []
+    for segment in segments:
+        start_us = segment_us.get(segment.processor, 0.0)
+        rows.append(
+            SegmentCost(
+                segment=segment.name,
+                nodes=len(segment.nodes),
+                macs=sum(macs[name] for name in segment.nodes),
+                predicted_us=start_us + sum(times.get(name, 0.0) for name in segment.nodes),
+                energy_mj=sum(energies.get(name, 0.0) for name in segment.nodes),
+            )
         )
-        for segment in segments
-    )
+    return tuple(rows)
 
 
-def _latency(
-    segments: Sequence[PlannedSegment], costs: Sequence[SegmentCost]
-) -> tuple[tuple[Processor, float], ...]:
-    totals: dict[Processor, float] = {}
-    for segment, cost in zip(segments, costs, strict=True):
-        totals[segment.processor] = totals.get(segment.processor, 0.0) + cost.predicted_us
-    return tuple(sorted(totals.items()))
-
-
-def _crossings_us(crossings: Sequence[Crossing], profile: Profile) -> float:
-    """Sum the crossings; tensors that pass between the same two segments pass together."""
-    passing: dict[tuple[str, str], int] = {}
-    for crossing in crossings:
-        for target in crossing.targets:
-            pair = (crossing.source, target)
-            passing[pair] = passing.get(pair, 0) + (crossing.bytes or 0)
-    return sum(crossing_us(size, profile) for size in passing.values())
-
-
-def _refusals(placed: Sequence[Placement]) -> tuple[Refusal, ...]:
+def _refusals(
+    home: Mapping[str, PlannedSegment], candidate: Candidate, placed: Placed
+) -> tuple[Refusal, ...]:
     """Group the nodes that are not on the DLA by rule and hint (and operator, where it decides)."""
-    groups: dict[tuple[str, str, str], list[Placement]] = {}
-    for placement in placed:
-        if not placement.processor.startswith("dla"):
-            op = placement.op if placement.rule.startswith("op.") else ""
-            groups.setdefault((placement.rule, placement.hint, op), []).append(placement)
+    groups: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
+    for view in candidate.views:
+        processor = home[view.name].processor
+        if not processor.startswith("dla"):
+            rule, reason, hint = _why(view.name, processor, candidate, placed)
+            op = view.op if rule.startswith("op.") else ""
+            groups.setdefault((rule, hint, op), []).append((view.name, reason))
     return tuple(
         Refusal(
             rule=rule,
-            reason=members[0].reason,
-            same_reason=len({member.reason for member in members}) == 1,
+            reason=members[0][1],
+            same_reason=len({reason for _, reason in members}) == 1,
             hint=hint,
-            nodes=tuple(member.node for member in members),
+            nodes=tuple(name for name, _ in members),
         )
         for (rule, hint, _), members in groups.items()
     )

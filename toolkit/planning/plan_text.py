@@ -2,24 +2,73 @@
 
 from collections.abc import Sequence
 
-from toolkit.planning.plan import Plan, Refusal
+from toolkit.planning.advice import Advice
+from toolkit.planning.figures import Figures
+from toolkit.planning.objectives import GOALS
+from toolkit.planning.plan import Plan, Refusal, SharedPlan
+from toolkit.planning.traffic import traffic
+from toolkit.planning.verdict import verdict
+from toolkit.scheduling.assess import utilisation
+from toolkit.scheduling.baselines import costs_of
 
 SHOWN = 3  # names listed per row, the rest counted
 
 
-def render_plan(plan: Plan) -> str:
-    """Return the plan in words: segments, crossings, times, and why nodes are not on the DLA."""
-    version = f", TensorRT {plan.tensorrt}" if plan.tensorrt else ""
-    lines = [f"plan for {plan.profile}, {plan.precision}{version}", ""]
+def render_plan(plan: Plan, advice: Sequence[Advice] = ()) -> str:
+    """Return the plan in words: what pays, segments, crossings, comparison, and why not the DLA."""
+    lines = [_title(plan), "", verdict(plan), ""]
     lines += _segments(plan)
     lines += ["", *_crossings(plan)]
-    lines += ["", *_times(plan)]
+    lines += ["", *_compared(plan.figures)]
     lines += ["", *_refusals(plan)]
+    if advice:
+        lines += ["", *_advice(plan, advice)]
     return "\n".join(lines) + "\n"
 
 
+def render_shared(shared: SharedPlan) -> str:
+    """Return how busy the models of a workload keep the processors, and what latency they meet."""
+    problem, solution = shared.placed.problem, shared.placed.solution
+    busy = utilisation(problem, costs_of(problem, solution.placement))
+    rated = all(plan.rate_hz is not None for plan in shared.plans)
+    proof = "proven best" if solution.proven else f"at most {solution.gap:.1%} from the best"
+    lines = [
+        f"{len(shared.plans)} models share {shared.plans[0].profile}: {proof} by the model",
+        "",
+    ]
+    rows = [("processor", "busy")]
+    rows += [(p, f"{b:.1%}" if rated else f"{b:.0f} us a frame") for p, b in busy.items()]
+    lines += [*table(rows, right=(1,)), ""]
+    report = traffic(shared)
+    rows4 = [("model", "frames/s", "p50 us", "p99 us")]
+    for found in report.networks:
+        rows4.append(
+            (
+                found.network,
+                f"{found.throughput_hz:.1f}",
+                f"{found.p50_us:.0f}",
+                f"{found.p99_us:.0f}",
+            )
+        )
+    return "\n".join(
+        [*lines, "simulated, with contention for the memory", *table(rows4, right=(1, 2, 3))]
+    )
+
+
+def _title(plan: Plan) -> str:
+    parts: list[str] = [plan.precision]
+    if plan.tensorrt:
+        parts.append(f"TensorRT {plan.tensorrt}")
+    parts.append(plan.power_mode or "highest clocks")
+    if plan.rate_hz is not None:
+        parts.append(f"{plan.rate_hz:g} frames/s")
+    search = plan.search
+    proof = "proven best" if search.proven else f"at most {search.gap:.1%} from the best"
+    return f"plan for {plan.profile}, {', '.join(parts)}; {search.objective}: {proof} by the model"
+
+
 def _segments(plan: Plan) -> list[str]:
-    rows = [("segment", "nodes", "MMAC", "us", "from", "to")]
+    rows = [("segment", "nodes", "MMAC", "us", "mJ", "from", "to")]
     for segment, cost in zip(plan.segments, plan.costs, strict=True):
         rows.append(
             (
@@ -27,11 +76,12 @@ def _segments(plan: Plan) -> list[str]:
                 str(cost.nodes),
                 f"{cost.macs / 1e6:.1f}",
                 f"{cost.predicted_us:.0f}",
+                f"{cost.energy_mj:.2f}",
                 segment.nodes[0],
                 segment.nodes[-1],
             )
         )
-    return _table(rows, right=(1, 2, 3))
+    return table(rows, right=(1, 2, 3, 4))
 
 
 def _crossings(plan: Plan) -> list[str]:
@@ -41,29 +91,27 @@ def _crossings(plan: Plan) -> list[str]:
     for crossing in plan.crossings:
         size = "unknown" if crossing.bytes is None else str(crossing.bytes)
         rows.append((crossing.tensor, size, crossing.source, ", ".join(crossing.targets)))
-    return _table(rows, right=(1,))
+    return table(rows, right=(1,))
 
 
-def _times(plan: Plan) -> list[str]:
-    rows = [("predicted (uncalibrated)", "us")]
-    rows += [(processor, f"{time:.0f}") for processor, time in plan.latency_us]
-    rows += [("crossings", f"{plan.crossings_us:.0f}"), ("total", f"{plan.total_us:.0f}")]
-    if plan.gpu_only_us is not None and len(plan.segments) > 1:
-        rows.append(("all on the GPU", f"{plan.gpu_only_us:.0f}"))
-    return _table(rows, right=(1,)) + _price(plan)
-
-
-def _price(plan: Plan) -> list[str]:
-    """Say plainly what the DLA costs where the GPU alone would be faster."""
-    split = any(processor.startswith("dla") for processor, _ in plan.latency_us)
-    if plan.gpu_only_us is None or not split or plan.total_us <= plan.gpu_only_us:
-        return []
-    longer = plan.total_us - plan.gpu_only_us
-    freed = plan.gpu_only_us - dict(plan.latency_us).get("gpu", 0.0)
-    return [
-        f"SLOWER than the GPU alone by {longer:.0f} us ({plan.total_us / plan.gpu_only_us:.2f} "
-        f"times as long); in return {freed:.0f} us of GPU time are free for other work"
-    ]
+def _compared(rows: Sequence[Figures]) -> list[str]:
+    if len(rows) == 1:
+        return [f"predicted: {rows[0].latency_us:.0f} us a frame, {rows[0].energy_mj:.2f} mJ"]
+    lines = [("predicted", "us", "frames/s", "GPU us", "mJ", "segments", "crossings", "")]
+    for row in rows:
+        lines.append(
+            (
+                row.name,
+                f"{row.latency_us:.0f}",
+                f"{row.frames_per_second:.0f}",
+                f"{row.gpu_us:.0f}",
+                f"{row.energy_mj:.2f}",
+                str(row.segments),
+                str(row.crossings),
+                f"breaks a limit: {row.broken[0]}" if row.broken else "",
+            )
+        )
+    return table(lines, right=(1, 2, 3, 4, 5, 6))
 
 
 def _refusals(plan: Plan) -> list[str]:
@@ -84,7 +132,18 @@ def _refusal(refusal: Refusal) -> list[str]:
     return lines + ([f"      helps: {refusal.hint}"] if refusal.hint else [])
 
 
-def _table(rows: Sequence[tuple[str, ...]], right: tuple[int, ...]) -> list[str]:
+def _advice(plan: Plan, advice: Sequence[Advice]) -> list[str]:
+    goal = GOALS[plan.search.objective]
+    lines = [f"what to change (predicted {goal.text}, now {plan.search.value:.4g} {goal.unit})"]
+    for row in advice:
+        change = f"{row.value:.4g} {goal.unit}, {row.gain:.1%} less"
+        names = ", ".join(row.nodes[:SHOWN]) + (" ..." if len(row.nodes) > SHOWN else "")
+        lines += [f"  {change}: if the DLA took {names} ({row.rule})", f"      {row.how}"]
+    return lines
+
+
+def table(rows: Sequence[tuple[str, ...]], right: tuple[int, ...]) -> list[str]:
+    """Lay rows out in columns; those in `right` are aligned to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(

@@ -1,0 +1,187 @@
+"""`tandem plan`: what runs where, why, what it takes, and what to change; no board needed."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+import onnx_ir as ir
+
+from device.files import replacing
+from device.manifest import Precision
+from device.profile import Profile
+from toolkit.commands.calibration_options import parse_shapes
+from toolkit.commands.plan_options import plan_options
+from toolkit.costs.measured import load_measured
+from toolkit.errors import PlanError
+from toolkit.importer import import_model
+from toolkit.int8.table_file import read_ranges
+from toolkit.passes import run_passes
+from toolkit.planning.advice import Advice, advise
+from toolkit.planning.explain import explain, explain_text
+from toolkit.planning.node_view import views
+from toolkit.planning.plan import SECONDS, Model, PlanOptions, SharedPlan, plan_together
+from toolkit.planning.plan_html import plan_html
+from toolkit.planning.plan_json import shared_builtins
+from toolkit.planning.plan_text import render_plan, render_shared
+from toolkit.planning.workload import WorkloadModel, load_workload
+from toolkit.prepare import Prepared, prepare
+from toolkit.target import Target, choose_target
+
+
+@click.command(
+    epilog="Example: tandem plan model.onnx --profile agx-orin-64gb --power-mode 30W "
+    "--html plan.html"
+)
+@click.argument("model", required=False, type=click.Path(path_type=Path))
+@click.option("--profile", required=True, help="See `tandem profiles`.")
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "fp16", "int8"]),
+    default="int8",
+    show_default=True,
+)
+@plan_options
+@click.option("--rate", "rate_hz", type=click.FloatRange(min=0, min_open=True),
+    help="Frames a second that must be kept up.")  # fmt: skip
+@click.option("--workload", type=click.Path(path_type=Path),
+    help="Several models on one board, in place of MODEL; see docs/ARCHITECTURE.md.")  # fmt: skip
+@click.option("--table", type=click.Path(path_type=Path),
+    help="INT8 ranges: what has none stays off the DLA. [default: all have]")  # fmt: skip
+@click.option("--measured", type=click.Path(path_type=Path),
+    help="Times of nodes from a board; they go before predicted ones.")  # fmt: skip
+@click.option("--no-rewrites", is_flag=True, help="Plan the graph without rewriting it.")
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=SECONDS, show_default=True,
+    help="Bound of the search for a proven plan.")  # fmt: skip
+@click.option("--explain", "explained", metavar="NODE",
+    help="Show every rule for a node, with its value and its limit.")  # fmt: skip
+@click.option("--html", type=click.Path(path_type=Path), help="Write a page with pictures.")
+@click.option("--shape", "shapes", multiple=True, callback=parse_shapes, metavar="NAME=DIMS",
+    help="Fix an input's shape.")  # fmt: skip
+@click.option("--jetpack", help="JetPack version on the board. [default: newest with its DLA]")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def plan(
+    model: Path | None,
+    profile: str,
+    precision: Precision,
+    objective: str,
+    power_mode: str | None,
+    max_crossings: int | None,
+    rate_hz: float | None,
+    workload: Path | None,
+    table: Path | None,
+    measured: Path | None,
+    no_rewrites: bool,
+    seconds: float,
+    explained: str | None,
+    html: Path | None,
+    shapes: dict[str, tuple[int, ...]],
+    jetpack: str | None,
+    as_json: bool,
+) -> None:
+    """Say which nodes of an ONNX MODEL run on the DLA, why the others do not, and what it takes.
+
+    All times and energies are predicted; docs/COSTS.md says how well.
+    """
+    if (model is None) == (workload is None):
+        raise click.UsageError("Give a MODEL or a --workload.")
+    if workload is not None and (rate_hz or table or shapes or measured or explained):
+        raise click.UsageError(
+            "--rate, --table, --shape, --measured and --explain belong to one MODEL; "
+            "a workload file holds rate, table and shapes of each."
+        )
+    target = choose_target(profile, jetpack)
+    options = PlanOptions(
+        precision=precision,
+        tensorrt=target.tensorrt,
+        objective=objective,
+        power_mode=power_mode,
+        max_crossings=max_crossings,
+        seconds=seconds,
+    )
+    if workload is not None:
+        members = load_workload(workload).model
+    else:
+        assert model is not None
+        members = (WorkloadModel(path=model, rate_hz=rate_hz, table=table, shapes=shapes),)
+    loaded = [
+        _load(member, target.profile, options, rewrites=not no_rewrites) for member in members
+    ]
+    times = load_measured(measured) if measured else None
+    models = tuple(replace(one.model, measured=times) for one in loaded)
+    if explained is not None:
+        click.echo(_explanation(models[0], explained, target, precision))
+        return
+    shared = plan_together(models, target.profile, options)
+    advice = {plan.name: advise(shared, plan, target.profile) for plan in shared.plans}
+    if html:
+        with replacing(html) as file:
+            file.write(plan_html(shared, advice).encode())
+    if as_json:
+        click.echo(json.dumps(shared_builtins(shared, advice)))
+        return
+    click.echo(_text(shared, advice, loaded))
+    if html:
+        click.echo(f"wrote {html}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    model: Model
+    prepared: Prepared
+
+
+def _load(
+    member: WorkloadModel, profile: Profile, options: PlanOptions, *, rewrites: bool
+) -> _Loaded:
+    imported = import_model(member.path, shapes=member.shapes)
+    graph, _ = run_passes(imported.model)
+    ranges, keep = None, frozenset[str]()
+    if member.table is not None and options.precision == "int8":
+        found = read_ranges(member.table, shapes=member.shapes).table
+        ranges, keep = found.tensors, frozenset(found.keep_float)
+    prepared = prepare(graph, profile, options, ranges) if rewrites else _plain(graph, ranges)
+    model = Model(
+        member.title,
+        prepared.model.graph,
+        has_scale=prepared.ranges.__contains__ if ranges is not None else _always,
+        keep_float=keep,
+        rate_hz=member.rate_hz,
+        cuts=prepared.cuts,
+    )
+    return _Loaded(model, prepared)
+
+
+def _plain(graph: ir.Model, ranges: dict[str, float] | None) -> Prepared:
+    return Prepared(graph, dict(ranges or {}))
+
+
+def _always(name: str) -> bool:
+    return True
+
+
+def _explanation(model: Model, node: str, target: Target, precision: Precision) -> str:
+    if target.profile.dla is None:
+        raise PlanError(f"{target.profile.name} has no DLA, so that no rule keeps nodes off it")
+    nodes = {view.name: view for view in views(model.graph)}
+    if node not in nodes:
+        known = ", ".join(list(nodes)[:3])
+        raise PlanError(f"{model.name} has no node {node!r}; its nodes begin with {known}")
+    lines = explain(nodes[node], target.profile.dla, target.tensorrt, precision)
+    return explain_text(nodes[node], lines)
+
+
+def _text(shared: SharedPlan, advice: dict[str, tuple[Advice, ...]], loaded: list[_Loaded]) -> str:
+    parts = [render_shared(shared)] if len(shared.plans) > 1 else []
+    for plan, one in zip(shared.plans, loaded, strict=True):
+        parts.append(render_plan(plan, advice[plan.name]) + _rewrites(one.prepared))
+    return "\n\n".join(parts)
+
+
+def _rewrites(prepared: Prepared) -> str:
+    lines = [
+        f"rewritten {row.rewrite}: {row.node} ({row.verdict.rule}: {row.verdict.actual})"
+        for row in prepared.applied
+    ]
+    lines += [f"possible, but no gain: {row.rewrite} of {row.node}" for row in prepared.unused]
+    return "".join(f"\n{line}" for line in lines)

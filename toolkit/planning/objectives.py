@@ -1,0 +1,40 @@
+"""What a plan can be the best at: one row an objective, in the words of the command line."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from toolkit.errors import PlanError
+from toolkit.scheduling.problem import Objective
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """`aim` is the solver's objective; `text` and `unit` say what its value is per frame.
+
+    `frames_in_flight`: frames of one network follow each other closely, and where there are two DLA
+    cores every loadable is on both, and frames take turns.
+    """
+
+    aim: Objective
+    text: str
+    unit: str
+    frames_in_flight: bool
+
+
+GOALS: Mapping[str, Goal] = {
+    "throughput": Goal("utilisation", "time of the busiest processor per frame", "us", True),
+    "latency": Goal("latency", "latency of a frame alone", "us", False),
+    "energy": Goal("energy", "energy of a frame", "mJ", False),
+    "gpu-relief": Goal("gpu_time", "GPU time of a frame", "us", False),
+}
+DEFAULT = "throughput"
+
+
+def goal_named(name: str) -> Goal:
+    """Return a row of GOALS.
+
+    Raises PlanError: there is none of that name.
+    """
+    if name not in GOALS:
+        raise PlanError(f"there is no objective {name!r}: take one of {', '.join(GOALS)}")
+    return GOALS[name]

@@ -1,0 +1,51 @@
+"""A plan for programs: everything that the text says, as JSON values."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from toolkit.planning.advice import Advice
+from toolkit.planning.plan import Plan, SharedPlan
+from toolkit.planning.verdict import verdict
+from toolkit.scheduling.assess import utilisation
+from toolkit.scheduling.baselines import costs_of
+
+
+def shared_builtins(shared: SharedPlan, advice: Mapping[str, Sequence[Advice]]) -> dict[str, Any]:
+    """Return the plans of all models and how busy the processors are.
+
+    `utilisation`: share of time at the rates, or microseconds per frame without any.
+    """
+    problem = shared.placed.problem
+    busy = utilisation(problem, costs_of(problem, shared.placed.solution.placement))
+    return {
+        "plans": [plan_builtins(plan, advice.get(plan.name, ())) for plan in shared.plans],
+        "utilisation": busy,
+    }
+
+
+def plan_builtins(plan: Plan, advice: Sequence[Advice] = ()) -> dict[str, Any]:
+    """Return one plan."""
+    return {
+        "model": plan.name,
+        "profile": plan.profile,
+        "precision": plan.precision,
+        "tensorrt": plan.tensorrt,
+        "power_mode": plan.power_mode,
+        "rate_hz": plan.rate_hz,
+        "verdict": verdict(plan),
+        "search": asdict(plan.search),
+        "segments": [
+            {**asdict(cost), "processor": segment.processor}
+            for segment, cost in zip(plan.segments, plan.costs, strict=True)
+        ],
+        "crossings": msgspec.to_builtins(plan.crossings),
+        "nodes": msgspec.to_builtins(plan.placements),
+        "compared": [
+            {**asdict(row), "frames_per_second": row.frames_per_second} for row in plan.figures
+        ],
+        "refusals": [asdict(row) for row in plan.refusals],
+        "advice": [asdict(row) for row in advice],
+    }

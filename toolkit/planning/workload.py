@@ -1,0 +1,70 @@
+"""workload.toml: several models that share one board, each at its rate.
+
+[[model]]
+path = "detector.onnx"      # beside the workload file, or absolute
+rate_hz = 30
+table = "detector.calib.json"   # which tensors have INT8 ranges; without it all are taken to
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from toolkit.errors import PlanError
+
+
+class WorkloadModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One model of a workload; `name` None takes the file's name without its ending.
+
+    `rate_hz` None: frames come as fast as they go; all models of a workload have a rate, or none.
+    """
+
+    path: Path
+    rate_hz: Annotated[float, Meta(gt=0.0, le=100_000.0)] | None = None
+    name: Annotated[str, Meta(min_length=1)] | None = None
+    table: Path | None = None
+    shapes: dict[str, tuple[Annotated[int, Meta(ge=1)], ...]] = {}
+
+    @property
+    def title(self) -> str:
+        """The name under which the model is reported."""
+        return self.name or self.path.stem
+
+
+class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The models of a workload file, in its order, their paths resolved."""
+
+    model: Annotated[tuple[WorkloadModel, ...], Meta(min_length=1)]
+
+
+def load_workload(path: Path) -> Workload:
+    """Read a workload file.
+
+    Raises PlanError: it cannot be read, holds something else, or names a model twice.
+    """
+    try:
+        found = msgspec.toml.decode(path.read_bytes(), type=Workload)
+    except OSError as err:
+        raise PlanError(
+            f"{path}: cannot read the workload ({err.strerror}): check the path"
+        ) from err
+    except (msgspec.MsgspecError, UnicodeDecodeError) as err:
+        raise PlanError(
+            f"{path}: not a workload ({err}): write [[model]] tables with path and rate_hz"
+        ) from err
+    titles = [model.title for model in found.model]
+    if twice := next((title for title in titles if titles.count(title) > 1), None):
+        raise PlanError(f"{path}: two models are called {twice!r}: give one a name of its own")
+    if len({model.rate_hz is None for model in found.model}) > 1:
+        raise PlanError(f"{path}: some models have a rate_hz and some not: give it to all or none")
+    return Workload(model=tuple(_beside(path.parent, model) for model in found.model))
+
+
+def _beside(folder: Path, model: WorkloadModel) -> WorkloadModel:
+    return msgspec.structs.replace(
+        model,
+        path=folder / model.path,
+        table=None if model.table is None else folder / model.table,
+    )

@@ -1,0 +1,94 @@
+"""The graph that a plan is made of: rewritten for the DLA where that brings nodes onto it.
+
+All rewrites are made and planned; those that the plan leaves on the GPU are undone. This comes
+before calibration, because new tensors need ranges of their own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from device.profile import Profile
+from toolkit.int8.qdq_ranges import infer_ranges
+from toolkit.int8.quantize import calibrated_tensors
+from toolkit.legalize import Applied, Cut, Declined, Legalized, legalize
+from toolkit.planning.plan import Model, PlanOptions, make_plan
+
+SECONDS = 4.0  # of search for the trial plan: it only tells which rewrites are of use
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A graph to plan, with the rewrites that it has gone through.
+
+    `ranges`: those given, and those of new tensors that follow from them. `unused` rewrites were
+    possible, but the plan is better without; `declined` ones were not possible.
+    """
+
+    model: ir.Model
+    ranges: Mapping[str, float]
+    applied: tuple[Applied, ...] = ()
+    unused: tuple[Applied, ...] = ()
+    declined: tuple[Declined, ...] = ()
+    cuts: tuple[Cut, ...] = ()
+
+
+def prepare(
+    model: ir.Model,
+    profile: Profile,
+    options: PlanOptions,
+    ranges: Mapping[str, float] | None = None,
+) -> Prepared:
+    """Return the graph as its plan wants it; `model` has gone through the passes.
+
+    `ranges` None: they will be measured on the result. With ranges, rewrites whose new tensors
+    would have none are left out.
+    """
+    known = dict(ranges or {})
+    if profile.gpu is None or profile.dla is None or options.precision == "fp32":
+        return Prepared(model, known)
+
+    def rewrite(only: frozenset[str] | None) -> Legalized:
+        return legalize(model, profile.dla, options.tensorrt, options.precision, only)
+
+    legal = every = rewrite(None)
+    useful = {row.node for row in every.applied}
+    if ranges is not None and options.precision == "int8":
+        useful -= _without_ranges(legal, known)
+        legal = rewrite(frozenset(useful))
+    if legal.applied:
+        useful &= _on_dla(legal, profile, options)
+    if useful != {row.node for row in legal.applied}:
+        legal = rewrite(frozenset(useful))
+    kept = {row.node for row in legal.applied}
+    if ranges is not None:
+        known = infer_ranges(legal.model.graph, known)[0]
+    return Prepared(
+        model=legal.model,
+        ranges=known,
+        applied=legal.applied,
+        unused=tuple(row for row in every.applied if row.node not in kept),
+        declined=every.refused,
+        cuts=legal.cuts,
+    )
+
+
+def _without_ranges(legal: Legalized, known: Mapping[str, float]) -> set[str]:
+    """The rewrites that make tensors whose range neither is known nor follows from others."""
+    found = infer_ranges(legal.model.graph, known)[0]
+    missing = set(calibrated_tensors(legal.model)) - set(found)
+    made = {
+        str(node.name): {str(value.name) for value in node.outputs} for node in legal.model.graph
+    }
+    return {
+        row.node for row in legal.applied if any(made.get(n, set()) & missing for n in row.nodes)
+    }
+
+
+def _on_dla(legal: Legalized, profile: Profile, options: PlanOptions) -> set[str]:
+    """The rewrites of which the best plan has a node on the DLA."""
+    trial = Model("trial", legal.model.graph, cuts=legal.cuts)
+    plan = make_plan(trial, profile, replace(options, seconds=min(SECONDS, options.seconds)))
+    there = {row.node for row in plan.placements if row.processor.startswith("dla")}
+    return {row.node for row in legal.applied if there.intersection(row.nodes)}
