@@ -30,6 +30,7 @@ class ChannelWatch:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._alive: dict[str, NDArray[np.bool_]] = {}
+        self._lock = Lock()
         self._mine = Lock()
         self.samples = 0
 

@@ -44,8 +44,8 @@ TOGETHER = 1 << 19
 """Elements that are counted at a time at most. Not fewer, because counting begins and ends with
 work on all bins: as much as on 100 000 elements in OpenCV."""
 _MANY = 1 << 17  # elements from which an array is counted alone; fewer wait for those to come
-_WAITING = 1 << 18
-_BLOCK = 1 << 16
+_WAITING = 1 << 18  # elements of one tensor that wait at most
+_BLOCK = 1 << 16  # elements: they and their numbers stay in the second-level cache
 _MOST_COUNTED = 2**31 - 1
 _MOST_FLOAT32 = 128
 _WORKING_DTYPE: dict[str, type[np.floating[Any]]] = {

@@ -270,7 +270,7 @@ def _copied(row: Raw) -> bool:
     """Say whether a collection repeats a run that the file holds from its own source."""
     again = ("v2.0 closed NVIDIA", "v2.1 closed NVIDIA", "v3.0 closed NVIDIA")
     same = any(run in row["source"] for run in again) and "cm4mlperf" in row["source"]
-    return same or ("pagesize.4k" in row["source"] and row["metric"] != "latency_ms")
+    return same or ("pagesize.4k" in row["source"] and row["metric"] in ("fps", "board_power_w"))
 
 
 _FREQUENCY = re.compile(r"soc_(gpu|dla|emc)_freq=(\d+)")

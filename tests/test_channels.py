@@ -1,6 +1,7 @@
 """Dead channels: counted as a plain look at all samples counts them."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -53,3 +54,15 @@ def test_channels_of_a_dynamic_dimension_have_no_count() -> None:
     for length in (3, 5):
         watch({"t": np.zeros((1, length, 2), np.float32)})
     assert watch.dead == {}
+
+
+def test_threads_lose_no_channel() -> None:
+    """Each sample brings one channel to life; whoever forgets one of them counts it as dead."""
+    count = 200
+    samples = [{"t": np.zeros((1, count + 1, 2), np.float32)} for _ in range(count)]
+    for number, sample in enumerate(samples):
+        sample["t"][0, number] = 1.0
+    watch = ChannelWatch(lambda sample: sample)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(watch, samples))
+    assert (watch.dead, watch.samples) == ({"t": DeadChannels(1, count + 1)}, count)

@@ -101,6 +101,13 @@ def test_more_switches_are_never_worse_and_two_gain_nothing_on_the_published_ins
     assert two.value == pytest.approx(1e3 * PUBLISHED["least_ms"])
 
 
+def test_it_is_never_worse_than_the_gpu_alone_however_short_the_time():
+    hurried = solve(replace(HAXCONN, limits=Limits(max_switches=5)), "makespan", seconds=2)
+    assert hurried.value <= 1e3 * PUBLISHED["serial_ms"] + 1e-6
+    assert hurried.bound <= 1e3 * PUBLISHED["least_ms"] + 1e-6
+    check_schedule(HAXCONN, hurried)
+
+
 def random_chain(rng: np.random.Generator, name: str, processors: tuple[str, ...]) -> Network:
     count = int(rng.integers(1, 5))
     tasks = []

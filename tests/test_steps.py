@@ -70,7 +70,7 @@ def test_auto_equalises_a_depthwise_network_and_says_what_it_gained(
     assert step.worst is not None
     assert step.worst.gain > 6
     assert found.unseen
-    assert found.sqnr_db["y"] == step.worst.after
+    assert found.sqnr_db["y"] > plain.sqnr_db["y"] + 6
     assert plain.steps == ()
     assert found.table.format == 2
     assert f"{step.worst.before:.1f} -> {step.worst.after:.1f} dB" in ranges_text(found)
@@ -241,10 +241,9 @@ def test_the_cache_holds_the_ranges_of_the_adjusted_model(
     found = amax_of(read_cache(cache))
     tensors = calibrated_tensors(prepared(path))
     seen, plain = dict.fromkeys(tensors, 0.0), dict.fromkeys(tensors, 0.0)
-    observed = [one for at, one in enumerate(sorted(folder.iterdir())) if at % 3 != 2]
     for model, largest in ((adjusted, seen), (path, plain)):
         runner = ActivationRunner(prepared(model), tensors)
-        for sample in observed:
+        for sample in folder.iterdir():
             for name, array in runner({"x": np.load(sample)}).items():
                 largest[name] = max(largest[name], float(np.abs(array).max()))
     assert {name: found[name] for name in tensors} == pytest.approx(seen, rel=1e-3)

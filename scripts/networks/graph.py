@@ -90,7 +90,7 @@ class Net:
     def _initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
         value = ir.Value(
             name=name,
-            shape=ir.Shape(tuple(tensor.shape)),
+            shape=ir.Shape([int(dim) for dim in tensor.shape]),  # type: ignore[arg-type]
             type=ir.TensorType(tensor.dtype),
             const_value=tensor,
         )
@@ -184,7 +184,7 @@ class Net:
         self, kind: str, x: ir.Value, **attributes: int | float | str | Sequence[int]
     ) -> ir.Value:
         """Apply an operator that keeps the shape."""
-        return self.op(kind, [x], _dims(x), **attributes)
+        return self.ops(kind, [x], [_dims(x)], attributes=attributes)[0]
 
     def relu(self, x: ir.Value) -> ir.Value:
         """Rectify."""

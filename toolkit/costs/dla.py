@@ -43,7 +43,7 @@ COMPARED_AT = 40.0
 @dataclass(frozen=True)
 class DlaWork:
     """Layers as arrays, one element each: clocks of array and output stage, bytes, and 1 where the
-    array computes in FP16; `layers` is 0 where nothing runs.
+    array computes in FP16; `layers` counts a layer for each frame, 0 where nothing runs.
     """
 
     mac: Array
@@ -106,19 +106,21 @@ def dla_work(
 ) -> DlaWork:
     """Return the work of kernels; the kernels of the nodes in `half` compute in FP16."""
     config, count = configuration(generation, arrays)
-    rows = []
+    rows: list[tuple[float, ...]] = []
     for index, kernel in enumerate(kernels):
         kind: DlaPrecision = "int8" if precision == "int8" else "fp16"
         if kernel.head.name in half:
             kind = "fp16"
         cycles = _cycles(kernel, kind, config, first=index == 0)
+        frames = _frames(kernel)
         if cycles is None:
             moved = float(sum(moved_bytes(kernel, precision)))
-            rows.append((0.0, 0.0, moved, 0.0, float(kernel.kind != "free")))
+            rows.append((0.0, 0.0, moved, 0.0, frames * float(kernel.kind != "free")))
             continue
-        share = count if kernel.kind == "matrix" else 1
+        mac = cycles.mac / (count if kernel.kind == "matrix" else 1)
         moved = float(cycles.bytes_read + cycles.bytes_written)
-        rows.append((cycles.mac / share, cycles.output_stage, moved, float(kind == "fp16"), 1.0))
+        one = (mac, cycles.output_stage, moved)
+        rows.append((*[frames * value for value in one], float(kind == "fp16"), frames))
     columns = np.array(rows, dtype=np.float64).reshape(len(rows), len(fields(DlaWork))).T
     return DlaWork(*columns)
 
@@ -136,6 +138,12 @@ def dla_times(work: DlaWork, rates: DlaRates, given: DlaParameters) -> Times:
     )
 
 
+def _frames(kernel: Kernel) -> float:
+    """Return the frames of a batch: the leading dimension."""
+    made = known(kernel.head.outputs[0].shape) if kernel.head.outputs else None
+    return float(made[0]) if made is not None and len(made) > 1 else 1.0
+
+
 def _cycles(
     kernel: Kernel, precision: DlaPrecision, config: Config, *, first: bool
 ) -> Cycles | None:
@@ -150,7 +158,7 @@ def _cycles(
 
 
 def layer_of(kernel: Kernel, precision: DlaPrecision, *, first: bool) -> Layer | None:
-    """Return a kernel as a layer of the cycle model, None where shapes or operator have none.
+    """Return one frame of a kernel as a layer of the cycle model, None where it has none.
 
     Raises LayerError: the model has no such layer.
     """
@@ -163,7 +171,7 @@ def layer_of(kernel: Kernel, precision: DlaPrecision, *, first: bool) -> Layer |
     if view.op in ("Conv", "ConvTranspose") and len(taken) == 4:
         return _convolution(kernel, taken, made, precision, first=first)
     if view.op in ("Gemm", "MatMul"):
-        batch = product(taken[:-1])
+        batch = product(taken[1:-1])  # rows of one frame
         return ConvLayer(
             channels=taken[-1],
             height=1,
@@ -183,16 +191,15 @@ def _output_stage(
     kernel: Kernel, taken: tuple[int, ...], made: tuple[int, ...], precision: DlaPrecision
 ) -> Layer:
     """Return a layer that the array has no part in."""
-    batch, channels, height, width = taken
+    _, channels, height, width = taken
     if kernel.head.op == "LRN":
-        return Lrn(channels=channels, height=height, width=width, batch=batch, precision=precision)
+        return Lrn(channels=channels, height=height, width=width, precision=precision)
     return Pointwise(
         channels=made[1] if len(made) == 4 else channels,
         height=made[2] if len(made) == 4 else height,
         width=made[3] if len(made) == 4 else width,
         operands=max(1, len(kernel.reads)),
         stage="y" if any(node.op in TABLES for node in kernel.nodes) else "x",
-        batch=batch,
         precision=precision,
     )
 
@@ -208,7 +215,7 @@ def _convolution(
     view, window = kernel.head, kernel.head.window
     if window is None or window.pads is None:
         return None
-    batch, channels, height, width = taken
+    _, channels, height, width = taken
     size = (window.kernel[0], window.kernel[1])
     stride = (window.strides[0], window.strides[1])
     groups = view.integer("group", 1)
@@ -221,7 +228,6 @@ def _convolution(
             kernel=size,
             stride=stride,
             groups=groups,
-            batch=batch,
             precision=precision,
         )
     top, left, bottom, right = window.pads
@@ -235,7 +241,6 @@ def _convolution(
         pads=(top, left, bottom, right),
         dilation=(window.dilations[0], window.dilations[1]),
         groups=groups,
-        batch=batch,
         precision=precision,
         image=first and channels <= PICTURE_CHANNELS,
         eltwise="x" if _adds(kernel) else None,
@@ -253,7 +258,7 @@ def _adds(kernel: Kernel) -> bool:
 
 
 def _pool(view: NodeView, taken: tuple[int, ...], precision: DlaPrecision) -> Pool | None:
-    batch, channels, height, width = taken
+    _, channels, height, width = taken
     if view.op.startswith("Global"):
         size, stride, pads = (height, width), (1, 1), (0, 0, 0, 0)
     elif view.window is None or view.window.pads is None or len(view.window.kernel) != 2:
@@ -270,6 +275,5 @@ def _pool(view: NodeView, taken: tuple[int, ...], precision: DlaPrecision) -> Po
         kernel=size,
         stride=stride,
         pads=pads,
-        batch=batch,
         precision=precision,
     )

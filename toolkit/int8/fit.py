@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from calibration.auto import AutoResult, choose_ranges
 from calibration.calibrate import Observation
 from calibration.dataset import Sample
+from calibration.observer import merge
 from calibration.threshold import amax_by_method
 from toolkit.int8.metrics import OutputNoise
 from toolkit.int8.quantize import with_operands
@@ -72,6 +73,22 @@ def searched(found: Fit, on_progress: Callable[[int, int], None]) -> Fit:
     amax = with_operands(found.graph, {**found.candidates[auto.best_single], **auto.amax})
     figures = found.noise.sqnr_db(of_trial(found.trial, amax), NOTHING)
     return replace(found, method=auto.best_single, amax=amax, sqnr_db=figures, auto=auto)
+
+
+def refitted(found: Fit, more: Observation) -> Fit:
+    """The same choice of methods, with ranges from the samples of `more` as well."""
+    histograms = {
+        name: merge(one, more.histograms[name]) for name, one in found.seen.histograms.items()
+    }
+    candidates = amax_by_method(histograms, tuple(found.candidates))
+    choices = found.auto.choices if found.auto is not None else ()
+    chosen = {choice.tensor: choice.method for choice in choices}
+    taken = {name: candidates[chosen.get(name, found.method)][name] for name in histograms}
+    amax = with_operands(found.graph, taken)
+    samples = found.seen.samples + more.samples
+    seen = replace(found.seen, histograms=histograms, samples=samples)
+    figures = found.noise.sqnr_db(of_trial(found.trial, amax), NOTHING)
+    return replace(found, seen=seen, candidates=candidates, amax=amax, sqnr_db=figures)
 
 
 def of_trial(trial: TrialModel, amax: Mapping[str, float]) -> dict[str, float]:

@@ -25,7 +25,7 @@ from calibration.auto import AutoResult
 from calibration.budget import Budget, BudgetResult, largest_int8_share
 from calibration.calibrate import Checkpoint, Observation, Run
 from calibration.channels import ChannelWatch, DeadChannels
-from calibration.dataset import Sample, Skipped
+from calibration.dataset import Sample, Skipped, memory_dataset
 from calibration.errors import CalibrationError
 from calibration.observer import Histogram
 from calibration.state import read_state
@@ -33,7 +33,7 @@ from calibration.table import Adjustments, CalibrationTable
 from calibration.threshold import METHODS, method_named
 from pipelines.config import ModelConfig, PreprocessConfig
 from toolkit.int8.data import Source, input_specs, open_data
-from toolkit.int8.fit import Fit, fit, of_trial, searched
+from toolkit.int8.fit import Fit, fit, of_trial, refitted, searched
 from toolkit.int8.metrics import METRICS, Material, int8_macs
 from toolkit.int8.observe import observe_run, shared_run
 from toolkit.int8.quantize import calibrated_tensors, with_operands
@@ -99,8 +99,8 @@ class Ranges:
     """A table, how it came about, and what it costs.
 
     `end`: the graph that the ranges belong to, with the weights that optional `steps` gave it, and
-    what measures INT8 of it. `unseen`: whether the samples behind such figures were kept out of the
-    histograms. `candidates`: method -> tensor -> amax.
+    what measures INT8 of it. `unseen`: whether choices were judged by samples kept out of the
+    histograms, which join the ranges once all is chosen. `candidates`: method -> tensor -> amax.
     `dead`, `constant`: tensors that were zero, or one number, in all samples; `dead_channels`:
     those of other tensors in `channel_samples` samples, all unless an observation was resumed.
     """
@@ -169,6 +169,13 @@ def measure_ranges(
     elif equalise != "off":
         found, factors, step = equalised(plain, data, refit, equalise)
         steps.append(step)
+    if data.unseen:
+        # What judged the choices has done so: the ranges are better for seeing all samples.
+        kept = observe_run(
+            shared_run(found.graph, tensors), memory_dataset(validation), tensors,
+            _share(report, "calibrate"), None,
+        )  # fmt: skip
+        found = refitted(found, kept)
     budget = _spend(found, validation, options, report)
     end = end_of(found, frozenset() if budget is None else budget.keep_float)
     if correct == "auto" and why_not:
@@ -188,7 +195,7 @@ def measure_ranges(
         table=_table(
             options,
             found,
-            samples=seen.samples,
+            samples=found.seen.samples,
             data_sha256=data_sha256,
             model_sha256=model_sha256,
             keep=end.keep_float,
@@ -196,7 +203,7 @@ def measure_ranges(
         ),
         end=end,
         asked=data.asked,
-        samples=seen.samples,
+        samples=found.seen.samples,
         skipped=seen.skipped,
         dead=tuple(name for name, one in seen.histograms.items() if one.dead),
         constant=tuple(

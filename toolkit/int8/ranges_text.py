@@ -25,7 +25,9 @@ def ranges_text(ranges: Ranges) -> str:
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
             lines.append(f"  {title}: {', '.join(names[:SHOWN])}{more}")
     lines += _dead_channels(ranges)
-    where = "unseen samples" if ranges.unseen else "samples of the calibration data"
+    where = (
+        "samples that judged the choices" if ranges.unseen else "samples of the calibration data"
+    )
     for output, decibels in ranges.sqnr_db.items():
         lines.append(f"  output {output}: {decibels:.1f} dB signal to INT8 noise, on {where}")
     lines += [f"  {step_text(step)}" for step in ranges.steps]

@@ -1,36 +1,44 @@
-"""The checks behind the DLA rules: each reads a node and returns what breaks the limit, or None.
+"""What the general rules and those of layers with weights read of a node.
 
-A check whose facts are unknown returns None: rule G5 refuses every node of unknown shape.
+Each reader returns the values that its rule judges, with their text. It returns none where there is
+nothing to judge or the facts are unknown: rule G5 refuses every node of unknown shape.
 """
 
 import math
 from collections.abc import Callable
 
 from toolkit.planning.node_view import NodeView, TensorView
+from toolkit.planning.rule import Seen
 from toolkit.planning.windows import Shape
 
-Check = Callable[[NodeView], str | None]
+Reader = Callable[[NodeView], tuple[Seen, ...]]
 
 COMPARISONS = ("Equal", "Greater", "Less")
 
 
-def operator(view: NodeView) -> str | None:
-    """Refuse the operator as such."""
-    return f"operator {view.op}"
+def operator(view: NodeView) -> tuple[Seen, ...]:
+    """The operator."""
+    return (Seen(view.op, f"operator {view.op}"),)
 
 
-def custom(view: NodeView) -> str | None:
-    """Refuse operators of other domains and operators with subgraphs."""
+def said(text: str) -> Reader:
+    """Return a reader that says `text`, "{}" in it standing for the operator."""
+    return lambda view: (Seen(view.op, text.format(view.op)),)
+
+
+def plain(view: NodeView) -> tuple[Seen, ...]:
+    """Whether the operator is one of ONNX and has no subgraphs."""
     if view.domain not in ("", "ai.onnx"):
-        return f"operator {view.op} of domain {view.domain}"
-    return f"operator {view.op} with a subgraph" if view.has_subgraph else None
+        return (Seen(False, f"operator {view.op} of domain {view.domain}"),)
+    if view.has_subgraph:
+        return (Seen(False, f"operator {view.op} with a subgraph"),)
+    return (Seen(True, f"operator {view.op} of ONNX"),)
 
 
-def plain_float(view: NodeView) -> str | None:
-    """Refuse tensors that are neither FP32 nor FP16; comparisons may make booleans."""
+def types(view: NodeView) -> tuple[Seen, ...]:
+    """The types of activations and results; comparisons may make booleans."""
     tensors = view.activations if view.op in COMPARISONS else view.flowing
-    wrong = (t for t in tensors if t.dtype not in ("float32", "float16"))
-    return next((f"'{t.name}' of type {t.dtype}" for t in wrong), None)
+    return tuple(Seen(t.dtype, f"'{t.name}' of type {t.dtype}") for t in tensors)
 
 
 def split_batch(shape: Shape) -> tuple[Shape, Shape]:
@@ -46,87 +54,97 @@ def batch_of(tensor: TensorView) -> int | None:
     return math.prod(known) if len(known) == len(sizes) else None
 
 
-def batch_within(most: int) -> Check:
-    """Refuse batches above `most`."""
-
-    def check(view: NodeView) -> str | None:
-        batch = max((batch_of(tensor) or 0 for tensor in view.flowing), default=0)
-        return f"batch {batch}" if batch > most else None
-
-    return check
+def batch(view: NodeView) -> tuple[Seen, ...]:
+    """The largest batch of the tensors."""
+    found = [count for tensor in view.flowing if (count := batch_of(tensor)) is not None]
+    return (Seen(max(found), f"batch {max(found)}"),) if found else ()
 
 
-def dimensions(view: NodeView) -> str | None:
-    """Refuse non-batch dimensions outside [1, 8192]."""
-    for tensor in view.flowing:
-        for size in split_batch(tensor.shape or ())[1]:
-            if isinstance(size, int) and not 1 <= size <= 8192:
-                return f"dimension {size} of '{tensor.name}'"
-    return None
+def dimensions(view: NodeView) -> tuple[Seen, ...]:
+    """The dimensions other than the batch."""
+    return tuple(
+        Seen(size, f"dimension {size} of '{tensor.name}'")
+        for tensor in view.flowing
+        for size in split_batch(tensor.shape or ())[1]
+        if isinstance(size, int)
+    )
 
 
-def static_shape(view: NodeView) -> str | None:
-    """Refuse unknown shapes and dynamic dimensions."""
-    for tensor in view.flowing:
-        if tensor.shape is None:
-            return f"unknown shape of '{tensor.name}'"
-        for size in tensor.shape:
-            if not isinstance(size, int):
-                return f"{'dynamic' if size else 'unknown'} dimension of '{tensor.name}'"
-    return None
+def fixed_shapes(view: NodeView) -> tuple[Seen, ...]:
+    """Whether each shape is known and fixed."""
+    return tuple(_fixed(tensor) for tensor in view.flowing)
 
 
-def volume(view: NodeView) -> str | None:
-    """Refuse tensors of 2^31 elements or more."""
-    large = (t for t in view.flowing if (t.elements or 0) >= 2**31)
-    return next((f"{t.elements} elements in '{t.name}'" for t in large), None)
+def _fixed(tensor: TensorView) -> Seen:
+    if tensor.shape is None:
+        return Seen(False, f"unknown shape of '{tensor.name}'")
+    for size in tensor.shape:
+        if not isinstance(size, int):
+            return Seen(False, f"{'dynamic' if size else 'unknown'} dimension of '{tensor.name}'")
+    return Seen(True, f"'{tensor.name}' of shape {text_of(tensor.shape)}")
 
 
-def four_dims(view: NodeView) -> str | None:
-    """Refuse activations and results that are not N, C, H, W."""
-    wrong = (t for t in view.flowing if t.shape is not None and len(t.shape) != 4)
-    return next((f"rank {len(t.shape or ())} of '{t.name}'" for t in wrong), None)
+def volumes(view: NodeView) -> tuple[Seen, ...]:
+    """The elements of each tensor."""
+    return tuple(
+        Seen(t.elements, f"{t.elements} elements in '{t.name}'")
+        for t in view.flowing
+        if t.elements is not None
+    )
 
 
-def static_weights(view: NodeView) -> str | None:
-    """Refuse weights that are computed."""
-    wrong = (t for t in view.inputs[1:] if t is not None and not t.constant)
-    return next((f"computed weights '{t.name}'" for t in wrong), None)
+def ranks(view: NodeView) -> tuple[Seen, ...]:
+    """The ranks of activations and results."""
+    return tuple(
+        Seen(len(t.shape), f"rank {len(t.shape)} of '{t.name}'")
+        for t in view.flowing
+        if t.shape is not None
+    )
 
 
-def matrix_form(view: NodeView) -> str | None:
-    """Refuse products that are not rows times a constant matrix."""
+def weights(view: NodeView) -> tuple[Seen, ...]:
+    """Whether each weight is constant."""
+    return tuple(
+        Seen(t.constant, f"{'constant' if t.constant else 'computed'} weights '{t.name}'")
+        for t in view.inputs[1:]
+        if t is not None
+    )
+
+
+def matrix_form(view: NodeView) -> tuple[Seen, ...]:
+    """Whether a product is one of rows and a matrix."""
     if view.integer("transA", 0) == 1:
-        return "transposed first input"
+        return (Seen(False, "transposed first input"),)
     shapes = [t.shape for t in view.inputs[:2] if t is not None and t.shape is not None]
-    wrong = [len(shape) for shape in shapes if len(shape) != 2]
-    return f"input of rank {wrong[0]}" if wrong else None
+    return tuple(Seen(len(shape) == 2, f"input of rank {len(shape)}") for shape in shapes)
 
 
-def window(part: str, low: int, high: int) -> Check:
-    """Refuse windows whose `part` (kernel, strides, dilations, pads) leaves [low, high]."""
+def window(part: str) -> Reader:
+    """Return the reader of one part of the window: kernel, strides, dilations or pads."""
 
-    def check(view: NodeView) -> str | None:
+    def read(view: NodeView) -> tuple[Seen, ...]:
         values: tuple[int, ...] = getattr(view.window, part, None) or ()
-        wrong = any(not low <= value <= high for value in values)
-        return f"{part} {'x'.join(map(str, values))}" if wrong else None
+        return (Seen(values, f"{part} {text_of(values)}"),) if values else ()
 
-    return check
-
-
-def unresolved_pads(view: NodeView) -> str | None:
-    """Refuse windows whose automatic padding could not be resolved."""
-    return "unresolved padding" if view.window and view.window.pads is None else None
+    return read
 
 
-def padding_below_kernel(view: NodeView) -> str | None:
-    """Refuse padding that is not smaller than the kernel."""
+def pads_known(view: NodeView) -> tuple[Seen, ...]:
+    """Whether automatic padding could be resolved."""
+    if view.window is None:
+        return ()
+    if view.window.pads is None:
+        return (Seen(False, "unresolved padding"),)
+    return (Seen(True, f"pads {text_of(view.window.pads)}"),)
+
+
+def pads_below_kernel(view: NodeView) -> tuple[Seen, ...]:
+    """Whether all padding is smaller than the kernel."""
     if view.window is None or view.window.pads is None:
-        return None
+        return ()
     kernel, pads = view.window.kernel, view.window.pads
-    if all(pad < size for pad, size in zip(pads, kernel + kernel, strict=True)):
-        return None
-    return f"pads {'x'.join(map(str, pads))} for kernel {'x'.join(map(str, kernel))}"
+    smaller = all(pad < size for pad, size in zip(pads, kernel + kernel, strict=True))
+    return (Seen(smaller, f"pads {text_of(pads)} for kernel {text_of(kernel)}"),)
 
 
 def channels(tensor: TensorView | None, op: str) -> int | None:
@@ -137,55 +155,63 @@ def channels(tensor: TensorView | None, op: str) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def input_channels(view: NodeView) -> str | None:
-    """Refuse more than 8192 input channels."""
+def input_channels(view: NodeView) -> tuple[Seen, ...]:
+    """The input channels."""
     count = channels(view.input(0), view.op)
-    return f"{count} input channels" if count is not None and not 1 <= count <= 8192 else None
+    return () if count is None else (Seen(count, f"{count} input channels"),)
 
 
-def output_maps(view: NodeView) -> str | None:
-    """Refuse more than 8192 output maps."""
-    count = channels(view.outputs[0], view.op) if view.outputs else None
-    return f"{count} output maps" if count is not None and not 1 <= count <= 8192 else None
+def output_maps(view: NodeView) -> tuple[Seen, ...]:
+    """The output maps."""
+    count = _made(view)
+    return () if count is None else (Seen(count, f"{count} output maps"),)
 
 
-def groups_within(most: int) -> Check:
-    """Refuse more than `most` groups."""
-
-    def check(view: NodeView) -> str | None:
-        count = view.integer("group", 1)
-        return f"{count} groups" if count > most else None
-
-    return check
+def _made(view: NodeView) -> int | None:
+    return channels(view.outputs[0], view.op) if view.outputs else None
 
 
-def group_of_four(view: NodeView) -> str | None:
-    """Refuse grouped convolutions, depthwise ones excepted, with groups not of 4, 8, 12..."""
+def groups(view: NodeView) -> tuple[Seen, ...]:
+    """The number of groups."""
     count = view.integer("group", 1)
-    came = channels(view.input(0), view.op)
-    made = channels(view.outputs[0], view.op) if view.outputs else None
-    if count == 1 or came is None or made is None or count == came:
-        return None
-    wrong = (came // count) % 4 or (made // count) % 4
-    return f"{came // count} input and {made // count} output channels per group" if wrong else None
+    return (Seen(count, f"{count} group{'s' if count > 1 else ''}"),)
 
 
-def convolution_buffer(element_bytes: int) -> Check:
-    """Refuse convolutions whose kernel and data slice do not fit in 16 buffer banks."""
+def group_of_four(view: NodeView) -> tuple[Seen, ...]:
+    """Whether groups have multiples of 4 channels, or one channel each (depthwise)."""
+    count = view.integer("group", 1)
+    came, made = channels(view.input(0), view.op), _made(view)
+    if count == 1:
+        return (Seen(True, "1 group"),)
+    if came is None or made is None:
+        return ()
+    if count == came == made:
+        return (Seen(True, "depthwise"),)
+    fit = (came // count) % 4 == 0 and (made // count) % 4 == 0
+    return (Seen(fit, f"{came // count} input and {made // count} output channels per group"),)
 
-    def check(view: NodeView) -> str | None:
+
+def buffer_banks(element_bytes: int) -> Reader:
+    """Return the reader of the banks of the convolution buffer, by the formula of the 8.5 guide.
+
+    With C channels of width W, kernel rows k_h and columns k_w, dilation d of rows and b bytes an
+    element: weight banks ceil(roundUp(C k_h k_w b, 128) / 32768), data banks
+    ceil(ceil(ceil(C b / 32) W / 4) ((k_h - 1) d + 1) / 256). Grouped convolutions count all C.
+    """
+
+    def read(view: NodeView) -> tuple[Seen, ...]:
         count = channels(view.input(0), view.op)
         height, width, dilation, columns = _conv_geometry(view)
         if count is None or columns is None:
-            return None
+            return ()
         kernel_bytes = 128 * _ceil(count * height * width * element_bytes, 128)
         weight_banks = _ceil(kernel_bytes, 32768)
         entries = _ceil(_ceil(count * element_bytes, 32) * columns, 4)
         data_banks = _ceil(entries * ((height - 1) * dilation + 1), 256)
-        banks = weight_banks + data_banks
-        return f"{weight_banks} weight and {data_banks} data banks" if banks > 16 else None
+        text = f"{weight_banks} weight and {data_banks} data banks"
+        return (Seen(weight_banks + data_banks, text),)
 
-    return check
+    return read
 
 
 def _ceil(amount: int, unit: int) -> int:
@@ -204,36 +230,23 @@ def _conv_geometry(view: NodeView) -> tuple[int, int, int, int | None]:
     return height, width, view.window.dilations[0], columns if isinstance(columns, int) else None
 
 
-LONG = (64, 96, 128)
+def square_parts(view: NodeView) -> tuple[Seen, ...]:
+    """Kernel and strides, which may be squares."""
+    return window("kernel")(view) + window("strides")(view)
 
 
-def long_window(part: str) -> Check:
-    """Refuse sizes that are neither within 32x32 nor 1 by 64, 96 or 128."""
-
-    def check(view: NodeView) -> str | None:
-        values: tuple[int, ...] = getattr(view.window, part, None) or (1, 1)
-        small = all(1 <= value <= 32 for value in values)
-        long = min(values) == 1 and max(values) in LONG
-        return None if small or long else f"{part} {'x'.join(map(str, values))}"
-
-    return check
-
-
-def square_window(view: NodeView) -> str | None:
-    """Refuse square kernels or strides from 23 on, which TensorRT switches off."""
-    for part in ("kernel", "strides"):
-        values: tuple[int, ...] = getattr(view.window, part, None) or (1,)
-        if len(set(values)) == 1 and 23 <= values[0] <= 32:
-            return f"{part} {'x'.join(map(str, values))}"
-    return None
-
-
-def output_padding(view: NodeView) -> str | None:
-    """Refuse padding of a transposed convolution, at its input or at its output."""
+def transposed_padding(view: NodeView) -> tuple[Seen, ...]:
+    """Whether a transposed convolution is without padding, at its input and at its output."""
     extra = view.attribute("output_padding")
     if isinstance(extra, tuple) and any(extra):
-        return f"output_padding {'x'.join(map(str, extra))}"
+        return (Seen(False, f"output_padding {text_of(extra)}"),)
     asked = view.attribute("output_shape")
     if isinstance(asked, tuple) and asked:
-        return f"padding made for output_shape {'x'.join(map(str, asked))}"
-    return window("pads", 0, 0)(view)
+        return (Seen(False, f"padding made for output_shape {text_of(asked)}"),)
+    pads = () if view.window is None else view.window.pads or ()
+    return (Seen(not any(pads), f"pads {text_of(pads)}"),) if pads else ()
+
+
+def text_of(values: tuple[object, ...]) -> str:
+    """Return numbers with an "x" between them."""
+    return "x".join(f"{v:g}" if isinstance(v, float) else str(v) for v in values)

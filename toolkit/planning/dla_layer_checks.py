@@ -1,246 +1,276 @@
-"""The checks of layers without weights: pooling, activation, element-wise, shape and softmax."""
+"""What the rules of layers without weights read: pooling, activation, element-wise, shape, softmax.
+
+Readers return nothing where there is nothing to judge or the facts are unknown, as in `dla_checks`.
+"""
 
 import math
 
-from toolkit.planning.dla_checks import Check, batch_of
+from toolkit.planning.dla_checks import Reader, batch_of, text_of
 from toolkit.planning.node_view import NodeView, TensorView
+from toolkit.planning.rule import Seen
 from toolkit.planning.windows import Shape
 
 
-def indices_output(view: NodeView) -> str | None:
-    """Refuse MaxPool with indices."""
-    return "indices output" if len(view.outputs) > 1 else None
+def outputs(view: NodeView) -> tuple[Seen, ...]:
+    """The number of outputs of MaxPool, of which the second are indices."""
+    text = "indices output" if len(view.outputs) > 1 else "1 output"
+    return (Seen(len(view.outputs), text),)
 
 
-def exclusive_average(view: NodeView) -> str | None:
-    """Refuse averages that leave the padding out."""
-    padded = view.window is not None and any(view.window.pads or ())
-    return (
-        "average without padding" if padded and not view.integer("count_include_pad", 0) else None
+def average_with_padding(view: NodeView) -> tuple[Seen, ...]:
+    """Whether an average counts its padding, or has none."""
+    if view.window is None or view.window.pads is None:
+        return ()
+    if not any(view.window.pads):
+        return (Seen(True, "no padding"),)
+    counted = bool(view.integer("count_include_pad", 0))
+    return (Seen(counted, f"average {'with' if counted else 'without'} padding"),)
+
+
+def clip_upper(view: NodeView) -> tuple[Seen, ...]:
+    """The upper bound of Clip."""
+    return _bound(view, "upper", "max", 2)
+
+
+def clip_lower(view: NodeView) -> tuple[Seen, ...]:
+    """The lower bound of Clip."""
+    return _bound(view, "lower", "min", 1)
+
+
+def _bound(view: NodeView, side: str, name: str, index: int) -> tuple[Seen, ...]:
+    tensor, value = view.input(index), view.attribute(name)
+    if tensor is not None:
+        value = tensor.values[0] if tensor.values else None
+    if not isinstance(value, (int, float)):
+        return (Seen("none", f"no constant {side} bound"),)
+    return (Seen(float(value), f"{side} bound {value:g}"),)
+
+
+def slope_constant(view: NodeView) -> tuple[Seen, ...]:
+    """Whether the slope is constant."""
+    slope = view.input(1)
+    if slope is None:
+        return ()
+    kind = "constant" if slope.constant else "computed"
+    return (Seen(slope.constant, f"{kind} slope '{slope.name}'"),)
+
+
+def slope_rank(view: NodeView) -> tuple[Seen, ...]:
+    """Whether the slope has the rank of the input."""
+    data, slope = view.input(0), view.input(1)
+    if data is None or slope is None or data.shape is None or slope.shape is None:
+        return ()
+    text = f"slope of rank {len(slope.shape)}, input of rank {len(data.shape)}"
+    return (Seen(len(data.shape) == len(slope.shape), text),)
+
+
+def broadcast(view: NodeView) -> tuple[Seen, ...]:
+    """Whether each operand is whole, per channel or one number."""
+    result = view.outputs[0].shape if view.outputs else None
+    if result is None or len(result) != 4:
+        return ()
+    return tuple(
+        Seen(
+            _broadcasts(tensor.shape, result),
+            f"'{tensor.name}' of shape {text_of(tensor.shape)} in {text_of(result)}",
+        )
+        for tensor in view.inputs
+        if tensor is not None and tensor.shape is not None
     )
 
 
-def clip_upper(view: NodeView) -> str | None:
-    """Refuse upper bounds outside [1, 127]."""
-    upper = _bound(view, "max", 2)
-    if upper is None or not 1 <= upper <= 127:
-        return "no constant upper bound" if upper is None else f"upper bound {upper:g}"
-    return None
+def _broadcasts(shape: Shape, result: Shape) -> bool:
+    padded: Shape = (1,) * (4 - len(shape)) + shape
+    whole, channel = result[1:], (result[1], 1, 1)
+    return padded[0] in (1, result[0]) and padded[1:] in (whole, channel, (1, 1, 1))
 
 
-def clip_lower(view: NodeView) -> str | None:
-    """Refuse lower bounds other than 0."""
-    lower = _bound(view, "min", 1)
-    if lower != 0:
-        return "no constant lower bound" if lower is None else f"lower bound {lower:g}"
-    return None
+def divisor(view: NodeView) -> tuple[Seen, ...]:
+    """Whether the divisor is constant."""
+    found = view.input(1)
+    if found is None:
+        return ()
+    return (Seen(found.constant, f"{'constant' if found.constant else 'computed'} divisor"),)
 
 
-def _bound(view: NodeView, name: str, index: int) -> float | None:
-    tensor = view.input(index)
-    if tensor is not None:
-        return tensor.values[0] if tensor.values else None
-    value = view.attribute(name)
-    return float(value) if isinstance(value, (int, float)) else None
+def power_side(view: NodeView) -> tuple[Seen, ...]:
+    """Whether one side of a power is one repeated constant."""
+    single = [t for t in view.constants if t.values is not None and len(set(t.values)) == 1]
+    if not single:
+        return (Seen(False, "no side of one repeated constant"),)
+    return (Seen(True, f"'{single[0].name}' is one repeated constant"),)
 
 
-def slope_constant(view: NodeView) -> str | None:
-    """Refuse computed slopes."""
-    slope = view.input(1)
-    return f"computed slope '{slope.name}'" if slope is not None and not slope.constant else None
+def readers(view: NodeView) -> tuple[Seen, ...]:
+    """The operators that read the result."""
+    names = sorted(set(view.after))
+    text = f"read by {', '.join(view.after)}" if names else "read by no node"
+    return (Seen(" ".join(view.after), text),)
 
 
-def slope_rank(view: NodeView) -> str | None:
-    """Refuse slopes of another rank than the input."""
-    data, slope = view.input(0), view.input(1)
-    if data is None or slope is None or data.shape is None or slope.shape is None:
-        return None
-    same = len(data.shape) == len(slope.shape)
-    return None if same else f"slope of rank {len(slope.shape)}, input of rank {len(data.shape)}"
-
-
-def broadcast(view: NodeView) -> str | None:
-    """Refuse operands that are neither whole, nor per channel, nor one number."""
-    result = view.outputs[0].shape if view.outputs else None
-    if result is None or len(result) != 4:
-        return None
-    for tensor in view.inputs:
-        if tensor is None or tensor.shape is None:
-            continue
-        padded: Shape = (1,) * (4 - len(tensor.shape)) + tensor.shape
-        whole, channel = result[1:], (result[1], 1, 1)
-        if padded[0] not in (1, result[0]) or padded[1:] not in (whole, channel, (1, 1, 1)):
-            return f"'{tensor.name}' of shape {_text(tensor.shape)} in {_text(result)}"
-    return None
-
-
-def divisor_constant(view: NodeView) -> str | None:
-    """Refuse computed divisors."""
-    divisor = view.input(1)
-    return "computed divisor" if divisor is not None and not divisor.constant else None
-
-
-def power_constant(view: NodeView) -> str | None:
-    """Refuse powers without one side that is one repeated constant."""
-    for tensor in view.constants:
-        if tensor.values is not None and len(set(tensor.values)) == 1:
-            return None
-    return "no side of one repeated constant"
-
-
-def lrn_window(view: NodeView) -> str | None:
-    """Refuse windows other than 3, 5, 7 and 9."""
+def lrn_window(view: NodeView) -> tuple[Seen, ...]:
+    """The channels that a local response normalisation spans."""
     size = view.integer("size", 0)
-    return None if size in (3, 5, 7, 9) else f"size {size}"
+    return (Seen(size, f"size {size}"),)
 
 
-def channel_axis(view: NodeView) -> str | None:
-    """Refuse concatenation along anything but the channels."""
-    axis = axis_of(view, view.integer("axis", 0))
-    return None if axis is None or axis == 1 else f"axis {axis}"
+def data_axis(default: int) -> Reader:
+    """Return the reader of the axis, counted from the front; `default` where it is not set."""
+
+    def read(view: NodeView) -> tuple[Seen, ...]:
+        axis = axis_of(view, view.integer("axis", default))
+        return () if axis is None else (Seen(axis, f"axis {axis}"),)
+
+    return read
 
 
-def two_inputs(view: NodeView) -> str | None:
-    """Refuse concatenation of a single tensor."""
-    return f"{len(view.inputs)} input" if len(view.inputs) < 2 else None
+def input_count(view: NodeView) -> tuple[Seen, ...]:
+    """The number of inputs."""
+    count = len(view.inputs)
+    return (Seen(count, f"{count} input{'' if count == 1 else 's'}"),)
 
 
-def slice_static(view: NodeView) -> str | None:
-    """Refuse computed starts, ends, axes, steps and split sizes."""
-    wrong = (t for t in view.inputs[1:] if t is not None and t.name and t.values is None)
-    return next((f"computed '{t.name}'" for t in wrong), None)
+def slice_operands(view: NodeView) -> tuple[Seen, ...]:
+    """Whether starts, ends, axes, steps and split sizes are constant."""
+    return tuple(
+        Seen(t.values is not None, f"{'computed' if t.values is None else 'constant'} '{t.name}'")
+        for t in view.inputs[1:]
+        if t is not None and t.name
+    )
 
 
-def slice_steps(view: NodeView) -> str | None:
-    """Refuse steps other than 1."""
+def slice_steps(view: NodeView) -> tuple[Seen, ...]:
+    """The steps of Slice."""
     steps = _integers(view.input(4)) if view.op == "Slice" else ()
-    return f"steps {_text(steps)}" if any(step != 1 for step in steps) else None
+    return (Seen(steps, f"steps {text_of(steps)}"),) if steps else ()
 
 
-def slice_batch(view: NodeView) -> str | None:
-    """Refuse slicing along the batch."""
+def slice_batch(view: NodeView) -> tuple[Seen, ...]:
+    """Whether the batch stays whole."""
     if view.op == "Split":
         axis = axis_of(view, view.integer("axis", 0))
-        return "split of the batch" if axis == 0 else None
+        text = "split of the batch" if axis == 0 else f"split along axis {axis}"
+        return (Seen(axis != 0, text),)
     data = view.input(0)
     if data is None or not data.shape or not view.outputs or not view.outputs[0].shape:
-        return None
+        return ()
     came, made = data.shape[0], view.outputs[0].shape[0]
-    return None if came == made else f"batch cut from {came} to {made}"
+    return (
+        Seen(came == made, f"batch {'kept' if came == made else f'cut from {came} to {made}'}"),
+    )
 
 
-def softmax_axis(view: NodeView) -> str | None:
-    """Refuse softmax over the batch."""
-    axis = axis_of(view, view.integer("axis", -1))
-    return "axis 0" if axis == 0 else None
-
-
-def softmax_size(view: NodeView) -> str | None:
-    """Refuse axes above 1024, or above 8192 where all other dimensions are 1."""
+def softmax_size(view: NodeView) -> tuple[Seen, ...]:
+    """Whether the axis is within 1024, or within 8192 where all other dimensions are 1."""
     shape, axis = _sizes(view.input(0)), axis_of(view, view.integer("axis", -1))
     if not shape or not axis:
-        return None
+        return ()
     others = math.prod(shape[1:]) // max(1, shape[axis])
-    limit = 8192 if others == 1 else 1024
-    return f"axis of {shape[axis]} beside {others}" if shape[axis] > limit else None
+    fits = shape[axis] <= (8192 if others == 1 else 1024)
+    return (Seen(fits, f"axis of {shape[axis]} beside {others}"),)
 
 
-def softmax_alone(view: NodeView) -> str | None:
-    """Refuse batches and other dimensions above 1, as TensorRT 8.4 and older do."""
+def softmax_rows(view: NodeView) -> tuple[Seen, ...]:
+    """The number of softmaxes in one, the batch included."""
     shape, axis = _sizes(view.input(0)), axis_of(view, view.integer("axis", -1))
     if not shape or not axis:
-        return None
+        return ()
     others = math.prod(shape) // max(1, shape[axis])
-    return f"{others} rows" if others > 1 else None
+    return (Seen(others, f"{others} row{'' if others == 1 else 's'}"),)
 
 
-def batch_kept(view: NodeView) -> str | None:
-    """Refuse transposes and reshapes that move or resize the batch."""
+def batch_kept(view: NodeView) -> tuple[Seen, ...]:
+    """Whether a transpose or reshape leaves the batch where and as large as it is."""
+    found = []
     order = view.attribute("perm")
-    if isinstance(order, tuple) and order and order[0] != 0:
-        return f"permutation {_text(tuple(int(item) for item in order))}"
+    if isinstance(order, tuple) and order:
+        found.append(Seen(order[0] == 0, f"permutation {text_of(order)}"))
     data = view.input(0)
     came = None if data is None else batch_of(data)
     made = batch_of(view.outputs[0]) if view.outputs else None
-    return None if None in (came, made) or came == made else f"batch {came} to {made}"
+    if came is not None and made is not None:
+        found.append(Seen(came == made, f"batch {came} to {made}"))
+    return tuple(found)
 
 
-def beside_slice(view: NodeView) -> str | None:
-    """Refuse reshapes directly connected to Slice, Split or Concat."""
-    neighbours = {*view.before, *view.after} & {"Slice", "Split", "Concat"}
-    return f"Reshape beside {', '.join(sorted(neighbours))}" if neighbours else None
+def beside_slice(view: NodeView) -> tuple[Seen, ...]:
+    """Whether a reshape keeps apart from Slice, Split and Concat."""
+    near = sorted({*view.before, *view.after})
+    wrong = [op for op in near if op in ("Slice", "Split", "Concat")]
+    text = f"Reshape beside {', '.join(wrong or near) or 'no node'}"
+    return (Seen(not wrong, text),)
 
 
-def reduced_axes(view: NodeView) -> str | None:
-    """Refuse reductions over the batch, or over axes that are not constant."""
+def reduced_axes(view: NodeView) -> tuple[Seen, ...]:
+    """Whether the axes of a reduction are constant and leave the batch out."""
     if view.op == "GlobalMaxPool":
-        return None
+        return (Seen(True, "axes 2, 3"),)
     given = view.attribute("axes")
     axes = tuple(int(a) for a in given) if isinstance(given, tuple) else _integers(view.input(1))
     if view.input(1) is not None and not axes:
-        return "computed axes"
+        return (Seen(False, "computed axes"),)
     places = [axis_of(view, axis) for axis in axes]
-    return "reduction over the batch" if not axes or 0 in places else None
+    if not axes or 0 in places:
+        return (Seen(False, "reduction over the batch"),)
+    return (Seen(True, f"axes {', '.join(map(str, places))}"),)
 
 
-def scales_constant(view: NodeView) -> str | None:
-    """Refuse output sizes and computed scales."""
+def scales_constant(view: NodeView) -> tuple[Seen, ...]:
+    """Whether scales are given, and as constants."""
     if view.op == "Resize" and view.input(3) is not None:
-        return "output sizes instead of scales"
-    return "computed scales" if scales_of(view) is None else None
-
-
-def scales_spatial(view: NodeView) -> str | None:
-    """Refuse scales of the batch or of the channels, or of another rank."""
+        return (Seen(False, "output sizes instead of scales"),)
     scales = scales_of(view)
-    if scales is None or (len(scales) == 4 and scales[:2] == (1.0, 1.0)):
-        return None
-    return f"scales {_text(scales)}"
+    if scales is None:
+        return (Seen(False, "computed scales"),)
+    return (Seen(True, f"scales {text_of(scales)}"),)
 
 
-def scales_integer(view: NodeView) -> str | None:
-    """Refuse scales that are not whole numbers."""
-    scales = scales_of(view) or ()
-    return f"scales {_text(scales)}" if any(s != int(s) or s < 1 for s in scales[2:]) else None
+def scales_spatial(view: NodeView) -> tuple[Seen, ...]:
+    """Whether there are four scales, of which the first two are 1."""
+    scales = scales_of(view)
+    if scales is None:
+        return ()
+    fits = len(scales) == 4 and scales[:2] == (1.0, 1.0)
+    return (Seen(fits, f"scales {text_of(scales)}"),)
 
 
-def scales_within(mode: str, most: int) -> Check:
-    """Refuse scales above `most` in the interpolation `mode`."""
+def scales_whole(view: NodeView) -> tuple[Seen, ...]:
+    """Whether the scales of the map are whole numbers from 1 on."""
+    scales = scales_of(view)
+    if scales is None:
+        return ()
+    whole = all(scale == int(scale) and scale >= 1 for scale in scales[2:])
+    return (Seen(whole, f"scales {text_of(scales)}"),)
 
-    def check(view: NodeView) -> str | None:
+
+def largest_scale(mode: str) -> Reader:
+    """Return the reader of the largest scale of the map in the interpolation `mode`."""
+
+    def read(view: NodeView) -> tuple[Seen, ...]:
         scales = scales_of(view) or ()
-        wrong = view.attribute("mode") == mode and any(scale > most for scale in scales[2:])
-        return f"scales {_text(scales)}" if wrong else None
+        if view.attribute("mode") != mode or not scales[2:]:
+            return ()
+        return (Seen(max(scales[2:]), f"scales {text_of(scales)}"),)
 
-    return check
-
-
-def linear_mode(view: NodeView) -> str | None:
-    """Refuse bilinear interpolation."""
-    mode = view.attribute("mode")
-    return f"mode {mode}" if mode == "linear" else None
+    return read
 
 
-RESIZE_MODES = frozenset(
-    {
-        "nearest asymmetric floor",
-        "nearest half_pixel round_prefer_floor",
-        "nearest half_pixel round_prefer_ceil",
-        "linear half_pixel",
-        "linear pytorch_half_pixel",
-    }
-)
+def resize_kind(view: NodeView) -> tuple[Seen, ...]:
+    """The interpolation alone."""
+    mode = str(view.attribute("mode"))
+    return (Seen(mode, f"mode {mode}"),)
 
 
-def resize_mode(view: NodeView) -> str | None:
-    """Refuse combinations of interpolation, coordinates and rounding that the DLA lacks."""
+def resize_mode(view: NodeView) -> tuple[Seen, ...]:
+    """Interpolation, coordinates and rounding in one, by their names in ONNX."""
     mode = view.attribute("mode")
     if view.op == "Upsample":
-        return None if mode == "nearest" else f"mode {mode}"  # asymmetric, rounded down
+        rest = " asymmetric floor" if mode == "nearest" else ""
+        return (Seen(f"{mode}{rest}", f"mode {mode}"),)
     parts = [mode, view.attribute("coordinate_transformation_mode")]
     parts += [view.attribute("nearest_mode")] if mode == "nearest" else []
     text = " ".join(str(part) for part in parts)
-    return None if text in RESIZE_MODES else f"mode {text}"
+    return (Seen(text, f"mode {text}"),)
 
 
 def scales_of(view: NodeView) -> tuple[float, ...] | None:
@@ -272,7 +302,3 @@ def _sizes(tensor: TensorView | None) -> tuple[int, ...]:
 
 def _integers(tensor: TensorView | None) -> tuple[int, ...]:
     return () if tensor is None else tuple(int(value) for value in tensor.values or ())
-
-
-def _text(values: tuple[object, ...]) -> str:
-    return "x".join(f"{v:g}" if isinstance(v, float) else str(v) for v in values)

@@ -15,7 +15,7 @@ def ops(names: str) -> frozenset[str]:
 
 
 _TABLE: tuple[tuple[Status, str], ...] = (
-    # Min: the matrix says "not exposed", but headers and documentation list ElementWise MIN.
+    # Min: headers and guide list ElementWise MIN, the matrix says "not exposed": rule min.conflict.
     (
         "native",
         "Abs Add AveragePool BatchNormalization Clip Concat Conv ConvTranspose Equal LeakyRelu LRN "
@@ -67,6 +67,7 @@ REDUCE = ops("ReduceMax GlobalMaxPool")
 RESIZE = ops("Resize Upsample")
 CUT = ops("Slice Split")
 UNARY = ops("Abs Atanh Cos Sin")
+COMPARE = ops("Equal Greater Less")
 BINARY = ops("Add Sum Sub Mul Max Min Div Pow Equal Greater Less")
 RANKED = CONV | DECONV | POOL | ACTIVATION | SHUFFLE | REDUCE | CUT | PRODUCT
 
@@ -80,6 +81,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ("Div", "multiply by the reciprocal constant"),
     ("Sub", "write it as Mul by -1 and Add"),
     ("Neg", "multiply by -1"),
+    ("Min", "write it as Max between two Mul by -1"),
     ("Split", "use one Slice per output"),
     (
         "GroupNormalization InstanceNormalization LayerNormalization",

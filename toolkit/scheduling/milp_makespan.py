@@ -38,6 +38,7 @@ class _Slots:
 
     network: Network
     inside: Mapping[tuple[str, int, Lane], Expr]  # 1 where a task lies in a slot on a lane
+    done: Mapping[tuple[str, int], Expr]  # 1 where a task lies in this slot or before
     lane: Sequence[Mapping[Lane, Expr]]
     start: Sequence[Expr]
     time_us: Sequence[Expr]
@@ -74,9 +75,12 @@ def solve_makespan(problem: Problem, seconds: float) -> Solution:
     for core in dlas(problem):
         loadables = total(part.uses(slot, core) for part in parts for slot in _range(part))
         program.at_most(loadables, float(problem.limits.max_loadables))
-    for one, other in combinations(parts, 2):
-        _exclude(program, problem, one, other, horizon)
-    outcome = program.minimise(end, seconds)
+    orders = [
+        before
+        for one, other in combinations(parts, 2)
+        for before in _exclude(program, problem, one, other, horizon)
+    ]
+    outcome = program.minimise(end, seconds, _in_turn(small, parts, orders))
     if outcome.values is None:
         raise PlanError(_why_not(problem, outcome.infeasible))
     jobs = _jobs(small, parts, merged, outcome.values)
@@ -120,7 +124,7 @@ def _slots(program: Program, problem: Problem, network: Network, horizon: float)
     for choice in used:
         program.at_most(total(choice.values()), 1.0)
     inside: dict[tuple[str, int, Lane], Expr] = {}
-    done: dict[tuple[str, int], Expr] = {}  # 1 where a task lies in this slot or before
+    done: dict[tuple[str, int], Expr] = {}
     for task in network.tasks:
         before = Expr()
         for slot in range(count):
@@ -146,6 +150,7 @@ def _slots(program: Program, problem: Problem, network: Network, horizon: float)
     part = _Slots(
         network,
         inside,
+        done,
         used,
         [program.column(0.0, horizon) for _ in range(count)],
         [Expr() for _ in range(count)],
@@ -285,8 +290,8 @@ def _needs(
 
 def _exclude(
     program: Program, problem: Problem, one: _Slots, other: _Slots, horizon: float
-) -> None:
-    """Let no two slots of different networks share a processor at a time."""
+) -> list[Expr]:
+    """Let no two slots of two networks share a processor at a time; return what orders them."""
     first = {(i, j): program.binary() for i in _range(one) for j in _range(other)}
     for (i, j), before in first.items():
         if i:
@@ -299,6 +304,20 @@ def _exclude(
             program.at_least(gap.add(Expr(1.0) - before + apart, horizon))
             gap = one.start[i] - other.end(j)
             program.at_least(gap.add(before + apart, horizon))
+    return list(first.values())
+
+
+def _in_turn(problem: Problem, parts: Sequence[_Slots], orders: Sequence[Expr]) -> dict[int, float]:
+    """Return the binaries of a first solution: each network after the last, all on the GPU."""
+    if any("gpu" not in task.time_us for net in problem.networks for task in net.tasks):
+        return {}
+    ones = [*orders, *(here for part in parts for here in part.done.values())]
+    start = {column: 1.0 for here in ones for column in here.terms}
+    for part in parts:
+        for slot in _range(part):
+            for lane, used in part.lane[slot].items():
+                start |= dict.fromkeys(used.terms, float(slot == 0 and lane[0] == "gpu"))
+    return start
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from toolkit.scheduling.assess import (
 )
 from toolkit.scheduling.baselines import costs_of, dla_with_fallback, gpu_only, greedy
 from toolkit.scheduling.intervals import Figures, Rated, interval_placements
+from toolkit.scheduling.join_cores import join_cores, part_cores
 from toolkit.scheduling.merge import merge
 from toolkit.scheduling.milp import GAP, Outcome
 from toolkit.scheduling.milp_makespan import solve_makespan
@@ -47,11 +48,8 @@ def solve(problem: Problem, objective: Objective, seconds: float = DEFAULT_SECON
     began = time.perf_counter()
     if objective == "makespan":
         return solve_makespan(problem, seconds)
-    search = _Search(problem, objective, began, began + seconds)
-    for placement in (gpu_only(problem), dla_with_fallback(problem), greedy(problem, objective)):
-        search.consider(placement)
-    search.try_intervals()
-    search.run()
+    search = _Search(problem, objective, began + seconds)
+    search.look()
     if search.best is None:
         raise PlanError(_why_not(problem, objective, search))
     placement, costs, value = search.best
@@ -70,7 +68,7 @@ def solve(problem: Problem, objective: Objective, seconds: float = DEFAULT_SECON
 class _Search:
     """The best placement so far and the bound, over a program that learns what is forbidden."""
 
-    def __init__(self, problem: Problem, objective: Objective, began: float, end: float) -> None:
+    def __init__(self, problem: Problem, objective: Objective, end: float) -> None:
         self._problem, self._objective, self._end = problem, objective, end
         self._merged = {net.name: merge(problem, net) for net in problem.networks}
         small = replace(problem, networks=tuple(m.network for m in self._merged.values()))
@@ -78,6 +76,16 @@ class _Search:
         self.best: tuple[Placement, Mapping[str, Cost], float] | None = None
         self.bound = 0.0
         self.infeasible = False
+
+    def look(self) -> None:
+        """Search from the simplest placements to the proof, or until time is up."""
+        problem = self._problem
+        for placement in (gpu_only(problem), dla_with_fallback(problem)):
+            self.consider(placement)
+        self.consider(greedy(problem, self._objective))
+        self._try_intervals()
+        self._bound_by_joined_cores()
+        self._run()
 
     def consider(self, placement: Placement) -> None:
         """Keep a placement if it breaks no limit and is the best so far."""
@@ -89,7 +97,7 @@ class _Search:
         if not broken and (self.best is None or value < self.best[2]):
             self.best = placement, costs, value
 
-    def try_intervals(self) -> None:
+    def _try_intervals(self) -> None:
         """Consider blocks of each network in turn beside the others as they are, while it helps."""
         value, before = self._value, float("inf")
         while value() < before and time.perf_counter() < self._end:
@@ -126,7 +134,24 @@ class _Search:
         excess: Figures = np.maximum(0.0, busiest - problem.utilisation_limit)
         return aim + 1e3 * (1 + aim) * excess
 
-    def run(self) -> None:
+    def _bound_by_joined_cores(self) -> None:
+        """With two cores, bound the busiest processor by what one core of half the load could do.
+
+        Only there: the other objectives are quick to solve as they are.
+        """
+        joined = join_cores(self._problem)
+        left = self._end - time.perf_counter()
+        if joined is None or self._objective != "utilisation" or left <= 0:
+            return
+        relaxed = _Search(joined, self._objective, self._end)
+        relaxed.look()
+        self.bound = max(self.bound, relaxed.bound)
+        self._program.program.at_least(self._program.goal, relaxed.bound)
+        if relaxed.best is not None:
+            self.consider(part_cores(self._problem, relaxed.best[0]))
+            self._try_intervals()
+
+    def _run(self) -> None:
         """Solve, assess and forbid until the bound meets the best value or time is up."""
         while (left := self._end - time.perf_counter()) > 0:
             outcome = self._program.program.minimise(self._program.goal, left, self._start())

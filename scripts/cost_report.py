@@ -1,0 +1,314 @@
+"""The report of the fit: docs/COSTS.md, equations first, then every row."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+from scripts.cost_rows import Case
+
+if TYPE_CHECKING:
+    from scripts.fit_costs import Everything, Prediction
+
+EQUATIONS = """\
+# Costs: predicted against published
+
+Written by `python scripts/fit_costs.py --write-docs`. Published times, rates and powers of Jetson
+boards (`configs/published_figures.csv`) are compared with what `toolkit/costs` predicts for the
+same network, rebuilt layer by layer with random weights (`scripts/networks`). The constants were
+fitted to the same rows; how well the model does on devices and models that it was not fitted to
+is said below.
+
+## The model
+
+**What runs as one** (`fusion.py`). A convolution or product takes normalisation, activation, sum
+and other pointwise work behind it into its kernel. Joins and cuts are addresses; a join copies
+only parts that were cut out of another tensor. Everything else is a kernel of its own.
+
+**GPU** (`gpu.py`). A product of M x N outputs over depth K is computed in tiles of m x n outputs,
+the depth cut into s parts, each SM making one tile at a time:
+
+    waves(m, n, s) = ceil(ceil(M / m) ceil(N / n) s / SMs)
+    cycles(m, n, s) = waves m n (reuse(256, 128) / reuse(m, n)) (K / s / (rate e) + o)
+    reuse(m, n) = m n / (m + n)
+    compute = min over (m, n, s) of cycles / clock
+    memory = (weights + activations read and written) / (bandwidth b)
+    time = max(compute, memory) + kernel_cycles / clock
+
+`rate` is the peak of one SM at the precision (FP32: TF32 where the GPU has it, times a fitted
+share), e the fitted efficiency, o the clocks of an output (more behind a sigmoid or the like).
+Depth is padded to what tensor cores take at once. Depthwise convolutions run on the CUDA cores. A
+CUDA graph takes only a share of `kernel_cycles`.
+
+**DLA** (`dla.py`). `toolkit/dla_cycles` gives, from the published hardware, the clocks that a
+layer's sequence needs on the MAC array (padded channels, stripes, splits for the buffer), in the
+output stage, and the bytes with what is fetched twice:
+
+    time = max(array / e, output stage) / clock, bytes / (bandwidth b)), the larger, + layer_us
+    loadable = sum of its layers + submission_us
+
+A frame of a batch takes what a single one takes. v2 (Orin) is taken as four arrays of v1.
+
+**Crossing.** `us + 2 bytes / (bandwidth b)`: a switch, and one read and write in the other's
+format.
+
+**Contention** (`memory.py`). With own and others' demand as shares of the memory's peak:
+`slowdown = 1 + slope max(0, own - free) min(others, full)`.
+
+**Energy** (`energy.py`). `idle + sm_w SMs f^x + dla_w cores f^x + mac_pj width MACs f^(x-1) +
+byte_pj bytes`, f in GHz; DLA products are in `dla_w`.
+
+Clocks of power modes come from `configs/profiles`. Times measured on a board go before the model
+(`toolkit/costs/measured.py`).
+"""
+
+# Likely reasons of rows that are off by more than 35 %: the first that holds.
+_REASONS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
+    (
+        "the round's server ran queries of 8 in smaller batches: later rounds are twice as fast",
+        lambda c: c.batch == 8 and "v2.0" in c.source,
+    ),
+    (
+        "an engineer's target for the first software of Orin; later rows are 1.5 times faster",
+        lambda c: "configs" in c.source and c.device == "agx-orin-64gb",
+    ),
+    (
+        "measured group by group; poolings and normalisations overlap convolutions there",
+        lambda c: c.network.startswith("googlenet:") and "dla" in c.engine,
+    ),
+    (
+        "8 MB streamed at twice the rate of the larger matrices; the source rounds",
+        lambda c: c.network == "alexnet:fc8",
+    ),
+    (
+        "a small classifier: its kernels are shorter than those of the detectors in the fit",
+        lambda c: c.network in ("resnet18", "resnet50", "mobilenet_v2") and c.engine == "gpu",
+    ),
+    ("wall power with its supply; the board's own is less", lambda c: c.measure == "power"),
+)
+
+
+def report(found: "Everything") -> str:
+    """Return docs/COSTS.md."""
+    times, checks = found.times, found.checks
+    parts = [
+        EQUATIONS,
+        _counts(found),
+        _tables("Reached on the fitted rows", times, lambda p: p.ratio),
+        _outside("Each device left out in turn", times, lambda p: p.without_device),
+        _outside("Each model left out in turn", times, lambda p: p.without_model, by_model=True),
+        _tables("Rows that no fit has seen", checks, lambda p: p.ratio, CHECK_WORDS),
+        _worst(found),
+        _contention(found),
+        _energy(found),
+        _constants(found),
+        _rows(found),
+    ]
+    return "\n".join(parts)
+
+
+CHECK_WORDS = """\
+`configs/published_checks.csv`: two more devices of trtutils (Xavier NX, Orin NX; power modes not
+stated, taken at the highest), ResNet-18, ResNet-50 and MobileNetV2 on Orin Nano Super, and YOLO11n.
+"""
+
+
+def _counts(found: "Everything") -> str:
+    reasons = Counter(row.reason for row in found.left)
+    used = len(found.times) + sum(p.case.measure == "power" for p in found.power)
+    lines = [
+        "## Rows used and left out\n",
+        f"{len(found.times)} rows of time and {len(found.power)} of power are used "
+        f"({used} together), {sum(reasons.values())} are left out or checked apart:\n",
+        "| rows | why |\n|---:|---|",
+        *[f"| {count} | {reason} |" for reason, count in reasons.most_common()],
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _line(name: str, ratios: Sequence[float]) -> str:
+    errors = [abs(r - 1) for r in ratios]
+    return (
+        f"| {name} | {len(errors)} | {median(errors):.1%} | "
+        f"{sum(e <= 0.35 for e in errors) / len(errors):.1%} | {median(ratios):.2f} |"
+    )
+
+
+HEAD = (
+    "| rows of | number | median error | within 35 % | median of predicted / published |\n"
+    "|---|---:|---:|---:|---:|"
+)
+
+
+def _grouped(
+    rows: Iterable["Prediction"],
+    key: Callable[[Case], str],
+    value: Callable[["Prediction"], float | None],
+) -> list[str]:
+    groups: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        at = value(row)
+        if at is not None:
+            groups[key(row.case)].append(at)
+    return [_line(name, groups[name]) for name in sorted(groups)]
+
+
+def _tables(
+    title: str,
+    rows: Sequence["Prediction"],
+    value: Callable[["Prediction"], float | None],
+    words: str = "",
+) -> str:
+    keys: tuple[Callable[[Case], str], ...] = (
+        lambda c: "**all**",
+        lambda c: f"engine {c.engine}",
+        lambda c: f"device {c.device}",
+        lambda c: f"precision {c.precision}",
+        lambda c: f"source {c.family}",
+        lambda c: f"model {c.network.split(':')[0]}",
+    )
+    lines = [line for key in keys for line in _grouped(rows, key, value)]
+    return f"## {title}\n\n{words}\n{HEAD}\n" + "\n".join(lines) + "\n"
+
+
+def _outside(
+    title: str,
+    rows: Sequence["Prediction"],
+    value: Callable[["Prediction"], float | None],
+    *,
+    by_model: bool = False,
+) -> str:
+    def ratio(row: "Prediction") -> float | None:
+        at = value(row)
+        return None if at is None else at / row.case.value
+
+    lines = _grouped(rows, lambda c: "**all**", ratio)
+    lines += _grouped(rows, lambda c: "GPU" if c.engine == "gpu" else "DLA", ratio)
+    if by_model:
+        lines += _grouped(rows, lambda c: f"model {c.network.split(':')[0]}", ratio)
+    else:
+        lines += _grouped(
+            rows, lambda c: f"{'GPU' if c.engine == 'gpu' else 'DLA'} of {c.device}", ratio
+        )
+    words = "A generation of the DLA without rows takes the other's constants.\n"
+    return f"## {title}\n\n{'' if by_model else words}\n{HEAD}\n" + "\n".join(lines) + "\n"
+
+
+def _reason(case: Case) -> str:
+    return next((why for why, holds in _REASONS if holds(case)), "no reason found")
+
+
+def _worst(found: "Everything") -> str:
+    every = [*found.times, *found.power, *found.checks]
+    off = sorted((p for p in every if abs(p.ratio - 1) > 0.35), key=lambda p: -abs(p.ratio - 1))
+    rows = [
+        f"| {'' if p in found.checks else p.case.line} | {p.case.device} | {_what(p.case)} | "
+        f"{p.case.value:.3g} | {p.predicted:.3g} | {p.ratio:.2f} | {_reason(p.case)} |"
+        for p in off
+    ]
+    head = (
+        "| line | device | row | published | predicted | ratio | likely reason |\n"
+        "|---:|---|---|---:|---:|---:|---|"
+    )
+    return (
+        f"## The {len(off)} rows that are off by more than 35 %\n\n{head}\n"
+        + "\n".join(rows)
+        + "\n"
+    )
+
+
+def _what(case: Case) -> str:
+    side = f" {case.side}" if case.side else ""
+    return f"{case.network}{side} b{case.batch} {case.precision} {case.engine} {case.measure}"
+
+
+def _contention(found: "Everything") -> str:
+    errors = found.contention_errors
+    crossings = ", ".join(f"{value:.0f}" for _, _, value in found.crossings)
+    return (
+        "## Contention and crossings\n\n"
+        f"On the {len(errors)} cells of PCCS (AGX Xavier) the slowdown is off by "
+        f"{median(errors):.1%} at the median and {max(errors):.1%} at most. Rates of the GPU and "
+        "both DLA cores together (engine gpu+2dla above) are the sum of single rates: published "
+        "sums show hardly any contention there.\n\n"
+        f"Transitions on the DLA as HaX-CoNN measured them, in us: {crossings}; without the "
+        f"copying their median is {found.crossing_us:.0f}.\n"
+    )
+
+
+def _energy(found: "Everything") -> str:
+    power = [
+        f"| {p.case.line} | {_what(p.case) if p.case.value > 8 else 'idle'} | "
+        f"{_clocks(p.case)} | {p.case.value:.1f} | {p.predicted:.1f} | {p.ratio:.2f} |"
+        for p in found.power
+    ]
+    ratios = [
+        f"| {model} | {mode} | {seen:.1f} | {predicted:.1f} | {predicted / seen:.2f} |"
+        for model, mode, predicted, seen in found.ratios
+    ]
+    return (
+        "## Energy\n\nPower in W, all on AGX Orin; MLPerf measures at the wall.\n\n"
+        "| line | row | clocks | published | predicted | ratio |\n|---:|---|---|---:|---:|---:|\n"
+        + "\n".join(power)
+        + "\n\nWork for each joule, DLA over GPU, on their own rails:\n\n"
+        "| model | mode | published | predicted | ratio |\n|---|---|---:|---:|---:|\n"
+        + "\n".join(ratios)
+        + "\n"
+    )
+
+
+def _clocks(case: Case) -> str:
+    if case.board.clocks is not None:
+        given = case.board.clocks
+        return f"GPU {given.gpu_mhz or 'max'}, DLA {given.dla_mhz or 'max'}"
+    return case.board.mode or "highest"
+
+
+def _constants(found: "Everything") -> str:
+    rows = []
+    for group, values, fit in (
+        ("gpu", found.gpu, found.gpu_fit),
+        ("dla", found.dla, found.dla_fit),
+        ("energy", found.energy, found.energy_fit),
+    ):
+        for name, error in zip(values.__dataclass_fields__, fit.errors, strict=True):
+            spread = 2.718281828**error
+            rows.append(f"| {group}.{name} | {getattr(values, name):.4g} | {spread:.2f} |")
+    for name, value, error in zip(
+        ("free_share", "full_share", "slope"),
+        found.contention,
+        found.contention_fit.errors,
+        strict=True,
+    ):
+        rows.append(f"| contention.{name} | {value:.4g} | {2.718281828**error:.2f} |")
+    head = "| constant | value | may be off by a factor of |\n|---|---:|---:|"
+    return f"## Constants\n\n{head}\n" + "\n".join(rows) + "\n"
+
+
+def _rows(found: "Everything") -> str:
+    head = (
+        "| line | source | device | clocks | row | published | predicted | ratio "
+        "| without device | without model |\n"
+        "|---:|---|---|---|---|---:|---:|---:|---:|---:|"
+    )
+
+    def line(p: "Prediction", number: str) -> str:
+        outside = [
+            "" if value is None else f"{value / p.case.value:.2f}"
+            for value in (p.without_device, p.without_model)
+        ]
+        return (
+            f"| {number} | {p.case.family} | {p.case.device} | {_clocks(p.case)} "
+            f"| {_what(p.case)} | {p.case.value:.4g} | {p.predicted:.4g} | {p.ratio:.2f} "
+            f"| {outside[0]} | {outside[1]} |"
+        )
+
+    times = [line(p, str(p.case.line)) for p in sorted(found.times, key=lambda p: p.case.line)]
+    checks = [line(p, str(p.case.line)) for p in found.checks]
+    return (
+        "## Row by row\n\nms of a run (latency) or of an image (rate). `line` is that of "
+        "`configs/published_figures.csv`; the last two columns are the ratio when the row's "
+        "device, or its model, was left out of the fit.\n\n"
+        f"{head}\n" + "\n".join(times) + "\n\n### Rows that no fit has seen\n\n`line` is that of "
+        f"`configs/published_checks.csv`.\n\n{head}\n" + "\n".join(checks) + "\n"
+    )

@@ -1,0 +1,62 @@
+"""Segments of a placement: valid, the fewest there can be, and fit for the engine's own cut."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scheduling_problems import THREE, TWO, fewest_segments, problem_of, random_network
+
+from toolkit.planning.segments import Lane, Step, cut
+from toolkit.scheduling.segmentation import graph_of, pieces, segments_of
+
+
+def random_case(rng: np.random.Generator, processors: tuple[str, ...]):
+    net = random_network(rng, int(rng.integers(1, 9)), processors)
+    return net, {task.name: str(rng.choice(list(task.time_us))) for task in net.tasks}
+
+
+@pytest.mark.parametrize("processors", [TWO, THREE])
+def test_segments_hold_every_task_once_on_its_processor_after_what_it_reads(processors, rng):
+    for _ in range(30):
+        net, homes = random_case(rng, processors)
+        segments = segments_of(net, homes, {})
+        order = [task for segment in segments for task in segment.tasks]
+        assert sorted(order) == sorted(homes)
+        assert all(homes[task] == s.processor for s in segments for task in s.tasks)
+        place = {task: index for index, task in enumerate(order)}
+        for flow in net.flows:
+            assert all(flow.source is None or place[flow.source] < place[t] for t in flow.targets)
+
+
+@pytest.mark.parametrize("processors", [TWO, THREE])
+def test_no_order_of_tasks_has_fewer_segments_and_nor_has_the_cut_of_engines(processors, rng):
+    for _ in range(30):
+        net, homes = random_case(rng, processors)
+        found = len(segments_of(net, homes, {}))
+        _, counts = fewest_segments(problem_of(rng, net, processors=processors), net, homes)
+        made = {flow.source: flow.name for flow in net.flows}
+        reads = {t.name: tuple(f.name for f in net.flows if t.name in f.targets) for t in net.tasks}
+        steps = [Step(n, reads[n], (made[n],), Lane(homes[n])) for n in homes]
+        assert found <= sum(counts.values())
+        assert found <= len(cut(steps))
+
+
+def test_dla_tasks_of_different_batches_are_apart(rng):
+    net, _ = random_case(rng, TWO)
+    net = replace(net, tasks=tuple(replace(task, lane=task.name) for task in net.tasks))
+    homes = dict.fromkeys((task.name for task in net.tasks), "dla0")
+    assert len(segments_of(net, homes, {})) == len(net.tasks)
+    assert len(segments_of(net, dict.fromkeys(homes, "gpu"), {})) == 1
+
+
+def test_pieces_are_connected_and_whole(rng):
+    for _ in range(20):
+        net, homes = random_case(rng, TWO)
+        graph, row = graph_of(net), [homes[task.name] for task in net.tasks]
+        found = pieces(graph, row, "dla0")
+        owner = {task: number for number, piece in enumerate(found) for task in piece}
+        assert sorted(owner) == [i for i, home in enumerate(row) if home == "dla0"]
+        for parent, child in graph.arcs:
+            if parent in owner and child in owner:
+                assert owner[parent] == owner[child]
+        assert len(set(owner.values())) == len(found)
