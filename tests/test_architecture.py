@@ -11,7 +11,7 @@ import configs
 from device.agent_config import AgentConfig
 from device.profile import JetPackFile, Profile, Source
 from pipelines.config import ModelConfig, PipelineConfig
-from toolkit.planning.costs import Costs
+from toolkit.costs.constants import Costs
 
 HEAVY = {"torch", "triton", "onnxruntime", "onnx", "onnx_ir", "cv2", "tensorrt", "pycuda"}
 

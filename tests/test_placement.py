@@ -1,173 +1,168 @@
-"""Placement: rules first, then scales, then whether an island fits, pays and is among the few."""
+"""From rules and costs to a placement: what the solver is given, and the reasons that come back."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from planning_graphs import constant, one_node
+from onnx import helper
+from planning_graphs import constant, graph_of
 
-from device.manifest import Precision
 from device.profile import load_profile
-from toolkit.planning.node_view import NodeView
-from toolkit.planning.placement import Placement, place
+from toolkit.costs.model import CostModel
+from toolkit.errors import PlanError
+from toolkit.planning.formulate import formulate
+from toolkit.planning.node_view import views
+from toolkit.planning.objectives import GOALS, goal_named
+from toolkit.planning.plan import Model, PlanOptions, make_plan, plan_together
 
 ORIN = load_profile("agx-orin-64gb")
 NANO = load_profile("orin-nano-8gb")
 LAPTOP = load_profile("laptop")
 
 
-def conv(size: int = 56, batch: int = 1) -> NodeView:
-    shape = (batch, 256, size, size)
-    return one_node("Conv", [shape, constant(256, 256, 3, 3)], shape, pads=[1] * 4)
+def chain(*ops: str, channels: int = 64, side: int = 56):
+    """A chain of nodes n0, n1, ...: tensors x -> t0 -> t1 ..., the last one the output y."""
+    nodes, weights, data = [], {}, "x"
+    for index, op in enumerate(ops):
+        made = "y" if index == len(ops) - 1 else f"t{index}"
+        operands, pads = [data], {}
+        if op == "Conv":
+            weights[f"w{index}"] = constant(channels, channels, 3, 3)
+            operands, pads = [data, f"w{index}"], {"pads": [1] * 4}
+        nodes.append(helper.make_node(op, operands, [made], name=f"n{index}", **pads))
+        data = made
+    return graph_of(nodes, {"x": (1, channels, side, side)}, ["y"], weights)
 
 
-def erf(size: int = 56) -> NodeView:
-    shape = (1, 256, size, size)
-    return one_node("Erf", [shape], shape)
+def plan_of(graph, profile=ORIN, objective="gpu-relief", **given):
+    options = PlanOptions(
+        precision=given.pop("precision", "int8"),
+        objective=objective,
+        max_crossings=given.pop("max_crossings", None),
+        tensorrt="10.3",
+    )
+    return make_plan(Model("m", graph.graph, **given), profile, options)
 
 
-def chain(*nodes: NodeView) -> tuple[NodeView, ...]:
-    """Join nodes one after the other: n0 reads t0 and makes t1, n1 reads t1, and so on."""
-    joined = []
-    for index, node in enumerate(nodes):
-        first = replace(node.inputs[0], name=f"t{index}")
-        joined.append(
-            replace(
-                node,
-                name=f"n{index}",
-                inputs=(first, *node.inputs[1:]),
-                outputs=(replace(node.outputs[0], name=f"t{index + 1}"),),
-                reads=(f"t{index}",),
-            )
-        )
-    return tuple(joined)
-
-
-def placed(
-    nodes: tuple[NodeView, ...],
-    precision: Precision = "int8",
-    has_scale: Callable[[str], bool] = lambda name: True,
-    **options: int,
-) -> tuple[Placement, ...]:
-    return place(nodes, ORIN, precision, None, has_scale, **options)
-
-
-def rules(placements: tuple[Placement, ...]) -> list[str]:
-    return [p.rule if p.processor == "gpu" else p.processor for p in placements]
+def rules(plan) -> list[str]:
+    return [row.rule if row.processor == "gpu" else row.processor for row in plan.placements]
 
 
 def test_nodes_that_pass_go_to_the_dla_and_others_to_the_gpu():
-    placements = placed(chain(*[conv()] * 6, erf()))
-    assert rules(placements) == ["dla0"] * 6 + ["op.not-exposed"]
-    assert placements[-1].reason == "operator Erf, but TensorRT does not offer it on the DLA"
-    assert all(p.rule == "" for p in placements[:6])
+    plan = plan_of(chain(*["Conv"] * 6, "Erf"))
+    assert rules(plan) == ["dla0"] * 6 + ["op.not-exposed"]
+    assert "operator Erf" in plan.placements[-1].reason
 
 
 def test_a_profile_without_dla_gets_the_gpu_alone():
-    placements = place(chain(conv(), erf()), NANO, "int8", None, lambda name: True)
-    assert {p.processor for p in placements} == {"gpu"}
-    assert {p.reason for p in placements} == {"profile has no DLA"}
+    plan = plan_of(chain("Conv", "Erf"), NANO)
+    assert {row.processor for row in plan.placements} == {"gpu"}
+    assert {row.reason for row in plan.placements} == {"profile has no DLA"}
+    assert len(plan.figures) == 1
 
 
 def test_a_profile_without_gpu_gets_the_cpu_alone():
-    placements = place(chain(conv(), erf()), LAPTOP, "fp32", None, lambda name: True)
-    assert {p.processor for p in placements} == {"cpu"}
-    assert {p.reason for p in placements} == {"profile has no GPU"}
+    plan = plan_of(chain("Conv", "Erf"), LAPTOP, precision="fp32")
+    assert {row.processor for row in plan.placements} == {"cpu"}
+    assert {row.reason for row in plan.placements} == {"profile has no GPU"}
 
 
 def test_int8_needs_a_scale_on_every_side():
-    nodes = chain(*[conv()] * 12)
-    placements = placed(nodes, has_scale=lambda name: name != "t6")
-    assert rules(placements) == ["dla0"] * 5 + ["S1"] * 2 + ["dla0"] * 5
-    assert "'t6'" in placements[5].reason
+    plan = plan_of(chain(*["Conv"] * 40), has_scale=lambda name: name != "t19")
+    assert rules(plan) == ["dla0"] * 19 + ["S1"] * 2 + ["dla0"] * 19
+    assert "'t19'" in plan.placements[19].reason
 
 
 def test_fp16_needs_no_scale():
     xavier = load_profile("agx-xavier-32gb")
-    placements = place(chain(*[conv()] * 6), xavier, "fp16", None, lambda name: False)
-    assert {p.processor for p in placements} == {"dla0"}
+    convs = chain(*["Conv"] * 12, channels=256)
+    plan = plan_of(convs, xavier, precision="fp16", has_scale=lambda name: False)
+    assert {row.processor for row in plan.placements} == {"dla0"}
 
 
 def test_fp32_stays_on_the_gpu():
-    assert rules(placed(chain(conv(), conv()), "fp32")) == ["G1", "G1"]
+    assert rules(plan_of(chain("Conv", "Conv"), precision="fp32")) == ["G1", "G1"]
 
 
-def test_an_island_that_does_not_pay_goes_to_the_gpu_with_the_numbers():
-    placements = placed(chain(*[conv()] * 12, erf(), conv(7), erf()))
-    assert rules(placements) == ["dla0"] * 12 + ["op.not-exposed", "P2", "op.not-exposed"]
-    reason = placements[13].reason
-    assert "island of 1 node would relieve the GPU of" in reason
-    assert "two crossings cost 9" in reason  # two times 49 us and the bytes
+def test_nodes_kept_in_floating_point_stay_on_the_gpu():
+    plan = plan_of(chain(*["Conv"] * 9), keep_float=frozenset({"n4"}))
+    assert rules(plan)[4] == "K1"
 
 
-def test_an_island_pays_from_the_cost_of_its_two_crossings_on():
-    kinds = [placed(chain(*[conv(7)] * count))[0].rule for count in range(1, 20)]
-    assert kinds[0] == "P2"
-    assert kinds[-1] == ""
-    assert kinds == sorted(kinds, reverse=True)  # once it pays, more of it pays too
+def test_what_stays_on_the_gpu_by_choice_says_what_moving_it_would_do():
+    plan = plan_of(chain(*["Conv"] * 8), objective="latency")
+    assert {row.rule for row in plan.placements} == {"P2"}
+    reason = plan.placements[0].reason
+    assert "with its island of 8 nodes there the latency of a frame alone would be" in reason
+    there, here = _numbers(reason)[-2:]
+    assert there > here
+    assert here == pytest.approx(plan.total_us, rel=1e-3)
 
 
-def islands(*lengths: int) -> tuple[NodeView, ...]:
-    nodes = [node for length in lengths for node in [*[conv()] * length, erf()]]
-    return chain(*nodes)
+def _numbers(text: str) -> list[float]:
+    return [float(word) for word in text.split() if word.replace(".", "", 1).isdigit()]
 
 
-def test_the_largest_islands_stay_where_there_are_more_than_the_target():
-    placements = placed(islands(8, 11, 7, 10, 9, 6))
-    kept = [p.node for p in placements if p.processor == "dla0"]
-    assert len(kept) == 8 + 11 + 10 + 9
-    capped = [p for p in placements if p.rule == "G6"]
-    assert len(capped) == 7 + 6
-    assert "its island is number 5 of 6 by GPU time" in capped[0].reason
+def test_a_bound_on_crossings_keeps_the_plan_on_the_gpu():
+    free = plan_of(chain(*["Conv"] * 8, "Erf", *["Conv"] * 8))
+    bound = plan_of(chain(*["Conv"] * 8, "Erf", *["Conv"] * 8), max_crossings=0)
+    assert free.figures[0].crossings > 0
+    assert bound.figures[0].crossings == 0
+    assert {row.processor for row in bound.placements} == {"gpu"}
 
 
-def test_a_core_never_gets_more_than_sixteen_islands():
-    placements = placed(islands(*[6] * 18), max_islands=100)
-    assert sum(p.rule == "G6" for p in placements) == 2 * 6
+@pytest.mark.parametrize("objective", list(GOALS))
+def test_no_plan_is_worse_than_the_placements_without_a_solver(objective):
+    plan = plan_of(chain(*["Conv"] * 10, "Erf", *["Conv"] * 10), objective=objective)
+    field = {
+        "throughput": "busiest_us",
+        "latency": "latency_us",
+        "energy": "energy_mj",
+        "gpu-relief": "gpu_us",
+    }[objective]
+    mine, *others = (getattr(row, field) for row in plan.figures)
+    assert mine <= min(others) * (1 + 1e-6)
+    assert mine == pytest.approx(plan.search.value)
 
 
-def heavy(elements: int) -> NodeView:
-    """A convolution whose weights are as many as told, without holding them."""
-    node = conv()
-    weights = replace(node.inputs[1], shape=(elements // (256 * 9), 256, 3, 3))
-    return replace(node, inputs=(node.inputs[0], weights), macs=10**12)
+def test_throughput_uses_both_cores_in_turn():
+    one = plan_of(chain(*["Conv"] * 12), load_profile("orin-nx-8gb"), objective="throughput")
+    two = plan_of(chain(*["Conv"] * 12), load_profile("orin-nx-16gb"), objective="throughput")
+    assert two.figures[0].frames_per_second > one.figures[0].frames_per_second * 1.2
 
 
-@pytest.mark.parametrize(("mib", "rule"), [(255, ""), (256, "G9")])
-def test_weights_of_an_island_stay_below_512_mib(mib, rule):
-    unit = 256 * 9
-    elements = -(-(mib * 2**20) // unit) * unit
-    placements = placed(chain(heavy(elements), heavy(elements)))
-    assert {p.rule for p in placements} == {rule}
-    if rule:
-        assert "512 MiB of weights" in placements[0].reason
+def test_models_at_rates_share_the_processors():
+    first, second = chain(*["Conv"] * 8), chain(*["Conv"] * 12, channels=128)
+    models = [Model("a", first.graph, rate_hz=100), Model("b", second.graph, rate_hz=50)]
+    shared = plan_together(models, ORIN, PlanOptions(objective="gpu-relief", tensorrt="10.3"))
+    assert [plan.name for plan in shared.plans] == ["a", "b"]
+    assert {s.processor for plan in shared.plans for s in plan.segments} <= {"gpu", "dla0", "dla1"}
 
 
-def wide(rows: int) -> tuple[NodeView, NodeView]:
-    """Two nodes with `rows` MiB in INT8 between them, and little that crosses."""
-    narrow, broad = (1, 1, 8 * rows, 512), (1, 256, 8 * rows, 512)
-    return (
-        one_node("Conv", [narrow, constant(256, 1, 1, 1)], broad),
-        one_node("Conv", [broad, constant(1, 256, 1, 1)], narrow),
-    )
+def test_rates_that_do_not_fit_are_refused_with_the_processor():
+    models = [Model("a", chain(*["Conv"] * 8).graph, rate_hz=1e5)]
+    with pytest.raises(PlanError, match="do not fit"):
+        plan_together(models, ORIN, PlanOptions(objective="energy", tensorrt="10.3"))
 
 
-@pytest.mark.parametrize(("mib", "rule"), [(1023, ""), (1024, "G8")])
-def test_intermediates_of_an_island_stay_below_one_gib(mib, rule):
-    placements = placed(chain(*wide(mib)))
-    assert {p.rule for p in placements} == {rule}
+def test_an_unknown_objective_is_refused_by_name():
+    with pytest.raises(PlanError, match="throughput, latency, energy, gpu-relief"):
+        goal_named("speed")
 
 
-def test_nodes_of_another_batch_form_their_own_island():
-    mixed = chain(*[conv()] * 6, *[conv(batch=2)] * 6)
-    placements = placed(mixed, max_islands=1)
-    assert rules(placements) == ["G6"] * 6 + ["dla0"] * 6
+def test_a_kernel_that_rules_part_falls_apart():
+    nodes = views(chain("Conv", "Relu", "Erf").graph)
+    costs = CostModel(nodes, ORIN, precision="int8")
+    whole = formulate("m", nodes, (), costs, ("gpu", "dla0"), outputs=["y"])
+    parted = formulate("m", nodes, ["n2"], costs, ("gpu", "dla0"), outputs=["y"])
+    assert [[v.name for v in group] for group in whole.nodes.values()] == [["n0", "n1", "n2"]]
+    assert [[v.name for v in group] for group in parted.nodes.values()] == [["n0", "n1"], ["n2"]]
+    refused = parted.network.tasks[1]
+    assert set(refused.time_us) == {"gpu"}
 
 
-def test_a_loadable_of_one_batch_is_one_island():
-    assert rules(placed(chain(*[conv()] * 12), max_islands=1)) == ["dla0"] * 12
-
-
-def test_every_node_is_placed_in_order():
-    nodes = islands(3, 1, 6)
-    assert [p.node for p in placed(nodes)] == [node.name for node in nodes]
+def test_batches_are_lanes_of_their_own():
+    nodes = views(chain("Conv", "Conv").graph)
+    second = replace(nodes[1], outputs=(replace(nodes[1].outputs[0], shape=(2, 64, 56, 56)),))
+    costs = CostModel((nodes[0], second), ORIN, precision="int8")
+    made = formulate("m", (nodes[0], second), (), costs, ("gpu", "dla0"), outputs=["y"])
+    assert [task.lane for task in made.network.tasks] == ["1", "2"]

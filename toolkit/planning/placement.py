@@ -84,7 +84,7 @@ def place(
         limits,
         alternate_dlas=alternate,
     )
-    solution = solve(problem, goal.aim, seconds)
+    solution = solve(problem, goal.aim, seconds) if len(processors) > 1 else _only(problem, goal)
     return Placed(
         problem=problem,
         formulated=made,
@@ -105,6 +105,22 @@ def processors_of(profile: Profile, *, both_dlas: bool) -> tuple[Processor, ...]
     return ("gpu", "dla0", "dla1") if both_dlas and profile.dla_cores > 1 else ("gpu", "dla0")
 
 
+def _only(problem: Problem, goal: Goal) -> Solution:
+    """Return the one placement that a single processor leaves."""
+    placement = gpu_only(problem)
+    costs = costs_of(problem, placement)
+    value = sum(cost.latency_us for cost in costs.values())
+    return Solution(
+        objective=goal.aim,
+        placement=placement,
+        segments=tuple(segment for cost in costs.values() for segment in cost.segments),
+        value=value,
+        bound=value,
+        proven=True,
+        seconds=0.0,
+    )
+
+
 def _stayed(
     candidate: Candidate,
     made: Formulated,
@@ -113,6 +129,8 @@ def _stayed(
     goal: Goal,
 ) -> dict[str, str]:
     """Say of each island that the DLA would take, but that is on the GPU, what moving it does."""
+    if len(problem.processors) == 1:
+        return {}
     placed = solution.placement[candidate.name]
     network = made.network
     # Only for telling islands apart: "cpu" marks what could move.
