@@ -12,8 +12,10 @@ from device.manifest import Precision
 from device.profile import load_profile
 from toolkit.importer import import_model
 from toolkit.passes import run_passes
-from toolkit.planning.plan import Plan, make_plan
+from toolkit.planning.objectives import DEFAULT
+from toolkit.planning.plan import Model, Plan, PlanOptions, make_plan
 from toolkit.planning.plan_text import render_plan
+from toolkit.prepare import prepare
 
 FOLDER = Path(__file__).parent.parent / "tests" / "golden"
 LIGHT_MODELS = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -27,39 +29,49 @@ class Golden:
     profile: str
     precision: Precision
     tensorrt: str
+    objective: str = DEFAULT
 
     @property
     def path(self) -> Path:
         """Where the text is kept."""
-        return FOLDER / f"plan_{self.model}_{self.profile}_{self.precision}.txt"
+        aim = "" if self.objective == DEFAULT else f"_{self.objective}"
+        return FOLDER / f"plan_{self.model}_{self.profile}_{self.precision}{aim}.txt"
 
     def plan(self) -> Plan:
         """Import the model, run the passes and plan it, every tensor having a scale."""
         model, _ = run_passes(import_model(LIGHT_MODELS / f"light_{self.model}.onnx").model)
-        return make_plan(
-            model,
-            load_profile(self.profile),
-            precision=self.precision,
-            tensorrt=self.tensorrt,
-            has_scale=lambda name: True,
+        profile = load_profile(self.profile)
+        options = PlanOptions(
+            precision=self.precision, tensorrt=self.tensorrt, objective=self.objective
         )
+        prepared = prepare(model, profile, options)
+        graph = Model(self.model, prepared.model.graph, cuts=prepared.cuts)
+        return make_plan(graph, profile, options)
 
 
+MODELS = (
+    *("bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50"),
+    *("shufflenet", "squeezenet", "vgg19", "zfnet512"),
+)
+BOARDS: tuple[tuple[str, Precision, str], ...] = (
+    ("agx-orin-64gb", "int8", "10.3.0"),
+    ("orin-nx-8gb", "int8", "8.6.2"),
+    ("agx-xavier-32gb", "fp16", "8.5.2"),
+)
 GOLDENS = (
-    Golden("resnet50", "agx-orin-64gb", "int8", "10.3"),
-    Golden("squeezenet", "agx-orin-64gb", "int8", "10.3"),
-    Golden("densenet121", "agx-orin-64gb", "int8", "10.3"),
-    Golden("shufflenet", "orin-nx-16gb", "int8", "10.3"),
-    Golden("bvlc_alexnet", "orin-nx-8gb", "int8", "8.6.2"),
-    Golden("resnet50", "agx-orin-64gb", "fp16", "10.3"),
-    Golden("inception_v1", "agx-xavier-32gb", "fp16", "8.5.2"),
-    Golden("squeezenet", "orin-nano-8gb", "int8", "10.3"),
+    *(Golden(model, *board) for model in MODELS for board in BOARDS),
+    Golden("squeezenet", "orin-nano-8gb", "int8", "10.3.0"),
+    Golden("resnet50", "agx-orin-64gb", "int8", "10.3.0", "latency"),
+    Golden("resnet50", "agx-orin-64gb", "int8", "10.3.0", "energy"),
+    Golden("resnet50", "agx-orin-64gb", "int8", "10.3.0", "gpu-relief"),
 )
 
 
 def main() -> None:
     """Write every text."""
     FOLDER.mkdir(exist_ok=True)
+    for left in set(FOLDER.glob("plan_*.txt")) - {golden.path for golden in GOLDENS}:
+        left.unlink()
     for golden in GOLDENS:
         golden.path.write_text(render_plan(golden.plan()))
         print(golden.path.name)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_graphs import constant, one_node
+from toolkit.planning.costs import crossing_us, predicted_us
 
 from device.errors import ConfigError
 from device.profile import load_profile
@@ -18,7 +19,6 @@ from toolkit.costs.hardware import Clocks, at_clocks, hardware
 from toolkit.costs.measured import load_measured
 from toolkit.costs.memory import slowdown
 from toolkit.costs.model import CostModel
-from toolkit.planning.costs import crossing_us, predicted_us
 from toolkit.planning.node_view import NodeView, views
 
 ORIN = load_profile("agx-orin-64gb")

@@ -38,7 +38,6 @@ def plan_of(graph, profile=ORIN, objective="gpu-relief", **given):
         precision=given.pop("precision", "int8"),
         objective=objective,
         max_crossings=given.pop("max_crossings", None),
-        tensorrt="10.3",
     )
     return make_plan(Model("m", graph.graph, **given), profile, options)
 

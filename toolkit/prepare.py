@@ -46,11 +46,12 @@ def prepare(
     would have none are left out.
     """
     known = dict(ranges or {})
-    if profile.gpu is None or profile.dla is None or options.precision == "fp32":
+    dla = profile.dla
+    if profile.gpu is None or dla is None or options.precision == "fp32":
         return Prepared(model, known)
 
     def rewrite(only: frozenset[str] | None) -> Legalized:
-        return legalize(model, profile.dla, options.tensorrt, options.precision, only)
+        return legalize(model, dla, options.tensorrt, options.precision, only)
 
     legal = every = rewrite(None)
     useful = {row.node for row in every.applied}

@@ -11,6 +11,10 @@ def build_text(result: BuildResult) -> str:
     """Return the report of a build: plan, calibration, notes and where the engine is."""
     lines = [render_plan(result.plan), ""]
     lines += [f"pass {step.name}: {step.changes}" for step in result.passes if step.changes]
+    lines += [
+        f"rewritten {row.rewrite}: {row.node} ({row.verdict.rule}: {row.verdict.actual})"
+        for row in result.rewrites
+    ]
     lines += [f"note: {note}" for note in result.notes]
     if result.calibration is not None:
         lines.append(ranges_text(result.calibration))

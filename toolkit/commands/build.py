@@ -16,9 +16,12 @@ from toolkit.commands.calibration_options import (
     progress_bar,
     range_options,
 )
+from toolkit.commands.plan_options import plan_options
 from toolkit.int8.ranges_text import effects_builtins, ranges_builtins
 from toolkit.int8.steps import Switch
 from toolkit.int8.table_file import read_ranges
+from toolkit.planning.plan import PlanOptions
+from toolkit.planning.plan_json import plan_builtins
 from toolkit.report_text import build_text
 
 
@@ -78,6 +81,7 @@ def parse_dims(
     metavar="NAME=MIN:OPT:MAX",
     help="Keep a dimension dynamic within a range.",
 )
+@plan_options
 @click.option("--jetpack", help="JetPack version on the board. [default: newest with its DLA]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def build(
@@ -98,6 +102,9 @@ def build(
     dummy_ranges: bool,
     shapes: dict[str, tuple[int, ...]],
     dims: tuple[DimRange, ...],
+    objective: str,
+    power_mode: str | None,
+    max_crossings: int | None,
     jetpack: str | None,
     as_json: bool,
 ) -> None:
@@ -135,6 +142,7 @@ def build(
         dummy_ranges=dummy_ranges,
         shapes=shapes,
         dims=dims,
+        plan=PlanOptions(objective=objective, power_mode=power_mode, max_crossings=max_crossings),
     )
     with progress_bar(model.name) as report:
         result = build_engine(model, profile, out or model.with_suffix(".engine"), options, report)
@@ -154,6 +162,8 @@ def as_builtins(result: BuildResult) -> dict[str, Any]:
         "bytes": result.path.stat().st_size,
         "manifest": msgspec.to_builtins(result.manifest),
         "passes": {step.name: step.changes for step in result.passes},
+        "rewrites": [{"rewrite": row.rewrite, "node": row.node} for row in result.rewrites],
+        "plan": plan_builtins(result.plan),
         "notes": list(result.notes),
         "calibration": ranges_builtins(calibration) if calibration else None,
         "scale_rules": {

@@ -44,7 +44,7 @@ def report_html(result: DemoResult) -> str:
         _pictures(result),
         "<h2>Where the network runs</h2>",
         plan_bars(result.build.plan),
-        "<p class=muted>Predicted by an uncalibrated roofline; no board was involved. "
+        "<p class=muted>Predicted from published figures of other networks; no board was involved. "
         "On this machine:</p><ul>",
         *(f"<li>{escape(line)}</li>" for line in result.segments),
         f"</ul><pre>{escape(render_plan(result.build.plan))}</pre>",
