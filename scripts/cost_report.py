@@ -37,8 +37,9 @@ the depth cut into s parts, each SM making one tile at a time:
 
 `rate` is the peak of one SM at the precision (FP32: TF32 where the GPU has it, times a fitted
 share), e the fitted efficiency, o the clocks of an output (more behind a sigmoid or the like).
-Depth is padded to what tensor cores take at once. Depthwise convolutions run on the CUDA cores. A
-CUDA graph takes only a share of `kernel_cycles`.
+Depth is padded to what tensor cores take at once. On GPUs without tensor cores smaller tiles reuse
+enough. Depthwise convolutions run on the CUDA cores. A CUDA graph takes only a share of
+`kernel_cycles`.
 
 **DLA** (`dla.py`). `toolkit/dla_cycles` gives, from the published hardware, the clocks that a
 layer's sequence needs on the MAC array (padded channels, stripes, splits for the buffer), in the
@@ -55,8 +56,11 @@ format.
 **Contention** (`memory.py`). With own and others' demand as shares of the memory's peak:
 `slowdown = 1 + slope max(0, own - free) min(others, full)`.
 
-**Energy** (`energy.py`). `idle + sm_w SMs f^x + dla_w cores f^x + mac_pj width MACs f^(x-1) +
-byte_pj bytes`, f in GHz; DLA products are in `dla_w`.
+**Energy** (`energy.py`). With f the clock of each processor in GHz:
+
+    idle_w + sm_w SMs f^x + mac_pj width MACs f^(x-1)           (GPU at work)
+           + dla_w f^x + dla_mac_pj width MACs f^(x-1)          (each DLA core at work)
+           + byte_pj bytes
 
 Clocks of power modes come from `configs/profiles`. Times measured on a board go before the model
 (`toolkit/costs/measured.py`).
