@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
+from device.manifest import Precision, Processor
 from device.profile import load_profile
 from scripts.cost_rows import PARTS, Board, Case
 from toolkit.costs.dla import DlaParameters, DlaRates, DlaWork, dla_times, dla_work
@@ -147,7 +148,7 @@ class GpuRows:
         kinds, self.kind = np.unique(np.array([*joined, *held]), axis=1, return_inverse=True)
         self.work = GpuWork(*kinds[: len(joined)])
         self.rates = GpuRates(*kinds[len(joined) :])
-        self.ways = tilings(self.work, self.rates.sms)
+        self.ways = tilings(self.work, self.rates)
         self.empty = (self.work.bytes == 0) & (self.work.matrix + self.work.separable == 0)
         self.share = np.array([1 / c.batch if c.measure != "latency" else 1.0 for c in cases])
 
@@ -306,26 +307,26 @@ class Drawn:
     board: Hardware
     gpu: bool
     cores: int
-    precision: str
+    precision: Precision
     gpu_macs: float
+    dla_macs: float
     gpu_bytes: float
     dla_bytes: float
 
     def watts(self, given: EnergyParameters, *, idle: bool = True) -> float:
         """Return the power of the board, or of the engines alone."""
         power = given.idle_w if idle else 0.0
-        if self.gpu:
-            power += active_w(self.board, "gpu", given)
-            power += 1e-3 * work_mj(
-                self.board,
-                "gpu",
-                given,
-                macs=self.gpu_macs,
-                moved=self.gpu_bytes,
-                precision=self.precision,  # type: ignore[arg-type]
+        engines: tuple[tuple[Processor, int, float, float], ...] = (
+            ("gpu", int(self.gpu), self.gpu_macs, self.gpu_bytes),
+            ("dla0", self.cores, self.dla_macs, self.dla_bytes),
+        )
+        for engine, cores, macs, moved in engines:
+            power += cores * active_w(self.board, engine, given)
+            work = work_mj(
+                self.board, engine, given, macs=macs, moved=moved, precision=self.precision
             )
-        power += self.cores * active_w(self.board, "dla0", given)
-        return power + self.dla_bytes * given.byte_pj * 1e-12
+            power += 1e-3 * work
+        return power
 
 
 def fit_energy(
@@ -343,9 +344,9 @@ def fit_energy(
         prior = [(np.log(v) - np.log(s)) / 1.5 for v, s in zip(values, _START_ENERGY, strict=True)]
         return np.array([*power, *[0.5 * value for value in share], *[0.3 * v for v in prior]])
 
-    fitted = solve(residuals, _START_ENERGY, (50, 10, 50, 50, 500, 3))
+    fitted = solve(residuals, _START_ENERGY, (50, 10, 50, 50, 50, 500, 3))
     return EnergyParameters(*fitted.values), fitted
 
 
 # Idle from the one board that was measured so; bytes as LPDDR5 with controller; the rest by size.
-_START_ENERGY = (7.6, 0.4, 2.0, 0.5, 60.0, 2.0)
+_START_ENERGY = (7.6, 0.4, 1.0, 0.5, 0.3, 60.0, 2.0)

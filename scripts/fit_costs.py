@@ -256,6 +256,7 @@ def _drawing(case: Case, gpu: GpuParameters, dla: DlaFit) -> Drawn:
         cores=cores,
         precision=case.precision,
         gpu_macs=macs * gpu_s,
+        dla_macs=macs * dla_s,
         gpu_bytes=moved * gpu_s,
         dla_bytes=moved * dla_s,
     )
@@ -283,7 +284,7 @@ def _drawn(
         ):
             case = _power_case(line, row, board)
             if row["model"] == "idle":
-                nothing = Drawn(board_of(board), False, 0, "int8", 0, 0, 0)
+                nothing = Drawn(board_of(board), False, 0, "int8", 0, 0, 0, 0)
                 rows.append((nothing, replace(case, engine="dla0")))
             else:
                 rows.append((_drawing(case, gpu, dla), case))

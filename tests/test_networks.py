@@ -90,7 +90,8 @@ def without_weights(model: ir.Model) -> onnx.ModelProto:
     return ir.to_proto(model)
 
 
-@pytest.mark.parametrize("name", sorted(NETWORKS))
+# The scales l and x repeat the layers of the smaller ones.
+@pytest.mark.parametrize("name", sorted(name for name in NETWORKS if name[-1] not in "lx"))
 def test_onnx_infers_the_shapes_that_the_network_states(name):
     proto = without_weights(NETWORKS[name].model(batch=2))
     stated = {info.name: info for info in proto.graph.value_info}

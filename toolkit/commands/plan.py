@@ -18,7 +18,7 @@ from toolkit.importer import import_model
 from toolkit.int8.table_file import read_ranges
 from toolkit.passes import run_passes
 from toolkit.planning.advice import Advice, advise
-from toolkit.planning.explain import explain, explain_text
+from toolkit.planning.explain import explain_node, render_explanation
 from toolkit.planning.node_view import views
 from toolkit.planning.plan import SECONDS, Model, PlanOptions, SharedPlan, plan_together
 from toolkit.planning.plan_html import plan_html
@@ -167,8 +167,8 @@ def _explanation(model: Model, node: str, target: Target, precision: Precision) 
     if node not in nodes:
         known = ", ".join(list(nodes)[:3])
         raise PlanError(f"{model.name} has no node {node!r}; its nodes begin with {known}")
-    lines = explain(nodes[node], target.profile.dla, target.tensorrt, precision)
-    return explain_text(nodes[node], lines)
+    found = explain_node(nodes[node], target.profile.dla, target.tensorrt, precision)
+    return render_explanation(found)
 
 
 def _text(shared: SharedPlan, advice: dict[str, tuple[Advice, ...]], loaded: list[_Loaded]) -> str:

@@ -86,6 +86,7 @@ class EnergyCosts(_Group, frozen=True, kw_only=True):
     sm_w: Constant  # one SM at work, at 1 GHz
     dla_w: Constant  # one DLA core at work, at 1 GHz
     mac_pj: Constant  # one INT8 multiply-accumulate on the GPU at 1 GHz; wider ones cost by width
+    dla_mac_pj: Constant  # the same on the DLA
     byte_pj: Constant  # one byte to or from memory
     clock_exponent: Constant  # of power in the clock: voltage rises with it
 

@@ -1,8 +1,8 @@
 """Power and energy: what is switched on, what is computed and what is moved.
 
 The board draws its idle power whatever it does. A busy processor adds power with its clock (and the
-voltage that rises with it), a product on the GPU adds energy with its width, a byte moved adds its
-own. Constants from boards of the T234; others are taken as like it.
+voltage that rises with it), a product adds energy with its width, a byte moved adds its own.
+Constants come from boards of the T234; others are taken as like it.
 """
 
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ class EnergyParameters:
     sm_w: float
     dla_w: float
     mac_pj: float
+    dla_mac_pj: float
     byte_pj: float
     clock_exponent: float
 
@@ -42,9 +43,11 @@ def work_mj(
     moved: float,
     precision: Precision,
 ) -> float:
-    """Return the energy in mJ of products and bytes; the DLA's products are in its power."""
+    """Return the energy in mJ of products and bytes."""
     picojoules = moved * given.byte_pj
-    if processor == "gpu":
-        voltage = float((board.gpu_mhz / 1e3) ** (given.clock_exponent - 1))
-        picojoules += macs * given.mac_pj * WIDTH[precision] * voltage
+    gpu, dla = processor == "gpu", processor.startswith("dla")
+    if gpu or dla:
+        mhz, mac_pj = (board.gpu_mhz, given.mac_pj) if gpu else (board.dla_mhz, given.dla_mac_pj)
+        voltage = float((mhz / 1e3) ** (given.clock_exponent - 1))
+        picojoules += macs * mac_pj * WIDTH[precision] * voltage
     return picojoules * 1e-9

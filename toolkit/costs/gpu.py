@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from device.manifest import Precision
-from toolkit.costs.bytes import moved_bytes
+from toolkit.costs.bytes import WIDTH, moved_bytes
 from toolkit.costs.fusion import Kernel
 from toolkit.costs.hardware import Hardware
 from toolkit.costs.shapes import known, product
@@ -31,6 +31,9 @@ WAYS = tuple((tile, split) for tile in TILES for split in SPLITS)
 # Channels that tensor cores take at once: depth is padded to them.
 DEPTH_UNIT: dict[Precision, int] = {"fp32": 4, "fp16": 8, "int8": 16}
 PICTURE_CHANNELS = 4  # first layers read pictures of up to 4 channels without further padding
+# FP16 products of an SM's tensor cores to FP32 products of its CUDA cores, on Volta and Ampere
+# (configs/profiles).
+TENSOR_TIMES = 8.0
 NO_PRODUCT = (0.0,) * 8
 # Activations with an exponential or a division.
 CURVES = frozenset({"Sigmoid", "Tanh", "Softplus", "Mish", "Exp", "Erf", "Gelu", "Elu", "Log"})
@@ -66,6 +69,7 @@ class GpuRates:
     matrix_rate: Quantity
     cuda_rate: Quantity
     bandwidth: Quantity  # bytes a microsecond
+    reuse: Quantity  # products that each loaded operand must serve for the full rate
     fp32: Quantity  # 1 where products are FP32
     graph: Quantity  # 1 where a CUDA graph launches
 
@@ -78,6 +82,7 @@ class GpuRates:
             matrix_rate=board.matrix_rate(precision),
             cuda_rate=board.cuda_rate,
             bandwidth=board.bandwidth,
+            reuse=_needed_reuse(board, precision),
             fp32=float(precision == "fp32"),
             graph=float(cuda_graph),
         )
@@ -159,7 +164,7 @@ def gpu_times(
     work: GpuWork, rates: GpuRates, given: GpuParameters, ways: Array | None = None
 ) -> Times:
     """Return the times of kernels, none of which waits for another; `ways`: see `tilings`."""
-    ways = tilings(work, rates.sms) if ways is None else ways
+    ways = tilings(work, rates) if ways is None else ways
     efficiency = given.array_efficiency * np.where(rates.fp32, given.fp32_share, 1.0)
     depth = work.depth / (rates.matrix_rate * efficiency)
     per_output = given.output_cycles + work.curved * given.curve_cycles
@@ -179,16 +184,29 @@ def gpu_times(
     )
 
 
-def tilings(work: GpuWork, sms: Quantity) -> Array:
+def tilings(work: GpuWork, rates: GpuRates) -> Array:
     """Return what the busiest SM makes in each of `WAYS` (ways x kernels): outputs times waves,
-    weighted by how much less its tile reuses operands than the largest one.
+    weighted by how much less than needed its tile reuses operands.
     """
     waves = [
-        np.ceil(np.ceil(work.rows / rows) * np.ceil(work.maps / maps) * work.groups * split / sms)
-        * (rows * maps * _reuse(TILES[0]) / _reuse((rows, maps)))
+        np.ceil(
+            np.ceil(work.rows / rows) * np.ceil(work.maps / maps) * work.groups * split / rates.sms
+        )
+        * (rows * maps)
+        * np.maximum(1.0, rates.reuse / _reuse((rows, maps)))
         for (rows, maps), split in WAYS
     ]
     return np.array(waves)
+
+
+def _needed_reuse(board: Hardware, precision: Precision) -> float:
+    """Return the reuse at which an SM's products no longer wait for operands.
+
+    With tensor cores only the largest tile has enough of it. Without them, products are slower by
+    their rate while operands come as fast, so that smaller tiles do.
+    """
+    times = board.matrix_rate(precision) / board.cuda_rate * WIDTH[precision] / WIDTH["fp16"]
+    return _reuse(TILES[0]) * min(1.0, times / TENSOR_TIMES)
 
 
 def _reuse(tile: tuple[int, int]) -> float:

@@ -58,7 +58,7 @@ GENERAL_RULES: tuple[Rule[NodeView], ...] = (
     Rule(id="op.not-exposed", ops=o.with_status("not exposed"),
          limit="TensorRT does not offer it on the DLA",
          see=c.operator, allowed=NEVER, source=MATRIX, hint=o.HINTS),
-    Rule(id="op.unsupported", ops=ALL, limit="the DLA does not support it",
+    Rule(id="op.unsupported", ops=ALL, limit="the DLA takes only operators of its matrix",
          see=c.operator, allowed=OneOf(tuple(o.STATUS)), source=MATRIX, hint=o.HINTS),
     # Pow and ReduceMax stand here by inference: see dla_ops.
     Rule(id="op.version", ops=o.FROM_8_6_12, limit="the DLA takes it from TensorRT 8.6.12 on",

@@ -1,6 +1,6 @@
 """The form of a DLA rule (what it reads, what it allows, where it holds) and of its verdict."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
@@ -212,6 +212,15 @@ class Verdict:
     reason: str
     hint: str
     certainty: Certainty = "documented"
+
+
+def judge_subject(
+    rules: Sequence[Rule[S_contra]], subject: S_contra, situation: Situation
+) -> tuple[Verdict, ...]:
+    """Return the verdicts of the rules that bind `subject` and hold in `situation`."""
+    holding = (r for r in rules if r.binds(subject.op) and not r.idle(situation))
+    found = (rule.verdict(subject) for rule in holding)
+    return tuple(verdict for verdict in found if verdict is not None)
 
 
 def parse_version(text: str) -> Version:

@@ -1,0 +1,17 @@
+"""The DLA's INT8 arithmetic in software, stage by stage, on numpy arrays alone.
+
+In the order of the data:
+
+    convert         pixels to INT8 on the way in, 32 bits to INT8 on the way out
+    accumulator     34-bit saturating sums of products, and what leaves them
+    convolution     the products: exact through BLAS where no partial sum leaves its exact range
+    output_stages   the per-channel stages X and the element-wise stage Y: add, multiply, rectify
+    lookup          stage Y's two tables: sigmoid and tanh
+    pooling         maximum, minimum and the average that rounds twice
+    scales          real factors as a 16-bit multiplier and a shift
+    layers          whole layers, as a compiler sets the stages up
+
+`rounding` holds the one rule of rounding that all of them share. The rules are those of the open
+NVDLA, the ancestor of Xavier's DLA (hardware sources: github.com/nvdla/hw, branches nvdlav1 and
+master; compiler: github.com/nvdla/sw). Silicon of Xavier and Orin may differ: see docs/EMULATOR.md.
+"""

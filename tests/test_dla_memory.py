@@ -1,0 +1,186 @@
+"""What one DLA core holds and how tensors lie at its border, at each limit and one beyond it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from dla_cases import V2, conv, relu
+from planning_graphs import constant, one_node
+
+from toolkit.planning.dla_formats import (
+    FORMAT,
+    FORMAT_RULES,
+    FORMATS,
+    Border,
+    common_format,
+    format_bytes,
+)
+from toolkit.planning.dla_memory import (
+    CORE_RULES,
+    LOADABLE_RULES,
+    POOL_RULES,
+    POOLS,
+    Core,
+    Loadable,
+    PoolLimit,
+    stored_bytes,
+)
+from toolkit.planning.dla_rules import situation_of
+from toolkit.planning.explain import rule_lines
+from toolkit.planning.rule import Situation, judge_subject, parse_version
+
+ALL_RULES = CORE_RULES + LOADABLE_RULES + POOL_RULES + FORMAT_RULES
+ORIN = situation_of(V2, "10.3", "int8")
+
+
+def at(version: str, generation: str = "v2") -> Situation:
+    return Situation(generation, parse_version(version), "int8")
+
+
+def held(*batches: int, weights: int = 0, intermediates: int = 0) -> Loadable:
+    return Loadable("segment", batches or (1,), weights, intermediates)
+
+
+def border(
+    name: str = "chw32",
+    side: str = "input",
+    shape: tuple[int, ...] = (1, 3, 8, 8),
+    precision: str = "int8",
+    **options: object,
+) -> Border:
+    return Border("x", name, side, shape, precision, **options)
+
+
+def hwc4(**options: object) -> Border:
+    return border("dla_hwc4", **options)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A rule, what it lets pass and what it refuses, and for which builds."""
+
+    rule: str
+    passes: object
+    fails: object
+    situation: Situation = ORIN
+
+
+MIB = 1024 * 1024
+CASES = (
+    Case("G6", Core("dla0", 16), Core("dla0", 17)),
+    Case("G6", Core("dla0", 16), Core("dla0", 17), at("8.5")),
+    Case("G6.8-4", Core("dla0", 4), Core("dla0", 5), at("8.4.9")),
+    Case("G6.8-4", Core("dla0", 4), Core("dla0", 5), at("8.0")),
+    Case("G6.7", Core("dla0", 8), Core("dla0", 9), at("7.1.3")),
+    Case("G7", held(2, 2, 2), held(2, 2, 4)),
+    Case("G8", held(intermediates=1024 * MIB - 1), held(intermediates=1024 * MIB)),
+    Case("G9", held(weights=512 * MIB - 1), held(weights=512 * MIB)),
+    Case("pool.size", PoolLimit("dlaLocalDRAM", 4096), PoolLimit("dlaLocalDRAM", 2048)),
+    Case("pool.size", PoolLimit("dlaLocalDRAM", 2 * MIB), PoolLimit("dlaLocalDRAM", 3 * MIB)),
+    Case("sram.v1", PoolLimit("dlaSRAM", 4 * MIB), PoolLimit("dlaSRAM", 8 * MIB), at("8.5", "v1")),
+    Case("sram.v2", PoolLimit("dlaSRAM", MIB), PoolLimit("dlaSRAM", 2 * MIB)),
+    Case("format.rank", border(shape=(1, 3, 8, 8)), border(shape=(1, 3, 8))),
+    Case("format.precision", border("dla_linear"), border("dla_linear", precision="fp32")),
+    Case("format.precision", hwc4(), hwc4(precision="fp32")),
+    Case("chw16.precision", border("chw16", precision="fp16"), border("chw16")),
+    Case("chw32.precision", border("chw32"), border("chw32", precision="fp16")),
+    Case("hwc4.side", hwc4(), hwc4(side="output")),
+    Case("hwc4.channels", hwc4(shape=(1, 4, 8, 8)), hwc4(shape=(1, 5, 8, 8))),
+    Case("hwc4.channels", hwc4(shape=(1, 1, 8, 8)), hwc4(shape=(1, 2, 8, 8))),
+    Case("hwc4.reader", hwc4(readers=(conv(),)), hwc4(readers=(conv(), relu(1, 3, 8, 8)))),
+    Case("hwc4.precision", hwc4(reader_precision="int8"), hwc4(reader_precision="fp16")),
+    Case(
+        "hwc4.groups",
+        hwc4(readers=(conv((1, 4, 8, 8), 4, group=4),)),
+        hwc4(readers=(conv((1, 5, 8, 8), 5, group=5),)),
+    ),
+)
+
+
+def refused_by(subject: object, situation: Situation) -> set[str]:
+    rules = {
+        Core: CORE_RULES,
+        Loadable: LOADABLE_RULES,
+        PoolLimit: POOL_RULES,
+        Border: FORMAT_RULES,
+    }[type(subject)]
+    return {verdict.rule for verdict in judge_subject(rules, subject, situation)}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
+def test_a_subject_at_the_limit_passes_and_one_beyond_is_refused(case):
+    assert refused_by(case.passes, case.situation) == set()
+    assert refused_by(case.fails, case.situation) == {case.rule}
+
+
+def test_every_rule_has_a_case():
+    assert {case.rule for case in CASES} == {rule.id for rule in ALL_RULES}
+    assert len({rule.id for rule in ALL_RULES}) == len(ALL_RULES)
+
+
+def test_one_cap_of_loadables_holds_in_every_version():
+    for version in ("5.0", "7.9", "8.0", "8.4.9", "8.5", "10.3", "11.4.1"):
+        lines = rule_lines(CORE_RULES, Core("dla0", 1), at(version))
+        assert [line.status for line in lines].count("ok") == 1
+
+
+def test_default_pools_obey_the_rules_of_pools():
+    for pool in POOLS:
+        assert refused_by(PoolLimit(pool.name, pool.default_bytes), ORIN) == set()
+
+
+def test_formats_fill_up_as_documented():
+    # NVIDIA's MLPerf code declares DLA_HWC4 for a 3x224x224 input made as CHW4: both coincide.
+    assert format_bytes(FORMAT["dla_hwc4"], (1, 3, 224, 224), "int8", "v2") == 4 * 224 * 224
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bytes_are_those_of_an_array_laid_out_by_hand(seed):
+    rng = np.random.default_rng(seed)
+    n, c, h, w = (int(size) for size in rng.integers(1, 70, 4))
+    for precision, dtype in (("fp16", np.float16), ("int8", np.int8)):
+        x = np.ones((n, c, h, w), dtype)
+        element = x.itemsize
+        channels = np.pad(x, ((0, 0), (0, -c % (32 // element)), (0, 0), (0, 0)))
+        rows = np.pad(x, ((0, 0), (0, 0), (0, 0), (0, -w % (64 // element))))
+        vectors = common_format(precision)
+        assert vectors.name == ("chw16" if precision == "fp16" else "chw32")
+        assert format_bytes(vectors, (n, c, h, w), precision, "v2") == channels.nbytes
+        assert format_bytes(FORMAT["dla_linear"], x.shape, precision, "v2") == rows.nbytes
+        for colours in (1, 3, 4):
+            pixel = 1 if colours == 1 else 4
+            for generation, unit in (("v1", 32), ("v2", 64)):
+                row_bytes = -(-w * pixel * element // unit) * unit
+                made = format_bytes(FORMAT["dla_hwc4"], (n, colours, h, w), precision, generation)
+                assert made == n * h * row_bytes
+
+
+def test_each_format_of_the_table_is_in_the_rules():
+    for row in FORMATS:
+        for side in row.sides:
+            for precision in row.precisions:
+                assert refused_by(border(row.name, side, precision=precision), ORIN) == set()
+        for side in {"input", "output"} - set(row.sides):
+            assert refused_by(border(row.name, side, precision=row.precisions[0]), ORIN)
+        for precision in {"fp32", "fp16", "int8"} - set(row.precisions):
+            assert refused_by(border(row.name, precision=precision), ORIN)
+
+
+def test_fp32_has_no_format_at_the_border():
+    assert common_format("fp32") is None
+
+
+def test_weights_of_convolutions_have_the_precision_and_other_constants_are_filled_up():
+    weights = constant(10, 8, 3, 3)
+    made = one_node("Conv", [(1, 8, 9, 9), weights, constant(10)], (1, 10, 7, 7))
+    assert stored_bytes(made, "int8", "v2") == 720 + 4 * 10
+    assert stored_bytes(made, "fp16", "v2") == 1440 + 4 * 10
+    added = one_node("Add", [(1, 20, 4, 4), constant(1, 20, 1, 1)], (1, 20, 4, 4))
+    assert stored_bytes(added, "int8", "v2") == 4 * 32
+    assert stored_bytes(added, "fp16", "v2") == 4 * 32
+    assert stored_bytes(added, "fp16", "v1") == 2 * 20
+    whole = one_node("Mul", [(1, 17, 4, 4), constant(1, 17, 4, 4)], (1, 17, 4, 4))
+    assert stored_bytes(whole, "fp16", "v2") == 4 * 32 * 16
+    norm = one_node("BatchNormalization", [(1, 40, 4, 4), *[constant(40)] * 4], (1, 40, 4, 4))
+    assert stored_bytes(norm, "int8", "v2") == 4 * 4 * 64
+    assert stored_bytes(relu(1, 8, 4, 4), "int8", "v2") == 0
