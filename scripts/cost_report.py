@@ -218,7 +218,8 @@ def _worst(found: "Everything") -> str:
     off = sorted((p for p in every if abs(p.ratio - 1) > 0.35), key=lambda p: -abs(p.ratio - 1))
     rows = [
         f"| {'check ' if p in found.checks else ''}{p.case.line} | {p.case.device} "
-        f"| {_what(p.case)} | {p.case.value:.3g} | {p.predicted:.3g} | {p.ratio:.2f} | {_reason(p.case)} |"
+        f"| {_what(p.case)} | {p.case.value:.3g} | {p.predicted:.3g} | {p.ratio:.2f} "
+        f"| {_reason(p.case)} |"
         for p in off
     ]
     head = (

@@ -1,7 +1,8 @@
 """Public networks rebuilt as ONNX graphs with random weights, to check plans and costs against.
 
-Every network is written from its paper or reference code; `PUBLISHED` holds the sizes that those
-give, and the tests compare. Write one with `python -m scripts.networks NAME FILE [--side S]`.
+Every network is written from its paper or reference code; `tests/test_networks.py` compares their
+parameters and products with the published ones. Write one with
+`python -m scripts.networks NAME FILE [--side S]`.
 """
 
 from collections.abc import Callable
