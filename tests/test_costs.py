@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_graphs import constant, one_node
-from toolkit.planning.costs import crossing_us, predicted_us
 
 from device.errors import ConfigError
 from device.profile import load_profile
@@ -185,14 +184,16 @@ def test_joins_copy_only_parts_of_other_tensors():
 def test_a_node_of_unknown_shape_costs_its_launch():
     unknown = one_node("Relu", [None], None)
     launch = load_costs().gpu.kernel_cycles.value / hardware(ORIN).gpu_mhz
-    assert predicted_us(unknown, "gpu", ORIN, "int8") == pytest.approx(launch)
+    assert CostModel((), ORIN, precision="int8").alone(unknown, "gpu").time_us == pytest.approx(
+        launch
+    )
     assert CostModel((), ORIN, precision="int8").alone(unknown, "gpu").bound_by == "launch"
 
 
 def test_renaming_costs_nothing_on_gpu_and_dla():
     node = one_node("Reshape", [(1, 64, 8, 8), constant(2)], (1, 4096))
     for processor in PROCESSORS:
-        assert predicted_us(node, processor, ORIN, "int8") == 0
+        assert CostModel((), ORIN, precision="int8").alone(node, processor).time_us == 0
 
 
 def test_a_cuda_graph_takes_launches_away():
@@ -204,17 +205,17 @@ def test_a_cuda_graph_takes_launches_away():
 def test_a_processor_that_the_board_lacks_is_a_mistake_of_the_caller():
     nano = load_profile("orin-nano-8gb")
     with pytest.raises(ValueError, match="has no dla0"):
-        predicted_us(conv(), "dla0", nano, "int8")
+        CostModel((), nano, precision="int8").alone(conv(), "dla0")
     with pytest.raises(ValueError, match="has no dla1"):
-        predicted_us(conv(), "dla1", load_profile("orin-nx-8gb"), "int8")
+        CostModel((), load_profile("orin-nx-8gb"), precision="int8").alone(conv(), "dla1")
 
 
 def test_a_crossing_costs_its_switch_and_its_bytes_twice():
     switch = load_costs().crossing.us.value
     rate = 204.8e3 * load_costs().gpu.bandwidth_share.value
-    assert crossing_us(0, ORIN) == switch
-    assert crossing_us(rate, ORIN) == pytest.approx(switch + 2)
     model = CostModel((), ORIN, precision="int8")
+    assert model.crossing(0, "gpu", "dla0").time_us == switch
+    assert model.crossing(round(rate), "gpu", "dla0").time_us == pytest.approx(switch + 2, rel=1e-4)
     assert model.crossing(10**6, "gpu", "gpu").time_us == 0
     assert model.segment_overhead_us("dla1") > model.segment_overhead_us("gpu") == 0
 
