@@ -104,9 +104,14 @@ LAYER_RULES: tuple[Rule[NodeView], ...] = (
          see=c.window("strides"), allowed=Within(1, 16), source=HEADER),
     Rule(id="pool.dilation", ops=o.POOL, limit="pooling must not be dilated",
          see=c.window("dilations"), allowed=NO_DILATION, source=ONNX_TABLE),
+    Rule(id="pool.indices", ops=o.ops("MaxPool"), limit="MaxPool must not return indices",
+         see=layer.outputs, allowed=OneOf((1,)), source=ONNX_TABLE),
     Rule(id="pool.inclusive", ops=o.ops("AveragePool"), generations=V1,
          limit="the DLA of Xavier counts the padding in averages",
          see=layer.average_with_padding, allowed=YES, source=HEADER_85),
+    Rule(id="window.unknown", ops=o.CONV | o.DECONV | o.POOL, limit="padding must be known",
+         see=c.pads_known, allowed=YES, source=HEADER,
+         hint="freeze the dynamic dimensions at import"),
 
     # Activation.
     Rule(id="activation.rank", ops=o.ACTIVATION, limit="activations must be 2-D (rank {})",
