@@ -89,7 +89,8 @@ GENERAL_RULES: tuple[Rule[NodeView], ...] = (
 
     # Tensors.
     Rule(id="G5", ops=ALL, limit="every dimension must be one fixed number",
-         see=c.fixed_shapes, allowed=YES, source=HEADER, hint="freeze the dynamic dimensions at import"),
+         see=c.fixed_shapes, allowed=YES, source=HEADER,
+         hint="freeze the dynamic dimensions at import"),
     Rule(id="G1.type", ops=o.NATIVE, limit="tensors must be FP32 or FP16 in the model",
          see=c.types, allowed=OneOf(("float32", "float16")), source=GUIDE),
     Rule(id="G2", ops=o.NATIVE, limit="the batch (all dimensions but C, H, W) must be {}",
