@@ -1,6 +1,6 @@
 """For every rule of the DLA a node at its limit and one a step beyond it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import TensorProto
@@ -357,6 +357,8 @@ CASES = (
     Case("resize.axes", scaled(1, 1, 2, 2), scaled(1, 2, 2, 2)),
     Case("resize.axes", scaled(2, 2, axes=[2, 3]), scaled(1, 2, 2)),
     Case("resize.integer", scaled(1, 1, 2, 3), scaled(1, 1, 2, 2.5)),
+    Case("resize.integer", scaled(1, 1, 1, 1), scaled(1, 1, 2, np.inf)),
+    Case("conv.groups", conv(), replace(conv(), attributes=(("group", 0),))),
     Case("resize.nearest", scaled(1, 1, 32, 32), scaled(1, 1, 32, 33)),
     Case("resize.linear", scaled(1, 1, 4, 4, **LINEAR), scaled(1, 1, 4, 5, **LINEAR)),
     Case("resize.mode", resize(), resize(nearest_mode="ceil")),

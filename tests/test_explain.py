@@ -4,16 +4,20 @@ import time
 
 import pytest
 from dla_cases import CASES, V1, V2, WHOLE, binary, conv, softmax
+from hypothesis import given
+from hypothesis import strategies as st
 from planning_graphs import one_node
 
 from scripts.golden import LIGHT_MODELS
 from toolkit.importer import import_model
 from toolkit.passes import run_passes
 from toolkit.planning.dla_notes import NOTES
-from toolkit.planning.dla_ops import STATUS
+from toolkit.planning.dla_ops import NATIVE, STATUS
 from toolkit.planning.dla_rules import RULES, judge
 from toolkit.planning.explain import RuleLine, explain, explain_node, render_explanation
-from toolkit.planning.node_view import NodeView, views
+from toolkit.planning.node_view import NodeView, TensorView, views
+from toolkit.planning.rule import ALL_PRECISIONS
+from toolkit.planning.windows import Window
 
 
 def line(view: NodeView, rule: str, *situation: object) -> RuleLine:
@@ -127,3 +131,74 @@ def test_a_network_of_six_hundred_nodes_is_judged_in_a_tenth_of_a_second():
         return time.process_time() - start
 
     assert min(seconds() for _ in range(3)) < 0.1
+
+
+SIZES = st.one_of(st.integers(0, 9000), st.sampled_from([1, 2, 3, 4, None, "N"]))
+SHAPES = st.one_of(st.none(), st.lists(SIZES, max_size=6).map(tuple))
+NUMBERS = st.lists(st.floats(-5, 40), max_size=6).map(tuple)
+WHOLE_NUMBERS = st.lists(st.integers(-5, 140), max_size=6).map(tuple)
+TENSORS = st.builds(
+    TensorView,
+    name=st.sampled_from("abcde"),
+    dtype=st.sampled_from(["float32", "float16", "int64", "bool", "unknown"]),
+    shape=SHAPES,
+    constant=st.booleans(),
+    values=st.one_of(st.none(), NUMBERS),
+)
+NAMES = [
+    "axis",
+    "count_include_pad",
+    "group",
+    "max",
+    "min",
+    "mode",
+    "nearest_mode",
+    "size",
+    "transA",
+]
+ATTRIBUTES = st.dictionaries(
+    st.sampled_from(NAMES),
+    st.one_of(st.integers(-9, 9), st.floats(-9, 9), st.sampled_from(["nearest", "linear"])),
+)
+LISTS = st.dictionaries(
+    st.sampled_from(["axes", "output_padding", "output_shape", "perm"]), WHOLE_NUMBERS
+)
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> Window:
+    rank = draw(st.integers(1, 3))
+    part = st.tuples(*[st.integers(0, 140)] * rank)
+    pads = draw(st.one_of(st.none(), st.tuples(*[st.integers(0, 140)] * (2 * rank))))
+    return Window(draw(part), draw(part), draw(part), pads)
+
+
+@st.composite
+def any_nodes(draw: st.DrawFn) -> NodeView:
+    return NodeView(
+        name="node",
+        op=draw(st.sampled_from([*sorted(NATIVE), "Erf", "TopK"])),
+        domain=draw(st.sampled_from(["", "com.example"])),
+        inputs=tuple(draw(st.lists(st.one_of(st.none(), TENSORS), max_size=6))),
+        outputs=tuple(draw(st.lists(TENSORS, max_size=3))),
+        attributes=tuple(sorted((draw(ATTRIBUTES) | draw(LISTS)).items())),
+        window=draw(st.one_of(st.none(), windows())),
+        reads=(),
+        before=tuple(draw(st.lists(st.sampled_from(["Slice", "Relu"]), max_size=2))),
+        after=tuple(draw(st.lists(st.sampled_from(["Cast", "Concat"]), max_size=2))),
+        has_subgraph=draw(st.booleans()),
+        macs=None,
+        weight_bytes=0,
+    )
+
+
+@given(
+    view=any_nodes(),
+    generation=st.sampled_from([V1, V2]),
+    precision=st.sampled_from(ALL_PRECISIONS),
+)
+def test_no_node_however_malformed_breaks_a_rule(view, generation, precision):
+    lines = explain(view, generation, None, precision)
+    refused = [line.rule for line in lines if line.status == "refused"]
+    assert refused == [verdict.rule for verdict in judge(view, generation, None, precision)]
+    assert all(line.actual or line.why for line in lines)

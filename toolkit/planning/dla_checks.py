@@ -174,7 +174,7 @@ def _made(view: NodeView) -> int | None:
 def groups(view: NodeView) -> tuple[Seen, ...]:
     """The number of groups."""
     count = view.integer("group", 1)
-    return (Seen(count, f"{count} group{'s' if count > 1 else ''}"),)
+    return (Seen(count, f"{count} group{'' if count == 1 else 's'}"),)
 
 
 def group_of_four(view: NodeView) -> tuple[Seen, ...]:
@@ -183,7 +183,7 @@ def group_of_four(view: NodeView) -> tuple[Seen, ...]:
     came, made = channels(view.input(0), view.op), _made(view)
     if count == 1:
         return (Seen(True, "1 group"),)
-    if came is None or made is None:
+    if came is None or made is None or count < 1:
         return ()
     if count == came == made:
         return (Seen(True, "depthwise"),)

@@ -1,7 +1,6 @@
 """What the DLA takes, first half: versions, precisions, operators, and limits of every tensor."""
 
 from toolkit.planning import dla_checks as c
-from toolkit.planning import dla_layer_checks as layer
 from toolkit.planning import dla_ops as o
 from toolkit.planning.dla_sources import (
     FP16,
@@ -11,7 +10,6 @@ from toolkit.planning.dla_sources import (
     HEADER_85,
     JETPACKS,
     MATRIX,
-    ONNX_TABLE,
     V1,
     V2,
 )
@@ -29,7 +27,6 @@ from toolkit.planning.rule import (
 )
 
 ALL = None
-FREEZE_HINT = "freeze the dynamic dimensions at import"
 
 # fmt: off
 GENERAL_RULES: tuple[Rule[NodeView], ...] = (
@@ -92,7 +89,8 @@ GENERAL_RULES: tuple[Rule[NodeView], ...] = (
 
     # Tensors.
     Rule(id="G5", ops=ALL, limit="every dimension must be one fixed number",
-         see=c.fixed_shapes, allowed=YES, source=HEADER, hint=FREEZE_HINT),
+         see=c.fixed_shapes, allowed=YES, source=HEADER,
+         hint="freeze the dynamic dimensions at import"),
     Rule(id="G1.type", ops=o.NATIVE, limit="tensors must be FP32 or FP16 in the model",
          see=c.types, allowed=OneOf(("float32", "float16")), source=GUIDE),
     Rule(id="G2", ops=o.NATIVE, limit="the batch (all dimensions but C, H, W) must be {}",
@@ -107,9 +105,5 @@ GENERAL_RULES: tuple[Rule[NodeView], ...] = (
          see=c.volumes, allowed=AtMost(2**31 - 1), source=HEADER),
     Rule(id="G16", ops=o.WEIGHTED | o.ops("BatchNormalization"), limit="weights must be constant",
          see=c.weights, allowed=YES, source=MATRIX),
-    Rule(id="window.unknown", ops=o.CONV | o.DECONV | o.POOL, limit="padding must be known",
-         see=c.pads_known, allowed=YES, source=HEADER, hint=FREEZE_HINT),
-    Rule(id="pool.indices", ops=o.ops("MaxPool"), limit="MaxPool must not return indices",
-         see=layer.outputs, allowed=OneOf((1,)), source=ONNX_TABLE),
 )
 # fmt: on

@@ -163,7 +163,7 @@ def slice_batch(view: NodeView) -> tuple[Seen, ...]:
 def softmax_size(view: NodeView) -> tuple[Seen, ...]:
     """Whether the axis is within 1024, or within 8192 where all other dimensions are 1."""
     shape, axis = _sizes(view.input(0)), axis_of(view, view.integer("axis", -1))
-    if not shape or not axis:
+    if not axis or not 0 < axis < len(shape):
         return ()
     others = math.prod(shape[1:]) // max(1, shape[axis])
     fits = shape[axis] <= (8192 if others == 1 else 1024)
@@ -173,7 +173,7 @@ def softmax_size(view: NodeView) -> tuple[Seen, ...]:
 def softmax_rows(view: NodeView) -> tuple[Seen, ...]:
     """The number of softmaxes in one, the batch included."""
     shape, axis = _sizes(view.input(0)), axis_of(view, view.integer("axis", -1))
-    if not shape or not axis:
+    if not axis or not 0 < axis < len(shape):
         return ()
     others = math.prod(shape) // max(1, shape[axis])
     return (Seen(others, f"{others} row{'' if others == 1 else 's'}"),)
@@ -221,7 +221,7 @@ def scales_constant(view: NodeView) -> tuple[Seen, ...]:
         return (Seen(False, "output sizes instead of scales"),)
     scales = scales_of(view)
     if scales is None:
-        return (Seen(False, "computed scales"),)
+        return (Seen(False, "no constant scales"),)
     return (Seen(True, f"scales {text_of(scales)}"),)
 
 
@@ -239,7 +239,7 @@ def scales_whole(view: NodeView) -> tuple[Seen, ...]:
     scales = scales_of(view)
     if scales is None:
         return ()
-    whole = all(scale == int(scale) and scale >= 1 for scale in scales[2:])
+    whole = all(scale.is_integer() and scale >= 1 for scale in scales[2:])
     return (Seen(whole, f"scales {text_of(scales)}"),)
 
 
@@ -274,15 +274,22 @@ def resize_mode(view: NodeView) -> tuple[Seen, ...]:
 
 
 def scales_of(view: NodeView) -> tuple[float, ...] | None:
-    """Return the scales of Resize or Upsample for all axes, None where they are not constant."""
+    """Return the scales of Resize or Upsample for all axes, None where they are not constant.
+
+    None too where they do not fit their axes, which no valid model has.
+    """
     tensor = view.input(1 if view.op == "Upsample" else 2)
     values = None if tensor is None else tensor.values
     axes, data = view.attribute("axes"), view.input(0)
     if not values or not isinstance(axes, tuple) or data is None or data.shape is None:
         return values or None
-    scales = [1.0] * len(data.shape)
-    for axis, value in zip(axes, values, strict=True):
-        scales[axis if isinstance(axis, int) else 0] = value
+    rank = len(data.shape)
+    places = [axis for axis in axes if isinstance(axis, int) and -rank <= axis < rank]
+    if len(places) != len(values):
+        return None
+    scales = [1.0] * rank
+    for place, value in zip(places, values, strict=True):
+        scales[place] = value
     return tuple(scales)
 
 
