@@ -29,7 +29,7 @@ from toolkit.costs.gpu import (
     tilings,
 )
 from toolkit.costs.hardware import Hardware, at_clocks, hardware
-from toolkit.planning.node_view import views
+from toolkit.node_view import views
 
 ARRAYS = 4  # of v1 that v2's peak makes: 8203 INT8 products a clock (profiles) against 2048
 SCALE = 0.15  # log ratio at which a residual begins to count less than squared

@@ -8,7 +8,7 @@ from planning_graphs import constant, numbers, one_node
 
 from device.manifest import Precision
 from device.profile import Dla, load_profile
-from toolkit.planning.node_view import NodeView
+from toolkit.node_view import NodeView
 
 V1 = load_profile("agx-xavier-32gb").dla
 V2 = load_profile("agx-orin-64gb").dla

@@ -12,9 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 from device.manifest import Precision
 from device.profile import Dla, load_profile
 from toolkit.legalize import Legalized, legalize
+from toolkit.node_view import view
 from toolkit.passes.shapes import infer_shapes
-from toolkit.planning.dla_rules import judge
-from toolkit.planning.node_view import view
+from toolkit.rules.dla_rules import judge
 
 ORIN, XAVIER = load_profile("agx-orin-64gb").dla, load_profile("agx-xavier-32gb").dla
 assert ORIN is not None

@@ -18,7 +18,7 @@ from toolkit.costs.hardware import Clocks, at_clocks, hardware
 from toolkit.costs.measured import load_measured
 from toolkit.costs.memory import slowdown
 from toolkit.costs.model import CostModel
-from toolkit.planning.node_view import NodeView, views
+from toolkit.node_view import NodeView, views
 
 ORIN = load_profile("agx-orin-64gb")
 XAVIER = load_profile("agx-xavier-32gb")

@@ -7,7 +7,7 @@ import pytest
 from dla_cases import V2, conv, relu
 from planning_graphs import constant, one_node
 
-from toolkit.planning.dla_formats import (
+from toolkit.rules.dla_formats import (
     FORMAT,
     FORMAT_RULES,
     FORMATS,
@@ -15,7 +15,7 @@ from toolkit.planning.dla_formats import (
     common_format,
     format_bytes,
 )
-from toolkit.planning.dla_memory import (
+from toolkit.rules.dla_memory import (
     CORE_RULES,
     LOADABLE_RULES,
     POOL_RULES,
@@ -25,9 +25,9 @@ from toolkit.planning.dla_memory import (
     PoolLimit,
     stored_bytes,
 )
-from toolkit.planning.dla_rules import situation_of
-from toolkit.planning.explain import rule_lines
-from toolkit.planning.rule import Situation, judge_subject, parse_version
+from toolkit.rules.dla_rules import situation_of
+from toolkit.rules.explain import rule_lines
+from toolkit.rules.rule import Situation, judge_subject, parse_version
 
 ALL_RULES = CORE_RULES + LOADABLE_RULES + POOL_RULES + FORMAT_RULES
 ORIN = situation_of(V2, "10.3", "int8")

@@ -7,9 +7,9 @@ from planning_graphs import constant, one_node
 from device.manifest import Precision
 from device.profile import Dla
 from toolkit.errors import PlanError
-from toolkit.planning.dla_checks import batch_of
-from toolkit.planning.dla_rules import RULES, judge
-from toolkit.planning.node_view import NodeView, TensorView
+from toolkit.node_view import NodeView, TensorView
+from toolkit.rules.dla_checks import batch_of
+from toolkit.rules.dla_rules import RULES, judge
 
 
 def rules_of(

@@ -10,14 +10,14 @@ from planning_graphs import one_node
 
 from scripts.golden import LIGHT_MODELS
 from toolkit.importer import import_model
+from toolkit.node_view import NodeView, TensorView, views
 from toolkit.passes import run_passes
-from toolkit.planning.dla_notes import NOTES
-from toolkit.planning.dla_ops import NATIVE, STATUS
-from toolkit.planning.dla_rules import RULES, judge
-from toolkit.planning.explain import RuleLine, explain, explain_node, render_explanation
-from toolkit.planning.node_view import NodeView, TensorView, views
-from toolkit.planning.rule import ALL_PRECISIONS
-from toolkit.planning.windows import Window
+from toolkit.rules.dla_notes import NOTES
+from toolkit.rules.dla_ops import NATIVE, STATUS
+from toolkit.rules.dla_rules import RULES, judge
+from toolkit.rules.explain import RuleLine, explain, explain_node, render_explanation
+from toolkit.rules.rule import ALL_PRECISIONS
+from toolkit.windows import Window
 
 
 def line(view: NodeView, rule: str, *situation: object) -> RuleLine:

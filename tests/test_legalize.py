@@ -30,7 +30,7 @@ from device.profile import Dla
 from toolkit.importer import import_model
 from toolkit.legalize import REWRITES, Legalized, legalize, would_help
 from toolkit.passes import run_passes
-from toolkit.planning.dla_ops import STATUS
+from toolkit.rules.dla_ops import STATUS
 
 
 def ints(*values: int) -> np.ndarray:

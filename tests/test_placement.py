@@ -9,8 +9,8 @@ from planning_graphs import constant, graph_of
 from device.profile import load_profile
 from toolkit.costs.model import CostModel
 from toolkit.errors import PlanError
+from toolkit.node_view import views
 from toolkit.planning.formulate import formulate
-from toolkit.planning.node_view import views
 from toolkit.planning.objectives import GOALS, goal_named
 from toolkit.planning.plan import Model, PlanOptions, make_plan, plan_together
 

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 from planning_graphs import one_node
 
-from toolkit.planning.node_view import NodeView
+from toolkit.node_view import NodeView
 from toolkit.planning.segments import PlannedSegment, find_crossings
 
 PROCESSORS = ("gpu", "dla0", "dla1")

@@ -16,16 +16,16 @@ from toolkit.costs.measured import load_measured
 from toolkit.errors import PlanError
 from toolkit.importer import import_model
 from toolkit.int8.table_file import read_ranges
+from toolkit.node_view import views
 from toolkit.passes import run_passes
 from toolkit.planning.advice import Advice, advise
-from toolkit.planning.explain import explain_node, render_explanation
-from toolkit.planning.node_view import views
 from toolkit.planning.plan import SECONDS, Model, PlanOptions, SharedPlan, plan_together
 from toolkit.planning.plan_html import plan_html
 from toolkit.planning.plan_json import shared_builtins
 from toolkit.planning.plan_text import render_plan, render_shared
 from toolkit.planning.workload import WorkloadModel, load_workload
 from toolkit.prepare import Prepared, prepare
+from toolkit.rules.explain import explain_node, render_explanation
 from toolkit.target import Target, choose_target
 
 

@@ -2,7 +2,7 @@
 
 from device.manifest import Precision
 from toolkit.costs.fusion import Kernel
-from toolkit.planning.node_view import TensorView
+from toolkit.node_view import TensorView
 
 WIDTH: dict[Precision, int] = {"fp32": 4, "fp16": 2, "int8": 1}
 DTYPE_BYTES = {"int64": 8, "float64": 8, "uint64": 8, "int32": 4, "uint32": 4, "int16": 2}

@@ -30,7 +30,7 @@ from toolkit.dla_cycles import (
     estimate,
 )
 from toolkit.dla_cycles import Precision as DlaPrecision
-from toolkit.planning.node_view import NodeView
+from toolkit.node_view import NodeView
 
 TABLES = frozenset({"Sigmoid", "Tanh", "Softplus", "Mish", "HardSigmoid", "HardSwish"})
 SUMS = frozenset({"Add", "Sum", "Sub", "Mul", "Max", "Min"})

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from toolkit.planning.node_view import NodeView, TensorView
+from toolkit.node_view import NodeView, TensorView
 
 Kind = Literal["matrix", "pointwise", "pool", "copy", "other", "free"]
 

@@ -17,7 +17,7 @@ from toolkit.costs.bytes import WIDTH, moved_bytes
 from toolkit.costs.fusion import Kernel
 from toolkit.costs.hardware import Hardware
 from toolkit.costs.shapes import known, product
-from toolkit.planning.node_view import NodeView
+from toolkit.node_view import NodeView
 
 Array = npt.NDArray[np.float64]
 Quantity = Array | float

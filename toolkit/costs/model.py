@@ -25,7 +25,7 @@ from toolkit.costs.gpu import GpuParameters, GpuRates, Times, gpu_times, gpu_wor
 from toolkit.costs.hardware import Hardware, hardware
 from toolkit.costs.measured import Measured, check_measured
 from toolkit.costs.memory import slowdown
-from toolkit.planning.node_view import NodeView
+from toolkit.node_view import NodeView
 
 Bound = Literal["compute", "memory", "launch", "nothing", "measured"]
 T = TypeVar("T")

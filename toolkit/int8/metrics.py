@@ -26,7 +26,7 @@ from calibration.trials import ALL, Assignment
 from pipelines.config import ModelConfig
 from toolkit.int8.quantize import int8_nodes
 from toolkit.int8.trial import TrialModel
-from toolkit.planning.node_view import view
+from toolkit.node_view import view
 from toolkit.score import HeldOut, score
 
 Sample = Mapping[str, NDArray[Any]]

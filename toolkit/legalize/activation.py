@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from toolkit.legalize.draft import Draft
 from toolkit.legalize.rewrite import Site
-from toolkit.planning.node_view import NodeView
+from toolkit.node_view import NodeView
 
 # Bounds of the clipped ReLU, rule clip.upper.
 LEAST_UPPER, MOST_UPPER = 1.0, 127.0

@@ -15,9 +15,9 @@ from device.profile import Dla
 from toolkit.legalize.draft import Draft, Names
 from toolkit.legalize.rewrite import Applied, Cut, Declined, Legalized, Rewrite, Site
 from toolkit.legalize.rows import REWRITES
-from toolkit.planning.dla_rules import judge
-from toolkit.planning.node_view import NodeView, view
-from toolkit.planning.rule import Verdict
+from toolkit.node_view import NodeView, view
+from toolkit.rules.dla_rules import judge
+from toolkit.rules.rule import Verdict
 
 MAX_ROUNDS = 8  # one or two do; a bound, so that the loop ends whatever rows are added
 

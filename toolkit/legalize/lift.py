@@ -15,7 +15,7 @@ from toolkit.legalize.draft import Draft
 from toolkit.legalize.lift_forms import FORMS, Lifted
 from toolkit.legalize.rearrange import PLAIN_VIEWS
 from toolkit.legalize.rewrite import Site, image, sizes
-from toolkit.planning.node_view import view
+from toolkit.node_view import view
 
 
 def region_of(start: ir.Node) -> tuple[ir.Node, ...]:

@@ -10,7 +10,7 @@ from toolkit.legalize.activation import emit_hard_sigmoid, emit_hard_swish
 from toolkit.legalize.draft import Draft
 from toolkit.legalize.pooling import global_average
 from toolkit.legalize.rewrite import constant_of, image, sizes
-from toolkit.planning.node_view import NodeView
+from toolkit.node_view import NodeView
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from toolkit.legalize.draft import Attributes
 from toolkit.legalize.pooling import CONV_WINDOW, average
 from toolkit.legalize.rewrite import Site, image, sizes
 from toolkit.legalize.windows import POOL, exact_steps, paired
-from toolkit.planning.windows import Window
+from toolkit.windows import Window
 
 
 def max_cascade(site: Site) -> str | None:

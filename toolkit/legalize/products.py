@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from toolkit.legalize.draft import Attributes
 from toolkit.legalize.rearrange import gather_blocks, space_to_depth_order
 from toolkit.legalize.rewrite import Site, image
-from toolkit.planning.windows import Window
+from toolkit.windows import Window
 
 CONV_STRIDE = 8  # longest convolution stride, rule conv.stride
 

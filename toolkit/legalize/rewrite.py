@@ -8,9 +8,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from toolkit.legalize.draft import Draft
-from toolkit.planning.dla_ops import ops
-from toolkit.planning.node_view import NodeView, TensorView
-from toolkit.planning.rule import Certainty, Verdict
+from toolkit.node_view import NodeView, TensorView
+from toolkit.rules.dla_ops import ops
+from toolkit.rules.rule import Certainty, Verdict
 
 __all__ = ["Applied", "Cut", "Declined", "Legalized", "Rewrite", "Site", "ops"]
 

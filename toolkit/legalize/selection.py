@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from toolkit.legalize.draft import Attributes, Draft
 from toolkit.legalize.rewrite import Site, constant_of, image
-from toolkit.planning.node_view import view
+from toolkit.node_view import view
 
 CONV_WINDOW = 32  # longest convolution window, rule conv.kernel
 CONV_STRIDE = 8  # longest convolution stride, rule conv.stride

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from toolkit.legalize.rewrite import Site, image, sizes
 from toolkit.legalize.selection import crop, cut_by_conv
-from toolkit.planning.windows import Window
+from toolkit.windows import Window
 
 
 def dense(site: Site) -> str | None:

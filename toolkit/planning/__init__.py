@@ -1,1 +1,1 @@
-"""Where each node runs and why: DLA rules, costs, placement and segments."""
+"""The plan: what runs where and why, from rules, costs and the solver."""

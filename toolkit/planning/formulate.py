@@ -12,7 +12,7 @@ from device.manifest import Precision, Processor
 from toolkit.costs.bytes import tensor_bytes
 from toolkit.costs.fusion import Kernel, alone, fuse
 from toolkit.costs.model import CostModel, NodeCost
-from toolkit.planning.node_view import NodeView, TensorView
+from toolkit.node_view import NodeView, TensorView
 from toolkit.scheduling.problem import Direction, Flow, Limits, Network, Problem, Task
 
 _DIRECTIONS: Mapping[Direction, tuple[Processor, Processor]] = {

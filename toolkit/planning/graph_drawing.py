@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from device.manifest import Processor
-from toolkit.planning.node_view import NodeView
+from toolkit.node_view import NodeView
 from toolkit.planning.plan import Plan
 
 BOX, GAP_X, GAP_Y = 12.0, 8.0, 8.0

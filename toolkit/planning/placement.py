@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from device.manifest import Processor
 from device.profile import Profile
 from toolkit.costs.model import CostModel
+from toolkit.node_view import NodeView
 from toolkit.planning.figures import Figures, figures
 from toolkit.planning.formulate import Formulated, formulate, problem_of
-from toolkit.planning.node_view import NodeView
 from toolkit.planning.objectives import Goal
-from toolkit.planning.rule import Verdict
+from toolkit.rules.rule import Verdict
 from toolkit.scheduling.assess import assess, value_of, violations
 from toolkit.scheduling.baselines import costs_of, dla_with_fallback, gpu_only, greedy
 from toolkit.scheduling.problem import Limits, Placement, Problem, Solution

@@ -12,8 +12,8 @@ from toolkit.costs.measured import Measured
 from toolkit.costs.model import CostModel
 from toolkit.errors import PlanError
 from toolkit.legalize import Cut
+from toolkit.node_view import NodeView, views
 from toolkit.planning.figures import Figures
-from toolkit.planning.node_view import NodeView, views
 from toolkit.planning.objectives import DEFAULT, goal_named
 from toolkit.planning.placement import ALLOWED, Candidate, Placed, place
 from toolkit.planning.refusals import refusals

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from device.manifest import Precision
 from device.profile import Dla, Profile
 from toolkit.legalize import Cut
-from toolkit.planning.dla_rules import judge
-from toolkit.planning.node_view import NodeView
-from toolkit.planning.rule import Verdict
+from toolkit.node_view import NodeView
+from toolkit.rules.dla_rules import judge
+from toolkit.rules.rule import Verdict
 
 HasScale = Callable[[str], bool]
 

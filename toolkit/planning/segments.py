@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from device.manifest import Crossing, Processor
-from toolkit.planning.node_view import NodeView
+from toolkit.node_view import NodeView
 
 
 @dataclass(frozen=True, slots=True)
