@@ -7,6 +7,7 @@ With r = Si Sw / So (one factor, or one for each output channel), the accumulato
     one per channel   X1 = (a + bias) scale >> shift, rectifier       converter: 1, shift 0
     PReLU             X2 multiplies negative numbers by a 16-bit slope
     sigmoid, tanh     X1 gives a fixed-point number of 12 fraction bits, stage Y looks it up
+    scale and offset  X1 multiplies an INT8 input, X2 adds, converter: shift alone; rounds once
     clip              bounds in units of So on the INT8 result
 
 `ideal` scales: y = sat8(round_half_away(f((a + b32) r))) with r, f and the slope in float64, so
@@ -75,9 +76,10 @@ class OutputPath:
 
 @dataclass(frozen=True, slots=True)
 class IdealPath:
-    """The same layer with exact factors: one rounding, no 16-bit numbers."""
+    """The same layer with exact factors: y = f(a factor + offset), one rounding, no 16 bits."""
 
-    sums: Sums
+    factor: Floats
+    offset: Floats
     activation: Activation
     step_out: float
     low: int
@@ -104,9 +106,10 @@ def make_path(
 
     Raises ScaleError where a factor does not fit a multiplier.
     """
-    low, high = _bounds(activation, step_out)
+    low, high = bounds_of(activation, step_out)
     if arithmetic == "ideal":
-        return IdealPath(sums, activation, step_out, low, high)
+        bias = 0.0 if sums.bias is None else sums.bias
+        return IdealPath(sums.factor, sums.factor * bias, activation, step_out, low, high)
     relu = activation.low == 0.0 and activation.function is None
     if activation.function is not None:
         entry = 2.0**-_ENTRY_FRACTION_BITS / step_out
@@ -125,6 +128,26 @@ def make_path(
         return OutputPath(x1, x2, None, _converter(one), low, high)
     x1 = _first_stage(sums.bias, factor, relu=relu)
     return OutputPath(x1, x2, None, convert.Converter(0, 1, 0), low, high)
+
+
+def make_affine_path(
+    sums: Sums, offset: Floats, bounds: Activation, step_out: float, arithmetic: Arithmetic
+) -> OutputPath | IdealPath:
+    """Return the set-up of y = x factor + offset / step_out for INT8 x, with bounds alone behind.
+
+    `sums.factor` and `offset` (real) broadcast to the input. Raises ScaleError as `make_path`.
+    """
+    low, high = bounds_of(bounds, step_out)
+    if arithmetic == "ideal":
+        return IdealPath(sums.factor, offset / step_out, bounds, step_out, low, high)
+    factor = scales.multiplier_of(sums.factor)
+    added = scales.bias_integers(offset / step_out, 2.0**-factor.shift)
+    bias = scales.bias_operand(added)
+    x1 = output_stages.StageX(multiplier=factor.scale)
+    x2 = output_stages.StageX(
+        operation="sum", operand=bias.operand, operand_shift=bias.shift, relu=bounds.low == 0.0
+    )
+    return OutputPath(x1, x2, None, convert.Converter(0, 1, factor.shift), low, high)
 
 
 def fast_path(path: OutputPath | IdealPath, largest_sum: int) -> FastPath | None:
@@ -200,7 +223,8 @@ def _table(function: Function, entries: int) -> lookup.Table:
     return lookup.Table(stored, lookup.Addressing(-reach, select), reach)
 
 
-def _bounds(activation: Activation, step_out: float) -> tuple[int, int]:
+def bounds_of(activation: Activation, step_out: float) -> tuple[int, int]:
+    """Return the INT8 numbers of real bounds at a scale, within -128..127."""
     real = np.array([activation.low, activation.high]) / step_out
     low, high = rounding.half_away(np.clip(real, -128, 127))
     return int(low), int(high)
@@ -237,8 +261,7 @@ def _finish_fast(sums: NDArray[np.generic], path: FastPath) -> Int8s:
 
 
 def _finish_ideal(sums: NDArray[np.generic], path: IdealPath) -> Int8s:
-    bias = 0 if path.sums.bias is None else path.sums.bias
-    value: Floats = (sums.astype(np.float64) + bias) * path.sums.factor
+    value: Floats = sums.astype(np.float64) * path.factor + path.offset
     if path.activation.slopes is not None:
         value = np.where(value < 0, value * path.activation.slopes, value)
     if path.activation.function is not None:

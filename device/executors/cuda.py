@@ -1,0 +1,175 @@
+"""Runs a segment's kernels on an NVIDIA GPU: cubins from the engine, the driver, nothing else.
+
+All memory is taken when the segment is loaded, and its launches are recorded into one CUDA graph:
+an inference is a copy in, one graph launch and a copy out.
+"""
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from device.cuda.context import Bytes, Context, Parameter
+from device.cuda.driver import CudaError, device_sm
+from device.cuda_manifest import Argument, Cuda, Int32, Launch, Null, Place, Workspace
+from device.engine import Engine
+from device.errors import SessionError
+from device.manifest import Implementation, Segment, TensorInfo
+
+Array = npt.NDArray[Any]
+
+
+def why_not(implementation: Implementation) -> str | None:
+    """Return why these kernels cannot run here, or None if they can."""
+    assert isinstance(implementation, Cuda)
+    try:
+        sm = device_sm()
+    except CudaError as error:
+        return str(error)
+    if sm != implementation.sm:
+        return (
+            f"its kernels are for sm_{implementation.sm}, this GPU is sm_{sm}; "
+            "build for the profile of this device"
+        )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """A tensor that crosses between CPU and GPU: page-locked bytes here, their place there."""
+
+    host: Bytes
+    address: int
+
+    def array(self, like: Array) -> Array:
+        """The bytes as an array of the shape and type of another."""
+        view: Array = self.host.view(like.dtype).reshape(like.shape)
+        return view
+
+
+class CudaExecutor:
+    """One segment on one GPU, with a context handle, a stream and all its memory."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        segment: Segment,
+        implementation: Implementation,
+        tensors: Mapping[str, TensorInfo],
+        threads: int | None,
+    ) -> None:
+        """Load kernels and weights, take the workspace, record the launches.
+
+        `tensors` and `threads` are for other executors. Raises SessionError if the driver refuses
+        any of it.
+        """
+        assert isinstance(implementation, Cuda)
+        self._where = f"{engine.path}: segment {segment.name!r}"
+        self._implementation = implementation
+        try:
+            self._context = Context()
+        except CudaError as error:
+            raise SessionError(f"{self._where} cannot be loaded: {error}") from error
+        try:
+            self._load(engine)
+        except CudaError as error:
+            self._context.close()
+            raise SessionError(f"{self._where} cannot be loaded: {error}") from error
+
+    def _load(self, engine: Engine) -> None:
+        context, implementation = self._context, self._implementation
+        self.description = f"{context.name}, CUDA {context.driver_version}"
+        weights = engine.entry(implementation.weights)
+        self._weights = context.allocate(weights.nbytes)
+        context.upload(self._weights, weights)
+        self._workspace = context.allocate(implementation.workspace_bytes)
+        context.fill(self._workspace, 0, implementation.workspace_bytes)
+        modules = {
+            name: context.load(engine.entry(name))
+            for name in dict.fromkeys(kernel.cubin for kernel in implementation.kernels)
+        }
+        self._functions = [
+            context.function(modules[one.cubin], one.function, one.shared_bytes)
+            for one in implementation.kernels
+        ]
+        self._inputs = {one.tensor: self._stage(one) for one in implementation.inputs}
+        self._outputs = {one.tensor: self._stage(one) for one in implementation.outputs}
+        self._stream = context.stream()
+        self._graph = self._stream.capture(self._launch_all)
+
+    def run(
+        self, inputs: Mapping[str, Array], outputs: Mapping[str, Array | None]
+    ) -> dict[str, Array]:
+        """Run the segment on contiguous arrays; every output is written into its array.
+
+        Raises SessionError if the driver fails.
+        """
+        made: dict[str, Array] = {}
+        try:
+            self._context.activate()
+            for name, array in inputs.items():
+                staged = self._inputs[name]
+                np.copyto(staged.array(array), array)
+                self._stream.upload(staged.address, staged.host)
+            self._graph.launch()
+            for name in outputs:
+                self._stream.download(self._outputs[name].host, self._outputs[name].address)
+            self._stream.wait()
+        except CudaError as error:
+            raise SessionError(f"{self._where} failed: {error}") from error
+        for name, target in outputs.items():
+            assert target is not None  # the shapes of a cuda segment are known before running
+            np.copyto(target, self._outputs[name].array(target))
+            made[name] = target
+        return made
+
+    def time_us(self, runs: int) -> list[float]:
+        """Return the GPU's time for the segment's kernels alone, run by run, in microseconds."""
+        self._context.activate()
+        return [self._stream.time_us(self._graph.launch) for _ in range(runs)]
+
+    def time_launches_us(self, runs: int) -> list[tuple[Launch, float]]:
+        """Return the fastest of `runs` of each launch by itself, in microseconds.
+
+        A launch by itself pays the start of a kernel, about 2 us, that a graph hides.
+        """
+        self._context.activate()
+        return [
+            (one, min(self._stream.time_us(lambda one=one: self._launch(one)) for _ in range(runs)))  # type: ignore[misc]
+            for one in self._implementation.launches
+        ]
+
+    def close(self) -> None:
+        """Give back the GPU's memory."""
+        self._context.close()
+
+    def _stage(self, place: Place) -> _Staged:
+        host = self._context.allocate_host(place.bytes)
+        return _Staged(host, self._workspace + place.offset)
+
+    def _launch_all(self) -> None:
+        for one in self._implementation.launches:
+            self._launch(one)
+
+    def _launch(self, one: Launch) -> None:
+        kernel = self._implementation.kernels[one.kernel]
+        self._stream.launch(
+            self._functions[one.kernel],
+            one.grid,
+            kernel.threads,
+            kernel.shared_bytes,
+            [self._parameter(argument) for argument in one.arguments],
+        )
+
+    def _parameter(self, argument: Argument) -> Parameter:
+        if isinstance(argument, Int32):
+            return ctypes.c_int32(argument.value)
+        if isinstance(argument, Null):
+            return ctypes.c_uint64(0)
+        base = self._workspace if isinstance(argument, Workspace) else self._weights
+        return ctypes.c_uint64(base + argument.offset)
+
+
