@@ -10,16 +10,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from device.engine import Engine, PathLike, open_engine
 from device.errors import SessionError
-from device.executors import portable
+from device.executors import emulated, portable
+from device.executors.emulated import EmulatedExecutor, Emulation
 from device.feeds import check_feeds
-from device.manifest import Buffer, DimRange, Implementation, Processor, Segment, TensorInfo
+from device.manifest import (
+    Buffer,
+    DimRange,
+    Implementation,
+    Portable,
+    Processor,
+    Segment,
+    TensorInfo,
+)
 
 Array = npt.NDArray[Any]
 
@@ -54,6 +63,12 @@ EXECUTORS: tuple[ExecutorKind, ...] = (
 )
 
 
+# What stands in for the DLA: the implementation that a segment carries, or its arithmetic in
+# software (device/dla), through every stage or on the proven short way; and how it holds scales.
+Dla = Literal["portable", "exact", "fast"]
+Scales = Literal["hardware", "ideal"]
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentReport:
     """How one segment runs: which implementation, and why not a better one."""
@@ -68,13 +83,21 @@ class Session:
     """An engine, ready to run. One call runs at a time; others wait."""
 
     def __init__(
-        self, engine: Engine, *, profile: str | None = None, threads: int | None = None
+        self,
+        engine: Engine,
+        *,
+        profile: str | None = None,
+        threads: int | None = None,
+        dla: Dla = "portable",
+        scales: Scales = "hardware",
     ) -> None:
         """Load every segment and take the arena's memory.
 
         `profile` is the name of this device's profile; `threads` bounds the CPU threads of each
-        segment. The engine stays the caller's to close, also before the session. Raises
-        SessionError if the engine is for another profile or cannot be run here.
+        segment. `dla` "exact" or "fast" runs DLA segments with the DLA's arithmetic in software,
+        its scales of 16 bits (`scales` "hardware") or exact. The engine stays the caller's to
+        close, also before the session. Raises SessionError if the engine is for another profile or
+        cannot be run here.
         """
         manifest = engine.manifest
         if profile is not None and profile != manifest.profile:
@@ -90,7 +113,13 @@ class Session:
         self._buffers = {buffer.tensor: buffer for buffer in manifest.memory.buffers}
         self._arena = _take(manifest.memory.arena_bytes, str(engine.path))
         self._lock = threading.Lock()
-        loaded = [_load(engine, segment, self._tensors, threads) for segment in manifest.segments]
+        emulation = None if dla == "portable" else Emulation(dla, scales)
+        loaded = [
+            _load(engine, segment, self._tensors, threads)
+            if emulation is None or not segment.processor.startswith("dla")
+            else _emulate(engine, segment, emulation, threads)
+            for segment in manifest.segments
+        ]
         self._steps = tuple(
             (segment, executor)
             for segment, (executor, _) in zip(manifest.segments, loaded, strict=True)
@@ -164,6 +193,21 @@ def open_session(
     """Open an engine file and run it; see `open_engine` and `Session` for what they raise."""
     with open_engine(path) as engine:
         return Session(engine, profile=profile, threads=threads)
+
+
+def _emulate(
+    engine: Engine, segment: Segment, emulation: Emulation, threads: int | None
+) -> tuple[Executor, SegmentReport]:
+    """Load a DLA segment with its arithmetic in software, as asked."""
+    graph = next((one for one in segment.implementations if isinstance(one, Portable)), None)
+    problem = emulated.why_not() if graph else "the engine carries no portable form of it"
+    if graph is None or problem is not None:
+        raise SessionError(
+            f"{engine.path}: segment {segment.name!r} cannot be emulated here: {problem}"
+        )
+    executor = EmulatedExecutor(engine, segment, graph, emulation, threads)
+    reason = f"emulated ({executor.description}): asked for; silicon may differ"
+    return executor, SegmentReport(segment.name, segment.processor, "emulated", reason)
 
 
 def _load(

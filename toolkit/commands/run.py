@@ -20,7 +20,7 @@ from device.bundle import ENGINE, INFO, LABELS, PIPELINE, extract_bundle
 from device.engine import open_engine
 from device.manifest import UNCALIBRATED
 from device.messages import ChildMessage, Ready, Stats
-from device.session import Session
+from device.session import Dla, Scales, Session
 from pipelines.config import (
     JsonlSink,
     MqttSink,
@@ -67,6 +67,20 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--video", metavar="OUT.mp4", help="Write an annotated video.")
 @click.option("--jsonl", metavar="OUT.jsonl", help="Write what each frame showed.")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON at the end.")
+@click.option(
+    "--dla",
+    type=click.Choice(["portable", "exact", "fast"]),
+    default="portable",
+    show_default=True,
+    help="What stands in for the DLA; exact and fast: its INT8 arithmetic in software.",
+)
+@click.option(
+    "--scales",
+    type=click.Choice(["hardware", "ideal"]),
+    default="hardware",
+    show_default=True,
+    help="Scales of the DLA in software: 16 bits and a shift, or exact.",
+)
 def run(
     target: Path,
     pipeline: Path | None,
@@ -76,6 +90,8 @@ def run(
     video: str | None,
     jsonl: str | None,
     as_json: bool,
+    dla: Dla,
+    scales: Scales,
 ) -> None:
     """Run a pipeline on this machine: a bundle, or an engine with --pipeline and --labels.
 
@@ -89,7 +105,7 @@ def run(
         engine = stack.enter_context(open_engine(parts.engine))
         if engine.manifest.uncalibrated:
             console.print(Text(UNCALIBRATED, style="bold red"))
-        session = stack.enter_context(Session(engine))
+        session = stack.enter_context(Session(engine, dla=dla, scales=scales))
         stop = stack.enter_context(_interruptible())
         view = _View(config, console, live=not as_json)
         with view:
