@@ -11,6 +11,8 @@ from typing import Literal, Union
 
 import msgspec
 
+from device.cuda_manifest import Cuda
+
 FORMAT_VERSION = 1
 
 # Every place in the arena starts at a multiple of this: wide loads of any processor are aligned.
@@ -75,7 +77,7 @@ class Portable(_Value, frozen=True, kw_only=True, tag="portable", tag_field="kin
     weights: tuple[str, ...] = ()
 
 
-Implementation = Portable  # a tagged union once `cuda` and `tensorrt` are built
+Implementation = Union[Portable, Cuda]  # noqa: UP007  (as above); `tensorrt` is yet to come
 
 
 class Segment(_Value, frozen=True, kw_only=True):

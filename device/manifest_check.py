@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isfinite
 
-from device import memory_check
+from device import cuda_check, memory_check
 from device.container import MAX_RANK, Entry
 from device.errors import EngineError
-from device.manifest import FORMAT_VERSION, ITEM_BYTES, Manifest, largest_elements
+from device.manifest import FORMAT_VERSION, ITEM_BYTES, Manifest, Portable, largest_elements
 from device.manifest_facts import Facts, gather_facts
 
 MAX_COUNT = 100_000  # of anything in a list
@@ -53,7 +53,8 @@ def _name_lists(manifest: Manifest) -> Iterator[tuple[str, Iterable[str]]]:
         kinds = (str(one.__struct_config__.tag) for one in segment.implementations)
         yield f"implementations of segment {segment.name!r}", kinds
         for one in segment.implementations:
-            yield f"weights of segment {segment.name!r}", one.weights
+            if isinstance(one, Portable):
+                yield f"weights of segment {segment.name!r}", one.weights
     for crossing in manifest.crossings:
         yield f"targets of crossing {crossing.tensor!r}", crossing.targets
 
@@ -156,6 +157,8 @@ def _running_order(facts: Facts) -> Iterator[str]:
 def _entry_references(facts: Facts) -> Iterator[str]:
     for segment in facts.manifest.segments:
         for one in segment.implementations:
+            if not isinstance(one, Portable):
+                continue
             model = facts.entries.get(one.model)
             if model is None:
                 yield f"segment {segment.name!r} names the entry {one.model!r}, which is missing"
@@ -193,6 +196,7 @@ RULES: tuple[Rule, ...] = (
     _given_dims,
     _running_order,
     _entry_references,
+    cuda_check.cuda,
     memory_check.crossings,
     memory_check.buffers,
     memory_check.overlaps,

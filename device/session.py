@@ -17,13 +17,12 @@ import numpy.typing as npt
 
 from device.engine import Engine, PathLike, open_engine
 from device.errors import SessionError
-from device.executors import emulated, portable
+from device.executors import cuda, emulated, portable
 from device.executors.emulated import EmulatedExecutor, Emulation
 from device.feeds import check_feeds
 from device.manifest import (
     Buffer,
     DimRange,
-    Implementation,
     Portable,
     Processor,
     Segment,
@@ -45,20 +44,29 @@ class Executor(Protocol):
         ...
 
 
+def _fits(_: object) -> str | None:
+    """Say of any implementation that a machine for its kind can run it."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutorKind:
-    """A way to run segments: the tag of its implementations, whether it works here, its loader."""
+    """A way to run segments: the tag of its implementations, whether it works here, its loader.
+
+    `misfit` says why one implementation of that tag cannot run here, though others could.
+    """
 
     tag: str
     why_not: Callable[[], str | None]
-    load: Callable[
-        [Engine, Segment, Implementation, Mapping[str, TensorInfo], int | None], Executor
-    ]
+    # Takes the implementation of its tag: Any, as each kind has a class of its own.
+    load: Callable[[Engine, Segment, Any, Mapping[str, TensorInfo], int | None], Executor]
+    misfit: Callable[[Any], str | None] = _fits
 
 
 # Every tag, best first, and those that this version can run.
 PREFERENCE: tuple[str, ...] = ("tensorrt", "cuda", "portable")
 EXECUTORS: tuple[ExecutorKind, ...] = (
+    ExecutorKind("cuda", cuda.why_not, cuda.CudaExecutor, cuda.misfit),
     ExecutorKind("portable", portable.why_not, portable.PortableExecutor),
 )
 
@@ -220,7 +228,9 @@ def _load(
     for place, tag in enumerate(PREFERENCE):
         if tag not in carried:
             continue
-        problem = kinds[tag].why_not() if tag in kinds else "this version of Tandem cannot run it"
+        problem: str | None = "this version of Tandem cannot run it"
+        if tag in kinds:
+            problem = kinds[tag].why_not() or kinds[tag].misfit(carried[tag])
         if problem is not None:
             refused.append(f"{tag}: {problem}")
             continue

@@ -5,6 +5,7 @@ an inference is a copy in, one graph launch and a copy out.
 """
 
 import ctypes
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,18 +18,23 @@ from device.cuda.driver import CudaError, device_sm
 from device.cuda_manifest import Argument, Cuda, Int32, Launch, Null, Place, Workspace
 from device.engine import Engine
 from device.errors import SessionError
-from device.manifest import Implementation, Segment, TensorInfo
+from device.manifest import Segment, TensorInfo
 
 Array = npt.NDArray[Any]
 
 
-def why_not(implementation: Implementation) -> str | None:
-    """Return why these kernels cannot run here, or None if they can."""
-    assert isinstance(implementation, Cuda)
+def why_not() -> str | None:
+    """Return why no kernels can run here, or None if some can."""
     try:
-        sm = device_sm()
+        device_sm()
     except CudaError as error:
         return str(error)
+    return None
+
+
+def misfit(implementation: Cuda) -> str | None:
+    """Return why these kernels cannot run on this GPU, or None if they can."""
+    sm = device_sm()
     if sm != implementation.sm:
         return (
             f"its kernels are for sm_{implementation.sm}, this GPU is sm_{sm}; "
@@ -51,13 +57,16 @@ class _Staged:
 
 
 class CudaExecutor:
-    """One segment on one GPU, with a context handle, a stream and all its memory."""
+    """One segment on one GPU, with a stream and all its memory.
+
+    The memory goes back with the last reference to the executor.
+    """
 
     def __init__(
         self,
         engine: Engine,
         segment: Segment,
-        implementation: Implementation,
+        implementation: Cuda,
         tensors: Mapping[str, TensorInfo],
         threads: int | None,
     ) -> None:
@@ -66,17 +75,16 @@ class CudaExecutor:
         `tensors` and `threads` are for other executors. Raises SessionError if the driver refuses
         any of it.
         """
-        assert isinstance(implementation, Cuda)
         self._where = f"{engine.path}: segment {segment.name!r}"
         self._implementation = implementation
         try:
             self._context = Context()
         except CudaError as error:
             raise SessionError(f"{self._where} cannot be loaded: {error}") from error
+        weakref.finalize(self, self._context.close)
         try:
             self._load(engine)
         except CudaError as error:
-            self._context.close()
             raise SessionError(f"{self._where} cannot be loaded: {error}") from error
 
     def _load(self, engine: Engine) -> None:
@@ -142,10 +150,6 @@ class CudaExecutor:
             for one in self._implementation.launches
         ]
 
-    def close(self) -> None:
-        """Give back the GPU's memory."""
-        self._context.close()
-
     def _stage(self, place: Place) -> _Staged:
         host = self._context.allocate_host(place.bytes)
         return _Staged(host, self._workspace + place.offset)
@@ -171,5 +175,3 @@ class CudaExecutor:
             return ctypes.c_uint64(0)
         base = self._workspace if isinstance(argument, Workspace) else self._weights
         return ctypes.c_uint64(base + argument.offset)
-
-

@@ -1,0 +1,206 @@
+"""A GPU's context, memory, kernels, streams and graphs, each a small object over the driver.
+
+The primary context is used, which other CUDA libraries of the process share. Every method may be
+called from any thread: it makes the context current first. What an object holds is given back by
+`close`, in any order.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import byref, c_float, c_int, c_void_p
+
+import numpy as np
+import numpy.typing as npt
+
+from device.cuda.driver import (
+    CAPTURE_THREAD_LOCAL,
+    MAX_DYNAMIC_SHARED_BYTES,
+    STREAM_NON_BLOCKING,
+    load_driver,
+)
+
+Bytes = npt.NDArray[np.uint8]
+Parameter = ctypes.c_uint64 | ctypes.c_int32
+_DEFAULT_SHARED_BYTES = 48 * 1024  # what a block gets without asking
+
+
+class Context:
+    """The primary context of a GPU, with everything that was made in it."""
+
+    def __init__(self, index: int = 0) -> None:
+        """Retain the context; raises CudaError without driver or GPU."""
+        self._driver = load_driver()
+        self._index = index
+        handle = c_void_p()
+        self._driver.call("cuDevicePrimaryCtxRetain", byref(handle), index)
+        self._handle = handle
+        self._closers: list[Callable[[], None]] = []
+
+    @property
+    def name(self) -> str:
+        """The GPU's name, such as "Orin"."""
+        text = ctypes.create_string_buffer(256)
+        self._driver.call("cuDeviceGetName", text, len(text), self._index)
+        return text.value.decode()
+
+    @property
+    def driver_version(self) -> str:
+        """The newest CUDA that the driver takes, such as "12.6"."""
+        number = c_int()
+        self._driver.call("cuDriverGetVersion", byref(number))
+        return f"{number.value // 1000}.{number.value % 1000 // 10}"
+
+    def activate(self) -> None:
+        """Make the context current in the calling thread."""
+        self._driver.call("cuCtxSetCurrent", self._handle)
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Call the driver in this context."""
+        self.activate()
+        self._driver.call(name, *arguments)
+
+    def allocate(self, size: int) -> int:
+        """Return the address of `size` bytes on the GPU."""
+        address = ctypes.c_uint64()
+        self.call("cuMemAlloc_v2", byref(address), max(size, 1))
+        self._closers.append(lambda: self._driver.call("cuMemFree_v2", address))
+        return address.value
+
+    def allocate_host(self, size: int) -> Bytes:
+        """Return `size` bytes of the CPU that the GPU can copy from and to by itself."""
+        pointer = c_void_p()
+        self.call("cuMemAllocHost_v2", byref(pointer), max(size, 1))
+        self._closers.append(lambda: self._driver.call("cuMemFreeHost", pointer))
+        assert pointer.value is not None
+        memory = (ctypes.c_ubyte * size).from_address(pointer.value)
+        return np.ctypeslib.as_array(memory)
+
+    def upload(self, address: int, data: Bytes) -> None:
+        """Copy bytes to the GPU and wait for it."""
+        if data.nbytes:
+            self.call("cuMemcpyHtoD_v2", address, data.ctypes.data, data.nbytes)
+
+    def fill(self, address: int, value: int, size: int) -> None:
+        """Set `size` bytes to one value."""
+        if size:
+            self.call("cuMemsetD8_v2", address, value, size)
+
+    def load(self, cubin: Bytes) -> c_void_p:
+        """Load a cubin; returns its module."""
+        module = c_void_p()
+        image = np.ascontiguousarray(cubin)
+        self.call("cuModuleLoadData", byref(module), image.ctypes.data)
+        self._closers.append(lambda: self._driver.call("cuModuleUnload", module))
+        return module
+
+    def function(self, module: c_void_p, name: str, shared_bytes: int) -> c_void_p:
+        """Return a kernel of a module, allowed to take this much shared memory."""
+        found = c_void_p()
+        self.call("cuModuleGetFunction", byref(found), module, name.encode())
+        if shared_bytes > _DEFAULT_SHARED_BYTES:
+            self._driver.call("cuFuncSetAttribute", found, MAX_DYNAMIC_SHARED_BYTES, shared_bytes)
+        return found
+
+    def stream(self) -> "Stream":
+        """Return a new queue of work."""
+        handle = c_void_p()
+        self.call("cuStreamCreate", byref(handle), STREAM_NON_BLOCKING)
+        self._closers.append(lambda: self._driver.call("cuStreamDestroy_v2", handle))
+        return Stream(self, handle)
+
+    def on_close(self, closer: Callable[[], None]) -> None:
+        """Call this before what was made earlier is given back."""
+        self._closers.append(closer)
+
+    def close(self) -> None:
+        """Give back everything, the newest first."""
+        if not self._closers and not self._handle:
+            return
+        self.activate()
+        while self._closers:
+            self._closers.pop()()
+        if self._handle:
+            self._driver.call("cuDevicePrimaryCtxRelease_v2", self._index)
+            self._handle = c_void_p()
+
+
+class Stream:
+    """A queue of work on a GPU: what is put into it runs in order."""
+
+    def __init__(self, context: Context, handle: c_void_p) -> None:
+        """Take a stream of the driver; use `Context.stream`."""
+        self._context = context
+        self._call = load_driver().call
+        self.handle = handle
+
+    def launch(
+        self,
+        function: c_void_p,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared_bytes: int,
+        parameters: Sequence[Parameter],
+    ) -> None:
+        """Start a kernel; the driver copies the parameters before this returns."""
+        addresses = (c_void_p * len(parameters))(*(ctypes.addressof(one) for one in parameters))
+        self._call(
+            "cuLaunchKernel", function, *grid, threads, 1, 1, shared_bytes, self.handle, addresses,
+            None,
+        )  # fmt: skip
+
+    def upload(self, address: int, data: Bytes) -> None:
+        """Begin to copy to the GPU; `data` must stay as it is until `wait`."""
+        self._call("cuMemcpyHtoDAsync_v2", address, data.ctypes.data, data.nbytes, self.handle)
+
+    def download(self, data: Bytes, address: int) -> None:
+        """Begin to copy from the GPU."""
+        self._call("cuMemcpyDtoHAsync_v2", data.ctypes.data, address, data.nbytes, self.handle)
+
+    def wait(self) -> None:
+        """Wait until everything in the stream is done."""
+        self._call("cuStreamSynchronize", self.handle)
+
+    def capture(self, work: Callable[[], None]) -> "Graph":
+        """Record what `work` puts into this stream, without running it, as one graph."""
+        self._context.call("cuStreamBeginCapture_v2", self.handle, CAPTURE_THREAD_LOCAL)
+        graph = c_void_p()
+        try:
+            work()
+        finally:
+            self._call("cuStreamEndCapture", self.handle, byref(graph))
+        runnable = c_void_p()
+        self._call("cuGraphInstantiateWithFlags", byref(runnable), graph, 0)
+        self._call("cuGraphDestroy", graph)
+        self._context.on_close(lambda: self._call("cuGraphExecDestroy", runnable))
+        return Graph(self, runnable)
+
+    def time_us(self, work: Callable[[], None]) -> float:
+        """Return how long the GPU takes for what `work` puts into this stream, in microseconds."""
+        begin, end = c_void_p(), c_void_p()
+        for event in (begin, end):
+            self._context.call("cuEventCreate", byref(event), 0)
+        try:
+            self._call("cuEventRecord", begin, self.handle)
+            work()
+            self._call("cuEventRecord", end, self.handle)
+            self._call("cuEventSynchronize", end)
+            elapsed_ms = c_float()
+            self._call("cuEventElapsedTime", byref(elapsed_ms), begin, end)
+        finally:
+            for event in (begin, end):
+                self._call("cuEventDestroy_v2", event)
+        return elapsed_ms.value * 1000
+
+
+class Graph:
+    """Launches recorded once, started as one."""
+
+    def __init__(self, stream: Stream, handle: c_void_p) -> None:
+        """Take a graph of the driver; use `Stream.capture`."""
+        self._stream = stream
+        self._handle = handle
+        self._call = load_driver().call
+
+    def launch(self) -> None:
+        """Put the recorded work into the stream."""
+        self._call("cuGraphLaunch", self._handle, self._stream.handle)

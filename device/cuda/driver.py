@@ -1,0 +1,121 @@
+"""The functions of libcuda that Tandem calls, as a table, and how their failures are raised.
+
+Names, arguments and constants: CUDA Driver API reference. All are there since CUDA 11.4, which
+every JetPack from 5 on has.
+"""
+
+import ctypes
+from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
+from functools import cache
+from typing import Any
+
+from device.errors import SessionError
+
+_LIBRARY = "libcuda.so.1"
+_HANDLE = c_void_p
+_ADDRESS = ctypes.c_uint64
+
+_CALLS: dict[str, tuple[Any, ...]] = {
+    "cuInit": (c_uint,),
+    "cuDriverGetVersion": (POINTER(c_int),),
+    "cuDeviceGetCount": (POINTER(c_int),),
+    "cuDeviceGet": (POINTER(c_int), c_int),
+    "cuDeviceGetName": (c_char_p, c_int, c_int),
+    "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
+    "cuDevicePrimaryCtxRetain": (POINTER(_HANDLE), c_int),
+    "cuDevicePrimaryCtxRelease_v2": (c_int,),
+    "cuCtxSetCurrent": (_HANDLE,),
+    "cuModuleLoadData": (POINTER(_HANDLE), c_void_p),
+    "cuModuleGetFunction": (POINTER(_HANDLE), _HANDLE, c_char_p),
+    "cuModuleUnload": (_HANDLE,),
+    "cuFuncSetAttribute": (_HANDLE, c_int, c_int),
+    "cuMemAlloc_v2": (POINTER(_ADDRESS), c_size_t),
+    "cuMemFree_v2": (_ADDRESS,),
+    "cuMemAllocHost_v2": (POINTER(c_void_p), c_size_t),
+    "cuMemFreeHost": (c_void_p,),
+    "cuMemsetD8_v2": (_ADDRESS, ctypes.c_ubyte, c_size_t),
+    "cuMemcpyHtoD_v2": (_ADDRESS, c_void_p, c_size_t),
+    "cuMemcpyHtoDAsync_v2": (_ADDRESS, c_void_p, c_size_t, _HANDLE),
+    "cuMemcpyDtoHAsync_v2": (c_void_p, _ADDRESS, c_size_t, _HANDLE),
+    "cuStreamCreate": (POINTER(_HANDLE), c_uint),
+    "cuStreamDestroy_v2": (_HANDLE,),
+    "cuStreamSynchronize": (_HANDLE,),
+    "cuStreamBeginCapture_v2": (_HANDLE, c_int),
+    "cuStreamEndCapture": (_HANDLE, POINTER(_HANDLE)),
+    "cuGraphInstantiateWithFlags": (POINTER(_HANDLE), _HANDLE, ctypes.c_ulonglong),
+    "cuGraphLaunch": (_HANDLE, _HANDLE),
+    "cuGraphExecDestroy": (_HANDLE,),
+    "cuGraphDestroy": (_HANDLE,),
+    "cuLaunchKernel": (_HANDLE, *(c_uint,) * 7, _HANDLE, POINTER(c_void_p), POINTER(c_void_p)),
+    "cuEventCreate": (POINTER(_HANDLE), c_uint),
+    "cuEventDestroy_v2": (_HANDLE,),
+    "cuEventRecord": (_HANDLE, _HANDLE),
+    "cuEventSynchronize": (_HANDLE,),
+    "cuEventElapsedTime": (POINTER(c_float), _HANDLE, _HANDLE),
+}
+
+# CUdevice_attribute, CUfunction_attribute, CUstream_flags, CUstreamCaptureMode.
+COMPUTE_MAJOR = 75
+COMPUTE_MINOR = 76
+MAX_DYNAMIC_SHARED_BYTES = 8
+STREAM_NON_BLOCKING = 1
+CAPTURE_THREAD_LOCAL = 1
+
+
+class CudaError(SessionError):
+    """The driver refused a call."""
+
+
+class Driver:
+    """The loaded library; `call` raises what the driver refuses."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        """Declare every function's arguments; raises CudaError where one is missing."""
+        self._library = library
+        try:
+            for name, types in _CALLS.items():
+                function = getattr(library, name)
+                function.argtypes = types
+                function.restype = c_int
+        except AttributeError as error:
+            raise CudaError(f"{_LIBRARY} lacks {name}; update the NVIDIA driver") from error
+        self.functions = {name: getattr(library, name) for name in _CALLS}
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Call a function of the table; raises CudaError with the driver's own words."""
+        status = self.functions[name](*arguments)
+        if status != 0:
+            raise CudaError(f"{name} failed: {self._words(status)} (CUDA error {status})")
+
+    def _words(self, status: int) -> str:
+        text = c_char_p()
+        self._library.cuGetErrorString(c_int(status), byref(text))
+        return (text.value or b"unknown error").decode()
+
+
+@cache
+def load_driver() -> Driver:
+    """Load and start the driver, once for the process; raises CudaError where there is none."""
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        raise CudaError(f"there is no NVIDIA driver here ({_LIBRARY} cannot be loaded)") from error
+    driver = Driver(library)
+    driver.call("cuInit", 0)
+    return driver
+
+
+def device_sm(index: int = 0) -> int:
+    """Return the architecture of a GPU: 87 is compute capability 8.7.
+
+    Raises CudaError: no driver, or no such GPU.
+    """
+    driver = load_driver()
+    count = c_int()
+    driver.call("cuDeviceGetCount", byref(count))
+    if index >= count.value:
+        raise CudaError(f"there are {count.value} NVIDIA GPUs here, none has the index {index}")
+    major, minor = c_int(), c_int()
+    driver.call("cuDeviceGetAttribute", byref(major), COMPUTE_MAJOR, index)
+    driver.call("cuDeviceGetAttribute", byref(minor), COMPUTE_MINOR, index)
+    return major.value * 10 + minor.value

@@ -1,0 +1,138 @@
+"""The rules that the `cuda` implementations of a manifest keep.
+
+They hold every address that Tandem passes inside the workspace or the weights, and every launch
+inside the limits of the hardware. What a cubin does with an address is its own: engines are code,
+so a device takes only those that were signed for it.
+"""
+
+import re
+from collections.abc import Iterator
+
+from device.cuda_manifest import Cuda, Int32, Kernel, Launch, Null, Place, Weights, Workspace
+from device.manifest import ARENA_ALIGNMENT, ITEM_BYTES, Segment
+from device.manifest_facts import Facts
+
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": the largest grid
+# along x, y and z, the most threads of a block, and the most shared memory of one (sm_90).
+MAX_GRID = (2**31 - 1, 65535, 65535)
+MAX_THREADS = 1024
+MAX_SHARED_BYTES = 227 * 1024
+WARP = 32
+MAX_ARGUMENTS = 64
+MAX_LAUNCHES = 100_000
+MAX_WORKSPACE_BYTES = 2**40
+_INT32 = 2**31
+_FUNCTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
+
+
+def cuda(facts: Facts) -> Iterator[str]:
+    """Cubins, launches and places of every cuda implementation fit the file and the hardware."""
+    for segment in facts.manifest.segments:
+        for one in segment.implementations:
+            if isinstance(one, Cuda):
+                where = f"segment {segment.name!r} (cuda)"
+                yield from _sizes(one, where)
+                yield from _entries(one, facts, where)
+                yield from _places(one, segment, facts, where)
+                for at, launch in enumerate(one.launches):
+                    yield from _launch(launch, one, facts, f"{where}: launch {at}")
+
+
+def _sizes(one: Cuda, where: str) -> Iterator[str]:
+    if not 10 <= one.sm <= 999:
+        yield f"{where} is for sm_{one.sm}; architectures are sm_10 to sm_999"
+    if not 0 <= one.workspace_bytes <= MAX_WORKSPACE_BYTES:
+        yield (
+            f"{where} has a workspace of {one.workspace_bytes} bytes, the limits are 0 and "
+            f"{MAX_WORKSPACE_BYTES}"
+        )
+    for title, count in (("kernels", len(one.kernels)), ("launches", len(one.launches))):
+        if count > MAX_LAUNCHES:
+            yield f"{where} has {count} {title}, the limit is {MAX_LAUNCHES}"
+
+
+def _entries(one: Cuda, facts: Facts, where: str) -> Iterator[str]:
+    for name in (one.weights, *(kernel.cubin for kernel in one.kernels)):
+        entry = facts.entries.get(name)
+        if entry is None:
+            yield f"{where} names the entry {name!r}, which is missing"
+        elif (entry.dtype, len(entry.shape)) != ("uint8", 1):
+            yield (
+                f"{where} names the entry {name!r} of dtype {entry.dtype} and shape "
+                f"{list(entry.shape)}; it must be a row of uint8"
+            )
+    for kernel in one.kernels:
+        yield from _kernel(kernel, where)
+
+
+def _kernel(kernel: Kernel, where: str) -> Iterator[str]:
+    if _FUNCTION.fullmatch(kernel.function) is None:
+        yield f"{where}: {kernel.function!r} is no name of a kernel"
+    if not (0 < kernel.threads <= MAX_THREADS and kernel.threads % WARP == 0):
+        yield (
+            f"{where}: kernel {kernel.function} has {kernel.threads} threads; a block has a "
+            f"multiple of {WARP} up to {MAX_THREADS}"
+        )
+    if not 0 <= kernel.shared_bytes <= MAX_SHARED_BYTES:
+        yield (
+            f"{where}: kernel {kernel.function} takes {kernel.shared_bytes} bytes of shared "
+            f"memory, the limits are 0 and {MAX_SHARED_BYTES}"
+        )
+
+
+def _places(one: Cuda, segment: Segment, facts: Facts, where: str) -> Iterator[str]:
+    borders = (("inputs", segment.inputs, one.inputs), ("outputs", segment.outputs, one.outputs))
+    for title, names, places in borders:
+        found = tuple(place.tensor for place in places)
+        if found != names:
+            yield f"{where} places the {title} {list(found)}, the segment has {list(names)}"
+            return
+        for place in places:
+            yield from _place(place, one, facts, where)
+
+
+def _place(place: Place, one: Cuda, facts: Facts, where: str) -> Iterator[str]:
+    tensor = facts.tensors[place.tensor]
+    size = ITEM_BYTES[tensor.dtype]
+    for dim in tensor.shape:
+        if not isinstance(dim, int):
+            yield f"{where}: tensor {place.tensor!r} has a size that is not fixed"
+            return
+        size *= dim
+    if place.bytes != size:
+        yield f"{where}: tensor {place.tensor!r} has {size} bytes, its place {place.bytes}"
+    if place.offset < 0 or place.offset % ARENA_ALIGNMENT:
+        yield (
+            f"{where}: tensor {place.tensor!r} lies at {place.offset}; it must be a multiple of "
+            f"{ARENA_ALIGNMENT}"
+        )
+    if place.offset + place.bytes > one.workspace_bytes:
+        yield (
+            f"{where}: tensor {place.tensor!r} ends at {place.offset + place.bytes}, the "
+            f"workspace at {one.workspace_bytes}"
+        )
+
+
+def _launch(launch: Launch, one: Cuda, facts: Facts, where: str) -> Iterator[str]:
+    if not 0 <= launch.kernel < len(one.kernels):
+        yield f"{where} starts kernel {launch.kernel} of {len(one.kernels)}"
+        return
+    if any(not 1 <= n <= most for n, most in zip(launch.grid, MAX_GRID, strict=True)):
+        yield f"{where} has the grid {list(launch.grid)}, the limits are 1 and {list(MAX_GRID)}"
+    if len(launch.arguments) > MAX_ARGUMENTS:
+        yield f"{where} has {len(launch.arguments)} arguments, the limit is {MAX_ARGUMENTS}"
+    for argument in launch.arguments:
+        if isinstance(argument, Int32):
+            if not -_INT32 <= argument.value < _INT32:
+                yield f"{where} passes {argument.value}, which is no integer of 32 bits"
+        elif not isinstance(argument, Null):
+            yield from _address(argument, one, facts, where)
+
+
+def _address(argument: Workspace | Weights, one: Cuda, facts: Facts, where: str) -> Iterator[str]:
+    inside = isinstance(argument, Workspace)
+    entry = facts.entries[one.weights]
+    limit = one.workspace_bytes if inside else entry.stop - entry.start
+    if not 0 <= argument.offset < limit:
+        title = "workspace" if inside else "weights"
+        yield f"{where} passes the place {argument.offset} of the {title}, which has {limit} bytes"

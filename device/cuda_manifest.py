@@ -1,0 +1,91 @@
+"""The `cuda` implementation of a segment in an engine's manifest: cubins, launches, places.
+
+A segment has one workspace: every tensor that it reads or writes lies there, at offsets that were
+planned on the host. A launch is a kernel, its grid and its arguments in the order that it takes
+them.
+"""
+
+from typing import Union
+
+import msgspec
+
+
+class _Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of the named parts: frozen, and unknown keys are refused."""
+
+
+class _Argument(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of the arguments: ["weights", 512] in JSON."""
+
+
+class Workspace(_Argument, frozen=True, array_like=True, tag="workspace"):
+    """The address `offset` bytes into the workspace."""
+
+    offset: int
+
+
+class Weights(_Argument, frozen=True, array_like=True, tag="weights"):
+    """The address `offset` bytes into the segment's weights."""
+
+    offset: int
+
+
+class Int32(_Argument, frozen=True, array_like=True, tag="int32"):
+    """A signed integer of 32 bits."""
+
+    value: int
+
+
+class Null(_Argument, frozen=True, array_like=True, tag="null"):
+    """An address that the kernel does not use."""
+
+
+Argument = Union[Workspace, Weights, Int32, Null]  # noqa: UP007  (msgspec reads it at run time)
+
+
+class Kernel(_Value, frozen=True, kw_only=True):
+    """A function of a cubin (a file entry of uint8), with what one block of it takes.
+
+    `registers` and `spill_bytes` of one thread are for reports; None where the build had no tool
+    to read them.
+    """
+
+    cubin: str
+    function: str
+    threads: int
+    shared_bytes: int
+    registers: int | None = None
+    spill_bytes: int | None = None
+
+
+class Launch(_Value, frozen=True, kw_only=True):
+    """One start of `kernels[kernel]`; `nodes` are the ONNX nodes that it computes, if any."""
+
+    kernel: int
+    grid: tuple[int, int, int]
+    arguments: tuple[Argument, ...]
+    nodes: tuple[str, ...] = ()
+
+
+class Place(_Value, frozen=True, kw_only=True):
+    """Where an input or output of the segment lies in the workspace: C order, its own dtype."""
+
+    tensor: str
+    offset: int
+    bytes: int
+
+
+class Cuda(_Value, frozen=True, kw_only=True, tag="cuda", tag_field="kind"):
+    """A segment as kernels for one GPU architecture, launched in order.
+
+    `sm` 87 is compute capability 8.7. `weights` names the entry (uint8) with all constants, packed
+    for the kernels.
+    """
+
+    sm: int
+    kernels: tuple[Kernel, ...]
+    launches: tuple[Launch, ...]
+    weights: str
+    workspace_bytes: int
+    inputs: tuple[Place, ...]
+    outputs: tuple[Place, ...]
