@@ -11,9 +11,6 @@ the product 33 + 15 = 48.
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from device.dla import rounding
 from device.dla.rounding import IntLike, Ints
 
@@ -45,13 +42,6 @@ def convert_output(x: IntLike, registers: Converter) -> Ints:
 def convert_output_int16(x: IntLike, registers: Converter) -> Ints:
     """Return 32 bits of the last output stage as INT16."""
     return rounding.saturate(rounding.saturate(_scaled(x, registers), 17), 16)
-
-
-def output_saturates(x: IntLike, registers: Converter) -> npt.NDArray[np.bool_]:
-    """Return where the output converter's saturation flag is set: beyond 17 bits, not beyond 8."""
-    scaled = _scaled(x, registers)
-    result: npt.NDArray[np.bool_] = scaled != rounding.saturate(scaled, 17)
-    return result
 
 
 def _scaled(x: IntLike, registers: Converter) -> Ints:
