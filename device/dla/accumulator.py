@@ -8,7 +8,8 @@ and drops those below, so that it no longer sees that a negative number lies jus
 a number rounds away from zero. The open compiler always sets clip 0.
 
 Source: nvdla/hw nvdlav1 vmod/nvdla/cacc/NV_NVDLA_CACC_CALC_int8.v, simulated (the C model keeps 48
-bits instead of 34). Order of the additions: kernel row, kernel column, blocks of 64 channels.
+bits instead of 34). Order of the additions, from the outer loop to the inner: blocks of 64
+channels, kernel rows, kernel columns (nvdlav1 vmod/nvdla/csc/NV_NVDLA_CSC_sg.v).
 """
 
 import numpy as np

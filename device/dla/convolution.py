@@ -3,7 +3,7 @@
     a[k, p, q] = sum over c, r, s of w[k, c, r, s] x[c, p sy + r dy - top, q sx + s dx - left]
 
 The hardware adds up to 64 products exactly into a partial sum of 22 bits (cmac) and the partial
-sums into 34 bits that saturate (`accumulator`), in the order r, s, blocks of 64 channels. Padding
+sums into 34 bits that saturate (`accumulator`): for each block of 64 channels r, then s. Padding
 is 0. Deconvolution is the transposed sum.
 
 Every sum of some of the products of one output is at most B = 128 max_k sum |w[k]|. So, whatever
@@ -241,13 +241,14 @@ def _by_packages(picture: Singles, rows: slice, columns: int, kernel: Kernel) ->
     channels = products // (shape.kernel[0] * shape.kernel[1])
     weights = kernel.matrices.reshape(groups, outputs, channels, *shape.kernel)
     total = np.zeros((groups, outputs, (rows.stop - rows.start) * columns), np.int64)
-    for r in range(shape.kernel[0]):
-        for s in range(shape.kernel[1]):
-            met = _tap(picture, shape, rows, columns, (r, s)).reshape(groups, channels, -1)
-            for first in range(0, channels, accumulator.BLOCK_CHANNELS):
-                block = slice(first, first + accumulator.BLOCK_CHANNELS)
-                partial = weights[:, :, block, r, s] @ met[:, block]
-                total = accumulator.add(total, partial.astype(np.int64))
+    pictures = picture.reshape(groups, channels, *picture.shape[1:])
+    for first in range(0, channels, accumulator.BLOCK_CHANNELS):
+        block = slice(first, first + accumulator.BLOCK_CHANNELS)
+        part = pictures[:, block].reshape(-1, *picture.shape[1:])
+        for r, s in np.ndindex(*shape.kernel):
+            met = _tap(part, shape, rows, columns, (r, s))
+            partial = weights[:, :, block, r, s] @ met.reshape(groups, met.shape[0] // groups, -1)
+            total = accumulator.add(total, partial.astype(np.int64))
     return total.reshape(groups * outputs, -1, columns).astype(np.float64)
 
 
