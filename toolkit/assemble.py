@@ -10,6 +10,7 @@ from device.manifest import (
     Crossing,
     Dim,
     DimRange,
+    Implementation,
     Manifest,
     MemoryPlan,
     NodePlacement,
@@ -20,6 +21,7 @@ from device.manifest import (
     largest_bytes,
 )
 from toolkit.errors import BuildError
+from toolkit.gpu.lower import GpuSegment
 from toolkit.importer import IO_DTYPES
 from toolkit.lower import LoweredSegment
 from toolkit.memory import Lifetime, plan_memory
@@ -36,8 +38,13 @@ def assemble(
     placements: Sequence[NodePlacement],
     profile: str,
     provenance: Provenance,
+    cuda: Mapping[str, GpuSegment] | None = None,
 ) -> tuple[Manifest, dict[str, np.ndarray]]:
-    """Return the manifest and the file's entries; `scales` are those of INT8 tensors."""
+    """Return the manifest and the file's entries.
+
+    `scales` are those of INT8 tensors; `cuda`: the segments that have GPU kernels, by name.
+    """
+    kernels = cuda or {}
     tensors = _tensors(model, lowered, scales, {dim.name for dim in dims})
     ranges = {dim.name: dim for dim in dims}
     sizes = {t.name: largest_bytes(t, ranges) for t in tensors.values()}
@@ -56,9 +63,7 @@ def assemble(
                 inputs=piece.inputs,
                 outputs=piece.outputs,
                 nodes=planned.nodes,
-                implementations=(
-                    Portable(model=_model_entry(planned.name), weights=tuple(piece.weights)),
-                ),
+                implementations=_implementations(piece, kernels.get(planned.name)),
             )
             for planned, piece in zip(segments, lowered, strict=True)
         ),
@@ -67,7 +72,12 @@ def assemble(
         plan=tuple(placements),
         provenance=provenance,
     )
-    return manifest, _entries(lowered)
+    return manifest, _entries(lowered, kernels)
+
+
+def _implementations(piece: LoweredSegment, gpu: GpuSegment | None) -> tuple[Implementation, ...]:
+    portable = Portable(model=_model_entry(piece.name), weights=tuple(piece.weights))
+    return (portable,) if gpu is None else (gpu.implementation, portable)
 
 
 def _tensors(
@@ -146,17 +156,26 @@ def _model_entry(segment: str) -> str:
     return f"portable/{segment}.onnx"
 
 
-def _entries(lowered: Sequence[LoweredSegment]) -> dict[str, np.ndarray]:
+def _entries(
+    lowered: Sequence[LoweredSegment], cuda: Mapping[str, GpuSegment]
+) -> dict[str, np.ndarray]:
     entries: dict[str, np.ndarray] = {}
     for piece in lowered:
         for name, array in piece.weights.items():
             entries[name] = array  # a weight that two segments read is stored once
     for piece in lowered:
-        entry = _model_entry(piece.name)
-        if entry in entries:
-            raise BuildError(
-                f"A weight of the model is called {entry!r}, a name that engine files reserve; "
-                "rename it."
-            )
-        entries[entry] = np.frombuffer(piece.onnx, dtype=np.uint8)
+        _add(entries, _model_entry(piece.name), np.frombuffer(piece.onnx, dtype=np.uint8))
+    cubins = {name: array for gpu in cuda.values() for name, array in gpu.entries.items()}
+    for name, array in cubins.items():  # a cubin that two segments start is stored once
+        _add(entries, name, array)
     return entries
+
+
+def _add(entries: dict[str, np.ndarray], name: str, array: np.ndarray) -> None:
+    """Add an entry of ours beside the model's weights, which keep their own names."""
+    if name in entries:
+        raise BuildError(
+            f"A weight of the model is called {name!r}, a name that engine files reserve; "
+            "rename it."
+        )
+    entries[name] = array

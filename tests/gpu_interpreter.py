@@ -1,0 +1,90 @@
+"""Runs drafted GPU segments on the CPU, in Triton's interpreter, on plain numpy memory.
+
+Import it before anything imports `toolkit.gpu.kernels`: kernels are made interpretable as they are
+decorated.
+"""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+from collections.abc import Mapping
+from importlib import import_module
+
+import numpy as np
+
+from toolkit.gpu.call import KERNELS, Argument, Call, InTensor, InWeights
+from toolkit.gpu.lower import DraftedSegment
+
+POISON = 0xFF  # a NaN in every float type: what nobody wrote shows
+
+
+class Pointer:
+    """Just what the interpreter asks of a tensor: an address and a type."""
+
+    def __init__(self, address: int, dtype: str) -> None:
+        self.address = address
+        self.dtype = f"torch.{dtype}"
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def untyped_storage(self) -> "Pointer":
+        return self
+
+    def cpu(self) -> "Pointer":
+        return self
+
+    def copy_(self, _: "Pointer") -> None: ...
+
+    def new_empty(self, *_: object, **__: object) -> "Pointer":
+        return Pointer(self.address, self.dtype.removeprefix("torch."))
+
+    def set_(self, *_: object) -> None: ...
+
+    def storage_offset(self) -> int:
+        return 0
+
+    def size(self) -> tuple[int, ...]:
+        return ()
+
+    def stride(self) -> tuple[int, ...]:
+        return ()
+
+
+DTYPES = {"*fp32": "float32", "*fp16": "float16"}
+
+
+def run(drafted: DraftedSegment, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Run a segment's calls in order on poisoned memory and return its outputs."""
+    workspace = np.full(drafted.workspace_bytes, POISON, np.uint8)
+    weights = np.frombuffer(drafted.weights or b"\0", np.uint8)
+    for name, view in drafted.inputs.items():
+        at = drafted.offsets[view.base]
+        data = np.ascontiguousarray(feeds[name], view.dtype)
+        workspace[at : at + data.nbytes] = data.reshape(-1).view(np.uint8)
+    for call in drafted.calls:
+        start(call, drafted, workspace.ctypes.data, weights.ctypes.data)
+    outputs = {}
+    for name, view in drafted.outputs.items():
+        at = drafted.offsets[view.base]
+        size = int(np.prod(view.shape)) * view.item_bytes
+        outputs[name] = workspace[at : at + size].view(view.dtype).reshape(view.shape).copy()
+    return outputs
+
+
+def start(call: Call, drafted: DraftedSegment, workspace: int, weights: int) -> None:
+    def value(argument: Argument, kind: str) -> object:
+        dtype = DTYPES.get(kind.removesuffix(":16"), "")
+        if isinstance(argument, InTensor):
+            return Pointer(workspace + drafted.offsets[argument.base] + argument.offset, dtype)
+        if isinstance(argument, InWeights):
+            return Pointer(weights + argument.offset, dtype)
+        return argument
+
+    module = import_module(f"toolkit.gpu.kernels.{KERNELS[call.spec.kernel]}")
+    given = {
+        name: value(argument, kind)
+        for (name, kind), argument in zip(call.spec.signature, call.arguments, strict=True)
+    }
+    getattr(module, call.spec.kernel)[call.grid](**given, **dict(call.spec.constants))

@@ -1,0 +1,71 @@
+"""Calls of kernels: which kernel, compiled how, started over which grid with which arguments.
+
+A call speaks of tensors by name. `toolkit.gpu.lower` turns calls into the launches of an engine
+once every tensor has its place.
+"""
+
+from dataclasses import dataclass
+from typing import Union
+
+# Every kernel that the lowering starts: its name and the module of `toolkit.gpu.kernels` it is in.
+KERNELS: dict[str, str] = {
+    "convolution": "convolution",
+    "depthwise": "depthwise",
+    "matmul": "matmul",
+    "pool": "pooling",
+    "global_average": "pooling",
+    "elementwise": "elementwise",
+    "softmax": "softmax",
+}
+
+Constant = Union[  # noqa: UP007  (it names itself)
+    None, bool, int, float, str, tuple["Constant", ...]
+]
+
+# Names of element types in numpy and in Triton's signatures.
+POINTERS: dict[str, str] = {"float32": "*fp32", "float16": "*fp16"}
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """One kernel to compile; equal specs share one cubin.
+
+    `signature`: the run-time parameters in order with Triton's types, such as ("x", "*fp16:16");
+    ":16" says that the value is a multiple of 16. `constants`: all other parameters, by name.
+    """
+
+    kernel: str
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Constant], ...]
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class InTensor:
+    """A pointer into an allocation of the workspace, `offset` bytes after its start."""
+
+    base: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class InWeights:
+    """A pointer into the segment's weights, `offset` bytes after their start."""
+
+    offset: int
+
+
+Argument = InTensor | InWeights | int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One start of a kernel; `nodes` are the ONNX nodes that it computes."""
+
+    spec: KernelSpec
+    grid: tuple[int, int, int]
+    arguments: tuple[Argument, ...]
+    nodes: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: str

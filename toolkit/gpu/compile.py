@@ -1,0 +1,172 @@
+"""Compiles kernels to cubins, in processes of their own, with a cache on disk.
+
+Triton runs only in those processes (`toolkit.gpu.compile_worker`): it takes a second to import, its
+compiler can end a process, and a test may have it interpret kernels in this one.
+"""
+
+import hashlib
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from device.files import replacing
+from toolkit.gpu.call import KernelSpec
+from toolkit.gpu.compile_messages import Answer, Compiled, Request, read_message, write_message
+from toolkit.gpu.errors import CompileError
+from toolkit.gpu.gpu import GpuTarget
+
+Progress = Callable[[str, float], None]
+"""Called with the step's name and the share of it that is done, 0 to 1."""
+
+_KERNELS = Path(__file__).parent / "kernels"
+_CACHED = msgspec.msgpack.Decoder(Compiled)
+
+
+def compile_kernels(
+    specs: Sequence[KernelSpec], gpu: GpuTarget, on_progress: Progress | None = None
+) -> tuple[Compiled, ...]:
+    """Compile kernels for a GPU, those not in the cache in as many processes as there are cores.
+
+    Raises CompileError: Triton is not installed, a kernel does not compile, or it takes more shared
+    memory than a block of this GPU gets.
+    """
+    common = _common_key(gpu)
+    paths = [_cache_path(spec, common) for spec in specs]
+    found = {at: one for at, path in enumerate(paths) if (one := _cached(path)) is not None}
+    missing = [at for at in range(len(specs)) if at not in found]
+    compiled = _compile_each([_request(specs[at], gpu) for at in missing])
+    for done, (place, one) in enumerate(compiled, 1):
+        at = missing[place]
+        _keep(paths[at], one)
+        found[at] = one
+        if on_progress is not None:
+            on_progress("compile", done / len(missing))
+    for at, spec in enumerate(specs):
+        _check_shared(spec, found[at], gpu)
+    return tuple(found[at] for at in range(len(specs)))
+
+
+def has_compiler() -> bool:
+    """Whether Triton is installed here."""
+    return find_spec("triton") is not None
+
+
+def cache_folder() -> Path:
+    """Return where cubins are kept between builds."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "tandem" / "kernels"
+
+
+def _request(spec: KernelSpec, gpu: GpuTarget) -> Request:
+    return Request(
+        kernel=spec.kernel,
+        signature=spec.signature,
+        constants=dict(spec.constants),
+        warps=spec.warps,
+        stages=spec.stages,
+        sm=gpu.sm,
+    )
+
+
+def _check_shared(spec: KernelSpec, compiled: Compiled, gpu: GpuTarget) -> None:
+    if compiled.shared_bytes > gpu.shared_bytes:
+        raise CompileError(
+            f"kernel {spec.kernel} takes {compiled.shared_bytes} bytes of shared memory, a block "
+            f"on sm_{gpu.sm} gets {gpu.shared_bytes}; its tile in toolkit/gpu/tiles.py is too large"
+        )
+
+
+def _compile_each(requests: Sequence[Request]) -> Iterator[tuple[int, Compiled]]:
+    """Yield (position, compiled) as the workers finish; the first failure ends it."""
+    count = min(os.cpu_count() or 1, len(requests))
+    idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+    with ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-kernels-"))
+        for _ in range(count):
+            idle.put(stack.enter_context(_worker(scratch)))
+        pool = ThreadPoolExecutor(max(count, 1))
+        # Leaves the pool before the workers: their last answers are awaited, the rest given up.
+        stack.callback(pool.shutdown, cancel_futures=True)
+        futures = {pool.submit(_ask, idle, one): at for at, one in enumerate(requests)}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
+def _worker(scratch: str) -> "subprocess.Popen[bytes]":
+    """Start a worker; leaving its context closes its input, which ends it."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    # Line tables would put the paths of this machine into the cubins.
+    environment |= {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_CACHE_DIR": scratch}
+    root = str(Path(__file__).parents[2])
+    path = [root, *filter(None, [environment.get("PYTHONPATH")])]
+    return subprocess.Popen(
+        [sys.executable, "-m", "toolkit.gpu.compile_worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**environment, "PYTHONPATH": os.pathsep.join(path)},
+    )
+
+
+def _ask(idle: "queue.SimpleQueue[subprocess.Popen[bytes]]", request: Request) -> Compiled:
+    worker = idle.get()
+    try:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        write_message(worker.stdin, request)
+        answer = read_message(worker.stdout, Answer)
+    except BrokenPipeError:
+        answer = None
+    finally:
+        idle.put(worker)
+    if answer is None:
+        raise CompileError(f"the compiler ended on kernel {request.kernel} for sm_{request.sm}")
+    if answer.compiled is None:
+        raise CompileError(
+            f"kernel {request.kernel} does not compile for sm_{request.sm}: {answer.problem}"
+        )
+    return answer.compiled
+
+
+def _common_key(gpu: GpuTarget) -> bytes:
+    """Hash what all kernels of a build depend on: compiler, target and the kernels' source."""
+    try:
+        triton = version("triton")
+    except PackageNotFoundError as error:
+        raise CompileError(
+            "Triton is not installed, so there are no GPU kernels; "
+            "pip install 'tandem-edge[gpu-build]'"
+        ) from error
+    digest = hashlib.sha256(f"triton {triton} sm_{gpu.sm}".encode())
+    for path in (*sorted(_KERNELS.glob("*.py")), Path(__file__).with_name("compile_worker.py")):
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.digest()
+
+
+def _cache_path(spec: KernelSpec, common: bytes) -> Path:
+    key = hashlib.sha256(common + repr(spec).encode()).hexdigest()
+    return cache_folder() / key[:2] / f"{key}.kernel"
+
+
+def _cached(path: Path) -> Compiled | None:
+    """Return a kernel that was kept; what cannot be read counts as absent."""
+    try:
+        return _CACHED.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _keep(path: Path, compiled: Compiled) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(msgspec.msgpack.encode(compiled))

@@ -1,0 +1,95 @@
+"""A process that compiles kernels: requests come on its input, answers go to its output.
+
+It runs Triton, which the rest of the toolkit does not import.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from importlib import import_module
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from toolkit.errors import first_line
+from toolkit.gpu.call import KERNELS
+from toolkit.gpu.compile_messages import Answer, Compiled, Request, read_message, write_message
+
+_WARP = 32  # threads
+
+
+def compile_kernel(request: Request) -> Compiled:
+    """Compile one kernel for one SM; no GPU is needed."""
+    module = import_module(f"toolkit.gpu.kernels.{KERNELS[request.kernel]}")
+    function = getattr(module, request.kernel)
+    types = {name: kind.removesuffix(":16") for name, kind in request.signature}
+    aligned = {name for name, kind in request.signature if kind.endswith(":16")}
+    source = ASTSource(
+        fn=function,
+        signature={name: types.get(name, "constexpr") for name in function.arg_names},
+        constexprs={name: _tuples(value) for name, value in request.constants.items()},
+        attrs={
+            (at,): [["tt.divisibility", 16]]
+            for at, name in enumerate(function.arg_names)
+            if name in aligned
+        },
+    )
+    options = {
+        "num_warps": request.warps,
+        "num_stages": request.stages,
+        "enable_fp_fusion": True,  # products and sums in one rounding, as every GPU library does
+    }
+    done = triton.compile(source, target=GPUTarget("cuda", request.sm, _WARP), options=options)
+    cubin = done.asm["cubin"]
+    registers, spilled = _resources(cubin)
+    return Compiled(
+        function=done.metadata.name,
+        cubin=cubin,
+        threads=done.metadata.num_warps * _WARP,
+        shared_bytes=done.metadata.shared,
+        registers=registers,
+        spill_bytes=spilled,
+    )
+
+
+def _tuples(value: object) -> object:
+    """Return what the message held, with its lists as the tuples that they were."""
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _resources(cubin: bytes) -> tuple[int | None, int | None]:
+    """Return registers of a thread and its bytes of local memory, as cuobjdump reads them."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    if not tool.exists():
+        return None, None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool), "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+).*?LOCAL:(\d+)", text)
+    if found is None:
+        return None, None
+    return int(found[1]), int(found[2]) + int(found[3])
+
+
+def serve() -> None:
+    """Answer requests until the input ends."""
+    warnings.simplefilter("ignore")
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
+    while (request := read_message(sys.stdin.buffer, Request)) is not None:
+        try:
+            answer = Answer(compiled=compile_kernel(request))
+        except Exception as error:  # noqa: BLE001  (a compiler raises what it likes; the build says it)
+            answer = Answer(problem=first_line(error.__cause__ or error))
+        write_message(answers, answer)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,205 @@
+"""The lowering of one segment in the making: where tensors lie, packed weights, calls so far."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from toolkit.gpu.call import POINTERS, Argument, Call, Constant, InTensor, InWeights, KernelSpec
+from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.expressions import Step
+from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.network import Network
+from toolkit.gpu.view import Shape, View, channels_last, row_major
+
+Array = npt.NDArray[Any]
+WEIGHTS = ""  # the base of views into the weights
+ALIGNMENT = 256  # bytes; of every allocation and every weight
+_BLOCK = 1024  # elements of one block of an element-wise kernel
+
+
+@dataclass
+class Draft:
+    """What the emitters read and add to; it lives only while one segment is lowered.
+
+    `dtype` is what activations are stored in. `homes`: tensors that are written straight into a
+    part of a concatenation.
+    """
+
+    network: Network
+    gpu: GpuTarget
+    dtype: str
+    views: dict[str, View] = field(default_factory=dict)
+    homes: dict[str, View] = field(default_factory=dict)
+    allocations: dict[str, int] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    weights: bytearray = field(default_factory=bytearray)
+    _packed: dict[bytes, int] = field(default_factory=dict)
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one stored activation."""
+        return 2 if self.dtype == "float16" else 4
+
+    def allocate(self, base: str, dtype: str, shape: Shape, strides: Shape) -> View:
+        """Take memory for a dense tensor."""
+        name = base
+        while name in self.allocations:
+            name += "'"
+        view = View(name, dtype, shape, strides)
+        self.allocations[name] = int(np.prod(shape)) * view.item_bytes
+        return view
+
+    def make(self, name: str, strides: Shape | None = None) -> View:
+        """Return where the tensor `name` is to be written; it can be read from then on.
+
+        `strides` default to the order of the indices. A tensor with a home is written there.
+        """
+        shape = self.network.shapes[name]
+        dtype = self.network.dtypes[name] if name in self.network.outputs else self.dtype
+        if name not in self.homes:
+            made = self.allocate(name, dtype, shape, strides or row_major(shape))
+        else:
+            made = self.homes[name]
+        self.views[name] = made
+        return made
+
+    def read(self, name: str) -> View:
+        """Return where a tensor or a constant lies."""
+        if name in self.views:
+            return self.views[name]
+        if name in self.network.constants:
+            self.views[name] = self.constant(self.network.constants[name], self.dtype)
+            return self.views[name]
+        raise NotCoveredError(f"tensor {name!r} is not in the memory of the GPU")
+
+    def constant(self, values: Array, dtype: str) -> View:
+        """Pack constant values; equal ones are stored once."""
+        if values.dtype.kind != "f":
+            raise NotCoveredError(
+                f"a constant of type {values.dtype} is read by a kernel; kernels compute in "
+                "floating point"
+            )
+        with np.errstate(over="ignore"):
+            data = np.ascontiguousarray(values, dtype=dtype)
+        if not np.isfinite(data).all() and np.isfinite(values).all():
+            raise NotCoveredError(
+                f"a weight of size {float(np.abs(values).max()):.3g} does not fit {dtype}; build "
+                "with --precision fp32"
+            )
+        raw = data.tobytes()
+        if raw not in self._packed:
+            self.weights += bytes(-len(self.weights) % ALIGNMENT)
+            self._packed[raw] = len(self.weights)
+            self.weights += raw
+        offset = self._packed[raw] // data.itemsize
+        return View(WEIGHTS, dtype, values.shape, row_major(values.shape), offset)
+
+    def pixels(self, name: str) -> tuple[View, int]:
+        """Return a (N, C, H, W) tensor stored channels-last, and its pitch; copies if needed."""
+        view = self.read(name)
+        if len(view.shape) != 4:
+            raise NotCoveredError(
+                f"tensor {name!r} has {len(view.shape)} dimensions; kernels for pictures take 4"
+            )
+        pitch = view.pixel_pitch()
+        if pitch is None or view.dtype != self.dtype:
+            view = self.copy(view, channels_last(view.shape), self.dtype)
+            self.views[name] = view
+            pitch = view.shape[1]
+        return view, pitch
+
+    def rows(self, name: str) -> View:
+        """Return a tensor stored in the order of its indices; copies if needed."""
+        view = self.read(name)
+        if not view.is_row_major() or view.dtype != self.dtype:
+            view = self.copy(view, row_major(view.shape), self.dtype)
+        return view
+
+    def copy(self, view: View, strides: Shape, dtype: str) -> View:
+        """Add a copy of a view with these strides and this type."""
+        base = view.base or "constant"
+        target = self.allocate(base, dtype, view.shape, strides)
+        self.elementwise(target, [view], (), ())
+        return target
+
+    def elementwise(
+        self, target: View, operands: Sequence[View], steps: Sequence[Step], nodes: tuple[str, ...]
+    ) -> None:
+        """Add an element-wise kernel; the operands have the target's shape."""
+        shape, strides = _collapsed(target.shape, [v.strides for v in (target, *operands)])
+        names = ("x0", "x1", "x2", "x3")
+        given = dict(zip(names, operands, strict=False))
+        elements = int(np.prod(target.shape))
+        self.call(
+            "elementwise",
+            ((elements + _BLOCK - 1) // _BLOCK, 1, 1),
+            {**{n: given.get(n) for n in names}, "y": target, "elements": elements},
+            {
+                "SHAPE": (0, *shape[1:]),
+                "STRIDES": tuple(strides[1:]),
+                "Y_STRIDES": strides[0],
+                "STEPS": tuple(steps),
+                "BLOCK": _BLOCK,
+            },
+            writes=target,
+            nodes=nodes,
+        )
+
+    def call(
+        self,
+        kernel: str,
+        grid: tuple[int, int, int],
+        parameters: Mapping[str, View | int | None],
+        constants: Mapping[str, Constant],
+        *,
+        writes: View,
+        nodes: tuple[str, ...],
+        warps: int = 4,
+        stages: int = 1,
+    ) -> None:
+        """Add a call; `parameters` in the kernel's order, None for those that are not there."""
+        absent = {name: None for name, value in parameters.items() if value is None}
+        given = {name: value for name, value in parameters.items() if value is not None}
+        arguments = {name: _argument(value) for name, value in given.items()}
+        signature = tuple((n, _type(given[n], arguments[n])) for n in given)
+        spec = KernelSpec(
+            kernel, signature, tuple(sorted({**absent, **constants}.items())), warps, stages
+        )
+        bases = {v.base for v in given.values() if isinstance(v, View)} - {WEIGHTS, writes.base}
+        self.calls.append(
+            Call(spec, grid, tuple(arguments.values()), nodes, tuple(sorted(bases)), writes.base)
+        )
+
+
+def _argument(value: View | int) -> Argument:
+    if isinstance(value, int):
+        return value
+    offset = value.offset * value.item_bytes
+    return InWeights(offset) if value.base == WEIGHTS else InTensor(value.base, offset)
+
+
+def _type(value: View | int, argument: Argument) -> str:
+    """Return Triton's type of a parameter, with ":16" where its value is a multiple of 16."""
+    name = "i32" if isinstance(value, int) else POINTERS[value.dtype]
+    amount = argument if isinstance(argument, int) else argument.offset
+    return f"{name}:16" if amount % 16 == 0 else name
+
+
+def _collapsed(shape: Shape, strides: Sequence[Shape]) -> tuple[Shape, list[Shape]]:
+    """Order the dimensions as the first strides lie, and join those that all strides step alike."""
+    order = sorted(range(len(shape)), key=lambda at: -strides[0][at])
+    dims: list[tuple[int, tuple[int, ...]]] = []
+    for at in order:
+        size, steps = shape[at], tuple(one[at] for one in strides)
+        if size == 1:
+            continue
+        if dims and all(o == s * size for o, s in zip(dims[-1][1], steps, strict=True)):
+            dims[-1] = (dims[-1][0] * size, steps)
+        else:
+            dims.append((size, steps))
+    if not dims:
+        dims = [(1, (0,) * len(strides))]
+    return tuple(d for d, _ in dims), [tuple(s[i] for _, s in dims) for i in range(len(strides))]

@@ -1,0 +1,54 @@
+"""What the compiler must know of a GPU, by its SM version."""
+
+from dataclasses import dataclass
+
+from toolkit.gpu.errors import CompileError
+
+# Shared memory that one block may take, in KiB. CUDA C++ Programming Guide, "Technical
+# Specifications per Compute Capability", maximum amount of shared memory per thread block.
+_SHARED_KIB: dict[int, int] = {
+    53: 48,
+    62: 48,
+    72: 96,
+    75: 64,
+    80: 163,
+    86: 99,
+    87: 163,
+    89: 99,
+    90: 227,
+    100: 227,
+    110: 227,
+    120: 99,
+}
+_ASYNC_COPIES = 80  # the first SM that loads into shared memory while it computes
+_TF32 = 80  # the first SM whose tensor cores take FP32 operands, rounded to TF32
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTarget:
+    """`sm` 87 is compute capability 8.7; `sm_count` the processors that a launch should fill."""
+
+    sm: int
+    sm_count: int
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory that one block may take."""
+        if self.sm not in _SHARED_KIB:
+            known = ", ".join(map(str, _SHARED_KIB))
+            raise CompileError(f"sm_{self.sm} is not known; kernels are compiled for {known}")
+        return _SHARED_KIB[self.sm] * 1024
+
+    @property
+    def copies_while_computing(self) -> bool:
+        """Whether loops over blocks gain from more than two stages."""
+        return self.sm >= _ASYNC_COPIES
+
+    @property
+    def fp32_precision(self) -> str:
+        """How products of FP32 are made, in Triton's words.
+
+        "tf32x3" splits each operand in two TF32 numbers and sums three products: tensor cores with
+        an error near that of FP32. Older GPUs multiply in FP32.
+        """
+        return "tf32x3" if self.sm >= _TF32 else "ieee"

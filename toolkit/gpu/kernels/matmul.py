@@ -1,0 +1,44 @@
+"""Matrix products, one or a batch of them; a 1x1 convolution is one whose rows are pixels.
+
+    y[i, m, n] = STEPS(sum_k a[i, m, k] b[i, k, n] + bias[n], residual[m, n])
+
+a and b are read with any strides, so a transposed operand costs no copy. A batch stride of 0 gives
+all products the same operand.
+"""
+
+import triton
+import triton.language as tl
+
+from toolkit.gpu.kernels.expression import store_rows
+
+
+@triton.jit
+def matmul(
+    a, b, bias, residual, y, rows,
+    DEPTH: tl.constexpr, COLUMNS: tl.constexpr,
+    A_BATCH: tl.constexpr, A_ROW: tl.constexpr, A_COLUMN: tl.constexpr,
+    B_BATCH: tl.constexpr, B_ROW: tl.constexpr, B_COLUMN: tl.constexpr,
+    Y_BATCH: tl.constexpr, Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
+    STEPS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Grid: (blocks of rows x blocks of columns, products). A residual goes with one product."""
+    COLUMN_BLOCKS: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N
+    tile = tl.program_id(0)  # neighbours share the rows: they stay in the cache
+    i = tl.program_id(1)
+    m = tile // COLUMN_BLOCKS * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tile % COLUMN_BLOCKS * BLOCK_N + tl.arange(0, BLOCK_N)
+    a += i * A_BATCH
+    b += i * B_BATCH
+
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, DEPTH, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        inside = (m < rows)[:, None] & (k < DEPTH)[None, :]
+        left = tl.load(a + m[:, None] * A_ROW + k[None, :] * A_COLUMN, mask=inside, other=0.0)
+        inside = (k < DEPTH)[:, None] & (n < COLUMNS)[None, :]
+        right = tl.load(b + k[:, None] * B_ROW + n[None, :] * B_COLUMN, mask=inside, other=0.0)
+        total = tl.dot(left, right, total, input_precision=PRECISION)
+
+    y += i * Y_BATCH
+    store_rows(total, bias, residual, y, m, n, rows, COLUMNS, Y_PITCH, R_PITCH, STEPS)

@@ -1,0 +1,80 @@
+"""Pooling over windows and over whole pictures, on channels-last tensors.
+
+    y[p, c] = STEPS(max_t a[p, t, c])                     pool, MODE "max"
+    y[p, c] = STEPS(sum_t a[p, t, c] / counted taps)      pool, MODE "average"
+    y[i, c] = STEPS(sum_p x[i, p, c] / pixels)            global_average
+
+Row p is an output pixel, c a channel, t a tap of the window. An average counts the taps inside the
+picture, with COUNT_PADS those in its padding too.
+"""
+
+import triton
+import triton.language as tl
+
+from toolkit.gpu.kernels.expression import store_rows
+
+
+@triton.jit
+def pool(
+    x, y, batch,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr,
+    OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, Y_PITCH: tl.constexpr,
+    TAP_ROWS: tl.constexpr, TAP_COLUMNS: tl.constexpr,
+    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
+    PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
+    PAD_BOTTOM: tl.constexpr, PAD_RIGHT: tl.constexpr,
+    MODE: tl.constexpr, COUNT_PADS: tl.constexpr, STEPS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Grid: (blocks of pixels, blocks of channels)."""
+    p = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    c = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    pixels = batch * OUT_HEIGHT * OUT_WIDTH
+    image = p // (OUT_HEIGHT * OUT_WIDTH)
+    top = p // OUT_WIDTH % OUT_HEIGHT * STRIDE_H - PAD_TOP
+    left = p % OUT_WIDTH * STRIDE_W - PAD_LEFT
+
+    OUTSIDE: tl.constexpr = float("-inf") if MODE == "max" else 0.0
+    total = tl.full((BLOCK_M, BLOCK_N), OUTSIDE, tl.float32)
+    counted = tl.zeros((BLOCK_M,), tl.float32)
+    for tap in tl.static_range(TAP_ROWS * TAP_COLUMNS):
+        h = top + tap // TAP_COLUMNS * DILATION_H
+        w = left + tap % TAP_COLUMNS * DILATION_W
+        inside = (h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)
+        if COUNT_PADS:
+            counts = (h < HEIGHT + PAD_BOTTOM) & (w < WIDTH + PAD_RIGHT)
+        else:
+            counts = inside
+        place = ((image * HEIGHT + h) * WIDTH + w) * X_PITCH
+        mask = (inside & (p < pixels))[:, None] & (c < CHANNELS)[None, :]
+        a = tl.load(x + place[:, None] + c[None, :], mask=mask, other=OUTSIDE).to(tl.float32)
+        if MODE == "max":
+            total = tl.where((a > total) | (a != a), a, total)  # NaN stays, as in ONNX
+        else:
+            total += a
+            counted += counts.to(tl.float32)
+    if MODE == "average":
+        total = total / tl.where(counted > 0.0, counted, 1.0)[:, None]
+
+    store_rows(total, None, None, y, p, c, pixels, CHANNELS, Y_PITCH, 0, STEPS)
+
+
+@triton.jit
+def global_average(
+    x, y, batch,
+    PIXELS: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr, Y_PITCH: tl.constexpr,
+    STEPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Grid: (images, blocks of channels)."""
+    image = tl.program_id(0)
+    c = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, PIXELS, BLOCK_M):
+        p = start + tl.arange(0, BLOCK_M)
+        inside = (p < PIXELS)[:, None] & (c < CHANNELS)[None, :]
+        place = (image * PIXELS + p[:, None]) * X_PITCH + c[None, :]
+        total += tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    mean = tl.sum(total, 0)[None, :] / PIXELS
+    row = image + tl.arange(0, 1)
+    store_rows(mean, None, None, y, row, c, batch, CHANNELS, Y_PITCH, 0, STEPS)

@@ -1,0 +1,275 @@
+"""A segment for the GPU, step by step: ONNX -> cubins, launches, weights and workspace.
+
+1 read      ONNX -> operations, shapes, constants         toolkit.gpu.network
+2 group     operations -> one kernel each                 toolkit.gpu.fusion
+3 place     concatenations in place                       toolkit.gpu.places
+4 emit      groups -> calls, tensors -> views             EMITTERS
+5 fit       allocations -> offsets in one workspace       toolkit.memory
+6 compile   kernels -> cubins                             toolkit.gpu.compile
+7 write     calls -> launches of the engine               device.cuda_manifest
+
+Steps 1 to 5 are `draft_segment`: pure, without Triton. A segment that kernels cannot compute as a
+whole raises NotCoveredError and stays portable.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from device.cuda_manifest import (
+    Argument,
+    Cuda,
+    Int32,
+    Kernel,
+    Launch,
+    Null,
+    Place,
+    Weights,
+    Workspace,
+)
+from device.manifest import Precision
+from toolkit.gpu import call as calls
+from toolkit.gpu import convolutions, pictures, places
+from toolkit.gpu.call import Call, KernelSpec
+from toolkit.gpu.compile import Progress, compile_kernels
+from toolkit.gpu.compile_messages import Compiled
+from toolkit.gpu.draft import ALIGNMENT, WEIGHTS, Draft
+from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.expressions import is_elementwise
+from toolkit.gpu.fusion import Group, group_operations
+from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.network import Array, Network, read_network
+from toolkit.gpu.view import View, row_major
+from toolkit.memory import Lifetime, plan_memory
+
+# The operators that start a group, and who adds their calls. Element-wise operators are rows of
+# `toolkit.gpu.expressions`.
+EMITTERS: dict[str, Callable[[Draft, Group], None]] = {
+    "Conv": convolutions.emit_convolution,
+    "Gemm": convolutions.emit_gemm,
+    "MatMul": convolutions.emit_matmul,
+    "MaxPool": pictures.emit_pool,
+    "AveragePool": pictures.emit_pool,
+    "GlobalAveragePool": pictures.emit_global_average,
+    "Resize": pictures.emit_resize,
+    "Softmax": pictures.emit_softmax,
+    "Identity": places.emit_same,
+    "Reshape": places.emit_reshape,
+    "Flatten": places.emit_reshape,
+    "Squeeze": places.emit_reshape,
+    "Unsqueeze": places.emit_reshape,
+    "Transpose": places.emit_transpose,
+    "Concat": places.emit_concat,
+}
+
+_STORED: dict[Precision, str] = {"fp32": "float32", "fp16": "float16"}
+# Triton's kernels end in two pointers to scratch memory that none of ours asks for.
+_TRITON_TAIL: tuple[Argument, ...] = (Null(), Null())
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedSegment:
+    """A segment before compiling: calls in order, where everything lies, packed weights.
+
+    `offsets`: bytes from the start of the workspace to each allocation; `outputs` and `inputs`:
+    views of the segment's tensors in the order of the segment.
+    """
+
+    calls: tuple[Call, ...]
+    offsets: Mapping[str, int]
+    workspace_bytes: int
+    largest_live_bytes: int
+    weights: bytes
+    inputs: Mapping[str, View]
+    outputs: Mapping[str, View]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSegment:
+    """A segment's `cuda` implementation with the entries that it adds to the engine file."""
+
+    implementation: Cuda
+    entries: Mapping[str, Array]
+    kernels: tuple[Compiled, ...]
+    workspace_bytes: int
+    largest_live_bytes: int
+
+
+def lower_gpu(
+    name: str,
+    segment: bytes,
+    weights: Mapping[str, Array],
+    *,
+    gpu: GpuTarget,
+    precision: Precision,
+    on_progress: Progress | None = None,
+) -> GpuSegment:
+    """Lower a segment (ONNX bytes, and the weights kept beside them) for a GPU.
+
+    Raises NotCoveredError: a node that no kernel computes, named with the reason; CompileError: a
+    kernel does not compile or does not fit the GPU.
+    """
+    drafted = draft_segment(segment, weights, gpu=gpu, precision=precision)
+    specs = tuple(dict.fromkeys(call.spec for call in drafted.calls))
+    compiled = compile_kernels(specs, gpu, on_progress)
+    return _written(name, drafted, dict(zip(specs, compiled, strict=True)), gpu)
+
+
+def draft_segment(
+    segment: bytes, weights: Mapping[str, Array], *, gpu: GpuTarget, precision: Precision
+) -> DraftedSegment:
+    """Do all that needs no compiler; raises NotCoveredError."""
+    network = read_network(segment, weights)
+    _check(network, precision)
+    groups = group_operations(network)
+    draft = Draft(network, gpu, _STORED[precision])
+    inputs = {name: _border(draft, name, name) for name in network.inputs}
+    draft.views.update(inputs)
+    places.plan_homes(draft, groups)
+    for group in groups:
+        emit = pictures.emit_elementwise if group.root is None else EMITTERS[group.root.kind]
+        emit(draft, group)
+    outputs: dict[str, View] = {}
+    for name in network.outputs:
+        outputs[name] = _output(draft, name, {view.base for view in outputs.values()})
+    lives = _lifetimes(draft, tuple(inputs.values()), tuple(outputs.values()))
+    memory = plan_memory(lives)
+    return DraftedSegment(
+        calls=tuple(draft.calls),
+        offsets={buffer.tensor: buffer.offset for buffer in memory.buffers},
+        workspace_bytes=memory.arena_bytes,
+        largest_live_bytes=_largest_live(lives),
+        weights=bytes(draft.weights),
+        inputs=inputs,
+        outputs=outputs,
+    )
+
+
+def _check(network: Network, precision: Precision) -> None:
+    if precision not in _STORED:
+        raise NotCoveredError(f"the precision is {precision}; kernels compute in fp32 and fp16")
+    for op in network.operations:
+        if op.kind not in EMITTERS and not is_elementwise(op):
+            raise NotCoveredError(f"node {op.name!r} ({op.kind}) has no kernel yet")
+    for name in (*network.inputs, *network.outputs):
+        dtype = network.dtypes.get(name, "constant")
+        if dtype not in calls.POINTERS:
+            raise NotCoveredError(
+                f"tensor {name!r} has the type {dtype}; kernels read and write "
+                f"{', '.join(calls.POINTERS)}"
+            )
+
+
+def _border(draft: Draft, base: str, name: str) -> View:
+    """Take memory for a tensor as it enters or leaves: rows first, in its own type."""
+    shape = draft.network.shapes[name]
+    return draft.allocate(base, draft.network.dtypes[name], shape, row_major(shape))
+
+
+def _output(draft: Draft, name: str, taken: set[str]) -> View:
+    """Return where an output lies; copies it where the segment must not hand out its memory."""
+    view = draft.read(name)
+    whole = view.offset == 0 and draft.allocations.get(view.base) == _bytes(view)
+    own = view.base not in (*draft.network.inputs, *taken, WEIGHTS)
+    if whole and own and view.is_row_major() and view.dtype == draft.network.dtypes[name]:
+        return view
+    target = _border(draft, f"{name} (output)", name)
+    draft.elementwise(target, [view], (), ())
+    return target
+
+
+def _bytes(view: View) -> int:
+    return int(np.prod(view.shape)) * view.item_bytes
+
+
+def _lifetimes(
+    draft: Draft, inputs: Sequence[View], outputs: Sequence[View]
+) -> tuple[Lifetime, ...]:
+    """Return from which call to which every allocation is in use."""
+    first = {view.base: 0 for view in inputs}
+    last = dict(first)
+    for at, one in enumerate(draft.calls):
+        for base in (*one.reads, one.writes):
+            first.setdefault(base, at)
+            last[base] = at
+    last.update({view.base: len(draft.calls) for view in outputs})
+    return tuple(Lifetime(base, draft.allocations[base], first[base], last[base]) for base in first)
+
+
+def _largest_live(lives: Sequence[Lifetime]) -> int:
+    """Return the most bytes alive at once: no workspace can be smaller."""
+    ends = {life.first for life in lives}
+    return max(
+        (sum(one.bytes for one in lives if one.first <= at <= one.last) for at in ends), default=0
+    )
+
+
+def _written(
+    name: str, drafted: DraftedSegment, compiled: Mapping[KernelSpec, Compiled], gpu: GpuTarget
+) -> GpuSegment:
+    """Return the implementation and its entries, with equal cubins stored once."""
+    kernels = {one.sha256: one for one in compiled.values()}
+    index = {sha256: at for at, sha256 in enumerate(kernels)}
+    weights = f"cuda/{name}.weights"
+    entries: dict[str, Array] = {
+        _cubin_entry(gpu, one): np.frombuffer(one.cubin, np.uint8) for one in kernels.values()
+    }
+    entries[weights] = np.frombuffer(drafted.weights.ljust(1, b"\0"), np.uint8)
+    implementation = Cuda(
+        sm=gpu.sm,
+        kernels=tuple(
+            Kernel(
+                cubin=_cubin_entry(gpu, one),
+                function=one.function,
+                threads=one.threads,
+                shared_bytes=one.shared_bytes,
+                registers=one.registers,
+                spill_bytes=one.spill_bytes,
+            )
+            for one in kernels.values()
+        ),
+        launches=tuple(
+            Launch(
+                kernel=index[compiled[one.spec].sha256],
+                grid=one.grid,
+                arguments=(*(_argument(a, drafted) for a in one.arguments), *_TRITON_TAIL),
+                nodes=one.nodes,
+            )
+            for one in drafted.calls
+        ),
+        weights=weights,
+        workspace_bytes=_aligned(drafted.workspace_bytes),
+        inputs=_places(drafted.inputs, drafted),
+        outputs=_places(drafted.outputs, drafted),
+    )
+    return GpuSegment(
+        implementation,
+        entries,
+        tuple(kernels.values()),
+        drafted.workspace_bytes,
+        drafted.largest_live_bytes,
+    )
+
+
+def _argument(argument: calls.Argument, drafted: DraftedSegment) -> Argument:
+    if isinstance(argument, int):
+        return Int32(argument)
+    if isinstance(argument, calls.InWeights):
+        return Weights(argument.offset)
+    return Workspace(drafted.offsets[argument.base] + argument.offset)
+
+
+def _places(views: Mapping[str, View], drafted: DraftedSegment) -> tuple[Place, ...]:
+    return tuple(
+        Place(tensor=name, offset=drafted.offsets[view.base], bytes=_bytes(view))
+        for name, view in views.items()
+    )
+
+
+def _cubin_entry(gpu: GpuTarget, one: Compiled) -> str:
+    return f"cuda/sm_{gpu.sm}/{one.sha256[:32]}.cubin"
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

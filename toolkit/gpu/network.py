@@ -1,0 +1,164 @@
+"""A segment's ONNX -> the operations that kernels compute, with all shapes and constants known."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+
+from toolkit.gpu.errors import NotCoveredError
+
+Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+Attribute = int | float | str | tuple[int, ...] | tuple[float, ...]
+
+MAX_ELEMENTS = 2**31 - 1  # of one tensor: kernels index with 32 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One ONNX node; an input that is left out is ""."""
+
+    kind: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Attribute]
+
+    def integers(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        """Return an attribute that is a row of integers."""
+        value = self.attributes.get(name, default)
+        assert isinstance(value, tuple)
+        return tuple(int(item) for item in value)
+
+    def integer(self, name: str, default: int) -> int:
+        """Return an attribute that is an integer."""
+        value = self.attributes.get(name, default)
+        assert isinstance(value, int)
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """Return an attribute that is a number."""
+        value = self.attributes.get(name, default)
+        assert isinstance(value, (int, float))
+        return float(value)
+
+    def text(self, name: str, default: str) -> str:
+        """Return an attribute that is a text."""
+        value = self.attributes.get(name, default)
+        assert isinstance(value, str)
+        return value
+
+    def input(self, index: int) -> str:
+        """Return the name of an input, "" where it is left out."""
+        return self.inputs[index] if index < len(self.inputs) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A segment: operations in running order, tensors by name.
+
+    `shapes` and `dtypes` hold every tensor that is not constant; `constants` the others.
+    """
+
+    operations: tuple[Operation, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    shapes: Mapping[str, Shape]
+    dtypes: Mapping[str, str]
+    constants: Mapping[str, Array]
+
+
+def read_network(segment: bytes, weights: Mapping[str, Array]) -> Network:
+    """Read a segment's ONNX bytes and the weights that are kept beside it.
+
+    Raises NotCoveredError: a subgraph, or a tensor whose shape or type is not known here.
+    """
+    graph = ir.from_proto(onnx.ModelProto.FromString(segment)).graph
+    constants = {
+        name: weights[name] if name in weights else _numpy(value.const_value)
+        for name, value in graph.initializers.items()
+    }
+    operations: list[Operation] = []
+    shapes: dict[str, Shape] = {}
+    dtypes: dict[str, str] = {}
+    for value in graph.inputs:
+        _note(value, shapes, dtypes)
+    for node in graph:
+        if node.op_type == "Constant":
+            constants[str(node.outputs[0].name)] = _constant(node)
+            continue
+        operations.append(_operation(node))
+        for value in node.outputs:
+            if value.name:
+                _note(value, shapes, dtypes)
+    return Network(
+        tuple(operations),
+        tuple(str(value.name) for value in graph.inputs),
+        tuple(str(value.name) for value in graph.outputs),
+        shapes,
+        dtypes,
+        constants,
+    )
+
+
+def _numpy(tensor: ir.TensorProtocol | None) -> Array:
+    assert tensor is not None  # a segment's initializers have values
+    return np.asarray(tensor.numpy())
+
+
+def _constant(node: ir.Node) -> Array:
+    if "value" not in node.attributes:
+        raise NotCoveredError(f"node {node.name!r} (Constant) does not hold a tensor")
+    return _numpy(node.attributes["value"].as_tensor())
+
+
+def _operation(node: ir.Node) -> Operation:
+    if node.domain not in ("", "ai.onnx"):
+        raise NotCoveredError(
+            f"node {node.name!r} ({node.op_type}) is of the domain {node.domain!r}; kernels "
+            "compute operators of ONNX itself"
+        )
+    return Operation(
+        kind=node.op_type,
+        name=str(node.name),
+        inputs=tuple("" if value is None else str(value.name) for value in node.inputs),
+        outputs=tuple(str(value.name) for value in node.outputs if value.name),
+        attributes={name: _attribute(node, attr) for name, attr in node.attributes.items()},
+    )
+
+
+def _attribute(node: ir.Node, attr: ir.Attr) -> Attribute:
+    kinds = ir.AttributeType
+    if attr.type in (kinds.INT, kinds.FLOAT, kinds.STRING):
+        return attr.value  # type: ignore[no-any-return]
+    if attr.type in (kinds.INTS, kinds.FLOATS):
+        return tuple(attr.value)
+    raise NotCoveredError(
+        f"node {node.name!r} ({node.op_type}) has the attribute {attr.name!r} of type "
+        f"{attr.type.name}; kernels take numbers and texts"
+    )
+
+
+def _note(value: ir.Value, shapes: dict[str, Shape], dtypes: dict[str, str]) -> None:
+    """Keep the shape and the type of a tensor."""
+    name = str(value.name)
+    if value.shape is None or not all(isinstance(dim, int) for dim in value.shape):
+        found = "unknown" if value.shape is None else str(value.shape)
+        raise NotCoveredError(
+            f"tensor {name!r} has the shape {found}; kernels are compiled for fixed sizes, give "
+            "them with --shape"
+        )
+    shape = tuple(int(dim) for dim in value.shape)  # type: ignore[arg-type]
+    elements = int(np.prod(shape, dtype=object)) if shape else 1
+    if not 1 <= elements <= MAX_ELEMENTS:
+        raise NotCoveredError(
+            f"tensor {name!r} has {elements} elements; kernels take 1 to {MAX_ELEMENTS}"
+        )
+    if value.dtype is None:
+        raise NotCoveredError(f"tensor {name!r} has no known type")
+    shapes[name] = shape
+    dtypes[name] = value.dtype.numpy().name

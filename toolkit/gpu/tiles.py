@@ -1,0 +1,71 @@
+"""Sizes of the blocks that a kernel computes at a time."""
+
+from dataclasses import dataclass
+
+from toolkit.gpu.gpu import GpuTarget
+
+_LEAST = 16  # the smallest block side that a product of matrices takes
+_RUNNING_MEAN = 1024  # elements that a memory-bound block holds at once
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A block of `rows` x `columns` results, computed `depth` products at a time."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+def product_tile(rows: int, columns: int, depth: int, item_bytes: int, gpu: GpuTarget) -> Tile:
+    """Choose the tile of a product of matrices: the largest that still fills the GPU.
+
+    Large tiles read each operand less often; tiles fewer than the SMs leave some idle.
+    """
+    block_n = _side(columns, 128)
+    sizes = [
+        (128, block_n),
+        (64, block_n),
+        (64, min(block_n, 64)),
+        (32, min(block_n, 64)),
+        (32, min(block_n, 32)),
+        (16, min(block_n, 32)),
+    ]
+    wide = [(m, n) for m, n in sizes if m <= max(_LEAST, _power(rows))]
+    filling = [s for s in wide if _blocks(rows, s[0]) * _blocks(columns, s[1]) >= gpu.sm_count]
+    block_m, block_n = filling[0] if filling else wide[-1]
+    block_k = _side(depth, 64 if item_bytes == 2 else 32)
+    warps = 8 if block_m * block_n >= 128 * 128 else 4
+    return Tile(
+        block_m, block_n, block_k, warps, _stages(block_m, block_n, block_k, item_bytes, gpu)
+    )
+
+
+def row_tile(rows: int, columns: int) -> Tile:
+    """Choose the tile of a kernel that is bound by memory: whole rows of channels first."""
+    block_n = min(max(_power(columns), 8), 64)
+    block_m = max(1, min(_power(rows), _RUNNING_MEAN // block_n))
+    return Tile(block_m, block_n, 0, 4, 1)
+
+
+def _stages(block_m: int, block_n: int, block_k: int, item_bytes: int, gpu: GpuTarget) -> int:
+    """Blocks of operands in flight: at most four, and no more than shared memory holds."""
+    if not gpu.copies_while_computing:
+        return 2
+    fits = gpu.shared_bytes // ((block_m + block_n) * block_k * item_bytes)
+    return max(1, min(4, fits))
+
+
+def _side(size: int, most: int) -> int:
+    return max(_LEAST, min(most, _power(size)))
+
+
+def _power(size: int) -> int:
+    """Return the smallest power of two that is at least `size`."""
+    return 1 << (size - 1).bit_length()
+
+
+def _blocks(size: int, block: int) -> int:
+    return -(-size // block)
