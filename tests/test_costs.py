@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from legalize_graphs import Net, floats, node, to_ir
 from planning_graphs import constant, one_node
 
 from device.errors import ConfigError
@@ -170,6 +171,42 @@ def test_every_node_is_in_one_kernel():
         seen = views(NETWORKS[name].model().graph)
         names = [view.name for kernel in fuse(seen) for view in kernel.nodes]
         assert sorted(names) == sorted(view.name for view in seen)
+
+
+def gated_block(rng: np.random.Generator) -> tuple[NodeView, ...]:
+    """A squeeze-and-excitation block: what a convolution makes, times a gate computed from it."""
+    nodes = [
+        node("Conv", "x w", "c", pads=[1] * 4),
+        node("HardSwish", "c", "h"),
+        node("GlobalAveragePool", "h", "p"),
+        node("Conv", "p v", "g"),
+        node("HardSigmoid", "g", "s"),
+        node("Mul", "h s", "m"),
+        node("Conv", "m v", "d"),
+        node("Add", "x d", "y"),
+    ]
+    weights = {"w": floats(rng, 8, 8, 3, 3), "v": floats(rng, 8, 8, 1, 1)}
+    return views(to_ir(Net(nodes, {"x": (1, 8, 14, 14)}, weights).proto()).graph)
+
+
+def test_no_kernel_waits_for_a_later_one(rng):
+    graphs = {name: views(NETWORKS[name].model().graph) for name in ("yolo26n", "googlenet")}
+    for name, seen in {**graphs, "gated": gated_block(rng)}.items():
+        made: set[str] = {t.name for v in seen for t in v.outputs}
+        for kernel in fuse(seen):
+            made -= {t.name for v in kernel.nodes for t in v.outputs}
+            assert not made & {t for v in kernel.nodes for t in v.reads}, (name, kernel.head.name)
+
+
+def test_a_gate_is_applied_by_a_kernel_of_its_own(rng):
+    kernels = [[view.op for view in kernel.nodes] for kernel in fuse(gated_block(rng))]
+    assert kernels == [
+        ["Conv", "HardSwish"],
+        ["GlobalAveragePool"],
+        ["Conv", "HardSigmoid"],
+        ["Mul"],
+        ["Conv", "Add"],
+    ]
 
 
 def test_joins_copy_only_parts_of_other_tensors():

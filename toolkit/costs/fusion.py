@@ -86,17 +86,19 @@ def alone(view: NodeView) -> Kernel:
 
 
 def _joined(view: NodeView, made_by: dict[str, _Group]) -> _Group | None:
-    """Return the latest group behind which a pointwise node can run in the same kernel."""
+    """Return the group behind which a pointwise node can run in the same kernel.
+
+    It is the latest that the node reads: a kernel that took the node earlier would wait for one
+    that may read its own results (the gate of a squeeze-and-excitation block).
+    """
     if view.op not in POINTWISE or not view.outputs:
         return None
-    found = [
-        group
-        for tensor in view.activations
-        if (group := made_by.get(tensor.name)) is not None
-        and group.kind in ("matrix", "pointwise")
-        and tensor.elements == view.outputs[0].elements
-    ]
-    return max(found, key=lambda group: group.order, default=None)
+    read = [(made_by[t.name], t.elements) for t in view.activations if t.name in made_by]
+    if not read:
+        return None
+    latest = max((group for group, _ in read), key=lambda group: group.order)
+    whole = any(g is latest and size == view.outputs[0].elements for g, size in read)
+    return latest if whole and latest.kind in ("matrix", "pointwise") else None
 
 
 def _kind(view: NodeView, *, copies: bool) -> Kind:
