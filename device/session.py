@@ -196,11 +196,16 @@ class Session:
 
 
 def open_session(
-    path: PathLike, *, profile: str | None = None, threads: int | None = None
+    path: PathLike,
+    *,
+    profile: str | None = None,
+    threads: int | None = None,
+    dla: Dla = "portable",
+    scales: Scales = "hardware",
 ) -> Session:
     """Open an engine file and run it; see `open_engine` and `Session` for what they raise."""
     with open_engine(path) as engine:
-        return Session(engine, profile=profile, threads=threads)
+        return Session(engine, profile=profile, threads=threads, dla=dla, scales=scales)
 
 
 def _emulate(

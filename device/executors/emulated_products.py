@@ -115,7 +115,8 @@ def product_of(
         return _layer(node, kind, kernel, offset=_per_channel(bias))
     if weight.axis not in {None, outputs_axis}:
         return f"its weight scales run along axis {weight.axis}, outputs along {outputs_axis}"
-    step = _per_channel(weight.scale * source.scale)
+    repeats = geometry.groups if kind == "deconvolution" and weight.scale.size > 1 else 1
+    step = _per_channel(np.tile(weight.scale, repeats) * source.scale)
     kernel = convolution.make_kernel(array, geometry)
     return _layer(node, kind, kernel, step=step, bias=_bias_integers(node, integers, bias, step))
 
