@@ -1,18 +1,22 @@
 """The graph, what the rules allow and what the board costs -> a placement problem's network.
 
 A task is a kernel: nodes that run as one. Where rules allow only some of its nodes on the DLA, the
-kernel falls apart into those that may go there and those that may not.
+kernel has a part, and a task, for each run of nodes that may go there or may not. On the GPU the
+parts still run as one: together they cost what the kernel does. If what comes before a part is on
+the DLA, the part is a kernel of its own, and what that takes more comes with the crossing.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from device.manifest import Precision, Processor
 from toolkit.costs.bytes import tensor_bytes
-from toolkit.costs.fusion import Kernel, alone, fuse
-from toolkit.costs.model import CostModel, NodeCost
+from toolkit.costs.fusion import Kernel, fuse
+from toolkit.costs.model import CostModel, CrossingCost, NodeCost
 from toolkit.node_view import NodeView, TensorView
+from toolkit.rules.dla_memory import stored_bytes
+from toolkit.rules.rule import Generation
 from toolkit.scheduling.problem import Direction, Flow, Limits, Network, Problem, Task
 
 _DIRECTIONS: Mapping[Direction, tuple[Processor, Processor]] = {
@@ -57,78 +61,100 @@ def formulate(
     graph's own. The first of `processors` takes every node.
     """
     off_dla = frozenset(refused)
-    kernels = _in_order(_kernels(views, off_dla))
+    wholes = fuse(views)
+    parts = [_parts(kernel, off_dla) for kernel in wholes]
+    kernels = [part for group in parts for part in group]
+    prices = {processor: costs.price(kernels, processor) for processor in processors}
+    first = processors[0]
+    alone = iter(prices[first])
+    shares: list[NodeCost] = []
+    extra: dict[str, CrossingCost] = {}
+    for group, price in zip(parts, costs.price(wholes, first), strict=True):
+        own = [next(alone) for _ in group]
+        shared = _shares(price, own)
+        shares += shared
+        extra |= _extra(group, own, shared, off_dla)
     home = {v.name: kernel.head.name for kernel in kernels for v in kernel.nodes}
-    tasks = _tasks(kernels, off_dla, costs, processors)
-    flows = tuple(_flows(views, home, frozenset(outputs), costs))
+    tasks = tuple(_tasks(kernels, off_dla, {**prices, first: shares}, costs))
+    flows = tuple(_flows(views, home, frozenset(outputs), costs, extra))
     nodes = {kernel.head.name: kernel.nodes for kernel in kernels}
     return Formulated(Network(name, tasks, flows, rate_hz), nodes)
 
 
-def _kernels(views: Sequence[NodeView], off_dla: frozenset[str]) -> list[Kernel]:
-    """Fuse the nodes; a kernel that the rules part is fused again, part by part."""
-    kernels = []
-    for kernel in fuse(views):
-        sides = [[v for v in kernel.nodes if (v.name in off_dla) == side] for side in (False, True)]
-        parts = [side for side in sides if side]
-        kernels += [kernel] if len(parts) == 1 else [k for part in parts for k in fuse(part)]
-    return kernels
+def _parts(kernel: Kernel, off_dla: frozenset[str]) -> tuple[Kernel, ...]:
+    """Return the parts that the rules make of a kernel, in running order."""
+    runs = [tuple(run) for _, run in groupby(kernel.nodes, lambda v: v.name in off_dla)]
+    return (kernel,) if len(runs) == 1 else tuple(part for run in runs for part in fuse(run))
 
 
-def _in_order(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Sort kernels so that each follows those it reads; a cycle of kernels falls apart."""
-    while True:
-        maker = {t.name: i for i, k in enumerate(kernels) for v in k.nodes for t in v.outputs}
-        needs = {
-            index: {
-                maker[name]
-                for v in kernel.nodes
-                for name in v.reads
-                if name in maker and maker[name] != index
-            }
-            for index, kernel in enumerate(kernels)
-        }
-        sorter = TopologicalSorter(needs)
-        try:
-            sorter.prepare()
-        except CycleError as err:
-            torn = set(err.args[1])
-            kernels = [
-                part
-                for index, kernel in enumerate(kernels)
-                for part in ([alone(v) for v in kernel.nodes] if index in torn else [kernel])
-            ]
+def _shares(whole: NodeCost, own: Sequence[NodeCost]) -> list[NodeCost]:
+    """Return the cost of a kernel by part: the first takes what it would alone, or all there is."""
+    if len(own) == 1:
+        return list(own)
+    time, energy = min(own[0].time_us, whole.time_us), min(own[0].energy_mj, whole.energy_mj)
+    rest = [
+        NodeCost(
+            (whole.time_us - time) / (len(own) - 1),
+            (whole.energy_mj - energy) / (len(own) - 1),
+            0,
+            0,
+            "nothing",
+        )
+    ] * (len(own) - 1)
+    return [replace(whole, time_us=time, energy_mj=energy), *rest]
+
+
+def _extra(
+    parts: Sequence[Kernel],
+    own: Sequence[NodeCost],
+    shared: Sequence[NodeCost],
+    off_dla: frozenset[str],
+) -> dict[str, CrossingCost]:
+    """Return what a part takes more behind one on the DLA, by the tensor that crosses to it."""
+    extra: dict[str, CrossingCost] = {}
+    made: dict[str, int] = {}  # by parts that the DLA takes
+    for index, part in enumerate(parts):
+        if part.head.name not in off_dla:
+            made |= {t.name: index for v in part.nodes for t in v.outputs}
             continue
-        order: list[int] = []
-        while sorter.is_active():
-            ready = sorted(sorter.get_ready())
-            order += ready
-            sorter.done(*ready)
-        return [kernels[index] for index in order]
+        read = [t.name for t in part.reads if t.name in made]
+        if read:
+            latest = max(read, key=made.__getitem__)
+            before = extra.get(latest, CrossingCost(0.0, 0.0))
+            extra[latest] = CrossingCost(
+                before.time_us + max(0.0, own[index].time_us - shared[index].time_us),
+                before.energy_mj + max(0.0, own[index].energy_mj - shared[index].energy_mj),
+            )
+    return extra
 
 
 def _tasks(
     kernels: Sequence[Kernel],
     off_dla: frozenset[str],
+    prices: Mapping[Processor, Sequence[NodeCost]],
     costs: CostModel,
-    processors: Sequence[Processor],
-) -> tuple[Task, ...]:
-    prices = {processor: costs.price(kernels, processor) for processor in processors}
-    tasks = []
+) -> Iterable[Task]:
+    processors, generation = tuple(prices), costs.board.dla
     for index, kernel in enumerate(kernels):
         stays = any(v.name in off_dla for v in kernel.nodes)
         found = {p: prices[p][index] for p in (processors[:1] if stays else processors)}
-        tasks.append(_task(kernel, found, costs.precision))
-    return tuple(tasks)
+        yield _task(kernel, found, _stored(kernel, costs.precision, generation))
 
 
-def _task(kernel: Kernel, found: Mapping[Processor, NodeCost], precision: Precision) -> Task:
+def _stored(kernel: Kernel, precision: Precision, generation: Generation | None) -> int:
+    """Return the bytes of a kernel's constants in a loadable; 0 on a board without a DLA."""
+    if generation is None:
+        return 0
+    return sum(stored_bytes(view, precision, generation) for view in kernel.nodes)
+
+
+def _task(kernel: Kernel, found: Mapping[Processor, NodeCost], stored: int) -> Task:
     return Task(
         name=kernel.head.name,
         time_us={p: cost.time_us for p, cost in found.items()},
         energy_mj={p: cost.energy_mj for p, cost in found.items()},
         memory_gbps={p: cost.bandwidth_gbps for p, cost in found.items()},
-        weight_bytes=sum(tensor_bytes(t, precision) or 0 for t in kernel.constants),
+        weight_bytes=stored,
         lane=_batch_lane(kernel.nodes[0]),
     )
 
@@ -144,6 +170,7 @@ def _flows(
     home: Mapping[str, str],
     outputs: frozenset[str],
     costs: CostModel,
+    extra: Mapping[str, CrossingCost],
 ) -> Iterable[Flow]:
     readers: dict[str, list[str]] = {}
     for view in views:
@@ -160,6 +187,11 @@ def _flows(
             continue
         size = tensor_bytes(tensor, costs.precision) or 0
         crossings = {d: costs.crossing(size, *ends) for d, ends in _DIRECTIONS.items()}
+        if name in extra:
+            crossing, more = crossings["to_gpu"], extra[name]
+            crossings["to_gpu"] = CrossingCost(
+                crossing.time_us + more.time_us, crossing.energy_mj + more.energy_mj
+            )
         yield Flow(
             name=name,
             source=source,
