@@ -9,36 +9,36 @@ a. The error of a, and what sample s adds to it, are
 so that E(a) is the sum over outputs of noise to signal: 10^(-SQNR_o / 10), each output counting for
 itself whatever its unit. The candidates of a tensor are what the methods propose for it.
 
-1. Each method alone, everywhere: the one with the least E is the start.
-2. Each candidate of each tensor on its own, all other activations in floating point: the noise that
-   it adds, without that of the others. Noises of tensors add up in good approximation, so the best
-   candidates taken together are the second start. How far its candidates lie apart is the tensor's
-   sensitivity. A quarter of the samples tells which candidates are worth the others.
-3. From the better start, tensor by tensor, the most sensitive first, all others held at their
-   current choice.
+1. Each method alone, everywhere: of these the start.
+2. Each tensor on its own, all other activations in floating point: the noise that it adds without
+   that of the others, its sensitivity. Noises of tensors add up in good approximation, so one that
+   adds little can gain little and is left as it is.
+3. Tensor by tensor, the most sensitive first, all others held at their current choice: each other
+   candidate.
 
-A candidate takes the place of the current choice only where it is better by more than chance, with
-d_s the differences over n samples, and m and v their mean and variance:
+Clipping harms few samples much, and rounding harms all of them a little; and data to come hold
+values that the validation samples do not. So a wider range takes the place of a narrower one where
+E is less, but a narrower one only where that is more than chance, with d_s the differences over n
+samples, and m and v their mean and variance:
 
-    m < 0   and   m^2 > z^2 v / n,   z = 1
+    m < 0   and   m^2 > z^2 v / n,   z = 2
 
-Without it the search would learn the rounding of these very samples. The last word is a comparison
-with the best single method, which is left only if the whole choice passes the same test with z = 2
-and is better in the first half of the samples as well as in the second: a gain that comes from some
-samples alone will not be there on others. So no single method is better than the result on the
-validation samples.
+The same rule chooses the start, from the method with the widest ranges to that with the narrowest.
+A few samples are asked before all others, half of them those with the largest errors, and a
+candidate that is no better there is dropped.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibration.errors import CalibrationError
 from calibration.trials import (
-    Assignment,
+    LEAST_QUICK,
+    QUICK_SHARE,
     Errors,
     Progress,
     Trials,
@@ -47,14 +47,12 @@ from calibration.trials import (
     surely_less,
 )
 
-MAX_TRIALS = 1000
+MAX_TRIALS = 400
 """How often the model is run over all validation samples at most; parts count as parts."""
-HOPELESS = 2.0
-"""z by which a candidate is dropped that is worse on the first samples."""
 PROVEN = 2.0
-"""z by which the whole choice must be better than the best single method."""
+"""z by which a narrower range must be better."""
 NEGLIGIBLE = 0.01
-"""Tensors whose candidates differ by less than this share of E are not tried a second time."""
+"""Tensors that add less than this share of E on their own are left as they are."""
 
 SAME = 0.01
 """Candidates of a tensor that differ by less than this share are tried once: rounding noise goes
@@ -63,8 +61,8 @@ with the square of the range, so theirs differ by less than 0.1 dB. Histogram bi
 
 @dataclass(frozen=True, slots=True)
 class TensorChoice:
-    """What was chosen for a tensor; `sensitivity`: E of its worst candidate minus E of its best,
-    both on their own."""
+    """What was chosen for a tensor; `sensitivity`: E of it on its own, with the range that the
+    search began with, on the samples that are asked first."""
 
     tensor: str
     amax: float
@@ -77,7 +75,7 @@ class AutoResult:
     """`amax` by tensor, and why: `error` is E of it, `single` E of each method everywhere.
 
     `choices` come the most sensitive first. `trials` were run; `complete` is False where
-    `max_trials` ended the search early. `fallback` names the single method that was taken whole.
+    `max_trials` ended the search early. `start` names the method that the search began with.
     """
 
     amax: Mapping[str, float]
@@ -86,16 +84,14 @@ class AutoResult:
     single: Mapping[str, float]
     trials: int
     complete: bool
-    fallback: str | None
-
-    @property
-    def best_single(self) -> str:
-        """The method with the least error of its own."""
-        return min(self.single, key=lambda name: self.single[name])
+    start: str
 
     @property
     def gain_db(self) -> Mapping[str, float]:
-        """By how many dB the noise is less than with each method alone, >= 0."""
+        """By how many dB the noise is less than with each method alone.
+
+        Negative where a narrower method did better on these samples, but not by more than chance.
+        """
         return {name: decibels(error, self.error) for name, error in self.single.items()}
 
 
@@ -104,8 +100,9 @@ def choose_ranges(
     errors: Errors,
     own_errors: Errors | None = None,
     *,
+    single: Mapping[str, NDArray[np.float64]] | None = None,
+    start: str | None = None,
     max_trials: int = MAX_TRIALS,
-    sweeps: int = 1,
     on_progress: Progress | None = None,
 ) -> AutoResult:
     """Choose an amax for each tensor among those of its methods.
@@ -113,7 +110,8 @@ def choose_ranges(
     `candidates`: tensor -> method -> amax, the same methods for each. `errors` measures against
     the float model; `own_errors`, for one tensor at a time, against the model whose activations
     are all float (its weights may be INT8), None: `errors` does for both. At most `max_trials`
-    calls of the two, `sweeps` passes of step 3.
+    calls of the two. `single`: e_s of each method everywhere, None: to be measured. `start`: the
+    method to begin with, None: by the rule above.
 
     Raises CalibrationError: candidates are missing or no ranges, or there are too few trials.
     """
@@ -123,154 +121,104 @@ def choose_ranges(
             f"max_trials is {max_trials}, but each of the {len(methods)} methods has to be tried "
             f"once: allow at least {len(methods)}"
         )
-    options = {tensor: _distinct(found) for tensor, found in candidates.items()}
     search = Trials(errors, max_trials, on_progress)
-    single = {
-        method: search.measure({tensor: found[method] for tensor, found in candidates.items()})
-        for method in methods
-    }
-    best = min(methods, key=lambda method: mean_of(single[method]))
-    start = {tensor: found[best] for tensor, found in candidates.items()}
-    open_tensors = {tensor: found for tensor, found in options.items() if len(found) > 1}
-    search.expect(sum(map(len, open_tensors.values())) * (2 if sweeps else 1) + 1)
-    error = mean_of(single[best])
-    least = NEGLIGIBLE * error if math.isfinite(error) else 0.0
-    own = _on_their_own(search, open_tensors, start, least, own_errors or errors)
-    together = start | own.chosen
-    choice, now = start, single[best]
-    if together != start and not search.spent:
-        found_together = search.measure(together)
-        if mean_of(found_together) < mean_of(now):
-            choice, now = together, found_together
-    for _ in range(sweeps):
-        before = choice
-        choice, now = _sweep(search, open_tensors, own.sensitivity, choice, now)
-        if choice == before:
-            break
-    if not _is_proven(now, single[best]):
-        choice, now = start, single[best]
+    if single is None:
+        single = {
+            method: search.measure({tensor: found[method] for tensor, found in candidates.items()})
+            for method in methods
+        }
+    begin = start or best_single(candidates, single)
+    choice = {tensor: found[begin] for tensor, found in candidates.items()}
+    now = single[begin] if start is None else search.measure(choice)
+    options = {tensor: _distinct(found, choice[tensor]) for tensor, found in candidates.items()}
+    first = _telling(now)
+    sensitivity = _on_their_own(search, choice, options, first, own_errors or errors)
+    least = NEGLIGIBLE * mean_of(now[first])
+    order = [tensor for tensor, noise in sensitivity.items() if noise >= least and options[tensor]]
+    search.expect(sum(len(options[tensor]) for tensor in order))
+    for tensor in sorted(order, key=lambda tensor: -sensitivity[tensor]):
+        for amax in options[tensor]:
+            if search.spent:
+                break
+            found = _measured(search, {**choice, tensor: amax}, now, first)
+            if found is not None and takes_over(found, now, narrower=amax < choice[tensor]):
+                choice[tensor], now = amax, found
     return AutoResult(
         amax=choice,
-        choices=_choices(candidates, choice, own.sensitivity),
+        choices=_choices(candidates, choice, begin, sensitivity),
         error=mean_of(now),
         single={method: mean_of(found) for method, found in single.items()},
         trials=search.trials,
         complete=not search.refused,
-        fallback=best if choice == start else None,
+        start=begin,
     )
 
 
-@dataclass(slots=True)
-class _Own:
-    """What the tensors do on their own."""
+def widest_first(candidates: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:
+    """The methods by the geometric mean of their ranges, the largest first."""
+    methods = _methods(candidates)
+    width = {name: sum(math.log(found[name]) for found in candidates.values()) for name in methods}
+    return tuple(sorted(methods, key=lambda name: -width[name]))
 
-    chosen: dict[str, float] = field(default_factory=dict)
-    sensitivity: dict[str, float] = field(default_factory=dict)
+
+def best_single(
+    candidates: Mapping[str, Mapping[str, float]], single: Mapping[str, NDArray[np.float64]]
+) -> str:
+    """The method that no wider one beats, and that beats wider ones by more than chance."""
+    best, *others = widest_first(candidates)
+    for method in others:
+        if takes_over(single[method], single[best], narrower=True):
+            best = method
+    return best
+
+
+def takes_over(found: NDArray[np.float64], now: NDArray[np.float64], *, narrower: bool) -> bool:
+    """Whether ranges with the errors `found` take the place of those with the errors `now`."""
+    return surely_less(found, now, PROVEN) if narrower else mean_of(found) < mean_of(now)
+
+
+def _telling(errors: NDArray[np.float64]) -> NDArray[np.intp]:
+    """A quarter of the samples: those with the largest errors, and as many spread evenly."""
+    count = min(errors.size, max(LEAST_QUICK, errors.size // QUICK_SHARE))
+    worst = np.argsort(-errors, kind="stable")
+    spread = worst[np.arange(count - count // 2) * errors.size // (count - count // 2)]
+    chosen: NDArray[np.intp] = np.unique(np.concatenate((worst[: count // 2], spread)))
+    return chosen
 
 
 def _on_their_own(
     search: Trials,
+    choice: Mapping[str, float],
     options: Mapping[str, Sequence[float]],
-    start: Mapping[str, float],
-    least: float,
+    first: NDArray[np.intp],
     errors: Errors,
-) -> _Own:
-    """The best candidate of each tensor while all other activations are float.
-
-    Where candidates lie apart by less than `least`, the one of `start` stays.
-    """
-    own = _Own(sensitivity=dict.fromkeys(options, 0.0))
-    for tensor, amounts in options.items():
-        if search.spent:
-            return own
-        found = {amax: search.measure({tensor: amax}, search.first, errors) for amax in amounts}
-        own.sensitivity[tensor] = _spread(found.values())
-        if own.sensitivity[tensor] < least:
-            continue
-        kept = _nearest(amounts, start[tensor])
-        found = _finish(search, tensor, found, kept, errors)
-        best = _best(found)
-        if best != kept and surely_less(found[best], found[kept]):
-            own.chosen[tensor] = best
-    return own
-
-
-def _finish(
-    search: Trials,
-    tensor: str,
-    first: Mapping[float, NDArray[np.float64]],
-    kept: float,
-    errors: Errors,
-) -> dict[float, NDArray[np.float64]]:
-    """Errors on all samples of `kept` and of the candidates that may still win."""
-    best = first[_best(first)]
-    rest = slice(best.size, None)
-    if best.size == search.samples:
-        return dict(first)
+) -> dict[str, float]:
+    """E of each tensor that has a choice while all other activations are float; 0 of the others."""
+    search.expect(search.trials + len(options))
     return {
-        amax: np.concatenate([found, search.measure({tensor: amax}, rest, errors)])
-        for amax, found in first.items()
-        if amax == kept or not surely_less(best, found, HOPELESS)
+        tensor: mean_of(search.measure({tensor: amax}, first, errors))
+        if options[tensor] and not search.spent
+        else 0.0
+        for tensor, amax in choice.items()
     }
 
 
-def _sweep(
+def _measured(
     search: Trials,
-    options: Mapping[str, Sequence[float]],
-    sensitivity: Mapping[str, float],
-    choice: Mapping[str, float],
+    assignment: Mapping[str, float],
     now: NDArray[np.float64],
-) -> tuple[dict[str, float], NDArray[np.float64]]:
-    """Try the other candidates of each tensor while all others keep their choice."""
-    choice = dict(choice)
-    for tensor in sorted(options, key=lambda tensor: -sensitivity[tensor]):
-        if sensitivity[tensor] < NEGLIGIBLE * mean_of(now):
-            break
-        kept = _nearest(options[tensor], choice[tensor])
-        for amax in options[tensor]:
-            if amax == kept:
-                continue
-            if search.spent:
-                return choice, now
-            found = _better(search, {**choice, tensor: amax}, now)
-            if found is not None:
-                choice[tensor], now = amax, found
-    return choice, now
-
-
-def _better(
-    search: Trials, assignment: Assignment, now: NDArray[np.float64]
+    first: NDArray[np.intp],
 ) -> NDArray[np.float64] | None:
-    """Errors on all samples if they are surely less than `now`."""
-    found = search.measure(assignment, search.first)
-    if surely_less(now[search.first], found, HOPELESS):
+    """Errors on all samples; None if they are no less on the first of them."""
+    quick = search.measure(assignment, first)
+    if mean_of(quick) >= mean_of(now[first]):
         return None
-    if found.size < now.size:
-        found = np.concatenate([found, search.measure(assignment, slice(found.size, None))])
-    return found if surely_less(found, now) else None
-
-
-def _is_proven(found: NDArray[np.float64], than: NDArray[np.float64]) -> bool:
-    """Whether errors are surely less, and less in each half of the samples."""
-    half = found.size // 2
-    halves = ((found[part], than[part]) for part in (slice(half), slice(half, None)))
-    everywhere = all(mean_of(one) < mean_of(other) for one, other in halves if one.size)
-    return everywhere and surely_less(found, than, PROVEN)
-
-
-def _best(found: Mapping[float, NDArray[np.float64]]) -> float:
-    return min(found, key=lambda amax: (mean_of(found[amax]), amax))
-
-
-def _nearest(amounts: Sequence[float], to: float) -> float:
-    """The candidate that stands for `to`: itself, or one within a bin of it."""
-    return min(amounts, key=lambda amax: abs(amax - to))
-
-
-def _spread(found: Iterable[NDArray[np.float64]]) -> float:
-    """The worst E minus the best."""
-    means = [mean_of(errors) for errors in found]
-    return max(means) - min(means) if math.isfinite(min(means)) else math.inf
+    found = np.empty_like(now)
+    rest = np.setdiff1d(np.arange(now.size), first)
+    found[first] = quick
+    if rest.size:
+        found[rest] = search.measure(assignment, rest)
+    return found
 
 
 def _methods(candidates: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:
@@ -293,24 +241,25 @@ def _methods(candidates: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:
     return methods
 
 
-def _distinct(found: Mapping[str, float]) -> tuple[float, ...]:
-    """The candidates, without those that are the same as one before."""
-    kept: list[float] = []
+def _distinct(found: Mapping[str, float], start: float) -> tuple[float, ...]:
+    """The candidates, without those that are the same as `start` or as one before."""
+    kept = [start]
     for amax in found.values():
         if all(abs(amax - other) > SAME * max(amax, other) for other in kept):
             kept.append(amax)
-    return tuple(kept)
+    return tuple(kept[1:])
 
 
 def _choices(
     candidates: Mapping[str, Mapping[str, float]],
     choice: Mapping[str, float],
+    start: str,
     sensitivity: Mapping[str, float],
 ) -> tuple[TensorChoice, ...]:
     rows = []
     for tensor, amax in choice.items():
         found = candidates[tensor]
-        # The first that proposes it: methods often agree.
-        method = next(name for name in found if found[name] == amax)
-        rows.append(TensorChoice(tensor, amax, method, sensitivity.get(tensor, 0.0)))
+        # Methods often agree: the one that the search began with, or the first that proposes it.
+        method = next(name for name in (start, *found) if found[name] == amax)
+        rows.append(TensorChoice(tensor, amax, method, sensitivity[tensor]))
     return tuple(sorted(rows, key=lambda row: -row.sensitivity))

@@ -10,12 +10,11 @@ ALL = slice(None)
 QUICK_SHARE = 4
 LEAST_QUICK = 4
 """One sample in so many is asked first, but not fewer than these: few prove nothing."""
-SURE = 1.0
-"""z: how many standard errors a candidate must be better by."""
-
 Assignment = Mapping[str, float | None]
 """Tensor -> amax; None, or a tensor left out: in floating point."""
-Errors = Callable[[Assignment, slice], NDArray[np.float64]]
+Which = slice | NDArray[np.intp]
+"""Some of the samples: a slice of them, or their numbers."""
+Errors = Callable[[Assignment, Which], NDArray[np.float64]]
 """Assignment and which samples -> e_s of each of them, >= 0; not finite: worthless."""
 Progress = Callable[[int, int], None]
 """Called after each trial with (trials done, trials expected)."""
@@ -39,11 +38,6 @@ class Trials:
         return -(-self._runs // max(self.samples, 1))
 
     @property
-    def first(self) -> slice:
-        """The samples that are asked before all others."""
-        return slice(0, max(LEAST_QUICK, self.samples // QUICK_SHARE))
-
-    @property
     def spent(self) -> bool:
         """Whether no trial is left; asking means that one is wanted."""
         self.refused = self.refused or self.trials >= self.limit
@@ -54,7 +48,7 @@ class Trials:
         self._expected = min(self.trials + more, self.limit)
 
     def measure(
-        self, assignment: Assignment, samples: slice = ALL, errors: Errors | None = None
+        self, assignment: Assignment, samples: Which = ALL, errors: Errors | None = None
     ) -> NDArray[np.float64]:
         found = np.asarray((errors or self.errors)(assignment, samples), np.float64)
         self.samples = max(self.samples, found.size)
@@ -65,8 +59,8 @@ class Trials:
         return np.where(np.isfinite(found), found, math.inf)
 
 
-def surely_less(found: NDArray[np.float64], than: NDArray[np.float64], sure: float = SURE) -> bool:
-    """Whether `found` is less than `than` by more than chance; see `calibration.auto`."""
+def surely_less(found: NDArray[np.float64], than: NDArray[np.float64], sure: float) -> bool:
+    """Whether `found` is less than `than` by more than chance; z of `calibration.auto`."""
     if not np.isfinite(found).all():
         return False
     if not np.isfinite(than).all():

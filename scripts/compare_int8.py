@@ -1,6 +1,6 @@
 """Compare INT8 with FP32 at the outputs: Tandem beside onnxruntime's static quantisation.
 
-    python scripts/compare_int8.py MODEL.onnx... [--pictures 32] [--json]
+    python scripts/compare_int8.py MODEL.onnx... [--pictures 32] [--draw 0] [--peer-entropy]
 
 Every subject gets the same `--pictures` calibration pictures (`configs/scenes/calibration`) and is
 judged on as many others (`configs/scenes/heldout`, over photographs of which calibration shows
@@ -12,7 +12,9 @@ one output, over all unseen pictures taken as one vector:
 y is the plain model in onnxruntime, y' what a user runs: of Tandem the engine for `laptop` through
 `device.session`, of onnxruntime its Q/DQ model in onnxruntime. "INT8 products" counts the nodes
 Conv, Gemm and MatMul whose two operands are INT8. `auto` of Tandem names the steps that it kept
-beside its ranges. Both methods of onnxruntime run in three forms:
+beside its ranges. `--draw` other than 0 takes other pictures, by chance. onnxruntime runs with
+min-max, and with `--peer-entropy` by entropy too, which takes minutes for each network and finds
+the same ranges (docs/ACCURACY.md); each in three forms:
 
     symmetric    INT8 with zero point 0, weights per channel: the form that TensorRT takes
     asymmetric   UINT8 with any zero point, weights per channel: the most accurate it can do
@@ -164,10 +166,21 @@ def main() -> None:
         help="ONNX with one input [1,3,H,W] normalised as ImageNet's are, or a model's TOML file",
     )
     parser.add_argument("--pictures", type=int, default=32)
+    parser.add_argument("--draw", type=int, default=0, help="0: evenly spread; else a seed")
+    parser.add_argument("--peer-entropy", action="store_true")
     parser.add_argument("--json", action="store_true", help="print rows and verdicts as JSON")
     arguments = parser.parse_args()
     logging.getLogger().setLevel(logging.ERROR)  # the peer warns of what it was given on purpose
-    rows = [row for path in arguments.models for row in _rows(path, arguments.pictures)]
+    subjects = [
+        one
+        for one in SUBJECTS
+        if arguments.peer_entropy or (one.who, one.method) != (PEER, "entropy")
+    ]
+    rows = [
+        row
+        for path in arguments.models
+        for row in _rows(_material(path, arguments.pictures, arguments.draw), subjects)
+    ]
     verdicts = judge(rows)
     if arguments.json:
         print(json.dumps({"rows": [asdict(row) for row in rows], "verdicts": verdicts}))
@@ -211,16 +224,16 @@ def _losses(
     lost = []
     ours = [row for row in rows if row.who == TANDEM and row.method == method]
     for own in ours:
-        best = max(
-            (
-                row
-                for row in rows
-                if (row.model, row.output, row.who) == (own.model, own.output, PEER)
-                and row.method in peer_methods
-                and row.form in forms
-            ),
-            key=lambda row: row.sqnr_db,
-        )
+        peers = [
+            row
+            for row in rows
+            if (row.model, row.output, row.who) == (own.model, own.output, PEER)
+            and row.method in peer_methods
+            and row.form in forms
+        ]
+        if not peers:
+            return "not run"
+        best = max(peers, key=lambda row: row.sqnr_db)
         if best.sqnr_db - own.sqnr_db > SAME_DB:
             lost.append(
                 f"{own.model} {own.output} by {best.sqnr_db - own.sqnr_db:.1f} dB "
@@ -229,12 +242,11 @@ def _losses(
     return f"loses on {'; '.join(lost)}" if lost else f"loses on none of {len(ours)}"
 
 
-def _rows(path: Path, pictures: int) -> Iterator[Row]:
+def _rows(material: Material, subjects: Sequence[Subject]) -> Iterator[Row]:
     """All subjects on one model, with progress on standard error."""
-    material = _material(path, pictures)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for subject in SUBJECTS:
+        for subject in subjects:
             start = time.perf_counter()
             make = _tandem if subject.who == TANDEM else _peer
             with contextlib.redirect_stdout(sys.stderr):  # the peer prints its progress
@@ -288,12 +300,12 @@ def int8_products(graphs: Sequence[onnx.GraphProto]) -> tuple[int, int]:
     return int8, products
 
 
-def _material(path: Path, pictures: int) -> Material:
+def _material(path: Path, pictures: int, draw: int) -> Material:
     model_file, config = _model(path)
     session = _session(model_file)
     name = session.get_inputs()[0].name
-    calibration = _inputs(SCENES / "calibration", config, pictures)
-    unseen = _inputs(SCENES / "heldout", config, pictures)
+    calibration = _inputs(SCENES / "calibration", config, pictures, draw)
+    unseen = _inputs(SCENES / "heldout", config, pictures, draw)
     exact = tuple(_run(session, {name: one}) for one in unseen)
     return Material(path.stem, model_file, name, calibration, unseen, exact)
 
@@ -308,13 +320,15 @@ def _model(path: Path) -> tuple[Path, PreprocessConfig]:
     return path, PreprocessConfig(width=width, height=height, mean=MEAN, std=STD)
 
 
-def _inputs(folder: Path, config: PreprocessConfig, count: int) -> tuple[Array, ...]:
-    """`count` pictures of a folder, spread evenly over it, as network inputs."""
+def _inputs(folder: Path, config: PreprocessConfig, count: int, draw: int) -> tuple[Array, ...]:
+    """`count` pictures of a folder as network inputs: spread evenly over it, or by chance."""
     files = sorted(folder.glob("*.jpg"))
     if count > len(files):
         sys.exit(f"{folder} holds {len(files)} pictures, not {count}: ask for fewer")
     chosen = [files[number * len(files) // count] for number in range(count)]
-    return tuple(preprocess(cv2.imread(str(file)), config)[0].copy() for file in chosen)
+    if draw:
+        chosen = [files[number] for number in np.random.default_rng(draw).permutation(len(files))]
+    return tuple(preprocess(cv2.imread(str(file)), config)[0].copy() for file in chosen[:count])
 
 
 def _tandem(material: Material, subject: Subject, folder: Path) -> Made:

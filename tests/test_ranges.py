@@ -17,12 +17,12 @@ import configs
 from calibration.budget import parse_budget
 from calibration.errors import CalibrationError
 from calibration.table import read_table
-from calibration.threshold import METHODS
 from calibration.trt_cache import amax_of, read_cache
 from device.engine import open_engine
 from device.manifest import UNCALIBRATED
 from toolkit.build import BuildOptions, build_engine
 from toolkit.importer import import_model
+from toolkit.int8.fit import AUTO_METHODS
 from toolkit.int8.ranges import RangeOptions, Ranges, measure_ranges
 from toolkit.int8.ranges_html import ranges_html
 from toolkit.int8.ranges_text import ranges_builtins, ranges_text
@@ -49,7 +49,7 @@ def test_one_method_takes_all_samples(tmp_path: Path, rng: np.random.Generator) 
     assert found.sqnr_db["y"] > 15
 
 
-def test_auto_is_never_worse_than_a_single_method_on_samples_it_did_not_observe(
+def test_auto_judges_on_samples_that_its_ranges_did_not_see(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     path = small_convnet(tmp_path / "m.onnx", rng)
@@ -59,9 +59,10 @@ def test_auto_is_never_worse_than_a_single_method_on_samples_it_did_not_observe(
     assert found.unseen
     assert found.samples == 24  # those that judged the choice join the ranges
     assert found.auto is not None
-    assert set(found.auto.gain_db) == set(METHODS)
-    assert all(gain >= 0 for gain in found.auto.gain_db.values())
-    assert set(found.table.methods.values()) <= set(METHODS)
+    assert set(found.auto.gain_db) == set(AUTO_METHODS)
+    assert found.auto.gain_db[found.auto.start] >= 0
+    assert found.auto.gain_db["minmax"] > 3
+    assert set(found.table.methods.values()) <= set(AUTO_METHODS)
 
 
 def test_a_budget_keeps_what_int8_ruins_in_float_and_off_the_dla(

@@ -113,9 +113,8 @@ def test_a_correction_that_breaks_a_budget_is_left_out(
     found = fitted(prepared(depthwise_net(tmp_path / "m.onnx", rng)), noise(rng, 2), noise(rng, 2))
     before = end_of(found, frozenset())
     after, step = corrected(
-        found, before, "on", samples=noise(rng, 2), validation=noise(rng, 2),
-        forbidden=lambda end: why_not,
-    )  # fmt: skip
+        found, before, "on", samples=noise(rng, 2), forbidden=lambda end: why_not
+    )
     assert step.kept == (not why_not)
     assert (after is before) == bool(why_not)
     assert step.reason == why_not

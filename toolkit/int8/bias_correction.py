@@ -7,10 +7,16 @@ rounded and clipped. Over samples and positions, for each output channel c,
 
 and then E[y~'_c] = E[y_c]: what is left is noise without an offset. Both means are measured;
 nothing is assumed about the distribution of x. (Nagel et al. 2019, section 4.2, with data.)
+e_c is the mean over the middle half of the samples: where a range clips what few samples hold,
+these have a large error in a few places, and a bias would move all others by it. On EfficientNet-B0
+with 99.99 percent of all values within the ranges, 16 unseen pictures had 10.7 dB without
+correction, 11.8 with the mean over all samples, and 15.0 with the median.
 
 The input of a layer changes with the biases before it, so layers are corrected in the order of the
 graph, each measured behind those that are corrected already; layers that do not feed one another go
-together. Measuring all of them at once would count an offset again in every layer that it passes:
+together. What lies between two such groups runs as a graph of its own, on what the samples gave so
+far, so that each sample goes through the network once. Measuring all layers at once would count an
+offset again in every layer that it passes:
 on a small detector (INT8 by entropy, 16 held-out pictures) that took the boxes from 28.0 dB to
 26.7, and to 13.5 when repeated three times, while layer by layer they reached 29.0.
 
@@ -26,12 +32,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx_ir.passes import common as ir_passes
 
 from toolkit.constant_weights import as_float32, set_constant
 from toolkit.errors import BuildError
 from toolkit.int8.channel_links import Refusal
 from toolkit.int8.weights import constant_of
+from toolkit.lower import values_read
 
 Sample = Mapping[str, NDArray[Any]]
 Run = Callable[[Sample], Mapping[str, NDArray[Any]]]
@@ -88,9 +94,10 @@ def correct_biases(
 ) -> Corrected:
     """Return a copy of the model whose INT8 form has the channel means of its float form.
 
-    `open_int8` quantizes the float model that it is given, always with the same ranges; it gets
-    the model only up to the tensors asked for, and once for each depth of layers. `on_progress` is
-    called with (depths done, depths).
+    `open_int8` quantizes the float model that it is given, always with the same ranges: a piece of
+    the whole for each depth of layers, whose inputs are activations of the whole. What passes from
+    piece to piece is held in memory for all samples. `on_progress` is called with (depths done,
+    depths).
     """
     changed = model.clone()
     layers, refusals = find_bias_layers(changed.graph)
@@ -99,17 +106,19 @@ def correct_biases(
         return Corrected(changed, {}, (), refusals)
     wanted = channel_means(open_float(model, tuple(axes)), samples, axes)
     changes: dict[str, tuple[float, ...]] = {}
-    groups = _by_depth(layers)
-    for number, group in enumerate(groups):
-        asked = {layer.tensor: layer.axis for layer in group}
-        found = channel_means(open_int8(_up_to(changed, asked), tuple(asked)), samples, asked)
-        for layer in group:
-            error = found[layer.tensor] - wanted[layer.tensor]
+    states: list[dict[str, NDArray[Any]]] = [dict(sample) for sample in samples]
+    pieces = _pieces(changed, layers)
+    for number, piece in enumerate(pieces):
+        run = open_int8(_cut(changed, states[0], piece.outputs), piece.outputs)
+        found = _advance(run, states, piece)
+        for layer in piece.layers:
+            error = _middle(found[layer.tensor] - wanted[layer.tensor])
             name = str(layer.node.name)
             changes[name] = tuple((-error / layer.factor).tolist())
             _add(changed.graph, layer, changes[name])
+            _subtract(states, layer, error)
         if on_progress is not None:
-            on_progress(number + 1, len(groups))
+            on_progress(number + 1, len(pieces))
     done = tuple(
         CorrectedBias(name, layer.tensor, layer.factor * float(np.abs(changes[name]).max()))
         for layer in layers
@@ -143,7 +152,7 @@ def change_biases(model: ir.Model, changes: Mapping[str, Sequence[float]]) -> ir
 def channel_means(
     run: Run, samples: Sequence[Sample], axes: Mapping[str, int]
 ) -> dict[str, NDArray[np.float64]]:
-    """The mean of every channel of each tensor over samples and positions, [channels].
+    """The mean of every channel of each tensor over positions, [samples, channels].
 
     `axes`: tensor -> channel axis.
 
@@ -151,24 +160,36 @@ def channel_means(
     """
     if not samples:
         raise BuildError("Bias correction was given no samples; give at least one.")
-    totals: dict[str, NDArray[np.float64]] = {}
-    counts = dict.fromkeys(axes, 0)
+    rows: dict[str, list[NDArray[np.float64]]] = {name: [] for name in axes}
     for sample in samples:
         found = run(sample)
         for name, axis in axes.items():
-            array = found[name]
-            others = tuple(i for i in range(array.ndim) if i != axis % array.ndim)
-            total = array.sum(axis=others, dtype=np.float64)
-            totals[name] = totals[name] + total if name in totals else total
-            counts[name] += array.size // array.shape[axis]
-    means = {name: total / counts[name] for name, total in totals.items()}
+            rows[name].append(_mean_of(found[name], axis))
+    means = {name: np.array(found) for name, found in rows.items()}
     for name, mean in means.items():
-        if not np.isfinite(mean).all():
-            raise BuildError(
-                f"Tensor {name!r} has no finite mean in {len(samples)} samples (channel "
-                f"{int(np.argmin(np.isfinite(mean)))}); find the samples with NaN or Inf."
-            )
+        _refuse_not_finite(name, mean)
     return means
+
+
+def _mean_of(array: NDArray[Any], axis: int) -> NDArray[np.float64]:
+    others = tuple(i for i in range(array.ndim) if i != axis % array.ndim)
+    mean: NDArray[np.float64] = array.mean(axis=others, dtype=np.float64)
+    return mean
+
+
+def _refuse_not_finite(name: str, means: NDArray[np.float64]) -> None:
+    if not np.isfinite(means).all():
+        raise BuildError(
+            f"Tensor {name!r} has no finite mean in {len(means)} samples (channel "
+            f"{int(np.argmin(np.isfinite(means).all(axis=0)))}); find the samples with NaN or Inf."
+        )
+
+
+def _middle(errors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The mean over the middle half of the samples, for each channel: [samples, channels]."""
+    cut = len(errors) // 4
+    middle: NDArray[np.float64] = np.sort(errors, axis=0)[cut : len(errors) - cut].mean(axis=0)
+    return middle
 
 
 def find_bias_layers(graph: ir.Graph) -> tuple[tuple[BiasLayer, ...], tuple[Refusal, ...]]:
@@ -194,29 +215,81 @@ def find_bias_layers(graph: ir.Graph) -> tuple[tuple[BiasLayer, ...], tuple[Refu
     return tuple(layers), tuple(refusals)
 
 
-def _by_depth(layers: Sequence[BiasLayer]) -> tuple[tuple[BiasLayer, ...], ...]:
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What lies between the layers of one depth and those of the next, these included.
+
+    `outputs`: what the piece has to make. `later`: all tensors that pieces after it read.
+    """
+
+    layers: tuple[BiasLayer, ...]
+    outputs: tuple[str, ...]
+    later: frozenset[str]
+
+
+def _pieces(model: ir.Model, layers: Sequence[BiasLayer]) -> tuple[_Piece, ...]:
     """Layers by the number of layers on the longest path to them; each group feeds later ones."""
-    made = {layer.tensor for layer in layers}
+    made = {layer.tensor: layer for layer in layers}
     depth: dict[ir.Node, int] = {}
+    piece_of: dict[ir.Node, int] = {}
     groups: dict[int, list[BiasLayer]] = {}
-    graph = layers[0].node.graph
-    assert graph is not None  # the layers were found in it
-    for node in graph:
-        before = [value.producer() for value in node.inputs if value is not None]
+    for node in model.graph:
+        before = [value.producer() for value in values_read(node)]
         own = max((depth[maker] for maker in before if maker is not None), default=0)
-        depth[node] = own + any(value.name in made for value in node.outputs)
-    for layer in layers:
-        groups.setdefault(depth[layer.node], []).append(layer)
-    return tuple(tuple(groups[number]) for number in sorted(groups))
+        mine = [made[str(value.name)] for value in node.outputs if value.name in made]
+        depth[node] = own + bool(mine)
+        # What follows the layers of a depth runs with those of the next.
+        piece_of[node] = depth[node] + (not mine)
+        for layer in mine:
+            groups.setdefault(depth[node], []).append(layer)
+    last: dict[str, int] = {}  # the last piece that reads a tensor
+    for node, number in piece_of.items():
+        for value in values_read(node):
+            last[str(value.name)] = max(last.get(str(value.name), 0), number)
+    pieces = []
+    for number in sorted(groups):
+        later = frozenset(name for name, end in last.items() if number < end <= max(groups))
+        outputs = tuple(
+            str(value.name)
+            for node, home in piece_of.items()
+            for value in node.outputs
+            if home == number and (value.name in made or value.name in later)
+        )
+        pieces.append(_Piece(tuple(groups[number]), outputs, later))
+    return tuple(pieces)
 
 
-def _up_to(model: ir.Model, tensors: Collection[str]) -> ir.Model:
-    """A copy of the model that makes these tensors and nothing else."""
-    part = model.clone()
-    made = [value for node in part.graph for value in node.outputs if value.name in tensors]
-    part.graph.outputs[:] = made
-    ir_passes.RemoveUnusedNodesPass()(part)
-    return part
+def _cut(model: ir.Model, known: Collection[str], outputs: Sequence[str]) -> ir.Model:
+    """A copy of what makes `outputs` of the tensors that are known."""
+    graph = ir.convenience.extract(model.graph, sorted(known), outputs)
+    return ir.Model(graph, ir_version=model.ir_version)
+
+
+def _advance(
+    run: Run, states: Sequence[dict[str, NDArray[Any]]], piece: _Piece
+) -> dict[str, NDArray[np.float64]]:
+    """Run a piece on each state, keep what later ones read; the means of its layers."""
+    rows: dict[str, list[NDArray[np.float64]]] = {layer.tensor: [] for layer in piece.layers}
+    for state in states:
+        found = run(state)
+        for layer in piece.layers:
+            rows[layer.tensor].append(_mean_of(found[layer.tensor], layer.axis))
+        for name in state.keys() - piece.later:
+            del state[name]
+        state.update({name: found[name] for name in piece.outputs if name in piece.later})
+    return {name: np.array(means) for name, means in rows.items()}
+
+
+def _subtract(
+    states: Sequence[dict[str, NDArray[Any]]], layer: BiasLayer, error: NDArray[np.float64]
+) -> None:
+    """Give what a layer has made the bias that it has now."""
+    for state in states:
+        if layer.tensor in state:
+            array = state[layer.tensor]
+            shape = [1] * array.ndim
+            shape[layer.axis] = -1
+            state[layer.tensor] = array - error.reshape(shape).astype(array.dtype)
 
 
 def _add(graph: ir.Graph, layer: BiasLayer, change: Sequence[float]) -> None:

@@ -22,7 +22,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from calibration.errors import CalibrationError
-from calibration.trials import ALL, Assignment
+from calibration.trials import ALL, Assignment, Which
 from pipelines.config import ModelConfig
 from toolkit.int8.quantize import int8_nodes
 from toolkit.int8.trial import TrialModel
@@ -32,6 +32,8 @@ from toolkit.score import HeldOut, score
 Sample = Mapping[str, NDArray[Any]]
 Measure = Callable[[Assignment, frozenset[str]], float]
 """Ranges and the nodes kept in floating point -> figure of merit."""
+AsJudged = Callable[[Assignment, int], Assignment]
+"""The ranges that sample number n is judged with, where an assignment is asked for."""
 Outputs = Mapping[str, NDArray[Any]]
 
 
@@ -65,7 +67,8 @@ class Metric:
 class OutputNoise:
     """The difference that INT8 makes at the outputs, on fixed samples.
 
-    Holds the float outputs of all samples, as `exact`; a trial runs each sample once.
+    Holds the float outputs of all samples, as `exact`; a trial runs each sample once. `as_judged`
+    may give a sample other ranges than it was asked for: those of the same methods without it.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class OutputNoise:
         trial: TrialModel,
         samples: Sequence[Sample],
         exact: Sequence[Outputs] | None = None,
+        as_judged: AsJudged | None = None,
     ) -> None:
         """`exact` None: the float outputs of the trial's own model.
 
@@ -84,6 +88,7 @@ class OutputNoise:
                 "more data"
             )
         self._trial = trial
+        self._as_judged = as_judged or _as_asked
         self._samples = tuple(samples)
         if exact is None:
             off = frozenset(trial.nodes)
@@ -97,26 +102,39 @@ class OutputNoise:
                 "the validation samples: measure on other data"
             )
 
-    def errors(self, assignment: Assignment, samples: slice = ALL) -> NDArray[np.float64]:
+    def errors(self, assignment: Assignment, samples: Which = ALL) -> NDArray[np.float64]:
         """e_s of `calibration.auto` against the float model for each of `samples`."""
         return self._errors(assignment, samples, self.exact)
 
-    def own_errors(self, assignment: Assignment, samples: slice = ALL) -> NDArray[np.float64]:
+    def own_errors(self, assignment: Assignment, samples: Which = ALL) -> NDArray[np.float64]:
         """e_s against the model whose weights alone are INT8."""
         return self._errors(assignment, samples, self._weights_only)
+
+    def of_model(self, trial: TrialModel) -> "OutputNoise":
+        """The same measure, of a changed model against the same float outputs."""
+        return OutputNoise(trial, self._samples, self.exact, self._as_judged)
 
     @cached_property
     def _weights_only(self) -> tuple[Outputs, ...]:
         return tuple(_floats(self._trial({}, sample)) for sample in self._samples)
 
-    def sqnr_db(self, assignment: Assignment, keep_float: frozenset[str]) -> dict[str, float]:
-        """SQNR by output in dB."""
+    def sqnr_db(
+        self, assignment: Assignment, keep_float: frozenset[str], samples: Which = ALL
+    ) -> dict[str, float]:
+        """SQNR by output in dB, over all or some of the samples."""
         noise = dict.fromkeys(self._signal, 0.0)
-        for sample, exact in zip(self._samples, self.exact, strict=True):
-            found = self._trial(assignment, sample, keep_float)
+        signal = dict.fromkeys(self._signal, 0.0)
+        for number in self._numbers(samples):
+            ranges = self._as_judged(assignment, number)
+            found = self._trial(ranges, self._samples[number], keep_float)
+            exact = self.exact[number]
             for name in noise:
                 noise[name] += _power(np.asarray(found[name], np.float64) - exact[name])
-        return {name: _decibels(self._signal[name], noise[name]) for name in noise}
+                signal[name] += _power(exact[name])
+        return {name: _decibels(signal[name], noise[name]) for name in noise}
+
+    def _numbers(self, samples: Which) -> list[int]:
+        return [int(number) for number in np.arange(len(self._samples))[samples]]
 
     def cosine(self, assignment: Assignment, keep_float: frozenset[str]) -> dict[str, float]:
         """Cosine by output, all samples taken as one vector."""
@@ -136,16 +154,20 @@ class OutputNoise:
         }
 
     def _errors(
-        self, assignment: Assignment, samples: slice, references: Sequence[Outputs]
+        self, assignment: Assignment, samples: Which, references: Sequence[Outputs]
     ) -> NDArray[np.float64]:
-        pairs = list(zip(self._samples[samples], references[samples], strict=True))
-        errors = np.zeros(len(pairs))
-        for number, (sample, wanted) in enumerate(pairs):
-            found = self._trial(assignment, sample)
+        numbers = self._numbers(samples)
+        errors = np.zeros(len(numbers))
+        for place, number in enumerate(numbers):
+            found = self._trial(self._as_judged(assignment, number), self._samples[number])
             for name, signal in self._signal.items():
-                noise = _power(np.asarray(found[name], np.float64) - wanted[name])
-                errors[number] += noise * len(self._samples) / signal
+                noise = _power(np.asarray(found[name], np.float64) - references[number][name])
+                errors[place] += noise * len(self._samples) / signal
         return errors
+
+
+def _as_asked(assignment: Assignment, number: int) -> Assignment:
+    return assignment
 
 
 def int8_macs(model: ir.Model) -> dict[str, float]:
@@ -205,7 +227,9 @@ def _power(array: NDArray[Any]) -> float:
 
 
 def _decibels(signal: float, noise: float) -> float:
-    return math.inf if noise == 0.0 else 10.0 * math.log10(signal / noise)
+    if noise == 0.0:
+        return math.inf
+    return 10.0 * math.log10(signal / noise) if signal else -math.inf
 
 
 def _silent(share: float) -> None:

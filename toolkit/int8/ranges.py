@@ -1,19 +1,22 @@
 """Data -> calibration table: by one method, by what helps at the outputs, within a budget.
 
-1 observe      one pass sees every activation       calibration.calibrate
+1 observe      every activation, in two parts       calibration.calibrate
 2 fit          histograms -> amax, by each method   toolkit.int8.fit
 3 equalise     other weights, observed again        toolkit.int8.steps     optional
 4 choose       `auto`: tensor by tensor, by trying  calibration.auto       optional
 5 budget       nodes that stay in floating point    calibration.budget     optional
 6 correct      biases, for these very ranges        toolkit.int8.steps     optional
 
-What INT8 costs is measured at each output, on samples that the histograms did not see wherever
-anything is chosen by it.
+What INT8 costs is measured at each output. Wherever anything is chosen by it, the samples are in
+two parts: each is judged with the ranges that the methods find in the other, and what changes
+weights learns from the first part and is judged by the second (`toolkit.int8.split`). The ranges
+that are written come from all samples.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -30,14 +33,23 @@ from calibration.errors import CalibrationError
 from calibration.observer import Histogram
 from calibration.state import read_state
 from calibration.table import Adjustments, CalibrationTable
-from calibration.threshold import METHODS, method_named
+from calibration.threshold import method_named
 from pipelines.config import ModelConfig, PreprocessConfig
 from toolkit.int8.data import Source, input_specs, open_data
-from toolkit.int8.fit import Fit, fit, of_trial, refitted, searched
+from toolkit.int8.fit import (
+    AUTO_METHODS,
+    Fit,
+    Halves,
+    Outputs,
+    fit,
+    joined,
+    of_trial,
+    searched,
+)
 from toolkit.int8.metrics import METRICS, Material, int8_macs
 from toolkit.int8.observe import observe_run, shared_run
 from toolkit.int8.quantize import calibrated_tensors, with_operands
-from toolkit.int8.split import VALIDATION_EVERY, Split
+from toolkit.int8.split import LEAST, Split
 from toolkit.int8.steps import (
     CORRECTION,
     CORRECTION_SAMPLES,
@@ -47,6 +59,7 @@ from toolkit.int8.steps import (
     Step,
     Switch,
     corrected,
+    corrected_graph,
     end_of,
     equalised,
 )
@@ -57,6 +70,7 @@ DUMMY_AMAX = 4.0
 """What stands in for a range that nobody measured; trtexec takes 2 and 4 where it has none."""
 _NO_ROWS: Rows = MappingProxyType({})
 
+Exact = Sequence[Outputs]
 Report = Callable[[str, float], None]
 """Called with the step's name and the share of it that is done, 0 to 1."""
 
@@ -99,8 +113,8 @@ class Ranges:
     """A table, how it came about, and what it costs.
 
     `end`: the graph that the ranges belong to, with the weights that optional `steps` gave it, and
-    what measures INT8 of it. `unseen`: whether choices were judged by samples kept out of the
-    histograms, which join the ranges once all is chosen. `candidates`: method -> tensor -> amax.
+    what measures INT8 of it. `unseen`: whether choices were judged on samples with ranges from
+    others. `candidates`: method -> tensor -> amax.
     `dead`, `constant`: tensors that were zero, or one number, in all samples; `dead_channels`:
     those of other tensors in `channel_samples` samples, all unless an observation was resumed.
     """
@@ -152,16 +166,25 @@ def measure_ranges(
     watch = ChannelWatch(shared_run(graph, tensors))
     keep = None if options.resume is None else Checkpoint(options.resume, model_sha256)
     seen = _observe(watch, data, tensors, keep, report)
-    validation, data_sha256 = data.validation, data.sha256()
-    methods = tuple(METHODS) if options.method == AUTO else (options.method,)
+    validation, held, data_sha256 = data.validation, data.held, data.sha256()
+    methods = AUTO_METHODS if options.method == AUTO else (options.method,)
+
+    def fitted(changed: ir.Model, first: Observation, exact: Exact | None) -> Fit:
+        if not data.unseen:
+            return fit(changed, first, methods, validation, exact=exact)
+        rest = memory_dataset([validation[number] for number in held])
+        run = shared_run(changed, tensors)
+        other = observe_run(run, rest, tensors, _share(report, "calibrate"), None)
+        halves = Halves(first.histograms, other.histograms, held)
+        both = joined(first, other)
+        return fit(changed, both, methods, validation, exact=exact, halves=halves)
 
     def refit(changed: ir.Model, rows: Rows) -> Fit:
         again = _checkpoint_of(options.resume, model_sha256, rows)
         anew = _observe(shared_run(changed, tensors), data, tensors, again, report)
-        fitted = fit(changed, anew, methods, validation, plain.noise.exact)
-        return _chosen(fitted, options, report)
+        return fitted(changed, anew, plain.noise.exact)
 
-    plain = _chosen(fit(graph, seen, methods, validation), options, report)
+    plain = fitted(graph, seen, None)
     why_not = _why_not(source, data)
     found, factors, steps = plain, _NO_ROWS, list[Step]()
     if equalise == "auto" and why_not:
@@ -169,24 +192,24 @@ def measure_ranges(
     elif equalise != "off":
         found, factors, step = equalised(plain, data, refit, equalise)
         steps.append(step)
-    if data.unseen:
-        # What judged the choices has done so: the ranges are better for seeing all samples.
-        kept = observe_run(
-            shared_run(found.graph, tensors), memory_dataset(validation), tensors,
-            _share(report, "calibrate"), None,
-        )  # fmt: skip
-        found = refitted(found, kept)
+    correcting = correct == "on" or (correct == "auto" and not why_not)
+    learning = data.first(CORRECTION_SAMPLES) if correcting else ()
+    if options.method == AUTO:
+        found = searched(
+            found,
+            partial(corrected_graph, samples=learning) if correcting else None,
+            _share(report, "choose ranges"),
+        )
     budget = _spend(found, validation, options, report)
     end = end_of(found, frozenset() if budget is None else budget.keep_float)
     if correct == "auto" and why_not:
         steps.append(Step(CORRECTION, "auto", False, reason=why_not))
-    elif correct != "off":
+    elif correcting:
         end, step = corrected(
             found,
             end,
             correct,
-            samples=data.first(CORRECTION_SAMPLES),
-            validation=validation,
+            samples=learning,
             forbidden=_allowed(budget, validation, options),
             on_progress=_share(report, "correct biases"),
         )
@@ -227,10 +250,6 @@ def _observe(
     return observe_run(run, data, tensors, _share(report, "calibrate"), keep)
 
 
-def _chosen(found: Fit, options: RangeOptions, report: Report) -> Fit:
-    return searched(found, _share(report, "choose ranges")) if options.method == AUTO else found
-
-
 def _share(report: Report, step: str) -> Callable[[int, int], None]:
     """Progress as (done, total)."""
     return lambda done, total: report(step, done / max(total, 1))
@@ -251,10 +270,9 @@ def _why_not(source: Source, data: Split) -> str:
         return "it reads the samples again, but an iterator gives them once"
     if data.unseen:
         return ""
-    least = 2 * VALIDATION_EVERY
-    if len(data) >= least:  # an iterable without a length: known after the first pass only
+    if len(data) >= LEAST:  # an iterable without a length: known after the first pass only
         return "samples without a known number leave none unseen to measure it on: give a list"
-    return f"{len(data)} samples are too few to measure it on unseen ones: give at least {least}"
+    return f"{len(data)} samples are too few to measure it on unseen ones: give at least {LEAST}"
 
 
 def _checkpoint_of(resume: Path | None, model_sha256: str, rows: Rows) -> Checkpoint | None:
@@ -332,7 +350,7 @@ def _table(
 ) -> CalibrationTable:
     auto, methods = found.auto, dict[str, str]()
     if auto is not None:
-        rest = dict.fromkeys(set(found.amax) - set(auto.amax), auto.best_single)
+        rest = dict.fromkeys(set(found.amax) - set(auto.amax), auto.start)
         methods = {**{choice.tensor: choice.method for choice in auto.choices}, **rest}
     return CalibrationTable(
         format=2 if adjusted else 1,

@@ -100,7 +100,9 @@ class End:
 def end_of(found: Fit, keep_float: frozenset[str]) -> End:
     """A fit as it is, with some nodes in floating point."""
     ranges = of_trial(found.trial, found.amax)
-    figures = found.noise.sqnr_db(ranges, keep_float) if keep_float else found.sqnr_db
+    figures = found.sqnr_db
+    if keep_float:
+        figures = found.noise.sqnr_db(ranges, keep_float, found.judges)
     return End(found.graph, found.trial, ranges, keep_float, found.noise, figures)
 
 
@@ -110,7 +112,6 @@ def corrected(
     asked: Switch,
     *,
     samples: Sequence[Sample],
-    validation: Sequence[Sample],
     forbidden: Callable[[End], str],
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[End, Step]:
@@ -118,28 +119,46 @@ def corrected(
 
     `forbidden`: why a result is out of the question, "" if it is not.
     """
-
-    def open_int8(part: ir.Model, tensors: Sequence[str]) -> Run:
-        trial = TrialModel(part)
-        ranges = of_trial(trial, found.amax)
-        kept = before.keep_float & frozenset(trial.nodes)
-
-        def run(sample: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-            return trial(ranges, sample, kept)
-
-        return run
-
-    done = correct_biases(before.graph, samples, ActivationRunner, open_int8, on_progress)
-    changes = short_changes(done.changes)
+    changes = corrections(found, before.keep_float, samples, on_progress)
     if not changes:
         return before, Step(CORRECTION, asked, False, reason="no layer has a bias to correct")
     graph = adjust(before.graph, Adjustments(biases=dict(changes)))
     trial = TrialModel(graph)
-    noise = OutputNoise(trial, validation, before.noise.exact)
-    figures = noise.sqnr_db(before.ranges, before.keep_float)
+    noise = before.noise.of_model(trial)
+    figures = noise.sqnr_db(before.ranges, before.keep_float, found.judges)
     after = End(graph, trial, before.ranges, before.keep_float, noise, figures, changes)
     effects = effects_between(before.sqnr_db, figures)
     wanted = asked == "on" or worst_of(effects).helps()
     reason = forbidden(after) if wanted else ""
     kept = wanted and not reason
     return after if kept else before, Step(CORRECTION, asked, kept, len(changes), effects, reason)
+
+
+def corrections(
+    found: Fit,
+    keep_float: frozenset[str],
+    samples: Sequence[Sample],
+    on_progress: Callable[[int, int], None] | None = None,
+) -> dict[str, tuple[float, ...]]:
+    """What to add to the biases for the ranges of `found`: node -> [channels]."""
+    int8 = frozenset(found.trial.nodes) - keep_float
+
+    def open_int8(part: ir.Model, tensors: Sequence[str]) -> Run:
+        trial = TrialModel(part)
+        # A piece does not know of the masks that come into it.
+        kept = frozenset(trial.nodes) - int8
+        ranges = {name: found.amax.get(name) for name in trial.tensors}
+
+        def run(sample: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+            return trial(ranges, sample, kept)
+
+        return run
+
+    done = correct_biases(found.graph, samples, ActivationRunner, open_int8, on_progress)
+    return short_changes(done.changes)
+
+
+def corrected_graph(found: Fit, samples: Sequence[Sample]) -> ir.Model:
+    """The graph of `found` with biases corrected for its ranges."""
+    changes = corrections(found, frozenset(), samples)
+    return adjust(found.graph, Adjustments(biases=dict(changes)))
