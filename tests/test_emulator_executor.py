@@ -189,6 +189,14 @@ NEAR: dict[str, tuple[Layer, float]] = {
     ),
     "lrn": (lambda b, _: one(b, "LRN", size=3, alpha=0.1), S),
     "silu": (silu, 0.25),
+    "max pool of what has no scale": (
+        lambda b, r: b.op("MaxPool", silu(b, r), kernel_shape=[2, 2], pads=[0, 1, 1, 0]),
+        0.25,
+    ),
+    "average pool of what has no scale": (
+        lambda b, r: b.op("AveragePool", silu(b, r), kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        0.25,
+    ),
     "divide": (lambda b, _: scaled(b, "Div", 3.0), S),
     "batch norm": (
         lambda b, r: one(

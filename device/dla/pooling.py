@@ -24,7 +24,8 @@ from device.dla.rounding import IntLike, Ints
 
 LARGEST_WINDOW = 8
 Int8s = NDArray[np.int8]
-Number = TypeVar("Number", np.int8, np.int16)
+Singles = NDArray[np.float32]
+Number = TypeVar("Number", np.int8, np.int16, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,19 @@ def extreme(x: Int8s, window: Window, which: Literal["max", "min"]) -> Int8s:
     return _reduced(np.minimum, x, window, 127)
 
 
+def real(
+    x: Singles, window: Window, which: Literal["max", "average"], *, count_padding: bool = True
+) -> Singles:
+    """Return maxima or averages of windows in floating point; no rounding of the DLA's."""
+    if which == "max":
+        return _reduced(np.maximum, x, window, -np.inf)
+    sums = _reduced(np.add, x, window, 0)
+    if count_padding:
+        return np.divide(sums, window.size[0] * window.size[1], dtype=np.float32)
+    rows, columns = _counted(x.shape[2], window, 0), _counted(x.shape[3], window, 1)
+    return np.divide(sums, rows[:, None] * columns, dtype=np.float32)
+
+
 def _counted(length: int, window: Window, axis: int) -> Ints:
     """Return how many positions of each window along an axis lie inside the picture."""
     ones = np.ones((1, 1, length, 1), np.int16)
@@ -99,7 +113,7 @@ def _counted(length: int, window: Window, axis: int) -> Ints:
     return _reduced(np.add, ones, column, 0).reshape(-1).astype(np.int64)
 
 
-def _reduced(combine: np.ufunc, x: NDArray[Number], window: Window, fill: int) -> NDArray[Number]:
+def _reduced(combine: np.ufunc, x: NDArray[Number], window: Window, fill: float) -> NDArray[Number]:
     """Combine each window's rows, then its columns; positions outside the picture hold `fill`."""
     batch, channels, height, width = x.shape
     counts = window.positions(height, width)

@@ -6,7 +6,7 @@ Pooling, bounds and moves keep the grid of their input. What is left computes in
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -245,13 +245,18 @@ def _pool(to: Lowering, node: Node) -> None:
     window = window_of(node)
     if isinstance(window, str):
         raise to.refusal(node, window)
+    counted = window.count_padding
     if not isinstance(form, Grid):
-        raise to.refusal(node, "pooling in floating point is not emulated; calibrate its input")
+        which: Literal["max", "average"] = "average" if "Average" in node.op else "max"
+        real: Function = lambda x: pooling.real(  # noqa: E731
+            x[0], window.at(x[0].shape), which, count_padding=counted
+        )
+        to.real(node, (form.buffer,), real)
+        return
     if "Average" not in node.op:
         largest: Function = lambda x: pooling.extreme(x[0], window.at(x[0].shape), "max")  # noqa: E731
         to.keep(node, (form.buffer,), form.scale, largest)
         return
-    counted = window.count_padding
 
     def run(arrays: Sequence[Array]) -> Array:
         found = window.at(arrays[0].shape)

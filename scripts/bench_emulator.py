@@ -1,0 +1,161 @@
+"""Time the DLA in software against onnxruntime's INT8, in one run, on one thread by default.
+
+    python scripts/bench_emulator.py [--threads 1] [--runs 20] [--networks resnet50 ...]
+
+The demo detector is built for agx-orin-64gb with its calibration scenes, other networks
+(scripts/networks) with random weights and four random inputs: times hardly depend on either. Only
+the DLA's segments are timed, each for itself. The subjects take turns run by run; the table gives
+the sum of the medians, its ratio to onnxruntime's, and the signal-to-noise ratio of the engine's
+outputs against those with onnxruntime throughout.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+import configs
+from device.engine import Engine, open_engine
+from device.executors.emulated import EmulatedExecutor, Emulation
+from device.executors.portable import PortableExecutor
+from device.manifest import Portable, Segment
+from device.session import Dla, Executor, Scales, open_session
+from pipelines.config import load_model
+from pipelines.preprocess import preprocess
+from pipelines.vision import cv2
+from scripts.networks import NETWORKS
+from toolkit.build import BuildOptions, build_engine
+
+MODEL = configs.ROOT / "models" / "robot-objects.toml"
+PROFILE = "agx-orin-64gb"
+PORTABLE = "onnxruntime INT8"
+EMULATIONS = {
+    "fast": Emulation("fast", "hardware"),
+    "exact": Emulation("exact", "hardware"),
+    "fast, ideal scales": Emulation("fast", "ideal"),
+}
+Arrays = Mapping[str, np.ndarray]
+Run = Callable[[Arrays], object]
+
+
+def main() -> None:
+    """Print a table for the demo detector and one for each network."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--networks", nargs="*", choices=sorted(NETWORKS), default=["resnet50"])
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "robot-objects.engine"
+        samples = _scenes()
+        model = load_model(MODEL)
+        build_engine(MODEL.parent / model.file, PROFILE, path, BuildOptions(data=samples))
+        _bench("robot-objects", path, samples, arguments)
+        for name in arguments.networks:
+            _bench(name, *_network(name, Path(folder)), arguments)
+
+
+def _scenes() -> list[Arrays]:
+    model = load_model(MODEL)
+    files = sorted((MODEL.parent / model.calibration).glob("*.jpg"))
+    pictures = (preprocess(cv2.imread(str(file)), model.preprocess)[0] for file in files)
+    return [{"images": picture.copy()} for picture in pictures]
+
+
+def _network(name: str, folder: Path) -> tuple[Path, list[Arrays]]:
+    model = NETWORKS[name].model(1, None)
+    source = folder / f"{name}.onnx"
+    ir.save(model, source)
+    shape = [int(dim) for dim in model.graph.inputs[0].shape or ()]
+    rng = np.random.default_rng(0)
+    draws = [rng.standard_normal(shape).astype(np.float32) for _ in range(4)]
+    samples: list[Arrays] = [{str(model.graph.inputs[0].name): draw} for draw in draws]
+    path = folder / f"{name}.engine"
+    build_engine(source, PROFILE, path, BuildOptions(data=samples))
+    return path, samples
+
+
+def _bench(name: str, path: Path, samples: list[Arrays], arguments: argparse.Namespace) -> None:
+    """Time every DLA segment of an engine and compare the engine's outputs."""
+    times: dict[str, float] = dict.fromkeys((PORTABLE, *EMULATIONS), 0.0)
+    with open_engine(path) as engine:
+        segments = [one for one in engine.manifest.segments if one.processor.startswith("dla")]
+        for segment in segments:
+            feeds = _feeds(engine, segment, samples[0])
+            subjects = _subjects(engine, segment, arguments.threads)
+            for subject, median_s in _medians(subjects, feeds, arguments.runs).items():
+                times[subject] += median_s
+        nodes = sum(len(segment.nodes) for segment in segments)
+        print(f"{name}: {nodes} of {len(engine.manifest.plan)} nodes on the DLA")
+    noises = _noises(path, samples[:4], arguments.threads)
+    print(f"{'subject':24} {'ms':>8} {'images/s':>9} {'ratio':>6} {'SQNR dB':>8}")
+    for subject, median_s in times.items():
+        ratio = median_s / times[PORTABLE]
+        shown = f"{1e3 * median_s:8.1f} {1 / median_s:9.1f} {ratio:6.1f}"
+        print(f"{subject:24} {shown} {noises[subject]:8.1f}")
+
+
+def _feeds(engine: Engine, segment: Segment, sample: Arrays) -> dict[str, np.ndarray]:
+    """Return the sample where a segment reads the model's inputs, else random numbers."""
+    rng = np.random.default_rng(1)
+    tensors = {one.name: one for one in engine.manifest.tensors}
+    feeds = {}
+    for name in segment.inputs:
+        shape = [int(dim) for dim in tensors[name].shape if dim is not None]
+        drawn = np.clip(rng.standard_normal(shape) * 30, -128, 127).astype(tensors[name].dtype)
+        feeds[name] = sample.get(name, drawn)
+    return feeds
+
+
+def _subjects(engine: Engine, segment: Segment, threads: int) -> dict[str, Run]:
+    tensors = {tensor.name: tensor for tensor in engine.manifest.tensors}
+    graph = next(one for one in segment.implementations if isinstance(one, Portable))
+    executors: dict[str, Executor] = {
+        PORTABLE: PortableExecutor(engine, segment, graph, tensors, threads)
+    }
+    for name, emulation in EMULATIONS.items():
+        executors[name] = EmulatedExecutor(engine, segment, graph, emulation, threads)
+    wanted = dict.fromkeys(segment.outputs)
+    return {name: partial(one.run, outputs=wanted) for name, one in executors.items()}
+
+
+def _medians(subjects: Mapping[str, Run], feeds: Arrays, runs: int) -> dict[str, float]:
+    """Return each subject's median time in seconds; they take turns."""
+    times: dict[str, list[float]] = {subject: [] for subject in subjects}
+    for number in range(runs + 2):
+        for subject, run in subjects.items():
+            start = time.perf_counter()
+            run(feeds)
+            if number >= 2:
+                times[subject].append(time.perf_counter() - start)
+    return {subject: float(np.median(values)) for subject, values in times.items()}
+
+
+def _noises(path: Path, samples: list[Arrays], threads: int) -> dict[str, float]:
+    """Return each subject's SQNR at the engine's outputs against the portable engine's, in dB."""
+    outputs: dict[str, list[np.ndarray]] = {}
+    for subject in (PORTABLE, *EMULATIONS):
+        how = EMULATIONS.get(subject)
+        dla: Dla = "portable" if how is None else how.mode
+        scales: Scales = "hardware" if how is None else how.arithmetic
+        with open_session(path, threads=threads, dla=dla, scales=scales) as session:
+            outputs[subject] = [one for x in samples for one in session.infer(x).values()]
+    return {subject: _sqnr(outputs[PORTABLE], found) for subject, found in outputs.items()}
+
+
+def _sqnr(reference: list[np.ndarray], found: list[np.ndarray]) -> float:
+    signal = noise = 0.0
+    for want, have in zip(reference, found, strict=True):
+        real = want.astype(np.float64)
+        signal += float((real**2).sum())
+        noise += float(((real - have) ** 2).sum())
+    return float("inf") if noise == 0.0 else 10 * float(np.log10(signal / noise))
+
+
+if __name__ == "__main__":
+    main()
