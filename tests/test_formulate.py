@@ -1,4 +1,4 @@
-"""What the solver is told of a graph: on the GPU, kernels that rules part cost what they do whole."""
+"""What the solver is told of a graph: the parts of a kernel cost on the GPU what it costs whole."""
 
 import numpy as np
 import pytest

@@ -1,7 +1,8 @@
 """The graph that a plan is made of: rewritten for the DLA where that brings nodes onto it.
 
-All rewrites are made and planned; those that the plan leaves on the GPU are undone. This comes
-before calibration, because new tensors need ranges of their own.
+All rewrites are made and planned; those that the plan leaves on the GPU are undone, and all of them
+if the plan is better without: what a rewrite makes may run slower on the GPU than what was there.
+This comes before calibration, because new tensors need ranges of their own.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from device.profile import Profile
 from toolkit.int8.qdq_ranges import infer_ranges
 from toolkit.int8.quantize import calibrated_tensors
 from toolkit.legalize import Applied, Cut, Declined, Legalized, legalize
-from toolkit.planning.plan import Model, PlanOptions, make_plan
+from toolkit.planning.plan import Model, Plan, PlanOptions, make_plan
 
 SECONDS = 4.0  # of search for the trial plan: it only tells which rewrites are of use
 
@@ -23,7 +24,8 @@ class Prepared:
     """A graph to plan, with the rewrites that it has gone through.
 
     `ranges`: those given, and those of new tensors that follow from them. `unused` rewrites were
-    possible, but the plan is better without; `declined` ones were not possible.
+    possible, but the plan is better without; `declined` ones were not possible. `gain`: the share
+    of the objective that those applied save the model alone, None where there are none.
     """
 
     model: ir.Model
@@ -32,6 +34,7 @@ class Prepared:
     unused: tuple[Applied, ...] = ()
     declined: tuple[Declined, ...] = ()
     cuts: tuple[Cut, ...] = ()
+    gain: float | None = None
 
 
 def prepare(
@@ -58,10 +61,19 @@ def prepare(
     if ranges is not None and options.precision == "int8":
         useful -= _without_ranges(legal, known)
         legal = rewrite(frozenset(useful))
+    gain = None
     if legal.applied:
-        useful &= _on_dla(legal, profile, options)
-    if useful != {row.node for row in legal.applied}:
-        legal = rewrite(frozenset(useful))
+        trial = _trial(legal, profile, options)
+        useful &= _on_dla(legal, trial)
+        if useful != {row.node for row in legal.applied}:
+            legal = rewrite(frozenset(useful))
+            trial = _trial(legal, profile, options)
+        plain = rewrite(frozenset())
+        before = _trial(plain, profile, options).search.value
+        if before < trial.search.value:
+            legal = plain
+        elif before > 0:
+            gain = 1 - trial.search.value / before
     kept = {row.node for row in legal.applied}
     if ranges is not None:
         known = infer_ranges(legal.model.graph, known)[0]
@@ -72,6 +84,7 @@ def prepare(
         unused=tuple(row for row in every.applied if row.node not in kept),
         declined=every.refused,
         cuts=legal.cuts,
+        gain=gain if legal.applied else None,
     )
 
 
@@ -87,9 +100,12 @@ def _without_ranges(legal: Legalized, known: Mapping[str, float]) -> set[str]:
     }
 
 
-def _on_dla(legal: Legalized, profile: Profile, options: PlanOptions) -> set[str]:
-    """The rewrites of which the best plan has a node on the DLA."""
-    trial = Model("trial", legal.model.graph, cuts=legal.cuts)
-    plan = make_plan(trial, profile, replace(options, seconds=min(SECONDS, options.seconds)))
-    there = {row.node for row in plan.placements if row.processor.startswith("dla")}
+def _trial(legal: Legalized, profile: Profile, options: PlanOptions) -> Plan:
+    model = Model("trial", legal.model.graph, cuts=legal.cuts)
+    return make_plan(model, profile, replace(options, seconds=min(SECONDS, options.seconds)))
+
+
+def _on_dla(legal: Legalized, trial: Plan) -> set[str]:
+    """The rewrites of which the trial plan has a node on the DLA."""
+    there = {row.node for row in trial.placements if row.processor.startswith("dla")}
     return {row.node for row in legal.applied if there.intersection(row.nodes)}

@@ -1,0 +1,42 @@
+"""Rewrites for the DLA are kept only where the plan is better for them."""
+
+import numpy as np
+import pytest
+from legalize_graphs import Net, floats, node, to_ir
+
+from device.profile import load_profile
+from toolkit.planning.plan import Model, PlanOptions, make_plan
+from toolkit.prepare import prepare
+
+
+def gated_blocks(rng: np.random.Generator, count: int, channels: int, side: int) -> Net:
+    """Convolutions with HardSwish, each gated by what a global average makes of it."""
+    nodes, weights, data = [], {}, "x"
+    for i in range(count):
+        weights[f"w{i}"] = floats(rng, channels, channels, 3, 3)
+        weights[f"v{i}"] = floats(rng, channels, channels, 1, 1)
+        nodes += [
+            node("Conv", f"{data} w{i}", f"c{i}", pads=[1] * 4),
+            node("HardSwish", f"c{i}", f"h{i}"),
+            node("GlobalAveragePool", f"h{i}", f"p{i}"),
+            node("Conv", f"p{i} v{i}", f"g{i}"),
+            node("HardSigmoid", f"g{i}", f"s{i}"),
+            node("Mul", f"h{i} s{i}", f"m{i}"),
+        ]
+        data = f"m{i}"
+    return Net(nodes, {"x": (1, channels, side, side)}, weights)
+
+
+@pytest.mark.parametrize("profile", ["agx-orin-64gb", "orin-nx-8gb", "agx-xavier-32gb"])
+@pytest.mark.parametrize("objective", ["throughput", "latency", "energy"])
+def test_a_rewritten_graph_never_plans_worse_than_as_it_was(
+    profile: str, objective: str, rng: np.random.Generator
+) -> None:
+    board, options = load_profile(profile), PlanOptions(objective=objective)
+    for _ in range(2):
+        size = int(rng.choice((16, 64, 192))), int(rng.choice((9, 28, 75)))
+        graph = to_ir(gated_blocks(rng, int(rng.integers(1, 4)), *size).proto())
+        before = make_plan(Model("m", graph.graph), board, options)
+        prepared = prepare(graph, board, options)
+        after = make_plan(Model("m", prepared.model.graph, cuts=prepared.cuts), board, options)
+        assert after.search.value <= before.search.value * 1.001
