@@ -1,8 +1,10 @@
 """`tandem plan`: what runs where, why, what it takes, and what to change; no board needed."""
 
+import difflib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import click
 import onnx_ir as ir
@@ -16,16 +18,17 @@ from toolkit.costs.measured import load_measured
 from toolkit.errors import PlanError
 from toolkit.importer import import_model
 from toolkit.int8.table_file import read_ranges
+from toolkit.legalize import Applied
 from toolkit.node_view import views
 from toolkit.passes import run_passes
 from toolkit.planning.advice import Advice, advise
 from toolkit.planning.plan import SECONDS, Model, PlanOptions, SharedPlan, plan_together
 from toolkit.planning.plan_html import plan_html
 from toolkit.planning.plan_json import shared_builtins
-from toolkit.planning.plan_text import render_plan, render_shared
+from toolkit.planning.plan_text import render_nodes, render_plan, render_shared
 from toolkit.planning.workload import WorkloadModel, load_workload
 from toolkit.prepare import Prepared, prepare
-from toolkit.rules.explain import explain_node, render_explanation
+from toolkit.rules.explain import Explanation, explain_node, render_explanation
 from toolkit.target import Target, choose_target
 
 
@@ -55,6 +58,7 @@ from toolkit.target import Target, choose_target
     help="Bound of the search for a proven plan.")  # fmt: skip
 @click.option("--explain", "explained", metavar="NODE",
     help="Show every rule for a node, with its value and its limit.")  # fmt: skip
+@click.option("--nodes", "with_nodes", is_flag=True, help="List every node with its reason.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write a page with pictures.")
 @click.option("--shape", "shapes", multiple=True, callback=parse_shapes, metavar="NAME=DIMS",
     help="Fix an input's shape.")  # fmt: skip
@@ -74,6 +78,7 @@ def plan(
     no_rewrites: bool,
     seconds: float,
     explained: str | None,
+    with_nodes: bool,
     html: Path | None,
     shapes: dict[str, tuple[int, ...]],
     jetpack: str | None,
@@ -110,17 +115,24 @@ def plan(
     times = load_measured(measured) if measured else None
     models = tuple(replace(one.model, measured=times) for one in loaded)
     if explained is not None:
-        click.echo(_explanation(models[0], explained, target, precision))
+        found = _explanation(loaded[0], explained, target, options)
+        click.echo(json.dumps(asdict(found)) if as_json else render_explanation(found))
         return
     shared = plan_together(models, target.profile, options)
-    advice = {plan.name: advise(shared, plan, target.profile) for plan in shared.plans}
+    advice = {
+        plan.name: advise(shared, plan, target.profile, one.prepared.declined)
+        for plan, one in zip(shared.plans, loaded, strict=True)
+    }
     if html:
         with replacing(html) as file:
             file.write(plan_html(shared, advice).encode())
     if as_json:
-        click.echo(json.dumps(shared_builtins(shared, advice)))
+        rewrites = {
+            plan.name: _builtins(one) for plan, one in zip(shared.plans, loaded, strict=True)
+        }
+        click.echo(json.dumps({**shared_builtins(shared, advice), "rewrites": rewrites}))
         return
-    click.echo(_text(shared, advice, loaded))
+    click.echo(_text(shared, advice, loaded, with_nodes=with_nodes))
     if html:
         click.echo(f"wrote {html}")
 
@@ -129,6 +141,7 @@ def plan(
 class _Loaded:
     model: Model
     prepared: Prepared
+    original: ir.Graph
 
 
 def _load(
@@ -149,7 +162,7 @@ def _load(
         rate_hz=member.rate_hz,
         cuts=prepared.cuts,
     )
-    return _Loaded(model, prepared)
+    return _Loaded(model, prepared, graph.graph)
 
 
 def _plain(graph: ir.Model, ranges: dict[str, float] | None) -> Prepared:
@@ -160,28 +173,67 @@ def _always(name: str) -> bool:
     return True
 
 
-def _explanation(model: Model, node: str, target: Target, precision: Precision) -> str:
-    if target.profile.dla is None:
+def _explanation(one: _Loaded, node: str, target: Target, options: PlanOptions) -> Explanation:
+    """Explain a node of the rewritten graph, or of the model as it was."""
+    dla = target.profile.dla
+    if dla is None:
         raise PlanError(f"{target.profile.name} has no DLA, so that no rule keeps nodes off it")
-    nodes = {view.name: view for view in views(model.graph)}
+    nodes = {view.name: view for view in (*views(one.original), *views(one.model.graph))}
     if node not in nodes:
-        known = ", ".join(list(nodes)[:3])
-        raise PlanError(f"{model.name} has no node {node!r}; its nodes begin with {known}")
-    found = explain_node(nodes[node], target.profile.dla, target.tensorrt, precision)
-    return render_explanation(found)
+        near = difflib.get_close_matches(node, nodes, n=3, cutoff=0.5) or list(nodes)[:3]
+        what = "the nearest names are" if near != list(nodes)[:3] else "its nodes begin with"
+        raise PlanError(f"{one.model.name} has no node {node!r}; {what} {', '.join(near)}")
+    return explain_node(nodes[node], dla, target.tensorrt, options.precision)
 
 
-def _text(shared: SharedPlan, advice: dict[str, tuple[Advice, ...]], loaded: list[_Loaded]) -> str:
+def _text(
+    shared: SharedPlan,
+    advice: dict[str, tuple[Advice, ...]],
+    loaded: list[_Loaded],
+    *,
+    with_nodes: bool,
+) -> str:
     parts = [render_shared(shared)] if len(shared.plans) > 1 else []
     for plan, one in zip(shared.plans, loaded, strict=True):
-        parts.append(render_plan(plan, advice[plan.name]) + _rewrites(one.prepared))
+        title = f"== {plan.name}\n" if len(shared.plans) > 1 else ""
+        parts.append(title + render_plan(plan, advice[plan.name]) + _rewrites(one))
+        if with_nodes:
+            parts.append(render_nodes(plan))
     return "\n\n".join(parts)
 
 
-def _rewrites(prepared: Prepared) -> str:
+def _builtins(one: _Loaded) -> dict[str, Any]:
+    prepared = one.prepared
+    return {
+        "gain": prepared.gain,
+        "applied": [_rewrite(row) for row in prepared.applied],
+        "unused": [_rewrite(row) for row in prepared.unused],
+        "declined": [
+            {"rewrite": row.rewrite, "node": row.node, "reason": row.reason}
+            for row in prepared.declined
+        ],
+    }
+
+
+def _rewrite(row: Applied) -> dict[str, Any]:
+    return {
+        "rewrite": row.rewrite,
+        "node": row.node,
+        "rule": row.verdict.rule,
+        "replaced": list(row.replaced),
+        "nodes": list(row.nodes),
+    }
+
+
+def _rewrites(one: _Loaded) -> str:
+    prepared = one.prepared
     lines = [
         f"rewritten {row.rewrite}: {row.node} ({row.verdict.rule}: {row.verdict.actual})"
         for row in prepared.applied
     ]
+    if prepared.gain is not None:
+        lines.append(
+            f"predicted gain of what was rewritten: {prepared.gain:.1%} by the objective, alone"
+        )
     lines += [f"possible, but no gain: {row.rewrite} of {row.node}" for row in prepared.unused]
     return "".join(f"\n{line}" for line in lines)

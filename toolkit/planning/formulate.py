@@ -76,7 +76,8 @@ def formulate(
         extra |= _extra(group, own, shared, off_dla)
     home = {v.name: kernel.head.name for kernel in kernels for v in kernel.nodes}
     tasks = tuple(_tasks(kernels, off_dla, {**prices, first: shares}, costs))
-    flows = tuple(_flows(views, home, frozenset(outputs), costs, extra))
+    ends = frozenset(outputs) if first == "gpu" else None
+    flows = tuple(_flows(views, home, ends, costs, extra))
     nodes = {kernel.head.name: kernel.nodes for kernel in kernels}
     return Formulated(Network(name, tasks, flows, rate_hz), nodes)
 
@@ -168,10 +169,14 @@ def _batch_lane(view: NodeView) -> str:
 def _flows(
     views: Sequence[NodeView],
     home: Mapping[str, str],
-    outputs: frozenset[str],
+    outputs: frozenset[str] | None,
     costs: CostModel,
     extra: Mapping[str, CrossingCost],
 ) -> Iterable[Flow]:
+    """Yield the tensors between tasks, and those at the graph's ends.
+
+    `outputs` None: inputs and outputs lie where everything runs, and pass nowhere.
+    """
     readers: dict[str, list[str]] = {}
     for view in views:
         for name in view.reads:
@@ -183,7 +188,8 @@ def _flows(
     for name, tensor in tensors.items():
         source = made.get(name)
         targets = tuple(dict.fromkeys(t for t in readers.get(name, ()) if t != source))
-        if not targets and name not in outputs:
+        leaves = outputs is not None and name in outputs
+        if (source is None and outputs is None) or not (targets or leaves):
             continue
         size = tensor_bytes(tensor, costs.precision) or 0
         crossings = {d: costs.crossing(size, *ends) for d, ends in _DIRECTIONS.items()}
@@ -199,7 +205,7 @@ def _flows(
             bytes=size,
             crossing_us={d: c.time_us for d, c in crossings.items()},
             crossing_mj={d: c.energy_mj for d, c in crossings.items()},
-            output=name in outputs,
+            output=leaves,
         )
 
 

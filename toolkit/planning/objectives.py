@@ -9,24 +9,35 @@ from toolkit.scheduling.problem import Objective
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """`aim` is the solver's objective; `text` and `unit` say what its value is per frame.
+    """`aim` is the solver's objective; `per_frame` and `at_rates` say what its value is.
 
     `frames_in_flight`: frames of one network follow each other closely, and where there are two DLA
     cores every loadable is on both, and frames take turns.
     """
 
     aim: Objective
-    text: str
-    unit: str
+    per_frame: tuple[str, str]  # in words, and the unit
+    at_rates: tuple[str, str]
     frames_in_flight: bool
 
+    def words(self, *, rated: bool) -> tuple[str, str]:
+        """Return what the value is, in words, and its unit."""
+        return self.at_rates if rated else self.per_frame
 
+
+# fmt: off
 GOALS: Mapping[str, Goal] = {
-    "throughput": Goal("utilisation", "time of the busiest processor per frame", "us", True),
-    "latency": Goal("latency", "latency of a frame alone", "us", False),
-    "energy": Goal("energy", "energy of a frame", "mJ", False),
-    "gpu-relief": Goal("gpu_time", "GPU time of a frame", "us", False),
+    "throughput": Goal(
+        "utilisation",
+        ("time of the busiest processor per frame", "us"),
+        ("busy share of the busiest processor", "of the time"), True),
+    "latency": Goal(
+        "latency", ("latency of a frame alone", "us"), ("latency of a frame alone", "us"), False),
+    "energy": Goal("energy", ("energy of a frame", "mJ"), ("power", "mW"), False),
+    "gpu-relief": Goal(
+        "gpu_time", ("GPU time of a frame", "us"), ("busy share of the GPU", "of the time"), False),
 }
+# fmt: on
 DEFAULT = "throughput"
 
 

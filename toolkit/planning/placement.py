@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from device.manifest import Processor
 from device.profile import Profile
 from toolkit.costs.model import CostModel
+from toolkit.errors import PlanError
 from toolkit.node_view import NodeView
 from toolkit.planning.figures import Figures, figures
 from toolkit.planning.formulate import Formulated, formulate, problem_of
 from toolkit.planning.objectives import Goal
 from toolkit.rules.rule import Verdict
-from toolkit.scheduling.assess import assess, value_of, violations
+from toolkit.scheduling.assess import assess, overloads, utilisation, value_of, violations
 from toolkit.scheduling.baselines import costs_of, dla_with_fallback, gpu_only, greedy
 from toolkit.scheduling.problem import Limits, Placement, Problem, Solution
 from toolkit.scheduling.segmentation import graph_of, pieces
@@ -85,6 +86,8 @@ def place(
         alternate_dlas=alternate,
     )
     solution = solve(problem, goal.aim, seconds) if len(processors) > 1 else _only(problem, goal)
+    if late := overloads(problem, costs_of(problem, solution.placement)):
+        raise PlanError(_too_much(problem, late, goal))
     return Placed(
         problem=problem,
         formulated=made,
@@ -105,11 +108,19 @@ def processors_of(profile: Profile, *, both_dlas: bool) -> tuple[Processor, ...]
     return ("gpu", "dla0", "dla1") if both_dlas and profile.dla_cores > 1 else ("gpu", "dla0")
 
 
+def _too_much(problem: Problem, late: Sequence[str], goal: Goal) -> str:
+    names = ", ".join(network.name for network in problem.networks)
+    found = f"the rates of {names} do not fit: {late[0]}; lower the rates"
+    return found if goal.aim == "utilisation" else f"{found}, or plan for throughput"
+
+
 def _only(problem: Problem, goal: Goal) -> Solution:
     """Return the one placement that a single processor leaves."""
     placement = gpu_only(problem)
     costs = costs_of(problem, placement)
-    value = sum(cost.latency_us for cost in costs.values())
+    busy = utilisation(problem, costs)[problem.processors[0]]
+    own = goal.aim in ("utilisation", "gpu_time")  # the load of the one processor there is
+    value = busy if own else value_of(problem, goal.aim, costs)
     return Solution(
         objective=goal.aim,
         placement=placement,
@@ -163,15 +174,20 @@ def _compared(
     if broken := violations(problem, trial, found):
         return f"{island} the plan breaks a limit ({broken[0]})"
     value = value_of(problem, goal.aim, found)
-    if value > solution.value:
-        return (
-            f"{island} the {goal.text} would be {_size(value)} instead of {_size(solution.value)}"
-        )
-    return f"{island} the {goal.text} would stay {_size(value)}"
+    text, unit = goal.words(rated=all(net.rate_hz is not None for net in problem.networks))
+    here, there = _sizes(solution.value, value)
+    if here != there:
+        return f"{island} the {text} would be {there} instead of {here} {unit}"
+    return f"{island} the {text} would stay {here} {unit}"
 
 
-def _size(value: float) -> str:
-    return f"{value:.4g}"
+def _sizes(one: float, other: float) -> tuple[str, str]:
+    """Return two values with as many figures as it takes to tell them apart, 4 to 7."""
+    for figures_ in range(4, 8):
+        texts = f"{one:.{figures_}g}", f"{other:.{figures_}g}"
+        if texts[0] != texts[1]:
+            break
+    return texts
 
 
 def _figures(problem: Problem, solution: Solution, goal: Goal) -> dict[str, tuple[Figures, ...]]:

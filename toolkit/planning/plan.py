@@ -14,24 +14,32 @@ from toolkit.errors import PlanError
 from toolkit.legalize import Cut
 from toolkit.node_view import NodeView, views
 from toolkit.planning.figures import Figures
+from toolkit.planning.loadables import DlaMemory, limits_of, memory_of
 from toolkit.planning.objectives import DEFAULT, goal_named
 from toolkit.planning.placement import ALLOWED, Candidate, Placed, place
 from toolkit.planning.refusals import refusals
 from toolkit.planning.segments import PlannedSegment, find_crossings
-from toolkit.scheduling.problem import Limits
+from toolkit.planning.traffic import in_flight, traffic
+from toolkit.scheduling.simulate import NetworkReport, Report
 
-SECONDS = 20.0
+SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentCost:
-    """What a segment holds and takes; `macs` leaves out nodes of unknown shape."""
+    """What a segment holds and takes; `macs` leaves out nodes of unknown shape.
+
+    `crossings` counts the tensors that pass to or from another processor, `crossing_bytes` what
+    they hold, where that is known.
+    """
 
     segment: str
     nodes: int
     macs: int
     predicted_us: float
     energy_mj: float
+    crossings: int
+    crossing_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,8 @@ class Plan:
     """Where every node of one model runs and why, how it is cut, and what that should take.
 
     `placements` are in running order. `figures`: this plan first, then all on the GPU, all that may
-    on the DLA, and a greedy choice.
+    on the DLA, and a greedy choice. `simulated`: frames at the rate, or `in_flight` of them under
+    way together, with contention for the memory.
     """
 
     name: str
@@ -112,6 +121,9 @@ class Plan:
     refusals: tuple[Refusal, ...]
     figures: tuple[Figures, ...]
     search: Search
+    memory: DlaMemory | None
+    simulated: NetworkReport
+    in_flight: int
 
     @property
     def busy_us(self) -> tuple[tuple[Processor, float], ...]:
@@ -139,6 +151,7 @@ class SharedPlan:
     plans: tuple[Plan, ...]
     candidates: tuple[Candidate, ...]
     placed: Placed
+    simulated: Report
 
 
 def make_plan(model: Model, profile: Profile, options: PlanOptions | None = None) -> Plan:
@@ -158,12 +171,16 @@ def plan_together(
     options = options or PlanOptions()
     goal = goal_named(options.objective)
     candidates = tuple(_candidate(model, profile, options) for model in models)
-    limits = Limits(max_crossings=options.max_crossings)
+    limits = limits_of(profile, options.tensorrt, options.precision, options.max_crossings)
     placed = place(candidates, profile, goal, limits, options.seconds)
+    simulated = traffic(placed)
     return SharedPlan(
-        plans=tuple(_plan(one, placed, profile, options) for one in candidates),
+        plans=tuple(
+            _plan(one, placed, simulated, profile=profile, options=options) for one in candidates
+        ),
         candidates=candidates,
         placed=placed,
+        simulated=simulated,
     )
 
 
@@ -207,13 +224,17 @@ def _named_views(model: Model) -> tuple[NodeView, ...]:
 def _plan(
     candidate: Candidate,
     placed: Placed,
+    simulated: Report,
+    *,
     profile: Profile,
     options: PlanOptions,
 ) -> Plan:
     segments, rows = _segments(candidate, placed)
+    made = placed.formulated[candidate.name]
     sizes = {t.name: tensor_bytes(t, options.precision) for v in candidate.views for t in v.outputs}
     solution = placed.solution
     times, energies = _kernel_costs(candidate, placed)
+    crossings = find_crossings(segments, candidate.views, sizes.__getitem__)
     return Plan(
         name=candidate.name,
         profile=profile.name,
@@ -223,13 +244,18 @@ def _plan(
         rate_hz=candidate.rate_hz,
         placements=_placements(candidate, placed, segments, times),
         segments=segments,
-        costs=_segment_costs(segments, candidate.views, times, energies, placed.problem.segment_us),
-        crossings=find_crossings(segments, candidate.views, sizes.__getitem__),
+        costs=_segment_costs(
+            segments, candidate.views, crossings, (times, energies), placed.problem.segment_us
+        ),
+        crossings=crossings,
         refusals=_refusals(rows, candidate, placed),
         figures=placed.figures[candidate.name],
         search=Search(
             options.objective, solution.value, solution.proven, solution.gap, solution.seconds
         ),
+        memory=memory_of(profile, placed.problem.limits, made.network, segments, made.nodes),
+        simulated=simulated.of(candidate.name),
+        in_flight=in_flight(placed, candidate.name),
     )
 
 
@@ -302,14 +328,16 @@ def _why(
 def _segment_costs(
     segments: Sequence[PlannedSegment],
     nodes: Sequence[NodeView],
-    times: Mapping[str, float],
-    energies: Mapping[str, float],
+    crossings: Sequence[Crossing],
+    costs: tuple[Mapping[str, float], Mapping[str, float]],
     segment_us: Mapping[Processor, float],
 ) -> tuple[SegmentCost, ...]:
+    times, energies = costs
     macs = {view.name: view.macs or 0 for view in nodes}
     rows = []
     for segment in segments:
         start_us = segment_us.get(segment.processor, 0.0)
+        passed = [c for c in crossings if segment.name in (c.source, *c.targets)]
         rows.append(
             SegmentCost(
                 segment=segment.name,
@@ -317,6 +345,8 @@ def _segment_costs(
                 macs=sum(macs[name] for name in segment.nodes),
                 predicted_us=start_us + sum(times.get(name, 0.0) for name in segment.nodes),
                 energy_mj=sum(energies.get(name, 0.0) for name in segment.nodes),
+                crossings=len(passed),
+                crossing_bytes=sum(crossing.bytes or 0 for crossing in passed),
             )
         )
     return tuple(rows)

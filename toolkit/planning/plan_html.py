@@ -67,7 +67,7 @@ def _gantt_title(shared: SharedPlan) -> str:
 
 def _gantt(shared: SharedPlan) -> str:
     """Draw when each segment of the first frames runs: a row a processor, a colour a frame."""
-    intervals = first_frames(shared, FRAMES)
+    intervals = first_frames(shared.placed, FRAMES)
     end = max((interval.end_us for interval in intervals), default=1.0)
     rows = sorted({interval.processor for interval in intervals}, key=list(COLOURS).index)
     names = [plan.name for plan in shared.plans]

@@ -16,13 +16,15 @@ from toolkit.scheduling.baselines import costs_of
 def shared_builtins(shared: SharedPlan, advice: Mapping[str, Sequence[Advice]]) -> dict[str, Any]:
     """Return the plans of all models and how busy the processors are.
 
-    `utilisation`: share of time at the rates, or microseconds per frame without any.
+    `utilisation`: share of time at the rates, or microseconds per frame without any;
+    `simulated_utilisation`: share of time, with queues and contention for the memory.
     """
     problem = shared.placed.problem
     busy = utilisation(problem, costs_of(problem, shared.placed.solution.placement))
     return {
         "plans": [plan_builtins(plan, advice.get(plan.name, ())) for plan in shared.plans],
         "utilisation": busy,
+        "simulated_utilisation": dict(shared.simulated.utilisation),
     }
 
 
@@ -46,6 +48,8 @@ def plan_builtins(plan: Plan, advice: Sequence[Advice] = ()) -> dict[str, Any]:
         "compared": [
             {**asdict(row), "frames_per_second": row.frames_per_second} for row in plan.figures
         ],
+        "simulated": {**asdict(plan.simulated), "in_flight": plan.in_flight},
+        "memory": None if plan.memory is None else asdict(plan.memory),
         "refusals": [asdict(row) for row in plan.refusals],
         "advice": [asdict(row) for row in advice],
     }

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from toolkit.planning.advice import Advice
 from toolkit.planning.figures import Figures
-from toolkit.planning.objectives import GOALS
+from toolkit.planning.loadables import memory_text
+from toolkit.planning.objectives import goal_named
 from toolkit.planning.plan import Plan, Refusal, SharedPlan
-from toolkit.planning.traffic import traffic
 from toolkit.planning.verdict import verdict
 from toolkit.scheduling.assess import utilisation
 from toolkit.scheduling.baselines import costs_of
@@ -19,7 +19,8 @@ def render_plan(plan: Plan, advice: Sequence[Advice] = ()) -> str:
     lines = [_title(plan), "", verdict(plan), ""]
     lines += _segments(plan)
     lines += ["", *_crossings(plan)]
-    lines += ["", *_compared(plan.figures)]
+    lines += ["", *memory_text(plan.memory)] if plan.memory and plan.memory.loadables else []
+    lines += ["", *_compared(plan.figures), _simulated(plan)]
     lines += ["", *_refusals(plan)]
     if advice:
         lines += ["", *_advice(plan, advice)]
@@ -39,20 +40,13 @@ def render_shared(shared: SharedPlan) -> str:
     rows = [("processor", "busy")]
     rows += [(p, f"{b:.1%}" if rated else f"{b:.0f} us a frame") for p, b in busy.items()]
     lines += [*table(rows, right=(1,)), ""]
-    report = traffic(shared)
     rows4 = [("model", "frames/s", "p50 us", "p99 us")]
-    for found in report.networks:
-        rows4.append(
-            (
-                found.network,
-                f"{found.throughput_hz:.1f}",
-                f"{found.p50_us:.0f}",
-                f"{found.p99_us:.0f}",
-            )
-        )
-    return "\n".join(
-        [*lines, "simulated, with contention for the memory", *table(rows4, right=(1, 2, 3))]
-    )
+    for plan in shared.plans:
+        found = plan.simulated
+        times = f"{found.p50_us:.0f}", f"{found.p99_us:.0f}"
+        rows4.append((plan.name, f"{found.throughput_hz:.1f}", *times))
+    lines += ["simulated, with contention for the memory", *table(rows4, right=(1, 2, 3))]
+    return "\n".join(lines)
 
 
 def _title(plan: Plan) -> str:
@@ -68,7 +62,7 @@ def _title(plan: Plan) -> str:
 
 
 def _segments(plan: Plan) -> list[str]:
-    rows = [("segment", "nodes", "MMAC", "us", "mJ", "from", "to")]
+    rows = [("segment", "nodes", "MMAC", "us", "mJ", "crossings", "bytes", "from", "to")]
     for segment, cost in zip(plan.segments, plan.costs, strict=True):
         rows.append(
             (
@@ -77,11 +71,13 @@ def _segments(plan: Plan) -> list[str]:
                 f"{cost.macs / 1e6:.1f}",
                 f"{cost.predicted_us:.0f}",
                 f"{cost.energy_mj:.2f}",
+                str(cost.crossings),
+                str(cost.crossing_bytes),
                 segment.nodes[0],
                 segment.nodes[-1],
             )
         )
-    return table(rows, right=(1, 2, 3, 4))
+    return table(rows, right=(1, 2, 3, 4, 5, 6))
 
 
 def _crossings(plan: Plan) -> list[str]:
@@ -114,6 +110,24 @@ def _compared(rows: Sequence[Figures]) -> list[str]:
     return table(lines, right=(1, 2, 3, 4, 5, 6))
 
 
+def _simulated(plan: Plan) -> str:
+    found = plan.simulated
+    how = "as they come" if plan.rate_hz is not None else f"{plan.in_flight} in flight"
+    return (
+        f"simulated, {how}, with contention for the memory: {found.throughput_hz:.0f} frames/s, "
+        f"latency {found.p50_us:.0f} us at the median, {found.p99_us:.0f} us at p99"
+    )
+
+
+def render_nodes(plan: Plan) -> str:
+    """Return every node in running order: where it runs, how long, and why."""
+    rows = [("node", "operator", "segment", "us", "rule", "reason")]
+    for row in plan.placements:
+        time = f"{row.predicted_us:.1f}"
+        rows.append((row.node, row.op, row.segment, time, row.rule, row.reason))
+    return "\n".join(table(rows, right=(3,)))
+
+
 def _refusals(plan: Plan) -> list[str]:
     if not plan.refusals:
         return ["every node is on the DLA"]
@@ -133,10 +147,10 @@ def _refusal(refusal: Refusal) -> list[str]:
 
 
 def _advice(plan: Plan, advice: Sequence[Advice]) -> list[str]:
-    goal = GOALS[plan.search.objective]
-    lines = [f"what to change (predicted {goal.text}, now {plan.search.value:.4g} {goal.unit})"]
+    text, unit = goal_named(plan.search.objective).words(rated=plan.rate_hz is not None)
+    lines = [f"what to change (predicted {text}, now {plan.search.value:.4g} {unit})"]
     for row in advice:
-        change = f"{row.value:.4g} {goal.unit}, {row.gain:.1%} less"
+        change = f"{row.value:.4g} {unit}, {row.gain:.1%} less"
         names = ", ".join(row.nodes[:SHOWN]) + (" ..." if len(row.nodes) > SHOWN else "")
         lines += [f"  {change}: if the DLA took {names} ({row.rule})", f"      {row.how}"]
     return lines

@@ -1,37 +1,54 @@
-"""A plan under traffic: its frames simulated, with queues and contention for the memory."""
+"""A placement under traffic: its frames simulated, with queues and contention for the memory."""
 
-from toolkit.planning.plan import SharedPlan
+from toolkit.planning.placement import Placed
 from toolkit.scheduling.problem import Interval
 from toolkit.scheduling.simulate import Report, Traffic, simulate
 
-IN_FLIGHT = 3  # frames of a model without a rate: one on each processor
 FRAMES = 200  # simulated of the slowest model; enough for a 99th percentile
 
 
-def traffic(shared: SharedPlan) -> Report:
+def traffic(placed: Placed) -> Report:
     """Simulate the models at their rates, or as fast as they go with some frames in flight."""
-    slowest_us = max(_period_us(shared, index) for index in range(len(shared.plans)))
-    return _simulated(shared, FRAMES * slowest_us, warmup_us=10 * slowest_us)
+    slowest_us = max(
+        1e6 / network.rate_hz if network.rate_hz else _latency_us(placed, network.name)
+        for network in placed.problem.networks
+    )
+    return _simulated(placed, FRAMES * slowest_us, warmup_us=10 * slowest_us)
 
 
-def first_frames(shared: SharedPlan, count: int) -> tuple[Interval, ...]:
+def in_flight(placed: Placed, name: str) -> int:
+    """Return how many frames of a model without a rate are under way: one on each processor that
+    it uses and, where there are several, one that waits.
+    """
+    used = set(placed.solution.placement[name].values())
+    cores = len(used) + (placed.problem.alternate_dlas and "dla0" in used)
+    return cores + 1 if cores > 1 else 1
+
+
+def first_frames(placed: Placed, count: int) -> tuple[Interval, ...]:
     """Return what the first frames of every model occupy, and when."""
-    longest_us = sum(plan.total_us for plan in shared.plans)
-    report = _simulated(shared, (count + 2) * longest_us, warmup_us=0.0)
+    longest_us = sum(_latency_us(placed, network.name) for network in placed.problem.networks)
+    slowest_us = max(1e6 / (network.rate_hz or 1e6) for network in placed.problem.networks)
+    duration_us = (count + 2) * max(longest_us, slowest_us)
+    report = _simulated(placed, duration_us, warmup_us=0.0, together=count)
     return tuple(interval for interval in report.intervals if interval.frame < count)
 
 
-def _simulated(shared: SharedPlan, duration_us: float, *, warmup_us: float) -> Report:
-    streams = [Traffic(p.name, p.rate_hz, in_flight=IN_FLIGHT) for p in shared.plans]
+def _simulated(
+    placed: Placed, duration_us: float, *, warmup_us: float, together: int | None = None
+) -> Report:
+    streams = [
+        Traffic(one.name, one.rate_hz, in_flight=together or in_flight(placed, one.name))
+        for one in placed.problem.networks
+    ]
     return simulate(
-        shared.placed.problem,
-        shared.placed.solution.placement,
+        placed.problem,
+        placed.solution.placement,
         streams,
-        duration_us=duration_us,
+        duration_us=max(duration_us, 1.0),  # a model of free nodes takes no time
         warmup_us=warmup_us,
     )
 
 
-def _period_us(shared: SharedPlan, index: int) -> float:
-    plan = shared.plans[index]
-    return 1e6 / plan.rate_hz if plan.rate_hz else plan.total_us
+def _latency_us(placed: Placed, name: str) -> float:
+    return placed.figures[name][0].latency_us

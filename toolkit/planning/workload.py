@@ -45,12 +45,12 @@ def load_workload(path: Path) -> Workload:
     Raises PlanError: it cannot be read, holds something else, or names a model twice.
     """
     try:
-        found = msgspec.toml.decode(path.read_bytes(), type=Workload)
+        found = msgspec.toml.decode(path.read_bytes(), type=Workload, dec_hook=_path)
     except OSError as err:
         raise PlanError(
             f"{path}: cannot read the workload ({err.strerror}): check the path"
         ) from err
-    except (msgspec.MsgspecError, UnicodeDecodeError) as err:
+    except (msgspec.MsgspecError, UnicodeDecodeError, NotImplementedError) as err:
         raise PlanError(
             f"{path}: not a workload ({err}): write [[model]] tables with path and rate_hz"
         ) from err
@@ -60,6 +60,12 @@ def load_workload(path: Path) -> Workload:
     if len({model.rate_hz is None for model in found.model}) > 1:
         raise PlanError(f"{path}: some models have a rate_hz and some not: give it to all or none")
     return Workload(model=tuple(_beside(path.parent, model) for model in found.model))
+
+
+def _path(kind: type, value: object) -> Path:
+    if kind is not Path or not isinstance(value, str):
+        raise NotImplementedError(f"no {kind.__name__} from {value!r}")  # msgspec's word for it
+    return Path(value)
 
 
 def _beside(folder: Path, model: WorkloadModel) -> WorkloadModel:

@@ -122,7 +122,8 @@ def violations(problem: Problem, placement: Placement, costs: Mapping[str, Cost]
     for core in dlas(problem):
         loadables = sum(s.processor == core for cost in costs.values() for s in cost.segments)
         if loadables > limits.max_loadables:
-            found.append(f"{core}: {loadables} loadables, at most {limits.max_loadables} (G6)")
+            most = f"at most {limits.max_loadables} ({limits.loadables_rule})"
+            found.append(f"{core}: {loadables} loadables, {most}")
     return found
 
 

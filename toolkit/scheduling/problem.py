@@ -82,13 +82,15 @@ class Limits:
 
     `max_crossings` and `max_switches` hold for each network: tensors that cross, and times that a
     frame passes from one segment to the next. `max_loadables` holds for each DLA core over all
-    networks (G6). Each loadable must hold fewer bytes than `weight_bytes` (G9) and
-    `intermediate_bytes` (G8). No connected piece on the DLA may take less than `min_segment_us`.
+    networks (rule `loadables_rule`). Each loadable must hold fewer bytes than `weight_bytes` (G9)
+    and `intermediate_bytes` (G8). No connected piece on the DLA may take less than
+    `min_segment_us`.
     """
 
     max_crossings: int | None = None
     max_switches: int | None = None
     max_loadables: int = 16
+    loadables_rule: str = "G6"
     weight_bytes: int = 512 * 2**20
     intermediate_bytes: int = 2**30
     min_segment_us: float = 0.0
