@@ -27,6 +27,8 @@ from toolkit.rules.rule import (
 )
 
 ALL = None
+BATCH_HINT = "run a smaller batch: the DLA does not gain from a larger one"
+CUT_HINT = "cut the graph before the reshape and post-process on the GPU or the CPU"
 
 # fmt: off
 GENERAL_RULES: tuple[Rule[NodeView], ...] = (
@@ -94,13 +96,13 @@ GENERAL_RULES: tuple[Rule[NodeView], ...] = (
     Rule(id="G1.type", ops=o.NATIVE, limit="tensors must be FP32 or FP16 in the model",
          see=c.types, allowed=OneOf(("float32", "float16")), source=GUIDE),
     Rule(id="G2", ops=o.NATIVE, limit="the batch (all dimensions but C, H, W) must be {}",
-         see=c.batch, allowed=AtMost(4096), source=GUIDE),
+         see=c.batch, allowed=AtMost(4096), source=GUIDE, hint=BATCH_HINT),
     Rule(id="G2.v1", ops=o.NATIVE, limit="the batch must be {} on Xavier",
          see=c.batch, allowed=AtMost(32), generations=V1, source="TensorRT issue 2318",
-         certainty="observed"),
+         certainty="observed", hint=BATCH_HINT),
     Rule(id="G4", ops=o.NATIVE, limit="dimensions other than the batch must be {}",
          see=c.dimensions, allowed=Within(1, 8192), source=GUIDE,
-         hint="cut the graph before the reshape and post-process on the GPU or the CPU"),
+         hint=dict.fromkeys(o.SHUFFLE | o.CUT | o.ops("Concat"), CUT_HINT)),
     Rule(id="G10", ops=o.NATIVE, limit="a tensor must have fewer than 2^31 elements",
          see=c.volumes, allowed=AtMost(2**31 - 1), source=HEADER),
     Rule(id="G16", ops=o.WEIGHTED | o.ops("BatchNormalization"), limit="weights must be constant",

@@ -41,6 +41,7 @@ RESIZE_MODES = OneOf(
     )
 )
 HEAD_HINT = "keep tensors 4-D, with a 1x1 Conv in place of Flatten and Gemm"
+BUFFER_HINT = "make the input narrower or of fewer channels, the kernel lower or less dilated"
 CONCAT_HINT = "concatenate along the channels"
 
 # fmt: off
@@ -73,10 +74,10 @@ LAYER_RULES: tuple[Rule[NodeView], ...] = (
          source=f"{HEADER}; depthwise: NVIDIA's own INT8 figures of SSD-MobileNet-V1 on the DLA"),
     Rule(id="conv.cbuf-int8", ops=o.CONV | o.PRODUCT, precisions=INT8,
          limit="one kernel and one data slice must take {} banks of the convolution buffer",
-         see=c.buffer_banks(1), allowed=AtMost(16), source=GUIDE_85),
+         see=c.buffer_banks(1), allowed=AtMost(16), source=GUIDE_85, hint=BUFFER_HINT),
     Rule(id="conv.cbuf-fp16", ops=o.CONV | o.PRODUCT, precisions=FP16,
          limit="one kernel and one data slice must take {} banks of the convolution buffer",
-         see=c.buffer_banks(2), allowed=AtMost(16), source=GUIDE_85),
+         see=c.buffer_banks(2), allowed=AtMost(16), source=GUIDE_85, hint=BUFFER_HINT),
     Rule(id="deconv.kernel", ops=o.DECONV, limit="kernels must be {}",
          see=c.window("kernel"), allowed=LONG, source=HEADER),
     Rule(id="deconv.stride", ops=o.DECONV, limit="strides must be {}",
@@ -131,7 +132,7 @@ LAYER_RULES: tuple[Rule[NodeView], ...] = (
          see=layer.broadcast, allowed=YES, source=GUIDE, certainty="recalled"),
     Rule(id="div.divisor", ops=o.ops("Div"), precisions=FP16,
          limit="in FP16 the divisor must be constant",
-         see=layer.divisor, allowed=YES, source=GUIDE, certainty="recalled", hint=o.HINTS),
+         see=layer.divisor, allowed=YES, source=GUIDE, certainty="recalled"),
     Rule(id="pow.constant", ops=o.ops("Pow"), limit="one side must be one repeated constant",
          see=layer.power_side, allowed=YES, source=GUIDE, certainty="recalled"),
     Rule(id="pow.precision", ops=o.ops("Pow"), precisions=FP16, limit="powers run in INT8 only",
