@@ -18,11 +18,14 @@ KIB, MIB = 2**10, 2**20
 
 @dataclass(frozen=True, slots=True)
 class DlaMemory:
-    """The loadables of a plan beside the limits that they keep; `sram_kib` is that of a core."""
+    """The loadables of a plan beside the limits that they keep; `sram_kib` is that of a core, or
+    of both where they share it (rule sram.v1).
+    """
 
     loadables: tuple[Loadable, ...]
     limits: Limits
     sram_kib: int
+    sram_shared: bool
 
 
 def limits_of(
@@ -71,7 +74,9 @@ def memory_of(
                 intermediate_bytes=intermediate_bytes(network, {task.name for task in inside}),
             )
         )
-    return DlaMemory(tuple(loadables), limits, profile.dla.sram_kib.value)
+    return DlaMemory(
+        tuple(loadables), limits, profile.dla.sram_kib.value, profile.dla.generation == "v1"
+    )
 
 
 def memory_text(memory: DlaMemory) -> list[str]:
@@ -79,7 +84,8 @@ def memory_text(memory: DlaMemory) -> list[str]:
     limits = memory.limits
     lines = [
         f"DLA memory: {len(memory.loadables)} of {limits.max_loadables} loadables a core "
-        f"({limits.loadables_rule}), {memory.sram_kib} KiB of SRAM a core"
+        f"({limits.loadables_rule}), {memory.sram_kib} KiB of SRAM "
+        f"{'for both cores' if memory.sram_shared else 'a core'}"
     ]
     for row in memory.loadables:
         lines.append(

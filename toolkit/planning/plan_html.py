@@ -7,9 +7,9 @@ from device.manifest import Processor
 from toolkit.planning.advice import Advice
 from toolkit.planning.figures import Figures
 from toolkit.planning.graph_drawing import draw_graph
-from toolkit.planning.plan import SharedPlan
+from toolkit.planning.plan import Plan, SharedPlan
 from toolkit.planning.plan_text import render_plan
-from toolkit.planning.traffic import first_frames
+from toolkit.planning.traffic import frames_at_once
 from toolkit.planning.verdict import verdict
 from toolkit.scheduling.simulate import CROSSING
 
@@ -26,7 +26,9 @@ STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;
 color:#1d2127;background:#fff}
 h1{font-size:1.6rem;margin-bottom:0}h2{font-size:1.15rem;margin-top:2rem}
-pre{background:#f5f6f8;padding:1rem;overflow-x:auto;font-size:12px}
+pre{background:#f5f6f8;padding:1rem;overflow-x:auto;font-size:12px;white-space:pre-wrap}
+table{border-collapse:collapse;font-size:12px}td,th{padding:.15rem .6rem .15rem 0;text-align:left;
+vertical-align:top}td.n{text-align:right}
 .graph{overflow-x:auto;border:1px solid #e4e7eb;border-radius:4px}svg text{font-size:11px}
 .muted{color:#667}.key span{padding:0 .5rem;margin-right:.5rem;color:#fff;border-radius:3px}
 """
@@ -36,7 +38,11 @@ def plan_html(shared: SharedPlan, advice: Mapping[str, Sequence[Advice]]) -> str
     """Return the page; everything is inside it."""
     names = ", ".join(plan.name for plan in shared.plans)
     first = shared.plans[0]
-    key = "".join(f"<span style='background:{c}'>{p}</span>" for p, c in COLOURS.items())
+    used = {s.processor for plan in shared.plans for s in plan.segments}
+    key = "".join(
+        f"<span style='background:{c}'>{p}</span>" for p, c in COLOURS.items() if p in used
+    )
+    key += "<span style='background:#c62828'>crossing</span>"
     parts = [
         f"<h1>Plan of {escape(names)}</h1>",
         f"<p class=muted>{escape(first.profile)}, {first.precision}, "
@@ -52,6 +58,7 @@ def plan_html(shared: SharedPlan, advice: Mapping[str, Sequence[Advice]]) -> str
             "</div><h2>Compared</h2>",
             _compared(plan.figures),
             f"<pre>{escape(render_plan(plan, advice.get(plan.name, ())))}</pre>",
+            _nodes(plan),
         ]
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>Plan of {escape(names)}</title>"
@@ -59,15 +66,29 @@ def plan_html(shared: SharedPlan, advice: Mapping[str, Sequence[Advice]]) -> str
     )
 
 
+def _nodes(plan: Plan) -> str:
+    """Return every node with its place and reason, folded away at first."""
+    rows = "".join(
+        f"<tr><td>{escape(row.node)}<td>{escape(row.op)}<td>{row.segment}"
+        f"<td class=n>{row.predicted_us:.1f}<td>{escape(row.rule)}<td>{escape(row.reason)}"
+        for row in plan.placements
+    )
+    head = "<tr><th>node<th>operator<th>segment<th>us<th>rule<th>reason"
+    return (
+        f"<details><summary>All {len(plan.placements)} nodes</summary>"
+        f"<table>{head}{rows}</table></details>"
+    )
+
+
 def _gantt_title(shared: SharedPlan) -> str:
     if len(shared.plans) == 1:
         return f"{FRAMES} frames in flight"
-    return "The first frames of every model"
+    return "A frame of every model at once"
 
 
 def _gantt(shared: SharedPlan) -> str:
     """Draw when each segment of the first frames runs: a row a processor, a colour a frame."""
-    intervals = first_frames(shared.placed, FRAMES)
+    intervals = frames_at_once(shared.placed, FRAMES if len(shared.plans) == 1 else 1)
     end = max((interval.end_us for interval in intervals), default=1.0)
     rows = sorted({interval.processor for interval in intervals}, key=list(COLOURS).index)
     names = [plan.name for plan in shared.plans]
@@ -93,7 +114,13 @@ def _gantt(shared: SharedPlan) -> str:
     height = ROW * len(rows) + 18
     drawn.append(f"<text x={left} y={height - 4:.0f}>0</text>")
     drawn.append(f"<text x={WIDTH} y={height - 4:.0f} text-anchor=end>{end:.0f} us</text>")
-    return f"<svg viewBox='0 0 {WIDTH:.0f} {height:.0f}' width='100%'>{''.join(drawn)}</svg>"
+    picture = f"<svg viewBox='0 0 {WIDTH:.0f} {height:.0f}' width='100%'>{''.join(drawn)}</svg>"
+    titles = [f"frame {number + 1}" for number in range(FRAMES)] if len(names) == 1 else names
+    key = "".join(
+        f"<span style='background:{SHADES[index % len(SHADES)]}'>{escape(name)}</span>"
+        for index, name in enumerate(titles)
+    )
+    return f"{picture}<p class=key>{key}<span style='background:#c3c8d0'>crossing</span></p>"
 
 
 def _compared(rows: Sequence[Figures]) -> str:

@@ -1,5 +1,7 @@
 """A placement under traffic: its frames simulated, with queues and contention for the memory."""
 
+from collections.abc import Sequence
+
 from toolkit.planning.placement import Placed
 from toolkit.scheduling.problem import Interval
 from toolkit.scheduling.simulate import Report, Traffic, simulate
@@ -13,7 +15,11 @@ def traffic(placed: Placed) -> Report:
         1e6 / network.rate_hz if network.rate_hz else _latency_us(placed, network.name)
         for network in placed.problem.networks
     )
-    return _simulated(placed, FRAMES * slowest_us, warmup_us=10 * slowest_us)
+    streams = [
+        Traffic(one.name, one.rate_hz, in_flight=in_flight(placed, one.name))
+        for one in placed.problem.networks
+    ]
+    return _simulated(placed, streams, FRAMES * slowest_us, warmup_us=10 * slowest_us)
 
 
 def in_flight(placed: Placed, name: str) -> int:
@@ -25,22 +31,17 @@ def in_flight(placed: Placed, name: str) -> int:
     return cores + 1 if cores > 1 else 1
 
 
-def first_frames(placed: Placed, count: int) -> tuple[Interval, ...]:
-    """Return what the first frames of every model occupy, and when."""
+def frames_at_once(placed: Placed, count: int) -> tuple[Interval, ...]:
+    """Return what frames of every model that come together, `count` of each, occupy, and when."""
     longest_us = sum(_latency_us(placed, network.name) for network in placed.problem.networks)
-    slowest_us = max(1e6 / (network.rate_hz or 1e6) for network in placed.problem.networks)
-    duration_us = (count + 2) * max(longest_us, slowest_us)
-    report = _simulated(placed, duration_us, warmup_us=0.0, together=count)
+    streams = [Traffic(one.name, None, in_flight=count) for one in placed.problem.networks]
+    report = _simulated(placed, streams, (count + 2) * longest_us, warmup_us=0.0)
     return tuple(interval for interval in report.intervals if interval.frame < count)
 
 
 def _simulated(
-    placed: Placed, duration_us: float, *, warmup_us: float, together: int | None = None
+    placed: Placed, streams: Sequence[Traffic], duration_us: float, *, warmup_us: float
 ) -> Report:
-    streams = [
-        Traffic(one.name, one.rate_hz, in_flight=together or in_flight(placed, one.name))
-        for one in placed.problem.networks
-    ]
     return simulate(
         placed.problem,
         placed.solution.placement,
