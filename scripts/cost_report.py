@@ -23,7 +23,8 @@ is said below.
 
 **What runs as one** (`fusion.py`). A convolution or product takes normalisation, activation, sum
 and other pointwise work behind it into its kernel. Joins and cuts are addresses; a join copies
-only parts that were cut out of another tensor. Everything else is a kernel of its own.
+only parts that were cut out of another tensor. Everything else is a kernel of its own, and so is a
+product with a gate that was computed from what it multiplies (squeeze and excitation).
 
 **GPU** (`gpu.py`). A product of M x N outputs over depth K is computed in tiles of m x n outputs,
 the depth cut into s parts, each SM making one tile at a time:
@@ -45,7 +46,7 @@ enough. Depthwise convolutions run on the CUDA cores. A CUDA graph takes only a 
 layer's sequence needs on the MAC array (padded channels, stripes, splits for the buffer), in the
 output stage, and the bytes with what is fetched twice:
 
-    time = max(array / e, output stage) / clock, bytes / (bandwidth b)), the larger, + layer_us
+    time = max(max(array / e, output stage) / clock, bytes / (bandwidth b)) + layer_us
     loadable = sum of its layers + submission_us
 
 A frame of a batch takes what a single one takes. v2 (Orin) is taken as four arrays of v1.

@@ -9,7 +9,7 @@ docs/COSTS.md. Same rows, same constants: nothing is random.
 import argparse
 import csv
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol, TypeVar
@@ -340,14 +340,16 @@ def _constant(value: float, error: float | None, source: str, note: str = "") ->
 
 
 _NOTES = {
-    "array_efficiency": "With the largest tile; smaller ones have less by their reuse.",
-    "kernel_cycles": "Scales with the clock of the GPU: no constant part was found.",
-    "graph_share": "From MLPerf, whose single-stream runs are CUDA graphs.",
-    "fp32_share": "TensorRT uses TF32 where the GPU has it, but not in every layer.",
-    "fp16_share": "Of the prior rate in toolkit/dla_cycles. One network in FP16, and heads of one.",
-    "submission_us": "Hardly told apart from crossings by the rows: held near its start.",
-    "crossing_us": "Held near the median of HaX-CoNN's transitions.",
-    "idle_w": "One board, AGX Orin developer kit; other boards are taken as like it.",
+    "gpu.array_efficiency": "With the largest tile; smaller ones have less by their reuse.",
+    "gpu.kernel_cycles": "Scales with the clock of the GPU: no constant part was found.",
+    "gpu.graph_share": "From MLPerf, whose single-stream runs are CUDA graphs.",
+    "gpu.fp32_share": "TensorRT uses TF32 where the GPU has it, but not in every layer.",
+    "dla.fp16_share": (
+        "Of the prior rate in toolkit/dla_cycles. One network in FP16, and heads of one."
+    ),
+    "dla.submission_us": "Hardly told apart from crossings by the rows: held near its start.",
+    "dla.crossing_us": "Held near the median of HaX-CoNN's transitions.",
+    "energy.idle_w": "One board, AGX Orin developer kit; other boards are taken as like it.",
 }
 
 
@@ -357,16 +359,17 @@ def constants_text(found: Everything) -> str:
     dla_rows = sum(p.case.engine in ("dla0", "2dla") for p in found.times)
     by = "scripts/fit_costs.py, {} rows of configs/published_figures.csv"
 
-    def group(names: Sequence[str], values: object, fit: Fitted, source: str) -> dict[str, Any]:
+    def group(
+        of: str, values: GpuParameters | DlaFit | EnergyParameters, fit: Fitted, source: str
+    ) -> dict[str, Any]:
+        names = [field.name for field in fields(values)]
         return {
-            name: _constant(getattr(values, name), error, source, _NOTES.get(name, ""))
+            name: _constant(getattr(values, name), error, source, _NOTES.get(f"{of}.{name}", ""))
             for name, error in zip(names, fit.errors, strict=True)
         }
 
-    gpu = group(
-        tuple(GpuParameters.__dataclass_fields__), found.gpu, found.gpu_fit, by.format(gpu_rows)
-    )
-    dla = group(tuple(DlaFit.__dataclass_fields__), found.dla, found.dla_fit, by.format(dla_rows))
+    gpu = group("gpu", found.gpu, found.gpu_fit, by.format(gpu_rows))
+    dla = group("dla", found.dla, found.dla_fit, by.format(dla_rows))
     for generation in ("v1", "v2"):
         dla[generation] = {
             name: dla.pop(f"{name}_{generation}") for name in ("bandwidth_share", "layer_us")
@@ -377,7 +380,7 @@ def constants_text(found: Everything) -> str:
     )
     estimate = "estimate of the authors: nothing is published for these models"
     energy = group(
-        tuple(EnergyParameters.__dataclass_fields__),
+        "energy",
         found.energy,
         found.energy_fit,
         by.format(len(found.power)) + f" and {len(found.ratios)} ratios",
