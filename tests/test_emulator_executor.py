@@ -166,6 +166,14 @@ def test_a_layer_gives_what_the_formula_gives(
 # Layers whose arithmetic is not the formula's: they may be a step off.
 NEAR: dict[str, tuple[Layer, float]] = {
     "conv leaky": (lambda b, r: b.op("LeakyRelu", conv(b, r), alpha=0.1), 0.25),
+    "conv prelu": (
+        lambda b, r: b.op("PRelu", conv(b, r), b.constant(r.uniform(0, 1, (1, 6, 1, 1)), np.float32)),
+        0.25,
+    ),
+    "clip of what has no scale": (
+        lambda b, r: b.op("Clip", silu(b, r), "", b.constant(6, np.float32)),
+        0.125,
+    ),
     "leaky": (lambda b, _: one(b, "LeakyRelu", alpha=0.3), S),
     "prelu": (lambda b, _: scaled(b, "PRelu", [[[0.1]], [[0.2]], [[-0.5]], [[0.9]]]), S),
     "sigmoid": (lambda b, _: one(b, "Sigmoid"), 2.0**-7),
@@ -297,6 +305,10 @@ REFUSED: dict[str, tuple[Layer, str]] = {
     "two activations": (
         lambda b, _: b.op("MatMul", b.input((1, 1, 3, 3), S), b.input((1, 1, 3, 3), S)),
         r"\(MatMul\) .*needs constant weights",
+    ),
+    "no zero point": (
+        lambda b, _: b.op("QuantizeLinear", one(b, "Relu"), b.constant(S, np.float32)),
+        r"without a zero point it makes UINT8",
     ),
     "one dimension": (
         lambda b, _: b.op(

@@ -250,14 +250,6 @@ def _leaky(node: Node) -> Function:
     return lambda arrays: np.where(arrays[0] < 0, slope * arrays[0], arrays[0])
 
 
-def _clip(_: Node) -> Function:
-    return lambda arrays: np.clip(
-        arrays[0],
-        arrays[1] if len(arrays) > 1 and arrays[1].size else -np.inf,
-        arrays[2] if len(arrays) > 2 and arrays[2].size else np.inf,
-    )
-
-
 def _plain(function: Callable[..., Any]) -> Callable[[Node], Function]:
     return lambda _: lambda arrays: np.asarray(function(*arrays))
 
@@ -275,7 +267,6 @@ def _folded(function: Callable[[Array, Array], Array]) -> Callable[[Node], Funct
 FLOATS: Mapping[str, Callable[[Node], Function]] = {
     "Abs": _plain(np.abs),
     "Add": _plain(np.add),
-    "Clip": _clip,
     "Cos": _plain(np.cos),
     "Div": _plain(np.divide),
     "LRN": _lrn,
@@ -285,7 +276,6 @@ FLOATS: Mapping[str, Callable[[Node], Function]] = {
     "Mul": _plain(np.multiply),
     "PRelu": _plain(lambda x, slope: np.where(x < 0, x * slope, x)),
     "Pow": _plain(np.power),
-    "Relu": _plain(lambda x: np.maximum(x, 0)),
     "Sigmoid": _plain(lambda x: 0.5 * (1 + np.tanh(0.5 * x))),
     "Sin": _plain(np.sin),
     "Softmax": _softmax,

@@ -90,7 +90,7 @@ def find_ending(tensor: str, graph: Graph, *, functions: bool) -> Ending | None:
             activation, tensor = found, readers[0].outputs[0]
             absorbed.append(readers[0])
     ending = _rounded(Ending(activation, 0.0, tensor, (), tuple(absorbed)), graph)
-    if ending is not None and activation == Activation():
+    if ending is not None and not absorbed:
         return _with_rectifier(ending, graph)
     return ending
 
@@ -101,8 +101,9 @@ def activation_of(node: Node, constants: Mapping[str, Array]) -> Activation | No
         return _clip(node, constants)
     if node.op == "PRelu":
         slopes = constants.get(node.inputs[1])
-        fits = slopes is not None and slopes.ndim <= 3
-        return Activation(slopes=np.asarray(slopes, np.float64)) if fits else None
+        if slopes is None or (slopes.ndim == 4 and slopes.shape[0] != 1):
+            return None
+        return Activation(slopes=slopes.astype(np.float64).reshape(slopes.shape[-3:]))
     if node.op == "LeakyRelu":
         return Activation(slopes=np.asarray(node.number("alpha", 0.01), np.float64))
     return FIXED[node.op]

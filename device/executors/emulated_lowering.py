@@ -53,7 +53,8 @@ def _quantize(to: Lowering, node: Node) -> None:
         path = to.path(factor, ending, 128)
         to.end(node, (source.buffer,), ending, lambda arrays: layers.finish(arrays[0], path))
     else:
-        to.end(node, (source.buffer,), ending, lambda arrays: _rounded(arrays[0], scale))
+        real = to.real_input(node, node.inputs[0])
+        to.end(node, (real,), ending, lambda arrays: _rounded(arrays[0], scale))
     to.stored_as(node, name, Grid(ending.tensor, scale))
 
 
@@ -192,10 +193,16 @@ def _factor_and_offset(to: Lowering, node: Node) -> tuple[str, Floats, Floats] |
 def _activation(to: Lowering, node: Node) -> None:
     """An activation of its own: bounds stay on the grid, the others go by a table of 256."""
     form, found = to.form(node.inputs[0]), activation_of(node, to.graph.constants)
-    if not isinstance(form, Grid) or found is None:
+    if found is None:
+        raise to.refusal(node, "the DLA needs constant slopes and bounds")
+    bounds = found.slopes is None and found.function is None
+    if not isinstance(form, Grid) and bounds:
+        to.real(node, (form.buffer,), lambda x: np.clip(x[0], found.low, found.high))
+        return
+    if not isinstance(form, Grid):
         _other(to, node)
         return
-    if found.slopes is None and found.function is None:
+    if bounds:
         low, high = layers.bounds_of(found, form.scale)
         bottom, top = np.int8(low), np.int8(high)
         to.keep(node, (form.buffer,), form.scale, lambda x: np.clip(x[0], bottom, top))
@@ -241,24 +248,15 @@ def _magnitude(arrays: Sequence[Array]) -> Array:
 
 def _pool(to: Lowering, node: Node) -> None:
     """Pooling keeps the scale of its input."""
-    form = to.form(node.inputs[0])
-    window = window_of(node)
+    form, window = to.form(node.inputs[0]), window_of(node)
     if isinstance(window, str):
         raise to.refusal(node, window)
-    counted = window.count_padding
-    if not isinstance(form, Grid):
-        which: Literal["max", "average"] = "average" if "Average" in node.op else "max"
-        real: Function = lambda x: pooling.real(  # noqa: E731
-            x[0], window.at(x[0].shape), which, count_padding=counted
-        )
-        to.real(node, (form.buffer,), real)
-        return
-    if "Average" not in node.op:
-        largest: Function = lambda x: pooling.extreme(x[0], window.at(x[0].shape), "max")  # noqa: E731
-        to.keep(node, (form.buffer,), form.scale, largest)
-        return
+    which: Literal["max", "average"] = "average" if "Average" in node.op else "max"
 
-    def run(arrays: Sequence[Array]) -> Array:
+    def extreme(arrays: Sequence[Array]) -> Array:
+        return pooling.extreme(arrays[0], window.at(arrays[0].shape), "max")
+
+    def average(arrays: Sequence[Array]) -> Array:
         found = window.at(arrays[0].shape)
         if max(found.size) > pooling.LARGEST_WINDOW:
             raise to.refusal(
@@ -266,9 +264,17 @@ def _pool(to: Lowering, node: Node) -> None:
                 f"a window of {found.size[0]}x{found.size[1]}, the DLA's limit is "
                 f"{pooling.LARGEST_WINDOW} a side",
             )
-        return pooling.average(arrays[0], found, count_padding=counted)
+        return pooling.average(arrays[0], found, count_padding=window.count_padding)
 
-    to.keep(node, (form.buffer,), form.scale, run)
+    def real(arrays: Sequence[Array]) -> Array:
+        found = window.at(arrays[0].shape)
+        return pooling.real(arrays[0], found, which, count_padding=window.count_padding)
+
+    if not isinstance(form, Grid):
+        to.real(node, (form.buffer,), real)
+    else:
+        run = average if which == "average" else extreme
+        to.keep(node, (form.buffer,), form.scale, run)
 
 
 def _split(to: Lowering, node: Node) -> None:

@@ -161,6 +161,8 @@ class Lowering:
     def zero(self, node: Node) -> int:
         """Return the zero point of a Q or DQ; UINT8 with 128 is the same grid as INT8 with 0."""
         name = node.inputs[2] if len(node.inputs) > 2 else ""
+        if not name and node.op == "QuantizeLinear":
+            raise self.refusal(node, "without a zero point it makes UINT8 from 0 on")
         point = self.graph.constants.get(name, np.zeros((), np.uint8))
         zero = int(point.reshape(-1)[0])
         if zero != (128 if name and point.dtype == np.uint8 else 0):
