@@ -167,7 +167,9 @@ def test_a_layer_gives_what_the_formula_gives(
 NEAR: dict[str, tuple[Layer, float]] = {
     "conv leaky": (lambda b, r: b.op("LeakyRelu", conv(b, r), alpha=0.1), 0.25),
     "conv prelu": (
-        lambda b, r: b.op("PRelu", conv(b, r), b.constant(r.uniform(0, 1, (1, 6, 1, 1)), np.float32)),
+        lambda b, r: b.op(
+            "PRelu", conv(b, r), b.constant(r.uniform(0, 1, (1, 6, 1, 1)), np.float32)
+        ),
         0.25,
     ),
     "clip of what has no scale": (
