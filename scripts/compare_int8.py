@@ -53,6 +53,7 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 import configs
 from device.engine import open_engine
+from device.manifest import Portable
 from device.session import open_session
 from pipelines.config import PreprocessConfig, load_model
 from pipelines.preprocess import preprocess
@@ -344,6 +345,7 @@ def _tandem(material: Material, subject: Subject, folder: Path) -> Made:
             onnx.load_from_string(engine.entry(one.model).tobytes())
             for segment in engine.manifest.segments
             for one in segment.implementations
+            if isinstance(one, Portable)
         ]
     steps = built.calibration.steps if built.calibration is not None else ()
     kept = tuple(step.name for step in steps if step.kept)
@@ -382,26 +384,28 @@ class _Reader(CalibrationDataReader):  # type: ignore[misc]
 
 def _session(path: Path) -> ort.InferenceSession:
     """A session with the settings that keep INT8 exact, as `device.executors.portable` has them."""
+    precise = platform.machine() in {"x86_64", "AMD64"}
+    try:
+        return _load(path, precise)
+    except Fail as error:
+        # The rewriting of INT8 weights to UINT8 that `x64quantprecision` asks for fails in
+        # onnxruntime 1.31 where its Q/DQ form of a ViT shares a constant. CPUs with VNNI are exact
+        # without it.
+        print(f"{path.name}: run without x64quantprecision: {str(error)[:80]}", file=sys.stderr)
+        return _load(path, precise=False)
+
+
+def _load(path: Path, precise: bool) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    if platform.machine() in {"x86_64", "AMD64"}:
+    if precise:
         options.add_session_config_entry("session.x64quantprecision", "1")
-
-    def load() -> ort.InferenceSession:
-        return ort.InferenceSession(
-            str(path),
-            options,
-            providers=["CPUExecutionProvider"],
-            disabled_optimizers=["ClipQuantRewrite"],
-        )
-
-    try:
-        return load()
-    except Fail as error:
-        # onnxruntime 1.31 cannot optimise the Q/DQ form that it makes of a ViT; it can run it.
-        print(f"{path.name}: run without optimisation, as {str(error)[:160]}", file=sys.stderr)
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        return load()
+    return ort.InferenceSession(
+        str(path),
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=["ClipQuantRewrite"],
+    )
 
 
 def _run(session: ort.InferenceSession, feeds: dict[str, Array]) -> Outputs:

@@ -1,0 +1,80 @@
+"""Two parts of the samples that judge each other: who is where, and with what ranges."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from model_fixtures import small_convnet
+
+from calibration.calibrate import Observation, observe_tensors
+from calibration.dataset import memory_dataset
+from toolkit.importer import import_model
+from toolkit.int8.fit import Halves, fit, joined
+from toolkit.int8.observe import ActivationRunner
+from toolkit.int8.quantize import calibrated_tensors, with_operands
+from toolkit.int8.split import LEAST, MAX_VALIDATION, Split
+from toolkit.int8.trial import TrialModel
+from toolkit.passes import run_passes
+
+
+def numbered(count: int) -> list[dict[str, np.ndarray]]:
+    return [{"x": np.full((1, 2), number, np.float32)} for number in range(count)]
+
+
+@pytest.mark.parametrize("count", [LEAST, 7, 2 * MAX_VALIDATION, 2 * MAX_VALIDATION + 9, 100])
+def test_every_sample_is_observed_or_held_and_as_many_of_each_judge(count: int) -> None:
+    split = Split(memory_dataset(numbered(count)), wanted=True)
+    observed = [int(sample["x"][0, 0]) for sample in split]
+    kept = [int(sample["x"][0, 0]) for sample in split.validation]
+    held = [kept[number] for number in split.held]
+    assert len(observed) == len(split)
+    assert sorted(observed + held) == list(range(count))
+    assert kept == sorted(kept)
+    assert len(held) == min(count // 2, MAX_VALIDATION)
+    assert len(kept) - len(held) == min(-(-count // 2), MAX_VALIDATION)
+
+
+@pytest.mark.parametrize(("count", "wanted"), [(LEAST - 1, True), (LEAST, False)])
+def test_few_samples_or_nothing_to_try_leave_the_data_whole(count: int, wanted: bool) -> None:
+    split = Split(memory_dataset(numbered(count)), wanted)
+    assert len(list(split)) == len(split) == count
+    assert not split.unseen
+    assert split.held.size == 0
+    assert len(split.validation) == count
+
+
+def test_each_part_is_judged_with_the_ranges_of_the_other(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    graph = run_passes(import_model(small_convnet(tmp_path / "m.onnx", rng)).model)[0]
+    tensors = calibrated_tensors(graph)
+    # Samples of very different size: whose range is used shows.
+    samples = [
+        {"x": rng.normal(scale=scale, size=(1, 3, 32, 32)).astype(np.float32)}
+        for scale in (1.0, 3.0, 0.5, 9.0)
+    ]
+    held = np.array([1, 3])
+
+    def observe(numbers: list[int]) -> Observation:
+        run = ActivationRunner(graph, tensors)
+        return observe_tensors(run, memory_dataset([samples[n] for n in numbers]), tensors)
+
+    first, other = observe([0, 2]), observe([1, 3])
+    halves = Halves(first.histograms, other.histograms, held)
+    found = fit(graph, joined(first, other), ("minmax",), samples, halves=halves)
+    whole = {
+        name: max(first.histograms[name].amax, other.histograms[name].amax) for name in tensors
+    }
+    assert {name: found.amax[name] for name in tensors} == pytest.approx(whole)
+    assert found.seen.samples == 4
+
+    trial, exact = TrialModel(graph), ActivationRunner(graph, ["y"])
+    signal = np.mean([np.sum(exact(sample)["y"].astype(np.float64) ** 2) for sample in samples])
+    for number, sample in enumerate(samples):
+        part = first if number in held else other
+        seen = {name: one.amax for name, one in part.histograms.items()}
+        ranges = with_operands(graph, seen)
+        noise = trial({name: ranges[name] for name in trial.tensors}, sample)["y"]
+        wanted = np.sum((noise.astype(np.float64) - exact(sample)["y"]) ** 2) / signal
+        asked = {name: found.amax[name] for name in trial.tensors}
+        assert found.noise.errors(asked, np.array([number]))[0] == pytest.approx(wanted, rel=0.05)
