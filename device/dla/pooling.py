@@ -96,9 +96,9 @@ def real(
         return _reduced(np.maximum, x, window, -np.inf)
     sums = _reduced(np.add, x, window, 0)
     if count_padding:
-        return np.divide(sums, window.size[0] * window.size[1], dtype=np.float32)
+        return np.asarray(sums / (window.size[0] * window.size[1]), np.float32)
     rows, columns = _counted(x.shape[2], window, 0), _counted(x.shape[3], window, 1)
-    return np.divide(sums, rows[:, None] * columns, dtype=np.float32)
+    return np.asarray(sums / (rows[:, None] * columns), np.float32)
 
 
 def _counted(length: int, window: Window, axis: int) -> Ints:
