@@ -16,7 +16,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from toolkit.errors import first_line
 from toolkit.gpu.call import KERNELS
 from toolkit.gpu.compile_messages import Answer, Compiled, Request, read_message, write_message
 
@@ -78,6 +77,14 @@ def _resources(cubin: bytes) -> tuple[int | None, int | None]:
     return int(found[1]), int(found[2]) + int(found[3])
 
 
+def _problem(error: BaseException) -> str:
+    """Return what a compiler says: the last line of the innermost error, after the source."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
 def serve() -> None:
     """Answer requests until the input ends."""
     warnings.simplefilter("ignore")
@@ -87,7 +94,7 @@ def serve() -> None:
         try:
             answer = Answer(compiled=compile_kernel(request))
         except Exception as error:  # noqa: BLE001  (a compiler raises what it likes; the build says it)
-            answer = Answer(problem=first_line(error.__cause__ or error))
+            answer = Answer(problem=_problem(error))
         write_message(answers, answer)
 
 

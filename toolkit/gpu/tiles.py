@@ -51,11 +51,10 @@ def row_tile(rows: int, columns: int) -> Tile:
 
 
 def _stages(block_m: int, block_n: int, block_k: int, item_bytes: int, gpu: GpuTarget) -> int:
-    """Blocks of operands in flight: at most four, and no more than shared memory holds."""
-    if not gpu.copies_while_computing:
-        return 2
+    """Blocks of operands in flight: no more than shared memory holds."""
+    most = 4 if gpu.copies_while_computing else 2
     fits = gpu.shared_bytes // ((block_m + block_n) * block_k * item_bytes)
-    return max(1, min(4, fits))
+    return max(1, min(most, fits))
 
 
 def _side(size: int, most: int) -> int:

@@ -1,0 +1,100 @@
+"""Kernels are compiled for other machines' GPUs, once, and the same way each time."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gpu_graphs import ORIN, Case, convolution, node
+
+import toolkit.gpu.compile as compiling
+from toolkit.gpu.call import KernelSpec
+from toolkit.gpu.compile import cache_folder, compile_kernels, has_compiler
+from toolkit.gpu.errors import CompileError
+from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.lower import GpuSegment, lower_gpu
+
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def small(rng: np.random.Generator) -> Case:
+    return convolution(rng, (1, 8, 8, 8), 16, (3, 3), node("Relu", "c", "y"))
+
+
+def lower(case: Case, gpu: GpuTarget = ORIN) -> GpuSegment:
+    piece = case.segment()
+    return lower_gpu(piece.name, piece.onnx, piece.weights, gpu=gpu, precision="fp16")
+
+
+def content(segment: GpuSegment) -> Mapping[str, bytes]:
+    return {name: array.tobytes() for name, array in segment.entries.items()}
+
+
+@needs_compiler
+def test_a_board_s_cubins_are_made_here_without_a_gpu(rng: np.random.Generator) -> None:
+    segment = lower(small(rng))
+    cubins = [data for name, data in content(segment).items() if name.endswith(".cubin")]
+    assert len(cubins) == len(segment.implementation.kernels) == 3
+    for cubin in cubins:
+        assert cubin.startswith(b"\x7fELF")
+        assert b"toolkit/gpu" not in cubin  # no path of this machine
+    for kernel in segment.implementation.kernels:
+        assert kernel.registers is None or 0 < kernel.registers <= 255
+        assert kernel.spill_bytes in (None, 0)
+
+
+@needs_compiler
+def test_a_second_build_compiles_nothing_and_gives_the_same_bytes(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = small(rng)
+    first = lower(case)
+
+    def refuse(_: str) -> None:
+        raise AssertionError("a worker was started")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiling, "_worker", refuse)
+        assert content(lower(case)) == content(first)
+    for path in cache_folder().rglob("*.kernel"):
+        path.write_bytes(b"damaged")
+    assert content(lower(case)) == content(first)  # what cannot be read is compiled anew
+
+
+@needs_compiler
+def test_a_kernel_that_does_not_compile_is_named() -> None:
+    spec = KernelSpec(
+        "softmax",
+        (("x", "*fp16"), ("y", "*fp16")),
+        (("BLOCK", 3), ("COLUMNS", 3)),  # no power of two
+        warps=4,
+        stages=1,
+    )
+    with pytest.raises(CompileError, match="softmax does not compile for sm_87"):
+        compile_kernels([spec], ORIN)
+
+
+@needs_compiler
+def test_shared_memory_beyond_the_gpu_s_is_refused(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("toolkit.gpu.gpu", fromlist=["_"])._SHARED_KIB, 87, 1)
+    specs = {call.spec for call in small(rng).draft("fp16").calls}
+    with pytest.raises(CompileError, match="gets 1024"):
+        compile_kernels(tuple(specs), ORIN)
+
+
+def test_a_host_without_triton_says_what_to_install(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(_: str) -> str:
+        raise compiling.PackageNotFoundError
+
+    monkeypatch.setattr(compiling, "version", absent)
+    with pytest.raises(CompileError, match="gpu-build"):
+        lower(small(rng))

@@ -1,0 +1,68 @@
+"""Whole networks as GPU engines: built without a GPU anywhere, run where there is one."""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+import configs
+from device.executors import cuda
+from device.session import Session, open_engine
+from scripts.bench_gpu import build_on_gpu, relative_error
+from toolkit.gpu.compile import has_compiler
+
+DETECTOR = configs.ROOT / "models" / "robot-objects.onnx"
+LIMITS = {"fp32": 1e-4, "fp16": 1e-2}
+NETWORKS = ("resnet18", "resnet50", "mobilenet_v2")
+
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile into a cache that the tests of one run share."""
+    folder = tmp_path_factory.getbasetemp() / "kernels"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+
+
+def reference(model: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def feeds_for(model: Path, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    return {one.name: rng.normal(size=one.shape).astype(np.float32) for one in session.get_inputs()}
+
+
+@pytest.mark.gpu
+@needs_compiler
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", [*NETWORKS, "detector"])
+def test_a_network_computes_on_the_gpu_what_onnxruntime_computes(
+    name: str, precision: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    if cuda.why_not() is not None:
+        pytest.skip(str(cuda.why_not()))
+    model = DETECTOR if name == "detector" else exported(name, tmp_path)
+    path = tmp_path / "m.engine"
+    assert build_on_gpu(model, path, profile="h200", precision=precision).notes == ()
+    feeds = feeds_for(model, rng)
+    with open_engine(path) as engine, Session(engine) as session:
+        assert [one.implementation for one in session.reports] == ["cuda"]
+        first = session.infer(feeds)
+        again = session.infer(feeds)
+    for output, truth in reference(model, feeds).items():
+        assert relative_error(first[output], truth) < LIMITS[precision]
+        assert np.array_equal(first[output], again[output])  # nothing is left over from a run
+
+
+def exported(name: str, folder: Path) -> Path:
+    pytest.importorskip("torchvision", reason="the networks come from torchvision")
+    from scripts.bench_gpu import export, make_network
+
+    path = folder / f"{name}.onnx"
+    export(make_network(name), 2, path)
+    return path

@@ -1,0 +1,171 @@
+"""What becomes one kernel, where tensors lie, and what is refused with which reason."""
+
+import math
+
+import numpy as np
+import pytest
+from gpu_graphs import ORIN, Case, convolution, node, normal
+
+from toolkit.gpu.errors import CompileError, NotCoveredError
+from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.tiles import product_tile
+from toolkit.gpu.view import View, channels_last, row_major
+
+
+def kernels(case: Case, precision: str = "fp16") -> list[str]:
+    return [call.spec.kernel for call in case.draft(precision).calls]
+
+
+def test_a_residual_block_is_one_kernel_a_convolution(rng: np.random.Generator) -> None:
+    nodes = [
+        node("Conv", "x v", "a", pads=[1, 1, 1, 1]),
+        node("Relu", "a", "b"),
+        node("Conv", "b w", "c", pads=[1, 1, 1, 1]),
+        node("Add", "c x", "d"),
+        node("Relu", "d", "y"),
+    ]
+    weights = {"v": normal(rng, 8, 8, 3, 3), "w": normal(rng, 8, 8, 3, 3)}
+    case = Case(nodes, {"x": (1, 8, 6, 6)}, weights)
+    assert kernels(case) == ["elementwise", "convolution", "convolution", "elementwise"]
+
+
+def test_a_tensor_that_others_read_too_ends_its_kernel(rng: np.random.Generator) -> None:
+    nodes = [
+        node("Conv", "x w", "c"),
+        node("Sigmoid", "c", "y"),
+        node("Exp", "c", "z"),
+    ]
+    case = Case(nodes, {"x": (1, 8, 6, 6)}, {"w": normal(rng, 8, 8, 1, 1)}, ("y", "z"))
+    assert kernels(case).count("matmul") == 1
+    assert kernels(case).count("elementwise") == 3  # the border, Sigmoid and Exp
+
+
+def test_a_residual_that_is_not_made_yet_waits_for_its_own_kernel(
+    rng: np.random.Generator,
+) -> None:
+    nodes = [  # the sum joins the later of the two convolutions
+        node("Conv", "x v", "a"),
+        node("Conv", "x w", "b"),
+        node("Add", "a b", "y"),
+    ]
+    weights = {"v": normal(rng, 8, 8, 1, 1), "w": normal(rng, 8, 8, 1, 1)}
+    drafted = Case(nodes, {"x": (1, 8, 6, 6)}, weights).draft("fp16")
+    assert [call.nodes for call in drafted.calls if call.nodes] == [
+        ("Conv:a",),
+        ("Conv:b", "Add:y"),
+    ]
+
+
+def test_the_workspace_is_as_small_as_what_is_alive_at_once(rng: np.random.Generator) -> None:
+    nodes = []
+    weights = {}
+    for at in range(6):
+        weights[f"w{at}"] = normal(rng, 8, 8, 3, 3)
+        name = "y" if at == 5 else f"t{at + 1}"
+        source = "x" if at == 0 else f"t{at}"
+        nodes.append(node("Conv", f"{source} w{at}", name, pads=[1, 1, 1, 1]))
+    drafted = Case(nodes, {"x": (1, 8, 16, 16)}, weights).draft("fp32")
+    assert drafted.workspace_bytes == drafted.largest_live_bytes == 2 * 8 * 16 * 16 * 4
+
+
+def test_no_two_tensors_in_use_share_bytes(rng: np.random.Generator) -> None:
+    nodes = [
+        node("Conv", "x v", "a"),
+        node("Conv", "x w", "b"),
+        node("Concat", "a b", "c", axis=1),
+        node("MaxPool", "c", "d", kernel_shape=[2, 2]),
+        node("Conv", "d u", "y"),
+    ]
+    weights = {
+        "v": normal(rng, 6, 4, 1, 1),
+        "w": normal(rng, 10, 4, 3, 3),
+        "u": normal(rng, 5, 16, 1, 1),
+    }
+    weights["w"] = weights["w"][:, :, 1:2, 1:2].copy()
+    drafted = Case(nodes, {"x": (1, 4, 8, 8)}, weights).draft("fp16")
+    for at, call in enumerate(drafted.calls):
+        for base in call.reads:
+            assert any(base in {one.writes} for one in drafted.calls[:at]) or base == "x"
+        offsets = [drafted.offsets[base] for base in (*call.reads, call.writes)]
+        assert len(set(offsets)) == len(offsets)
+
+
+REFUSED = {
+    "an operator without kernel": (
+        Case([node("Tanh", "x", "y")], {"x": (2, 3)}, {}),
+        "'Tanh:y' (Tanh) has no kernel",
+    ),
+    "three spatial dimensions": (
+        Case([node("MaxPool", "x", "y", kernel_shape=[2, 2, 2])], {"x": (1, 2, 4, 4, 4)}, {}),
+        "3 spatial dimensions",
+    ),
+    "weights that are made while running": (
+        Case([node("Conv", "x w", "y")], {"x": (1, 2, 4, 4), "w": (3, 2, 1, 1)}, {}),
+        "weights that are not constant",
+    ),
+    "softmax along channels": (
+        Case([node("Softmax", "x", "y", axis=1)], {"x": (1, 3, 4, 4)}, {}),
+        "dimension 1",
+    ),
+    "a weight beyond FP16": (
+        Case([node("MatMul", "x w", "y")], {"x": (2, 3)}, {"w": np.full((3, 4), 1e5, np.float32)}),
+        "does not fit float16",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_covered_is_named(name: str) -> None:
+    case, words = REFUSED[name]
+    with pytest.raises(NotCoveredError) as refusal:
+        case.draft("fp16")
+    assert words in str(refusal.value)
+
+
+def test_int8_is_refused_until_it_has_kernels(rng: np.random.Generator) -> None:
+    case = convolution(rng, (1, 3, 4, 4), 4, (1, 1))
+    with pytest.raises(NotCoveredError, match="int8"):
+        case.draft("int8")
+
+
+def test_an_unknown_architecture_is_refused() -> None:
+    with pytest.raises(CompileError, match="sm_42"):
+        _ = GpuTarget(42, 4).shared_bytes
+
+
+@pytest.mark.parametrize("sm", [53, 62, 72, 75, 80, 86, 87, 89, 90, 100, 110, 120])
+def test_tiles_keep_the_limits_of_every_gpu(sm: int, rng: np.random.Generator) -> None:
+    gpu = GpuTarget(sm, 16)
+    for _ in range(200):
+        rows, columns, depth = (int(2 ** rng.uniform(0, 14)) for _ in range(3))
+        item_bytes = int(rng.choice([2, 4]))
+        tile = product_tile(rows, columns, depth, item_bytes, gpu)
+        for side in (tile.rows, tile.columns, tile.depth):
+            assert side >= 16
+            assert math.log2(side).is_integer()
+        operands = (tile.rows + tile.columns) * tile.depth * item_bytes
+        assert tile.stages * operands <= gpu.shared_bytes
+
+
+def test_views_reach_the_elements_that_numpy_reaches(rng: np.random.Generator) -> None:
+    data = np.arange(1000.0)
+    for _ in range(50):
+        shape = tuple(int(n) for n in rng.integers(1, 5, 4))
+        strides = row_major(shape) if rng.random() < 0.5 else channels_last(shape)
+        order = tuple(int(n) for n in rng.permutation(4))
+        view = View("x", "float32", shape, strides).permuted(order)
+        array = np.lib.stride_tricks.as_strided(data, shape, [8 * s for s in strides])
+        moved = np.lib.stride_tricks.as_strided(data, view.shape, [8 * s for s in view.strides])
+        assert np.array_equal(array.transpose(order), moved)
+        pitch = view.pixel_pitch()
+        if pitch is not None:
+            again = channels_last(view.shape, pitch)
+            same = np.lib.stride_tricks.as_strided(data, view.shape, [8 * s for s in again])
+            assert np.array_equal(moved, same)
+
+
+def test_channels_last_is_seen_for_pictures_of_one_pixel() -> None:
+    view = View("x", "float16", (3, 8, 1, 1), (8, 1, 1, 1))
+    assert view.pixel_pitch() == 8
+    assert view.reshaped((3, 8)) is not None
+    assert ORIN.fp32_precision == "tf32x3"

@@ -1,0 +1,219 @@
+"""The cuda part of a manifest: whatever stands in it is checked before anything is used."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from engine_fixtures import engine_parts, picture, split_network, write_network
+from hypothesis import given
+from hypothesis import strategies as st
+
+import device.session as session_module
+from device import cuda_check
+from device.container import lay_out
+from device.cuda import driver
+from device.cuda_manifest import Cuda, Int32, Kernel, Launch, Null, Place, Weights, Workspace
+from device.engine import write_engine
+from device.errors import EngineError
+from device.executors import cuda
+from device.manifest import Manifest
+from device.manifest_facts import Facts, gather_facts
+from device.session import open_session
+
+Parts = tuple[Manifest, dict[str, np.ndarray]]
+
+
+def parts() -> Parts:
+    """A small engine whose first segment has kernels too."""
+    manifest, entries = engine_parts(split_network())
+    segment = manifest.segments[0]
+    tensors = {one.name: one for one in manifest.tensors}
+    sizes = {n: nbytes(tensors[n]) for n in (*segment.inputs, *segment.outputs)}
+    offsets = {name: 4096 * at for at, name in enumerate(sizes)}
+    places = {n: Place(tensor=n, offset=offsets[n], bytes=sizes[n]) for n in sizes}
+    implementation = Cuda(
+        sm=87,
+        kernels=(Kernel(cubin="cuda/a.cubin", function="matmul", threads=128, shared_bytes=0),),
+        launches=(
+            Launch(
+                kernel=0,
+                grid=(4, 1, 1),
+                arguments=(Workspace(0), Weights(16), Int32(-7), Null()),
+                nodes=("n",),
+            ),
+        ),
+        weights="cuda/a.weights",
+        workspace_bytes=4096 * len(sizes) + max(sizes.values()),
+        inputs=tuple(places[n] for n in segment.inputs),
+        outputs=tuple(places[n] for n in segment.outputs),
+    )
+    entries["cuda/a.cubin"] = np.frombuffer(b"\x7fELF", np.uint8)
+    entries["cuda/a.weights"] = np.zeros(64, np.uint8)
+    changed = msgspec.structs.replace(
+        segment, implementations=(implementation, *segment.implementations)
+    )
+    segments = (changed, *manifest.segments[1:])
+    return msgspec.structs.replace(manifest, segments=segments), entries
+
+
+def nbytes(tensor: Any) -> int:
+    return int(np.prod(tensor.shape)) * np.dtype(tensor.dtype).itemsize
+
+
+def changed(manifest: Manifest, **fields: object) -> Manifest:
+    """The manifest with other fields in its cuda implementation."""
+    segment = manifest.segments[0]
+    one = msgspec.structs.replace(segment.implementations[0], **fields)
+    segment = msgspec.structs.replace(segment, implementations=(one, *segment.implementations[1:]))
+    return msgspec.structs.replace(manifest, segments=(segment, *manifest.segments[1:]))
+
+
+def part(kind: str, **fields: object) -> Callable[[Cuda], dict[str, object]]:
+    """A change of the first kernel, launch, input or output."""
+
+    def make(one: Cuda) -> dict[str, object]:
+        first, *rest = getattr(one, kind)
+        return {kind: (msgspec.structs.replace(first, **fields), *rest)}
+
+    return make
+
+
+def arguments(*values: object) -> Callable[[Cuda], dict[str, object]]:
+    return part("launches", arguments=values)
+
+
+# What is changed, and whether the result is still an engine: at the limit and one beyond.
+CASES: dict[str, tuple[Callable[[Cuda], dict[str, object]], bool]] = {
+    "sm 0": (lambda _: {"sm": 0}, False),
+    "sm 110": (lambda _: {"sm": 110}, True),
+    "negative workspace": (lambda _: {"workspace_bytes": -1}, False),
+    "workspace too small": (lambda _: {"workspace_bytes": 64}, False),
+    "workspace too large": (lambda _: {"workspace_bytes": 2**40 + 1}, False),
+    "no such weights": (lambda _: {"weights": "cuda/b.weights"}, False),
+    "weights of another type": (lambda _: {"weights": "w1"}, False),
+    "no such cubin": (part("kernels", cubin="cuda/b.cubin"), False),
+    "no name of a function": (part("kernels", function="a b"), False),
+    "1024 threads": (part("kernels", threads=1024), True),
+    "1056 threads": (part("kernels", threads=1056), False),
+    "half a warp": (part("kernels", threads=16), False),
+    "most shared memory": (part("kernels", shared_bytes=227 * 1024), True),
+    "more shared memory": (part("kernels", shared_bytes=227 * 1024 + 1), False),
+    "kernel before the first": (part("launches", kernel=-1), False),
+    "kernel after the last": (part("launches", kernel=1), False),
+    "widest grid": (part("launches", grid=(2**31 - 1, 65535, 65535)), True),
+    "empty grid": (part("launches", grid=(0, 1, 1)), False),
+    "grid too high": (part("launches", grid=(1, 65536, 1)), False),
+    "grid too deep": (part("launches", grid=(1, 1, 65536)), False),
+    "many arguments": (arguments(*(Null(),) * 64), True),
+    "too many arguments": (arguments(*(Null(),) * 65), False),
+    "last byte of the weights": (arguments(Weights(63)), True),
+    "after the weights": (arguments(Weights(64)), False),
+    "before the weights": (arguments(Weights(-1)), False),
+    "before the workspace": (arguments(Workspace(-1)), False),
+    "after the workspace": (lambda one: arguments(Workspace(one.workspace_bytes))(one), False),
+    "largest integer": (arguments(Int32(2**31 - 1)), True),
+    "integer too large": (arguments(Int32(2**31)), False),
+    "smallest integer": (arguments(Int32(-(2**31))), True),
+    "integer too small": (arguments(Int32(-(2**31) - 1)), False),
+    "another tensor": (part("inputs", tensor="elsewhere"), False),
+    "no inputs": (lambda _: {"inputs": ()}, False),
+    "uneven place": (part("outputs", offset=4097), False),
+    "place before the workspace": (part("outputs", offset=-64), False),
+    "place after the workspace": (part("outputs", offset=2**30), False),
+    "place of another size": (part("outputs", bytes=4), False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_limits_of_kernels_launches_and_places(name: str, tmp_path: Path) -> None:
+    manifest, entries = parts()
+    change, fine = CASES[name]
+    one = manifest.segments[0].implementations[0]
+    assert isinstance(one, Cuda)
+    manifest = changed(manifest, **change(one))
+    if fine:
+        write_engine(tmp_path / "m.engine", manifest, entries)
+        return
+    with pytest.raises(EngineError, match="segment"):
+        write_engine(tmp_path / "m.engine", manifest, entries)
+
+
+ODD = st.one_of(
+    st.integers(-(2**65), 2**65),
+    st.none(),
+    st.text(max_size=3),
+    st.lists(st.integers(), max_size=3),
+)
+
+
+@given(data=st.data())
+def test_any_value_anywhere_is_accepted_or_refused(data: st.DataObject) -> None:
+    """No value in the JSON of a cuda implementation raises anything but what it should."""
+    manifest, entries = parts()
+    document = json.loads(msgspec.json.encode(manifest))
+    place: Any = document["segments"][0]["implementations"][0]
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = data.draw(st.sampled_from(keys))
+        if not isinstance(place[key], dict | list) or not place[key] or data.draw(st.booleans()):
+            break
+        place = place[key]
+    place[key] = data.draw(ODD)
+    try:
+        decoded = msgspec.json.decode(json.dumps(document), type=Manifest)
+    except msgspec.DecodeError:
+        return
+    facts = facts_of(decoded, entries)
+    for problem in cuda_check.cuda(facts):
+        assert problem.startswith("segment")
+        return
+
+
+def facts_of(manifest: Manifest, entries: dict[str, np.ndarray]) -> Facts:
+    placed = lay_out({n: (v.dtype.name, v.shape) for n, v in entries.items()})
+    return gather_facts(manifest, placed)
+
+
+def test_a_machine_without_the_gpu_runs_portable_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent() -> str:
+        return "there is no NVIDIA driver here"
+
+    kinds = tuple(
+        dataclasses.replace(kind, why_not=absent) if kind.tag == "cuda" else kind
+        for kind in session_module.EXECUTORS
+    )
+    monkeypatch.setattr(session_module, "EXECUTORS", kinds)
+    manifest, entries = parts()
+    write_engine(tmp_path / "m.engine", manifest, entries)
+    plain = open_session(write_network(tmp_path / "p.engine", split_network()))
+    with open_session(tmp_path / "m.engine") as session, plain:
+        report = session.reports[0]
+        assert report.implementation == "portable"
+        assert "cuda: there is no NVIDIA driver here" in report.reason
+        feeds = {session.inputs[0].name: picture()}
+        expected = plain.infer(feeds)
+        assert all(np.array_equal(v, expected[n]) for n, v in session.infer(feeds).items())
+
+
+def test_kernels_for_another_gpu_are_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest, _ = parts()
+    one = manifest.segments[0].implementations[0]
+    assert isinstance(one, Cuda)
+    monkeypatch.setattr(cuda, "device_sm", lambda: 90)
+    assert "sm_87, this GPU is sm_90" in str(cuda.misfit(one))
+    monkeypatch.setattr(cuda, "device_sm", lambda: 87)
+    assert cuda.misfit(one) is None
+
+
+def test_a_machine_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver.load_driver.cache_clear()
+    monkeypatch.setattr(driver, "_LIBRARY", "libcuda-that-is-not-there.so.1")
+    assert "no NVIDIA driver" in str(cuda.why_not())
+    driver.load_driver.cache_clear()
