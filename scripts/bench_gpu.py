@@ -124,19 +124,43 @@ def torch_time_us(network: Any, x: Any) -> float:  # noqa: ANN401
     return statistics.median(times[WARM_UP:])
 
 
-def time_peer(peer: str, network: Any, x: np.ndarray, truth: np.ndarray) -> tuple[float, float]:  # noqa: ANN401
-    """Return PyTorch's error and GPU time in FP16, channels last; `peer`: eager or compiled."""
+def half_error(run: Any, x: np.ndarray, truth: np.ndarray) -> float:  # noqa: ANN401
+    """Return the error of a network of PyTorch that computes in FP16, channels last."""
+    import torch
+
+    with torch.no_grad():
+        return relative_error(run(half_input(x)).float().cpu().numpy(), truth)
+
+
+def half_input(x: np.ndarray) -> Any:  # noqa: ANN401
+    """Return the input on the GPU, FP16, channels last."""
+    import torch
+
+    return torch.from_numpy(x).cuda().half().to(memory_format=torch.channels_last)
+
+
+def half_network(network: Any) -> Any:  # noqa: ANN401
+    """Return a copy of the network in FP16, channels last."""
+    import torch
+
+    return copy.deepcopy(network).half().to(memory_format=torch.channels_last)
+
+
+def time_peer(
+    peer: str,
+    network: Any,  # noqa: ANN401
+    x: np.ndarray,
+    truth: np.ndarray,
+) -> tuple[float, float]:
+    """Return PyTorch's error and GPU time in microseconds; `peer`: eager or compiled."""
     import torch
     import torch._inductor.config as inductor
 
     inductor.freezing = True
     torch._dynamo.reset()
-    half = copy.deepcopy(network).half().to(memory_format=torch.channels_last)
+    half = half_network(network)
     run = torch.compile(half) if peer == "compiled" else half
-    given = torch.from_numpy(x).cuda().half().to(memory_format=torch.channels_last)
-    with torch.no_grad():
-        error = relative_error(run(given).float().cpu().numpy(), truth)
-    return error, torch_time_us(run, given)
+    return half_error(run, x, truth), torch_time_us(run, half_input(x))
 
 
 def time_engine(path: Path, x: np.ndarray, truth: np.ndarray) -> tuple[float, float]:

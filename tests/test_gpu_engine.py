@@ -9,7 +9,14 @@ import pytest
 import configs
 from device.executors import cuda
 from device.session import Session, open_engine
-from scripts.bench_gpu import build_on_gpu, relative_error
+from scripts.bench_gpu import (
+    build_on_gpu,
+    export,
+    half_error,
+    half_network,
+    make_network,
+    relative_error,
+)
 from toolkit.gpu.compile import has_compiler
 
 DETECTOR = configs.ROOT / "models" / "robot-objects.onnx"
@@ -37,32 +44,44 @@ def feeds_for(model: Path, rng: np.random.Generator) -> dict[str, np.ndarray]:
     return {one.name: rng.normal(size=one.shape).astype(np.float32) for one in session.get_inputs()}
 
 
-@pytest.mark.gpu
-@needs_compiler
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("name", [*NETWORKS, "detector"])
-def test_a_network_computes_on_the_gpu_what_onnxruntime_computes(
-    name: str, precision: str, tmp_path: Path, rng: np.random.Generator
+def check(
+    model: Path, folder: Path, precision: str, feeds: dict[str, np.ndarray], limit: float
 ) -> None:
     if cuda.why_not() is not None:
         pytest.skip(str(cuda.why_not()))
-    model = DETECTOR if name == "detector" else exported(name, tmp_path)
-    path = tmp_path / "m.engine"
+    path = folder / "m.engine"
     assert build_on_gpu(model, path, profile="h200", precision=precision).notes == ()
-    feeds = feeds_for(model, rng)
     with open_engine(path) as engine, Session(engine) as session:
         assert [one.implementation for one in session.reports] == ["cuda"]
         first = session.infer(feeds)
         again = session.infer(feeds)
     for output, truth in reference(model, feeds).items():
-        assert relative_error(first[output], truth) < LIMITS[precision]
+        assert relative_error(first[output], truth) < limit
         assert np.array_equal(first[output], again[output])  # nothing is left over from a run
 
 
-def exported(name: str, folder: Path) -> Path:
+@pytest.mark.gpu
+@needs_compiler
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_computes_on_the_gpu_what_onnxruntime_computes(
+    name: str, precision: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
     pytest.importorskip("torchvision", reason="the networks come from torchvision")
-    from scripts.bench_gpu import export, make_network
+    network, model = make_network(name), tmp_path / "m.onnx"
+    export(network, 2, model)
+    feeds = feeds_for(model, rng)
+    limit = LIMITS[precision]
+    if precision == "fp16":  # random weights amplify rounding: PyTorch in FP16 is off as much
+        (truth,) = reference(model, feeds).values()
+        limit = max(limit, 1.2 * half_error(half_network(network), feeds["x"], truth))
+    check(model, tmp_path, precision, feeds, limit)
 
-    path = folder / f"{name}.onnx"
-    export(make_network(name), 2, path)
-    return path
+
+@pytest.mark.gpu
+@needs_compiler
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_shipped_detector_computes_the_same_on_the_gpu(
+    precision: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    check(DETECTOR, tmp_path, precision, feeds_for(DETECTOR, rng), LIMITS[precision])

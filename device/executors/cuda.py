@@ -142,7 +142,7 @@ class CudaExecutor:
     def time_launches_us(self, runs: int) -> list[tuple[Launch, float]]:
         """Return the fastest of `runs` of each launch by itself, in microseconds.
 
-        A launch by itself pays the start of a kernel, about 2 us, that a graph hides.
+        A launch by itself pays for its own start, some microseconds that a graph hides.
         """
         self._context.activate()
         return [
