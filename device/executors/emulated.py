@@ -6,7 +6,7 @@ averages in one step, this rounds halves away from zero, has scales of 16 bits, 
 average twice. It is asked for, never chosen: silicon may differ (docs/EMULATOR.md).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -120,11 +120,19 @@ class EmulatedExecutor:
                 made[name] = target
         return made
 
-    def trace(self, inputs: Mapping[str, Array]) -> Iterator[Made]:
-        """Run and yield what each layer made, in running order."""
+    def trace(
+        self, inputs: Mapping[str, Array], go_on_with: Callable[[Made], Array] | None = None
+    ) -> Iterator[Made]:
+        """Run and yield what each layer made, in running order.
+
+        `go_on_with` says which numbers the layers behind read in place of those made.
+        """
         values = dict(inputs)
         for step in self._run(values):
-            yield Made(step.node, step.op, step.tensor, values[step.output], step.scale)
+            made = Made(step.node, step.op, step.tensor, values[step.output], step.scale)
+            if go_on_with is not None:
+                values[step.output] = go_on_with(made)
+            yield made
 
     def _run(self, values: dict[str, Array]) -> Iterator[Step]:
         for i, step in enumerate(self._steps):
