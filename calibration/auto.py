@@ -47,7 +47,7 @@ from calibration.trials import (
     surely_less,
 )
 
-MAX_TRIALS = 400
+MAX_TRIALS = 120
 """How often the model is run over all validation samples at most; parts count as parts."""
 PROVEN = 2.0
 """z by which a narrower range must be better."""
