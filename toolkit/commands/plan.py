@@ -17,7 +17,8 @@ from toolkit.commands.plan_options import plan_options
 from toolkit.costs.measured import load_measured
 from toolkit.errors import PlanError
 from toolkit.importer import import_model
-from toolkit.int8.table_file import read_ranges
+from toolkit.int8.qdq_import import import_qdq
+from toolkit.int8.table_file import has_qdq, read_ranges, table_of_plain
 from toolkit.legalize import Applied
 from toolkit.node_view import views
 from toolkit.passes import run_passes
@@ -148,11 +149,16 @@ def _load(
     member: WorkloadModel, profile: Profile, options: PlanOptions, *, rewrites: bool
 ) -> _Loaded:
     imported = import_model(member.path, shapes=member.shapes)
-    graph, _ = run_passes(imported.model)
-    ranges, keep = None, frozenset[str]()
+    graph, table = imported.model, None
+    if options.precision == "int8" and has_qdq(graph):
+        plain = import_qdq(graph, any_weight_scale=True)
+        graph, table = plain.model, table_of_plain(plain, imported.sha256)
     if member.table is not None and options.precision == "int8":
-        found = read_ranges(member.table, shapes=member.shapes).table
-        ranges, keep = found.tensors, frozenset(found.keep_float)
+        table = read_ranges(member.table, shapes=member.shapes).table
+    graph, _ = run_passes(graph)
+    ranges, keep = None, frozenset[str]()
+    if table is not None:
+        ranges, keep = table.tensors, frozenset(table.keep_float)
     prepared = prepare(graph, profile, options, ranges) if rewrites else _plain(graph, ranges)
     model = Model(
         member.title,

@@ -89,7 +89,7 @@ def _gantt_title(shared: SharedPlan) -> str:
 def _gantt(shared: SharedPlan) -> str:
     """Draw when each segment of the first frames runs: a row a processor, a colour a frame."""
     intervals = frames_at_once(shared.placed, FRAMES if len(shared.plans) == 1 else 1)
-    end = max((interval.end_us for interval in intervals), default=1.0)
+    end = max((interval.end_us for interval in intervals), default=0.0) or 1.0
     rows = sorted({interval.processor for interval in intervals}, key=list(COLOURS).index)
     names = [plan.name for plan in shared.plans]
     left, scale = 50.0, (WIDTH - 50.0) / end

@@ -16,7 +16,7 @@ def traffic(placed: Placed) -> Report:
         for network in placed.problem.networks
     )
     streams = [
-        Traffic(one.name, one.rate_hz, in_flight=in_flight(placed, one.name))
+        _stream(placed, one.name, one.rate_hz, in_flight(placed, one.name))
         for one in placed.problem.networks
     ]
     return _simulated(placed, streams, FRAMES * slowest_us, warmup_us=10 * slowest_us)
@@ -34,9 +34,15 @@ def in_flight(placed: Placed, name: str) -> int:
 def frames_at_once(placed: Placed, count: int) -> tuple[Interval, ...]:
     """Return what frames of every model that come together, `count` of each, occupy, and when."""
     longest_us = sum(_latency_us(placed, network.name) for network in placed.problem.networks)
-    streams = [Traffic(one.name, None, in_flight=count) for one in placed.problem.networks]
+    streams = [_stream(placed, one.name, None, count) for one in placed.problem.networks]
     report = _simulated(placed, streams, (count + 2) * longest_us, warmup_us=0.0)
     return tuple(interval for interval in report.intervals if interval.frame < count)
+
+
+def _stream(placed: Placed, name: str, rate_hz: float | None, count: int) -> Traffic:
+    """Return the traffic of a model; one that takes no time would never end, and comes seldom."""
+    endless = rate_hz is None and _latency_us(placed, name) <= 0
+    return Traffic(name, 1.0 if endless else rate_hz, in_flight=count)
 
 
 def _simulated(
