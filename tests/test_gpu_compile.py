@@ -98,3 +98,11 @@ def test_a_host_without_triton_says_what_to_install(
     monkeypatch.setattr(compiling, "version", absent)
     with pytest.raises(CompileError, match="gpu-build"):
         lower(small(rng))
+
+
+@needs_compiler
+@pytest.mark.parametrize("sm", [72, 87, 110])
+def test_no_board_s_convolution_spills_registers(sm: int, rng: np.random.Generator) -> None:
+    case = convolution(rng, (1, 64, 28, 28), 64, (3, 3), pads=[1, 1, 1, 1])
+    kernels = lower(case, GpuTarget(sm, 8)).implementation.kernels
+    assert [kernel.spill_bytes for kernel in kernels if kernel.spill_bytes] == []

@@ -33,10 +33,13 @@ def product_tile(rows: int, columns: int, depth: int, item_bytes: int, gpu: GpuT
         (32, min(block_n, 32)),
         (16, min(block_n, 32)),
     ]
+    if not gpu.has_matrix_units:  # larger ones spill: a thread holds its sums and operands
+        sizes = [(32, min(block_n, 32)), (16, min(block_n, 32))]
     wide = [(m, n) for m, n in sizes if m <= max(_LEAST, _power(rows))]
     filling = [s for s in wide if _blocks(rows, s[0]) * _blocks(columns, s[1]) >= gpu.sm_count]
     block_m, block_n = filling[0] if filling else wide[-1]
-    block_k = _side(depth, 64 if item_bytes == 2 else 32)
+    deepest = (64 if item_bytes == 2 else 32) if gpu.has_matrix_units else _LEAST
+    block_k = _side(depth, deepest)
     warps = 8 if block_m * block_n >= 128 * 128 else 4
     return Tile(
         block_m, block_n, block_k, warps, _stages(block_m, block_n, block_k, item_bytes, gpu)
