@@ -65,11 +65,11 @@ def prepare(
     if legal.applied:
         trial = _trial(legal, profile, options)
         useful &= _on_dla(legal, trial)
-        if useful != {row.node for row in legal.applied}:
+        if useful and useful != {row.node for row in legal.applied}:
             legal = rewrite(frozenset(useful))
             trial = _trial(legal, profile, options)
         plain = rewrite(frozenset())
-        before = _trial(plain, profile, options).search.value
+        before = _trial(plain, profile, options).search.value if useful else 0.0
         if before < trial.search.value:
             legal = plain
         elif before > 0:
