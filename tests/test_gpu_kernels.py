@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from gpu_graphs import Case, convolution, node, normal
 
+from toolkit.gpu.errors import NotCoveredError
+
 # After gpu_interpreter: it tells Triton to interpret before Triton is imported.
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -208,21 +210,35 @@ def test_operands_are_repeated_as_in_numpy(
     check(Case(nodes, {"a": left, "b": right}, {}), precision, rng)
 
 
+def upscaling(how: str, rounding: str, factors: tuple[int, int]) -> Case:
+    resize = node("Resize", "x", "y", nearest_mode=rounding, coordinate_transformation_mode=how)
+    resize.input[:] = ["x", "", "scales"]
+    return Case([resize], {"x": (2, 3, 4, 5)}, {"scales": np.array([1, 1, *factors], np.float32)})
+
+
 @PRECISIONS
-def test_upscaling_repeats_pixels(precision: str, rng: np.random.Generator) -> None:
-    nodes = [
-        node(
-            "Resize",
-            "x  scales",
-            "y",
-            mode="nearest",
-            nearest_mode="floor",
-            coordinate_transformation_mode="asymmetric",
-        )
-    ]
-    nodes[0].input[:] = ["x", "", "scales"]
-    weights = {"scales": np.array([1, 1, 2, 3], np.float32)}
-    check(Case(nodes, {"x": (2, 3, 4, 5)}, weights), precision, rng)
+@pytest.mark.parametrize("factors", [(2, 3), (4, 1), (5, 2)])
+@pytest.mark.parametrize(
+    ("how", "rounding"),
+    [
+        ("asymmetric", "floor"),
+        ("half_pixel", "round_prefer_floor"),
+        ("half_pixel", "round_prefer_ceil"),
+    ],
+)
+def test_upscaling_repeats_pixels(
+    how: str, rounding: str, factors: tuple[int, int], precision: str, rng: np.random.Generator
+) -> None:
+    check(upscaling(how, rounding, factors), precision, rng)
+
+
+@pytest.mark.parametrize(
+    ("how", "rounding"),
+    [("half_pixel", "floor"), ("asymmetric", "ceil"), ("align_corners", "floor")],
+)
+def test_upscaling_that_shifts_pixels_is_refused(how: str, rounding: str) -> None:
+    with pytest.raises(NotCoveredError, match="whole factors"):
+        upscaling(how, rounding, (2, 2)).draft()
 
 
 @PRECISIONS

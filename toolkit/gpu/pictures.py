@@ -13,6 +13,8 @@ from toolkit.gpu.tiles import row_tile
 from toolkit.gpu.view import Shape, View, channels_last, like
 from toolkit.gpu.windows import read_window
 
+# Coordinates and rounding with which pixel i of the result comes from floor(i / factor).
+_WHOLE_PIXELS = {("asymmetric", "floor"), ("half_pixel", "round")}
 _LONGEST_ROW = 16384  # elements that one block of softmax holds
 
 
@@ -97,14 +99,12 @@ def emit_resize(draft: Draft, group: Group) -> None:
     """Add a nearest-neighbour upscaling by whole factors: a copy that repeats pixels."""
     op = _root(group)
     shape, result = draft.network.shapes[op.inputs[0]], draft.network.shapes[group.result]
-    floor = op.text("nearest_mode", "round_prefer_floor") == "floor"
-    # Where the source is floor(target / factor); other modes differ from it for some factors.
-    steady = op.text("coordinate_transformation_mode", "half_pixel") == "asymmetric" and floor
     factors = [(r // s) for r, s in zip(result[2:], shape[2:], strict=True)]
-    centred = op.text("coordinate_transformation_mode", "half_pixel") == "half_pixel"
+    how = op.text("coordinate_transformation_mode", "half_pixel")
+    rounding = op.text("nearest_mode", "round_prefer_floor")
     fits = op.text("mode", "nearest") == "nearest" and len(shape) == 4 and result[:2] == shape[:2]
     fits = fits and all(f * s == r for f, s, r in zip(factors, shape[2:], result[2:], strict=True))
-    if not (fits and (steady or centred)):
+    if not (fits and (how, rounding.split("_")[0]) in _WHOLE_PIXELS):
         raise NotCoveredError(
             f"node {op.name!r} (Resize) is not an upscaling by whole factors to the nearest pixel"
         )
