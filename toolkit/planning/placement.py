@@ -64,8 +64,8 @@ def place(
 
     Raises PlanError: the rates do not fit, or no placement was found that keeps the limits.
     """
-    processors = processors_of(profile, both_dlas=len(candidates) > 1)
-    alternate = goal.frames_in_flight and len(candidates) == 1 and profile.dla_cores > 1
+    processors = processors_of(profile)
+    alternate = profile.dla_cores > 1 and (goal.frames_in_flight or len(candidates) > 1)
     made = {
         one.name: formulate(
             one.name,
@@ -99,13 +99,14 @@ def place(
     )
 
 
-def processors_of(profile: Profile, *, both_dlas: bool) -> tuple[Processor, ...]:
-    """Return the processors that a plan may use; the first takes every node."""
+def processors_of(profile: Profile) -> tuple[Processor, ...]:
+    """Return the processors that a plan may use; the first takes every node.
+
+    A second DLA core takes turns with the first, so that it is no place of its own.
+    """
     if profile.gpu is None:
         return ("cpu",)
-    if profile.dla_cores == 0:
-        return ("gpu",)
-    return ("gpu", "dla0", "dla1") if both_dlas and profile.dla_cores > 1 else ("gpu", "dla0")
+    return ("gpu",) if profile.dla_cores == 0 else ("gpu", "dla0")
 
 
 def _too_much(problem: Problem, late: Sequence[str], goal: Goal) -> str:

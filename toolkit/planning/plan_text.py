@@ -38,7 +38,10 @@ def render_shared(shared: SharedPlan) -> str:
         "",
     ]
     rows = [("processor", "busy")]
-    rows += [(p, f"{b:.1%}" if rated else f"{b:.0f} us a frame") for p, b in busy.items()]
+    cores = {"dla0": "dla0 and dla1, each"} if problem.alternate_dlas else {}
+    rows += [
+        (cores.get(p, p), f"{b:.1%}" if rated else f"{b:.0f} us a frame") for p, b in busy.items()
+    ]
     lines += [*table(rows, right=(1,)), ""]
     rows4 = [("model", "frames/s", "p50 us", "p99 us")]
     for plan in shared.plans:
