@@ -1,0 +1,95 @@
+"""Why a number of the DLA differs from that of the Q/DQ graph on the same INT8 inputs.
+
+Each differing element is put down to the first cause that a variant of the same layer shows:
+
+    twice     an average that differs from one rounding of the exact mean, half away from zero
+    table     sigmoid or tanh: the layer with the function and its scale in floating point differs
+    scale     any other layer: the same with exact scales and biases differs
+    tie       the exact result lies half way between two steps: away from zero against to even
+    fp16      the DLA has no INT8 result here
+    other     none of these
+
+`shared_scale_cost_db` is another kind of cost: both sides carry it, and the engine's tables made
+it. It is measured on FP32 operands, rounded with the scale that they share and with their own.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+TWICE, TABLE, SCALE, TIE, FP16, OTHER = "twice", "table", "scale", "tie", "fp16", "other"
+CAUSES: Mapping[str, str] = {
+    TWICE: "an average rounds twice, along the width and along the height",
+    TABLE: "sigmoid and tanh go by a table and 16-bit numbers",
+    SCALE: "a scale is 16 bits and a shift, and a bias 16 bits",
+    TIE: "a half is rounded away from zero, not to even",
+    FP16: "the result has no INT8 scale, and FP16 rounds it",
+    OTHER: "no variant of the layer shows the cause",
+}
+SHARED_SCALE = "an element-wise layer shares one scale among its operands"
+TABLES = frozenset({"Sigmoid", "Tanh"})
+AVERAGES = frozenset({"AveragePool", "GlobalAveragePool"})
+# Float32 sums of the Q/DQ graph are off by some 1e-5 steps; a half within this is taken for one.
+TIE_STEPS = 1e-3
+
+
+def quantized(real: Array, scale: float) -> NDArray[np.int8]:
+    """Return what QuantizeLinear makes of numbers: INT8, halves to even, in float32 as it does."""
+    steps = np.rint(np.asarray(real, np.float32) / np.float32(scale))
+    stored: NDArray[np.int8] = np.clip(steps, -128, 127).astype(np.int8)
+    return stored
+
+
+def causes_of(
+    dla: Array, gpu: Array, ideal: Array, exact_steps: Array, ops: frozenset[str]
+) -> dict[str, int]:
+    """Count the differing elements by cause.
+
+    INT8 of the DLA, of the Q/DQ graph and of the DLA with exact scales, and the exact result in
+    steps, all of one shape; `ops` are the operators of the layer.
+    """
+    left = dla != gpu
+    steps = np.asarray(exact_steps, np.float64)
+    away = np.clip(np.copysign(np.floor(np.abs(steps) + 0.5), steps), -128, 127)
+    from_half = np.abs(np.abs(steps) % 1.0 - 0.5)
+    tie = from_half < TIE_STEPS
+    variants = {
+        TWICE: (dla != away) & ~(tie & (np.abs(dla - steps) < 0.5 + TIE_STEPS))
+        if ops & AVERAGES
+        else np.zeros_like(left),
+        TABLE if ops & TABLES else SCALE: dla != ideal,
+        TIE: tie,
+        OTHER: np.ones_like(left),
+    }
+    found = {}
+    for cause, where in variants.items():
+        count = int(np.count_nonzero(left & where))
+        if count:
+            found[cause] = count
+        left = left & ~where
+    return found
+
+
+def shared_scale_cost_db(exact: Array, shared: float) -> float:
+    """Return by how many dB a scale of the operand's own, its largest / 127, is better.
+
+    0 where the shared scale is no coarser.
+    """
+    own = float(np.max(np.abs(exact), initial=0.0)) / 127
+    if own == 0.0 or own >= shared:
+        return 0.0
+    real = np.asarray(exact, np.float64)
+
+    def noise(scale: float) -> float:
+        rounded = np.clip(np.rint(real / scale), -128, 127) * scale
+        return float(np.sum((rounded - real) ** 2))
+
+    apart, together = noise(own), noise(shared)
+    if together <= apart:
+        return 0.0
+    return 10 * math.log10(together / apart) if apart else math.inf

@@ -1,0 +1,69 @@
+"""How far numbers are from those they stand for, over any number of samples.
+
+sqnr = 10 log10(sum |y|^2 / sum |y' - y|^2) dB,  cosine = sum y y' / sqrt(sum |y|^2 sum |y'|^2)
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """The element with the largest difference: its sample, index, and both values."""
+
+    sample: int
+    index: tuple[int, ...]
+    expected: float
+    found: float
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """SQNR in dB, cosine, and the worst element (None where nothing differs)."""
+
+    sqnr_db: float
+    cosine: float
+    worst: Worst | None
+
+
+class ErrorTally:
+    """Adds up samples of one tensor."""
+
+    def __init__(self) -> None:
+        """Start with no samples."""
+        self._signal = self._noise = self._power = self._product = 0.0
+        self._worst: Worst | None = None
+        self._samples = 0
+
+    def add(self, expected: Array, found: Array) -> None:
+        """Count one sample; both arrays have one shape."""
+        y, z = np.asarray(expected, np.float64), np.asarray(found, np.float64)
+        distance = np.abs(z - y)
+        self._signal += float(np.vdot(y, y))
+        self._power += float(np.vdot(z, z))
+        self._product += float(np.vdot(y, z))
+        self._noise += float(np.vdot(distance, distance))
+        if distance.size:
+            at = np.unravel_index(int(distance.argmax()), distance.shape)
+            so_far = self._worst
+            largest = 0.0 if so_far is None else abs(so_far.found - so_far.expected)
+            if distance[at] > largest:
+                index = tuple(int(one) for one in at)
+                self._worst = Worst(self._samples, index, float(y[at]), float(z[at]))
+        self._samples += 1
+
+    def error(self) -> Error:
+        """Return the figures of all samples."""
+        sqnr = math.inf
+        if self._noise:
+            ratio = self._signal / self._noise
+            sqnr = 10 * math.log10(ratio) if ratio else -math.inf
+        powers = math.sqrt(self._signal * self._power)
+        same = 1.0 if self._noise == 0.0 else 0.0
+        return Error(sqnr, self._product / powers if powers else same, self._worst)
