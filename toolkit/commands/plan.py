@@ -23,6 +23,7 @@ from toolkit.legalize import Applied
 from toolkit.node_view import views
 from toolkit.passes import run_passes
 from toolkit.planning.advice import Advice, advise
+from toolkit.planning.cycles import cycles_of, render_cycles
 from toolkit.planning.plan import SECONDS, Model, PlanOptions, SharedPlan, plan_together
 from toolkit.planning.plan_html import plan_html
 from toolkit.planning.plan_json import shared_builtins
@@ -60,6 +61,8 @@ from toolkit.target import Target, choose_target
 @click.option("--explain", "explained", metavar="NODE",
     help="Show every rule for a node, with its value and its limit.")  # fmt: skip
 @click.option("--nodes", "with_nodes", is_flag=True, help="List every node with its reason.")
+@click.option("--cycles", "with_cycles", is_flag=True,
+    help="List the clocks of every DLA layer, and what bounds it.")  # fmt: skip
 @click.option("--html", type=click.Path(path_type=Path), help="Write a page with pictures.")
 @click.option("--shape", "shapes", multiple=True, callback=parse_shapes, metavar="NAME=DIMS",
     help="Fix an input's shape.")  # fmt: skip
@@ -80,6 +83,7 @@ def plan(
     seconds: float,
     explained: str | None,
     with_nodes: bool,
+    with_cycles: bool,
     html: Path | None,
     shapes: dict[str, tuple[int, ...]],
     jetpack: str | None,
@@ -133,7 +137,7 @@ def plan(
         }
         click.echo(json.dumps({**shared_builtins(shared, advice), "rewrites": rewrites}))
         return
-    click.echo(_text(shared, advice, loaded, with_nodes=with_nodes))
+    click.echo(_text(shared, advice, loaded, with_nodes=with_nodes, with_cycles=with_cycles))
     if html:
         click.echo(f"wrote {html}")
 
@@ -198,13 +202,18 @@ def _text(
     loaded: list[_Loaded],
     *,
     with_nodes: bool,
+    with_cycles: bool,
 ) -> str:
     parts = [render_shared(shared)] if len(shared.plans) > 1 else []
-    for plan, one in zip(shared.plans, loaded, strict=True):
+    rows = zip(shared.plans, loaded, shared.candidates, strict=True)
+    for plan, one, candidate in rows:
         title = f"== {plan.name}\n" if len(shared.plans) > 1 else ""
         parts.append(title + render_plan(plan, advice[plan.name]) + _rewrites(one))
         if with_nodes:
             parts.append(render_nodes(plan))
+        if with_cycles:
+            found = cycles_of(plan.segments, candidate.views, candidate.costs)
+            parts.append(render_cycles(found))
     return "\n\n".join(parts)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from toolkit.planning.advice import Advice
+from toolkit.planning.cycles import cycles_builtins, cycles_of
 from toolkit.planning.plan import Plan, SharedPlan
 from toolkit.planning.verdict import verdict
 from toolkit.scheduling.assess import utilisation
@@ -22,7 +23,13 @@ def shared_builtins(shared: SharedPlan, advice: Mapping[str, Sequence[Advice]]) 
     problem = shared.placed.problem
     busy = utilisation(problem, costs_of(problem, shared.placed.solution.placement))
     return {
-        "plans": [plan_builtins(plan, advice.get(plan.name, ())) for plan in shared.plans],
+        "plans": [
+            {
+                **plan_builtins(plan, advice.get(plan.name, ())),
+                "dla_cycles": cycles_builtins(cycles_of(plan.segments, one.views, one.costs)),
+            }
+            for plan, one in zip(shared.plans, shared.candidates, strict=True)
+        ],
         "utilisation": busy,
         "simulated_utilisation": dict(shared.simulated.utilisation),
     }
