@@ -6,7 +6,7 @@
 4 calibrate   data -> amax per tensor (INT8)        toolkit.int8.ranges, calibration
 5 plan        every node: processor and reason      toolkit.planning, costs, scheduling
 6 quantize    table + plan -> Q/DQ graph (INT8)     toolkit.int8.scale_rules, toolkit.int8.quantize
-7 lower       segments -> implementations           toolkit.lower
+7 lower       segments -> implementations           toolkit.lower, toolkit.gpu
 8 assemble    manifest, memory plan, entries        toolkit.assemble
 9 write       one file, atomically                  device.engine
 """
@@ -41,6 +41,7 @@ from device.profile import Profile
 from device.session import open_session
 from toolkit.assemble import assemble
 from toolkit.errors import BuildError, first_line
+from toolkit.gpu.segments import lower_gpu_segments
 from toolkit.importer import ImportedModel, import_model
 from toolkit.int8.adjust import adjusted_for, adjusts_only
 from toolkit.int8.data import Source
@@ -162,7 +163,7 @@ def build_engine(
     report("lower", 0.0)
     unified = _unify(graph, plan, table)
     scale_rules = _scale_effect(unified, ranges)
-    manifest, entries = _compile(
+    manifest, entries, gpu_notes = _compile(
         graph,
         plan,
         imported=imported,
@@ -171,12 +172,13 @@ def build_engine(
         table=table,
         amax=unified.amax,
         passes=passes,
+        report=report,
     )
     report("write", 0.0)
     sample = ranges.sample if ranges is not None else None
     _write(path, manifest, entries, model=imported.name, sample=sample)
     report("write", 1.0)
-    notes = _notes(imported, precision, passes, table) + calibrated.notes
+    notes = _notes(imported, precision, passes, table) + calibrated.notes + gpu_notes
     return BuildResult(
         path=path,
         target=target,
@@ -253,8 +255,9 @@ def _compile(
     table: CalibrationTable | None,
     amax: Mapping[str, float],
     passes: Sequence[PassReport],
-) -> tuple[Manifest, dict[str, np.ndarray]]:
-    """Steps 6 to 8."""
+    report: Progress,
+) -> tuple[Manifest, dict[str, np.ndarray], tuple[str, ...]]:
+    """Steps 6 to 8; the last of the three are notes."""
     segment_of: Mapping[str, str] = {n: s.name for s in plan.segments for n in s.nodes}
     model, scales = graph, {}
     if table is not None:
@@ -263,10 +266,12 @@ def _compile(
         quantized = quantize(graph, amax, segment_of, dla, keep_float=keep)
         model, segment_of, scales = quantized.model, quantized.segment_of, dict(quantized.scales)
     lowered = lower_segments(model, segment_of, [s.name for s in plan.segments])
-    return assemble(
+    gpu = lower_gpu_segments(plan.segments, lowered, target.profile, precision, report)
+    manifest, entries = assemble(
         model,
         plan.segments,
         lowered,
+        cuda=gpu.segments,
         scales=scales,
         dims=imported.dims,
         placements=plan.placements,
@@ -276,7 +281,7 @@ def _compile(
             model_sha256=imported.sha256,
             precision=precision,
             passes=(*(step.name for step in passes if step.changes), *_adjusting(table)),
-            versions=_versions(target),
+            versions=_versions(target, kernels=bool(gpu.segments)),
             calibration=None
             if table is None
             else CalibrationInfo(
@@ -286,6 +291,7 @@ def _compile(
             ),
         ),
     )
+    return manifest, entries, gpu.notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,8 +439,9 @@ def _adjusting(table: CalibrationTable | None) -> tuple[str, ...]:
     return tuple(name for name, changed in rows if changed)
 
 
-def _versions(target: Target) -> dict[str, str]:
-    versions = {name: version(name) for name in ("onnx", "onnx-ir", "onnxscript", "tandem-edge")}
+def _versions(target: Target, *, kernels: bool) -> dict[str, str]:
+    names = ("onnx", "onnx-ir", "onnxscript", "tandem-edge", *(("triton",) if kernels else ()))
+    versions = {name: version(name) for name in names}
     if target.jetpack is not None:
         versions["jetpack"] = target.jetpack.version
         versions["tensorrt"] = target.jetpack.tensorrt
