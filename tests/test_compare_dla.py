@@ -1,0 +1,252 @@
+"""`tandem compare`: layers small enough that every figure is worked out by hand."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from click.testing import CliRunner
+from emulator_segments import SegmentBuilder
+from model_fixtures import save, small_convnet
+from onnx import helper
+
+from device.engine import open_engine
+from device.errors import TandemError
+from device.executors.emulated import Emulation
+from device.manifest import TensorInfo
+from toolkit.build import BuildOptions, build_engine
+from toolkit.cli import tandem
+from toolkit.compare.causes import causes_of, shared_scale_cost_db
+from toolkit.compare.compare import Comparer, Comparison, OwnError, TensorRow
+from toolkit.compare.measures import ErrorTally
+from toolkit.importer import import_model
+from toolkit.planning.plan import PlanOptions
+
+Shape = tuple[int, ...]
+SIZE = 128  # large enough for the DLA to pay
+TIES = [1, 3, 5, 7, -1, 2]
+
+
+def float_input(b: SegmentBuilder, shape: Shape, scale: float) -> str:
+    """A float32 input of the segment, rounded to INT8 in it."""
+    name = f"x{len(b.inputs)}"
+    b.inputs.append(TensorInfo(name=name, dtype="float32", shape=shape))
+    return b.rounded(name, scale)
+
+
+def compared(
+    folder: Path, b: SegmentBuilder, op: str, feeds: dict[str, np.ndarray], **attributes: Any
+) -> Comparison:
+    """The engine of `b`, whose one layer is its only node without Q/DQ, beside it in FP32."""
+    name = next(node.output[0] for node in b.nodes if node.op_type == op)
+    weights = {"w": np.ones((1, 1, 1, 1), np.float32)} if op == "Conv" else {}
+    nodes = [helper.make_node(op, [*feeds, *weights], [name], "layer", **attributes)]
+    out = list(next(iter(feeds.values())).shape)
+    if op == "AveragePool":
+        out = [1, 1, 1, out[3] // 2]
+    shapes: dict[str, Sequence[int | str]] = {k: list(v.shape) for k, v in feeds.items()}
+    graph: ir.Model = import_model(
+        save(folder / "m.onnx", nodes, shapes, {name: out}, weights)
+    ).model
+    with open_engine(b.engine(folder)) as engine:
+        comparer = Comparer(engine, graph, Emulation())
+        comparer.add(feeds)
+        return comparer.comparison("m.onnx")
+
+
+def conv(folder: Path, numbers: list[int], scale: float) -> Comparison:
+    """One product by 1, from steps of 1 to steps of `scale`."""
+    b, shape = SegmentBuilder(), (1, 1, 1, len(numbers))
+    x = float_input(b, shape, 1.0)
+    b.output(b.op("Conv", x, b.weight(np.ones((1, 1, 1, 1), np.int8), 1.0)), scale)
+    return compared(folder, b, "Conv", {"x0": np.array(numbers, np.float32).reshape(shape)})
+
+
+def layer(comparison: Comparison, op: str) -> tuple[TensorRow, OwnError]:
+    (row,) = [row for row in comparison.nodes if row.op == op]
+    assert row.own is not None
+    return row, row.own
+
+
+def test_halves_go_away_from_zero_on_the_dla_and_to_even_on_the_gpu(tmp_path: Path) -> None:
+    """In steps of 2: 0.5 1.5 2.5 3.5 -0.5 1; to even 0 2 2 4 0 1, away 1 2 3 4 -1 1."""
+    row, own = layer(conv(tmp_path, TIES, 2.0), "Conv")
+    assert own.causes == {"tie": 3}
+    assert (own.differing, own.elements, own.largest_steps) == (3, 6, 1)
+    assert own.worst is not None
+    assert (own.worst.index, own.worst.expected, own.worst.found) == ((0, 0, 0, 0), 0.0, 1.0)
+    # Noise is 5 halves squared on both sides, the signal is 0.25 (1 + 9 + 25 + 49 + 1) + 1.
+    assert own.gpu_sqnr_db == own.dla_sqnr_db == pytest.approx(10 * np.log10(22.25 / 1.25))
+    assert row.dla is not None
+    assert row.dla.sqnr_db == pytest.approx(own.dla_sqnr_db)
+
+
+def test_a_scale_of_16_bits_is_a_little_too_small(tmp_path: Path) -> None:
+    """1/6 is trunc(2^17 / 6) / 2^17 = 0.1666641: 9 and 21 end below 1.5 and 3.5."""
+    _, own = layer(conv(tmp_path, [9, 21, 1, 2], 6.0), "Conv")
+    assert own.causes == {"scale": 2}
+    assert own.differing == 2
+
+
+def test_an_average_of_2x2_rounds_twice(tmp_path: Path) -> None:
+    """Sums 1 2 5 4: exact 0.25 0.5 1.25 1; the DLA gives 1 1 2 1, the graph 0 0 1 1."""
+    b, shape = SegmentBuilder(), (1, 1, 2, 8)
+    x = float_input(b, shape, 1.0)
+    b.output(b.op("AveragePool", x, kernel_shape=[2, 2], strides=[2, 2]), 1.0)
+    feeds = {"x0": np.zeros(shape, np.float32)}
+    feeds["x0"][0, 0, 0, ::2] = [1, 2, 5, 4]
+    found = compared(tmp_path, b, "AveragePool", feeds, kernel_shape=[2, 2], strides=[2, 2])
+    _, own = layer(found, "AveragePool")
+    assert own.causes == {"twice": 2, "tie": 1}
+    signal = 0.25**2 + 0.5**2 + 1.25**2 + 1
+    assert own.gpu_sqnr_db == pytest.approx(10 * np.log10(signal / (2 * 0.25**2 + 0.5**2)))
+    assert own.dla_sqnr_db == pytest.approx(10 * np.log10(signal / (2 * 0.75**2 + 0.5**2)))
+    assert own.costs
+
+
+def test_a_sum_says_what_one_scale_costs_the_small_operand(tmp_path: Path) -> None:
+    """0.34 and 12.7 have noise 0.04^2 in steps of 0.1, 0.34^2 + 0.3^2 in the shared steps of 1."""
+    b, shape = SegmentBuilder(), (1, 1, 1, 2)
+    b.output(b.op("Add", float_input(b, shape, 1.0), float_input(b, shape, 1.0)), 1.0)
+    feeds = {
+        "x0": np.array([127, -100], np.float32).reshape(shape),
+        "x1": np.array([0.34, 12.7], np.float32).reshape(shape),
+    }
+    _, own = layer(compared(tmp_path, b, "Add", feeds), "Add")
+    assert own.shared_scale_db == pytest.approx(
+        10 * np.log10((0.34**2 + 0.3**2) / 0.04**2), rel=1e-4
+    )
+    assert own.differing == 0
+    assert own.costs
+
+
+def test_a_scale_that_is_finer_than_needed_costs_nothing() -> None:
+    assert shared_scale_cost_db(np.array([127.0, 3.3]), 0.5) == 0.0
+    assert shared_scale_cost_db(np.zeros(3), 0.5) == 0.0
+
+
+def test_what_no_variant_shows_is_called_other() -> None:
+    dla, gpu = np.array([5, 0], np.int8), np.array([4, 0], np.int8)
+    assert causes_of(dla, gpu, dla, np.array([4.1, 0.0]), frozenset({"Conv"})) == {"other": 1}
+
+
+def test_figures_of_several_samples_are_those_of_all_numbers_together() -> None:
+    rng, tally = np.random.default_rng(), ErrorTally()
+    y, z = rng.normal(size=(4, 3, 5)), rng.normal(size=(4, 3, 5))
+    for expected, found in zip(y, z, strict=True):
+        tally.add(expected, found)
+    error = tally.error()
+    assert error.sqnr_db == pytest.approx(10 * np.log10((y**2).sum() / ((z - y) ** 2).sum()))
+    cosine = (y * z).sum() / np.linalg.norm(y) / np.linalg.norm(z)
+    assert error.cosine == pytest.approx(cosine)
+    sample, *index = (int(i) for i in np.unravel_index(np.abs(z - y).argmax(), y.shape))
+    assert error.worst is not None
+    assert (error.worst.sample, error.worst.index) == (sample, tuple(index))
+
+
+Built = tuple[Path, Path, Path]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """An engine for a board with a DLA, its model, and data."""
+    folder, rng = tmp_path_factory.mktemp("compare"), np.random.default_rng(7)
+    model = small_convnet(folder / "m.onnx", rng, SIZE, 64)
+    data = folder / "data"
+    data.mkdir()
+    for number in range(2):
+        np.save(data / f"{number}.npy", rng.normal(size=(1, 3, SIZE, SIZE)).astype(np.float32))
+    result = build_engine(
+        model,
+        "agx-orin-64gb",
+        folder / "m.engine",
+        BuildOptions(data=data, plan=PlanOptions(objective="gpu-relief")),
+    )
+    return result.path, model, data
+
+
+def run(*arguments: object) -> str:
+    done = CliRunner().invoke(tandem, ["compare", *map(str, arguments)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_the_command_says_it_all(built: Built) -> None:
+    engine, model, data = built
+    found = json.loads(run(engine, model, "--data", data, "--json"))
+    assert found["samples"] == 2
+    assert found["dla_segments"] >= 1
+    assert found["outputs"][0]["dla"]["sqnr_db"] > 10
+    assert any(row["own"] for row in found["nodes"])
+    text = run(engine, model, "--data", data, "--nodes")
+    assert "silicon may differ" in text
+    assert all(row["node"] in text for row in found["nodes"])
+
+
+def test_the_model_of_another_engine_is_refused(built: Built, tmp_path: Path) -> None:
+    engine, _, data = built
+    other = small_convnet(tmp_path / "other.onnx", np.random.default_rng(8))
+    with pytest.raises(TandemError, match="give the model that the engine was built from"):
+        run(engine, other, "--data", data)
+
+
+def test_an_engine_without_dla_says_so(built: Built, tmp_path: Path) -> None:
+    _, model, data = built
+    result = build_engine(model, "laptop", tmp_path / "cpu.engine", BuildOptions(dummy_ranges=True))
+    text = run(result.path, model, "--data", data)
+    assert "no segment on the DLA" in text
+    assert text.startswith("UNCALIBRATED")
+
+
+def recorded_run(engine: Path, model: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What the emulation makes, by tensor, as if a board had made it."""
+    with open_engine(engine) as opened:
+        comparer = Comparer(opened, import_model(model).model, Emulation())
+        values, found = dict(feeds), dict(feeds)
+        for trace in comparer.traces:
+            emulations = comparer.emulations.get(trace.segment.name)
+            if emulations is None:
+                made = trace.run(values)
+            else:
+                given = {name: values[name] for name in trace.segment.inputs}
+                steps = emulations.asked.trace(given)
+                found |= {one.tensor: one.real() for one in steps if " " not in one.tensor}
+                made = emulations.asked.run(given, dict.fromkeys(trace.segment.outputs))
+            values |= {name: made[name] for name in trace.segment.outputs}
+    return found
+
+
+def test_one_changed_element_of_a_recorded_run_is_found(built: Built, tmp_path: Path) -> None:
+    engine, model, data = built
+    feeds = {"x": np.load(data / "1.npy")}
+    run_of = recorded_run(engine, model, feeds)
+    same = tmp_path / "same.npz"
+    np.savez(same, allow_pickle=False, **run_of)
+    found = json.loads(run(engine, model, "--recorded", same, "--json"))["recorded"]
+    assert found["first"] is None
+    assert len(found["tensors"]) == len(run_of) - 1
+    row = found["tensors"][len(found["tensors"]) // 2]
+    changed = run_of[row["tensor"]].copy()
+    changed.flat[3] -= 2 * row["scale"] * np.sign(changed.flat[3] or 1)
+    other = tmp_path / "other.npz"
+    run_of |= {row["tensor"]: changed, "alien": np.zeros(2)}
+    np.savez(other, allow_pickle=False, **run_of)
+    found = json.loads(run(engine, model, "--recorded", other, "--json"))["recorded"]
+    assert found["first"]["tensor"] == row["tensor"]
+    assert (found["first"]["differing"], found["first"]["largest"]) == (1, 2.0)
+    assert found["first"]["worst"]["index"] == list(np.unravel_index(3, changed.shape))
+    assert found["unknown"] == ["alien"]
+
+
+@pytest.mark.parametrize("content", [b"no archive", b"PK\x03\x04 cut"])
+def test_a_recorded_file_that_is_none_is_refused(
+    built: Built, tmp_path: Path, content: bytes
+) -> None:
+    engine, model, _ = built
+    path = tmp_path / "r.npz"
+    path.write_bytes(content)
+    with pytest.raises(TandemError, match=r"numpy\.savez"):
+        run(engine, model, "--recorded", path)
