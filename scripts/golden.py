@@ -18,6 +18,7 @@ from toolkit.planning.plan_text import render_plan
 from toolkit.prepare import prepare
 
 FOLDER = Path(__file__).parent.parent / "tests" / "golden"
+SECONDS = 120.0  # of search: far more than any proof takes, so that a busy machine finds the same
 LIGHT_MODELS = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
 
@@ -42,7 +43,10 @@ class Golden:
         model, _ = run_passes(import_model(LIGHT_MODELS / f"light_{self.model}.onnx").model)
         profile = load_profile(self.profile)
         options = PlanOptions(
-            precision=self.precision, tensorrt=self.tensorrt, objective=self.objective
+            precision=self.precision,
+            tensorrt=self.tensorrt,
+            objective=self.objective,
+            seconds=SECONDS,
         )
         prepared = prepare(model, profile, options)
         graph = Model(self.model, prepared.model.graph, cuts=prepared.cuts)

@@ -16,7 +16,7 @@ from toolkit.int8.quantize import calibrated_tensors
 from toolkit.legalize import Applied, Cut, Declined, Legalized, legalize
 from toolkit.planning.plan import Model, Plan, PlanOptions, make_plan
 
-SECONDS = 4.0  # of search for the trial plan: it only tells which rewrites are of use
+TRIAL_SHARE = 0.4  # of the plan's own search time: trials only tell which rewrites are of use
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def _without_ranges(legal: Legalized, known: Mapping[str, float]) -> set[str]:
 
 def _trial(legal: Legalized, profile: Profile, options: PlanOptions) -> Plan:
     model = Model("trial", legal.model.graph, cuts=legal.cuts)
-    return make_plan(model, profile, replace(options, seconds=min(SECONDS, options.seconds)))
+    return make_plan(model, profile, replace(options, seconds=TRIAL_SHARE * options.seconds))
 
 
 def _on_dla(legal: Legalized, trial: Plan) -> set[str]:
