@@ -27,6 +27,7 @@ from toolkit.int8.ranges import RangeOptions, Ranges, measure_ranges
 from toolkit.int8.ranges_html import ranges_html
 from toolkit.int8.ranges_text import ranges_builtins, ranges_text
 from toolkit.passes import run_passes
+from toolkit.planning.plan import PlanOptions
 
 
 def samples(rng: np.random.Generator, count: int) -> list[dict[str, np.ndarray]]:
@@ -236,3 +237,46 @@ def test_ranges_that_the_dla_ties_together_are_equal_in_the_engine(
         found = {scales[f"{name}_scale"] for name in names}
         assert len(found) == 1
         assert found.pop() == pytest.approx(max(amax[name] for name in names) / 127, rel=1e-6)
+
+
+def test_nodes_named_by_the_user_stay_in_floating_point(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path = small_convnet(tmp_path / "m.onnx", rng)
+    graph, _ = run_passes(import_model(path).model)
+    name = next(str(node.name) for node in graph.graph if node.op_type == "Conv")
+    data = samples(rng, 8)
+    plain = measure(path, data, RangeOptions("minmax"))
+    kept = measure(path, data, RangeOptions("minmax", keep_float=frozenset({name})))
+    assert kept.table.keep_float == (name,)
+    assert kept.sqnr_db["y"] != plain.sqnr_db["y"]
+    with pytest.raises(CalibrationError, match=f"did you mean '{name}'"):
+        measure(path, data, RangeOptions(keep_float=frozenset({name + "x"})))
+
+
+def test_ranges_for_a_profile_cover_what_its_rewrites_make(
+    tmp_path: Path, rng: np.random.Generator, data_folder: Path
+) -> None:
+    model = small_convnet(tmp_path / "m.onnx", rng)
+    on_dla = {}
+    for name, asked in (("plain", ()), ("rewritten", ("--profile", "agx-orin-64gb"))):
+        table = tmp_path / f"{name}.json"
+        done = tandem("calibrate", model, "--data", data_folder, "-o", table, *asked)
+        assert done.returncode == 0, done.stderr
+        options = BuildOptions(table=read_table(table), plan=PlanOptions(objective="gpu-relief"))
+        result = build_engine(model, "agx-orin-64gb", tmp_path / f"{name}.engine", options)
+        rows = result.manifest.plan
+        on_dla[name] = sum(row.processor == "dla0" for row in rows)
+        assert not [row for row in rows if row.rule == "S1"]
+    assert on_dla["rewritten"] >= on_dla["plain"]
+
+
+def test_ranges_of_a_rewritten_graph_go_elsewhere_only_with_the_graph(
+    tmp_path: Path, rng: np.random.Generator, data_folder: Path
+) -> None:
+    model = small_convnet(tmp_path / "m.onnx", rng)
+    asked = ("calibrate", model, "--data", data_folder, "--profile", "agx-orin-64gb")
+    done = tandem(*asked, "--cache", tmp_path / "m.cache")
+    assert done.returncode == 2
+    assert "--adjusted-model" in done.stderr
+    assert not (tmp_path / "m.cache").exists()

@@ -97,6 +97,7 @@ def build(
     preprocess: Path | None,
     equalise: Switch | None,
     bias_correction: Switch | None,
+    keep_float: tuple[str, ...],
     table: Path | None,
     save_table: Path | None,
     dummy_ranges: bool,
@@ -123,6 +124,7 @@ def build(
         ("--resume", resume),
         ("--equalise", equalise),
         ("--bias-correction", bias_correction),
+        ("--keep-float", keep_float),
     ):
         if value and not data:
             raise click.UsageError(f"{option} belongs to calibration; give --data with it.")
@@ -130,7 +132,9 @@ def build(
         raise click.UsageError(
             f"--data calibrates INT8; --precision {precision} has no use for it."
         )
-    ranges = range_options(method, samples, budget, resume, preprocess, equalise, bias_correction)
+    ranges = range_options(
+        method, samples, budget, resume, preprocess, equalise, bias_correction, keep_float
+    )
     options = BuildOptions(
         precision=precision,
         jetpack=jetpack,

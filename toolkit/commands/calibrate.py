@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+import onnx_ir as ir
 
 from calibration.table import write_table
 from calibration.trt_cache import (
@@ -22,13 +23,16 @@ from toolkit.commands.calibration_options import (
     range_options,
 )
 from toolkit.commands.range_outputs import output_options, write_model
-from toolkit.importer import import_model
+from toolkit.importer import ImportedModel, import_model
 from toolkit.int8.qdq_export import export_form
 from toolkit.int8.ranges import RangeOptions, measure_ranges
 from toolkit.int8.ranges_html import ranges_html
 from toolkit.int8.ranges_text import ranges_builtins, ranges_text
 from toolkit.int8.steps import Switch
 from toolkit.passes import run_passes
+from toolkit.planning.plan import PlanOptions
+from toolkit.prepare import prepare
+from toolkit.target import choose_target
 
 
 @click.command(
@@ -37,6 +41,10 @@ from toolkit.passes import run_passes
 )
 @click.argument("model", type=click.Path(path_type=Path))
 @calibration_options(required=True)
+@click.option(
+    "--profile",
+    help="Calibrate the graph that a build for this profile makes, rewrites for its DLA included.",
+)
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="[default: MODEL.calib.json]")
 @output_options
 @click.option("--html", type=click.Path(path_type=Path), help="Write a page with histograms.")
@@ -47,6 +55,7 @@ from toolkit.passes import run_passes
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def calibrate(
     model: Path,
+    profile: str | None,
     data: Path,
     samples: int | None,
     method: str,
@@ -55,6 +64,7 @@ def calibrate(
     preprocess: Path | None,
     equalise: Switch | None,
     bias_correction: Switch | None,
+    keep_float: tuple[str, ...],
     out: Path | None,
     cache: Path | None,
     tensorrt: str | None,
@@ -70,19 +80,22 @@ def calibrate(
     `--method auto` tries what every method proposes, tensor by tensor, and takes what does least
     harm at the outputs. `--budget` keeps nodes in floating point until a metric holds.
     """
+    _need_the_graph(profile, cache or qdq, adjusted_model)
     version = cache_version(tensorrt or DEFAULT_TENSORRT)  # refused before the work
     warning = cache_warning(tensorrt) if cache and tensorrt else None
     notes = [warning] if warning else []
-    options = range_options(method, samples, budget, resume, preprocess, equalise, bias_correction)
+    options = range_options(
+        method, samples, budget, resume, preprocess, equalise, bias_correction, keep_float
+    )
     if cache and adjusted_model is None:
         options, left_out = _weights_as_they_are(options)
         notes += left_out
     imported = import_model(model, shapes=shapes)
-    graph, _ = run_passes(imported.model)
+    graph = _graph_of(imported, profile)
     with progress_bar(model.name) as report:
         ranges = measure_ranges(graph, data, imported.sha256, options, report)
-    target = out or model.with_suffix(".calib.json")
-    write_table(target, ranges.table)
+    path = out or model.with_suffix(".calib.json")
+    write_table(path, ranges.table)
     if cache:
         write_cache(cache, cache_of(ranges.table.tensors, version))
     if qdq:
@@ -94,14 +107,32 @@ def calibrate(
         with replacing(html) as file:
             file.write(ranges_html(ranges, imported.name).encode())
     if as_json:
-        click.echo(json.dumps({"table": str(target), "notes": notes, **ranges_builtins(ranges)}))
+        click.echo(json.dumps({"table": str(path), "notes": notes, **ranges_builtins(ranges)}))
         return
     click.echo(ranges_text(ranges))
     for note in notes:
         click.echo(f"note: {note}")
-    for written in (target, cache, qdq, adjusted_model, html):
+    for written in (path, cache, qdq, adjusted_model, html):
         if written:
             click.echo(f"wrote {written}")
+
+
+def _need_the_graph(profile: str | None, other: Path | None, adjusted_model: Path | None) -> None:
+    """Refuse ranges in the names of a graph that nobody gets."""
+    if profile and other and adjusted_model is None:
+        raise click.UsageError(
+            "With --profile the ranges are those of a rewritten graph: give --adjusted-model, too, "
+            "which writes it."
+        )
+
+
+def _graph_of(imported: ImportedModel, profile: str | None) -> ir.Model:
+    """The graph after the passes and, for a profile, the rewrites for its DLA."""
+    graph, _ = run_passes(imported.model)
+    if profile is None:
+        return graph
+    target = choose_target(profile)
+    return prepare(graph, target.profile, PlanOptions(tensorrt=target.tensorrt)).model
 
 
 def _weights_as_they_are(options: RangeOptions) -> tuple[RangeOptions, list[str]]:

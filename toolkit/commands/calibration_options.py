@@ -94,6 +94,12 @@ def calibration_options(required: bool) -> Callable[[F], F]:
             type=click.Choice(["auto", "on", "off"]),
             help=f"Take the mean error of INT8 out of biases; auto: if it helps. {_STEP_DEFAULT}",
         ),
+        click.option(
+            "--keep-float",
+            multiple=True,
+            metavar="NODE",
+            help="Keep a node in floating point, any number of times.",
+        ),
     )
 
     def decorate(command: F) -> F:
@@ -112,6 +118,7 @@ def range_options(
     preprocess: Path | None,
     equalise: Switch | None,
     bias_correction: Switch | None,
+    keep_float: tuple[str, ...],
 ) -> RangeOptions:
     """The options as `toolkit.int8.ranges` takes them; a model file brings decoder and labels."""
     model = load_model(preprocess) if preprocess else None
@@ -125,6 +132,7 @@ def range_options(
         labels=load_labels(preprocess.parent / model.labels) if preprocess and model else (),
         equalise=equalise,
         correct_biases=bias_correction,
+        keep_float=frozenset(keep_float),
     )
 
 

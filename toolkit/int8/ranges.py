@@ -13,6 +13,7 @@ weights learns from the first part and is judged by the second (`toolkit.int8.sp
 that are written come from all samples.
 """
 
+import difflib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,6 +87,7 @@ class RangeOptions:
     `resume`: a file that keeps the observation on the way (see `calibration.calibrate`).
     `equalise` and `correct_biases`: steps that change weights (`toolkit.int8.steps`). None: "auto",
     by measured benefit, where a search runs anyway (method "auto", a budget), else "off".
+    `keep_float`: nodes that stay in floating point whatever a budget says.
     """
 
     method: str = "entropy"
@@ -97,6 +99,7 @@ class RangeOptions:
     labels: tuple[str, ...] = ()
     equalise: Switch | None = None
     correct_biases: Switch | None = None
+    keep_float: frozenset[str] = frozenset()
 
     @property
     def search(self) -> bool:
@@ -156,6 +159,7 @@ def measure_ranges(
     """
     if options.method != AUTO:
         method_named(options.method)  # refused before hours of running
+    _refuse_unknown(options.keep_float, graph)
     equalise, correct = options.asked(options.equalise), options.asked(options.correct_biases)
     _refuse_one_pass(source, options)
     data = Split(
@@ -201,7 +205,8 @@ def measure_ranges(
             _share(report, "choose ranges"),
         )
     budget = _spend(found, validation, options, report)
-    end = end_of(found, frozenset() if budget is None else budget.keep_float)
+    spent = frozenset() if budget is None else budget.keep_float
+    end = end_of(found, options.keep_float | spent)
     if correct == "auto" and why_not:
         steps.append(Step(CORRECTION, "auto", False, reason=why_not))
     elif correcting:
@@ -255,6 +260,17 @@ def _share(report: Report, step: str) -> Callable[[int, int], None]:
     return lambda done, total: report(step, done / max(total, 1))
 
 
+def _refuse_unknown(nodes: frozenset[str], graph: ir.Model) -> None:
+    known = {str(node.name) for node in graph.graph}
+    for name in sorted(nodes - known):
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise CalibrationError(
+            f"there is no node {name!r} to keep in floating point{hint}: `tandem plan --nodes` "
+            "lists the nodes"
+        )
+
+
 def _refuse_one_pass(source: Source, options: RangeOptions) -> None:
     """Refuse steps that were asked for but could not have the samples they need."""
     if isinstance(source, Iterator) and "on" in (options.equalise, options.correct_biases):
@@ -302,11 +318,13 @@ def _spend(
     ranges = of_trial(found.trial, found.amax)
     measure = metric.build(material)
     fine = METRICS["sqnr"].build(material)
+    named = options.keep_float
+    macs = {node: count for node, count in int8_macs(found.graph).items() if node not in named}
     return largest_int8_share(
-        int8_macs(found.graph),
-        lambda keep: measure(ranges, keep),
+        macs,
+        lambda keep: measure(ranges, keep | named),
         budget,
-        fine=lambda keep: fine(ranges, keep),
+        fine=lambda keep: fine(ranges, keep | named),
         on_progress=_share(report, "spend the budget"),
     )
 
