@@ -43,7 +43,7 @@ class Growing:
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
-        channels, side = int(rng.choice((3, 16, 64))), int(rng.choice((16, 33, 56)))
+        channels, side = int(rng.choice((3, 64, 256))), int(rng.choice((33, 56, 112)))
         self.nodes: list = []
         self.weights: dict[str, np.ndarray] = {}
         self.open_ = [("x", channels, side)]
@@ -76,7 +76,7 @@ class Growing:
         name, channels, side = self.pick()
         kernel, stride = int(self.rng.choice((1, 3, 5))), int(self.rng.choice((1, 1, 2)))
         grouped = channels if self.rng.random() < 0.15 else 1
-        wide = channels if grouped > 1 else int(self.rng.choice((16, 48, 128, 256)))
+        wide = channels if grouped > 1 else int(self.rng.choice((48, 128, 256, 512)))
         weight = f"w{len(self.nodes)}"
         self.weights[weight] = floats(self.rng, wide, channels // grouped, kernel, kernel)
         self.made(
