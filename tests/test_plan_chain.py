@@ -248,7 +248,7 @@ def test_every_plan_is_whole_and_no_worse_than_plans_without_a_solver(seed):
         check_value(shared, plan, objective, None)
 
 
-@pytest.mark.parametrize("seed", range(100, 110))
+@pytest.mark.parametrize("seed", range(100, 105))
 @pytest.mark.parametrize("objective", ["energy", "gpu-relief"])
 def test_a_rate_is_kept_and_the_plan_no_worse_than_others_that_keep_it(seed, objective):
     case = case_of(seed)
@@ -264,7 +264,7 @@ def test_a_rate_is_kept_and_the_plan_no_worse_than_others_that_keep_it(seed, obj
     assert plan.search.value <= min(values) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(200, 206))
+@pytest.mark.parametrize("seed", range(200, 203))
 def test_a_bound_on_crossings_is_kept_and_a_looser_one_is_never_worse(seed):
     case = case_of(seed)
     for objective in ("throughput", "gpu-relief"):
@@ -289,7 +289,7 @@ def placements(shared: SharedPlan) -> Iterator[dict]:
 
 def test_no_placement_of_a_small_graph_is_better_than_its_plan():
     tried = 0
-    for seed in range(300, 345):
+    for seed in range(300, 325):
         case = case_of(seed)
         objective = tuple(GOALS)[seed % len(GOALS)]
         shared = case.shared(objective, max_crossings=None if seed % 2 else 3)
@@ -304,7 +304,7 @@ def test_no_placement_of_a_small_graph_is_better_than_its_plan():
             and not overloads(problem, costs)
         )
         assert shared.plans[0].search.value == pytest.approx(best)
-    assert tried >= 8
+    assert tried >= 4
 
 
 PLAN_SCRIPT = """
