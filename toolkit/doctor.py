@@ -119,14 +119,6 @@ CHECKS: tuple[Check, ...] = (
         "start it with the NVIDIA runtime",
     ),
     Check(
-        "pycuda",
-        probes.module("pycuda"),
-        (),
-        ("board",),
-        "launches the kernels that the host compiled",
-        "pip install 'tandem-edge[cuda]'",
-    ),
-    Check(
         "TensorRT",
         probes.tensorrt,
         (),
