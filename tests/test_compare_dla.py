@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from emulator_segments import SegmentBuilder
 from model_fixtures import save, small_convnet
+from numpy.typing import NDArray
 from onnx import helper
 
 from device.engine import open_engine
@@ -22,6 +23,8 @@ from toolkit.cli import tandem
 from toolkit.compare.causes import causes_of, shared_scale_cost_db
 from toolkit.compare.compare import Comparer, Comparison, OwnError, TensorRow
 from toolkit.compare.measures import ErrorTally
+from toolkit.compare.recorded import load_recorded
+from toolkit.compare.report import why
 from toolkit.importer import import_model
 from toolkit.planning.plan import PlanOptions
 
@@ -250,3 +253,20 @@ def test_a_recorded_file_that_is_none_is_refused(
     path.write_bytes(content)
     with pytest.raises(TandemError, match=r"numpy\.savez"):
         run(engine, model, "--recorded", path)
+
+
+@pytest.mark.parametrize(
+    ("array", "says"),
+    [(np.array(["a"]), "not numbers"), (np.array([1.0, np.nan]), "holds NaN")],
+)
+def test_recorded_arrays_that_cannot_be_compared_are_refused_by_name(
+    array: NDArray[Any], says: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "out.npz", fine=np.array([np.inf, 1.0]), bad=array)
+    with pytest.raises(TandemError, match=f"'bad' .*{says}|'bad' {says}"):
+        load_recorded(tmp_path / "out.npz")
+
+
+def test_a_shared_scale_is_named_for_a_concatenation_too() -> None:
+    own = OwnError(40.0, 40.0, 1, 0, 0, None, {}, shared_scale_db=3.0)
+    assert why(own) == ("a layer shares one scale among its operands (3.00 dB for one of them)",)

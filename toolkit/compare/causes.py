@@ -31,7 +31,7 @@ CAUSES: Mapping[str, str] = {
     FP16: "the result has no INT8 scale, and FP16 rounds it",
     OTHER: "no variant of the layer shows the cause",
 }
-SHARED_SCALE = "an element-wise layer shares one scale among its operands"
+SHARED_SCALE = "a layer shares one scale among its operands"
 TABLES = frozenset({"Sigmoid", "Tanh"})
 AVERAGES = frozenset({"AveragePool", "GlobalAveragePool"})
 # Float32 sums of the Q/DQ graph are off by some 1e-5 steps; a half within this is taken for one.

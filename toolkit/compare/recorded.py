@@ -56,11 +56,19 @@ def load_recorded(path: Path) -> Arrays:
         with np.load(path, allow_pickle=False) as file:
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise BuildError(f"{path} holds one array; save the run with numpy.savez.")
-            return {name: file[name] for name in file.files}
+            found = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise BuildError(
             f"{path} cannot be read as .npz of arrays ({error}); save the run with numpy.savez."
         ) from error
+    for name, array in found.items():
+        if array.dtype.kind not in "biuf":
+            raise BuildError(
+                f"{path}: {name!r} holds {array.dtype}, not numbers; save what the board returned."
+            )
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            raise BuildError(f"{path}: {name!r} holds NaN; record the run of the board again.")
+    return found
 
 
 def lay_beside(
