@@ -16,6 +16,7 @@ from onnx import numpy_helper
 from calibration.table import Adjustments, CalibrationTable, read_table, write_table
 from calibration.trt_cache import cache_of, read_cache, write_cache
 from device.errors import TandemError
+from toolkit.commands.range_outputs import need_folders
 from toolkit.commands.ranges import ranges
 from toolkit.importer import import_model
 from toolkit.int8.qdq_export import FORMS, export_qdq
@@ -223,3 +224,9 @@ def test_what_cannot_be_written_says_what_is_missing(tmp_path: Path, model: Path
         with pytest.raises(TandemError, match=words):
             tandem_ranges(path, *args)
         assert not out.exists()
+
+
+def test_a_file_in_a_missing_folder_is_refused_before_the_work(tmp_path: Path) -> None:
+    need_folders(None, tmp_path / "here.html")
+    with pytest.raises(TandemError, match=r"there is no folder .*no; make it"):
+        need_folders(tmp_path / "no" / "x.html")

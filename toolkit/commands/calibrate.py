@@ -15,14 +15,13 @@ from calibration.trt_cache import (
     cache_warning,
     write_cache,
 )
-from device.files import replacing
 from toolkit.commands.calibration_options import (
     calibration_options,
     parse_shapes,
     progress_bar,
     range_options,
 )
-from toolkit.commands.range_outputs import output_options, write_model
+from toolkit.commands.range_outputs import need_folders, output_options, write_bytes, write_model
 from toolkit.importer import ImportedModel, import_model
 from toolkit.int8.qdq_export import export_form
 from toolkit.int8.ranges import RangeOptions, measure_ranges
@@ -82,6 +81,7 @@ def calibrate(
     """
     _need_the_graph(profile, cache or qdq, adjusted_model)
     version = cache_version(tensorrt or DEFAULT_TENSORRT)  # refused before the work
+    need_folders(out, cache, qdq, adjusted_model, html)
     warning = cache_warning(tensorrt) if cache and tensorrt else None
     notes = [warning] if warning else []
     options = range_options(
@@ -104,8 +104,7 @@ def calibrate(
     if adjusted_model:
         write_model(adjusted_model, ranges.model)
     if html:
-        with replacing(html) as file:
-            file.write(ranges_html(ranges, imported.name).encode())
+        write_bytes(html, ranges_html(ranges, imported.name).encode())
     if as_json:
         click.echo(json.dumps({"table": str(path), "notes": notes, **ranges_builtins(ranges)}))
         return

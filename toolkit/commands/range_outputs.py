@@ -42,6 +42,18 @@ def output_options(command: F) -> F:
     return command
 
 
+def need_folders(*paths: Path | None) -> None:
+    """Refuse files in folders that do not exist before the work, which can take long.
+
+    Raises BuildError.
+    """
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise BuildError(
+                f"{path} cannot be written: there is no folder {path.parent}; make it."
+            )
+
+
 def write_model(path: Path, model: ir.Model) -> None:
     """Write an ONNX file; it appears whole or not at all."""
     write_bytes(path, ir.to_proto(model).SerializeToString(deterministic=True))
