@@ -1,5 +1,8 @@
 """Kernels are compiled for other machines' GPUs, once, and the same way each time."""
 
+import queue
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +13,8 @@ from gpu_graphs import ORIN, Case, convolution, node
 import toolkit.gpu.compile as compiling
 from toolkit.gpu.call import KernelSpec
 from toolkit.gpu.compile import cache_folder, compile_kernels, has_compiler
-from toolkit.gpu.errors import CompileError
+from toolkit.gpu.compile_messages import Request
+from toolkit.gpu.errors import CompileError, NotCoveredError
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.lower import GpuSegment, lower_gpu
 
@@ -106,3 +110,14 @@ def test_no_board_s_convolution_spills_registers(sm: int, rng: np.random.Generat
     case = convolution(rng, (1, 64, 28, 28), 64, (3, 3), pads=[1, 1, 1, 1])
     kernels = lower(case, GpuTarget(sm, 8)).implementation.kernels
     assert [kernel.spill_bytes for kernel in kernels if kernel.spill_bytes] == []
+
+
+def test_a_kernel_that_compiles_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "LONGEST_S", 0.3)
+    idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        idle.put(worker)
+        request = Request(kernel="softmax", signature=(), constants={}, warps=4, stages=2, sm=87)
+        with pytest.raises(NotCoveredError, match="kernel softmax for sm_87 takes longer than"):
+            compiling._ask(idle, request)

@@ -10,6 +10,7 @@ import queue
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
@@ -22,12 +23,13 @@ import msgspec
 from device.files import replacing
 from toolkit.gpu.call import KernelSpec
 from toolkit.gpu.compile_messages import Answer, Compiled, Request, read_message, write_message
-from toolkit.gpu.errors import CompileError
+from toolkit.gpu.errors import CompileError, NotCoveredError
 from toolkit.gpu.gpu import GpuTarget
 
 Progress = Callable[[str, float], None]
 """Called with the step's name and the share of it that is done, 0 to 1."""
 
+LONGEST_S = 60.0  # for one kernel; a few seconds are usual
 _KERNELS = Path(__file__).parent / "kernels"
 _CACHED = msgspec.msgpack.Decoder(Compiled)
 
@@ -38,7 +40,7 @@ def compile_kernels(
     """Compile kernels for a GPU, those not in the cache in as many processes as there are cores.
 
     Raises CompileError: Triton is not installed, a kernel does not compile, or it takes more shared
-    memory than a block of this GPU gets.
+    memory than a block of this GPU gets; NotCoveredError: one takes too long to compile.
     """
     common = _common_key(gpu)
     paths = [_cache_path(spec, common) for spec in specs]
@@ -120,6 +122,8 @@ def _worker(scratch: str) -> "subprocess.Popen[bytes]":
 
 def _ask(idle: "queue.SimpleQueue[subprocess.Popen[bytes]]", request: Request) -> Compiled:
     worker = idle.get()
+    watch = threading.Timer(LONGEST_S, worker.kill)
+    watch.start()
     try:
         assert worker.stdin is not None
         assert worker.stdout is not None
@@ -128,7 +132,14 @@ def _ask(idle: "queue.SimpleQueue[subprocess.Popen[bytes]]", request: Request) -
     except BrokenPipeError:
         answer = None
     finally:
+        late = watch.finished.is_set()
+        watch.cancel()
         idle.put(worker)
+    if answer is None and late:
+        raise NotCoveredError(
+            f"kernel {request.kernel} for sm_{request.sm} takes longer than {LONGEST_S:.0f} s to "
+            "compile"
+        )
     if answer is None:
         raise CompileError(f"the compiler ended on kernel {request.kernel} for sm_{request.sm}")
     if answer.compiled is None:
