@@ -280,3 +280,13 @@ def test_ranges_of_a_rewritten_graph_go_elsewhere_only_with_the_graph(
     assert done.returncode == 2
     assert "--adjusted-model" in done.stderr
     assert not (tmp_path / "m.cache").exists()
+
+
+def test_a_quantized_model_is_not_calibrated_again(
+    tmp_path: Path, rng: np.random.Generator, data_folder: Path
+) -> None:
+    model, qdq = small_convnet(tmp_path / "m.onnx", rng), tmp_path / "m.qdq.onnx"
+    assert tandem("calibrate", model, "--data", data_folder, "--qdq", qdq).returncode == 0
+    done = tandem("calibrate", qdq, "--data", data_folder)
+    assert done.returncode == 1
+    assert "quantized already" in done.stderr

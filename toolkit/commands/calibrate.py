@@ -22,12 +22,14 @@ from toolkit.commands.calibration_options import (
     range_options,
 )
 from toolkit.commands.range_outputs import need_folders, output_options, write_bytes, write_model
+from toolkit.errors import BuildError
 from toolkit.importer import ImportedModel, import_model
 from toolkit.int8.qdq_export import export_form
 from toolkit.int8.ranges import RangeOptions, measure_ranges
 from toolkit.int8.ranges_html import ranges_html
 from toolkit.int8.ranges_text import ranges_builtins, ranges_text
 from toolkit.int8.steps import Switch
+from toolkit.int8.table_file import has_qdq
 from toolkit.passes import run_passes
 from toolkit.planning.plan import PlanOptions
 from toolkit.prepare import prepare
@@ -127,6 +129,11 @@ def _need_the_graph(profile: str | None, other: Path | None, adjusted_model: Pat
 
 def _graph_of(imported: ImportedModel, profile: str | None) -> ir.Model:
     """The graph after the passes and, for a profile, the rewrites for its DLA."""
+    if has_qdq(imported.model):
+        raise BuildError(
+            f"{imported.name} is quantized already: `tandem ranges` takes the ranges that its Q/DQ "
+            "hold; to measure others give the plain model (`tandem ranges ... --plain`)."
+        )
     graph, _ = run_passes(imported.model)
     if profile is None:
         return graph
