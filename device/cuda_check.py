@@ -8,7 +8,7 @@ so a device takes only those that were signed for it.
 import re
 from collections.abc import Iterator
 
-from device.cuda_manifest import Cuda, Int32, Kernel, Launch, Null, Place, Weights, Workspace
+from device.cuda_manifest import Cuda, Int32, Kernel, Launch, Null, Place, Weights, Work, Workspace
 from device.manifest import ARENA_ALIGNMENT, ITEM_BYTES, Segment
 from device.manifest_facts import Facts
 
@@ -34,8 +34,8 @@ def cuda(facts: Facts) -> Iterator[str]:
                 yield from _sizes(one, where)
                 yield from _entries(one, facts, where)
                 yield from _places(one, segment, facts, where)
-                for at, launch in enumerate(one.launches):
-                    yield from _launch(launch, one, facts, f"{where}: launch {at}")
+                for at, work in enumerate(one.works):
+                    yield from _work(work, one, facts, f"{where}: work {at}")
 
 
 def _sizes(one: Cuda, where: str) -> Iterator[str]:
@@ -46,7 +46,8 @@ def _sizes(one: Cuda, where: str) -> Iterator[str]:
             f"{where} has a workspace of {one.workspace_bytes} bytes, the limits are 0 and "
             f"{MAX_WORKSPACE_BYTES}"
         )
-    for title, count in (("kernels", len(one.kernels)), ("launches", len(one.launches))):
+    launches = sum(len(tactic.launches) for work in one.works for tactic in work.tactics)
+    for title, count in (("kernels", len(one.kernels)), ("launches", launches)):
         if count > MAX_LAUNCHES:
             yield f"{where} has {count} {title}, the limit is {MAX_LAUNCHES}"
 
@@ -111,6 +112,14 @@ def _place(place: Place, one: Cuda, facts: Facts, where: str) -> Iterator[str]:
             f"{where}: tensor {place.tensor!r} ends at {place.offset + place.bytes}, the "
             f"workspace at {one.workspace_bytes}"
         )
+
+
+def _work(work: Work, one: Cuda, facts: Facts, where: str) -> Iterator[str]:
+    if not work.tactics:
+        yield f"{where} has no tactic"
+    for at, tactic in enumerate(work.tactics):
+        for index, launch in enumerate(tactic.launches):
+            yield from _launch(launch, one, facts, f"{where}, tactic {at}, launch {index}")
 
 
 def _launch(launch: Launch, one: Cuda, facts: Facts, where: str) -> Iterator[str]:

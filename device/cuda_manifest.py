@@ -59,11 +59,26 @@ class Kernel(_Value, frozen=True, kw_only=True):
 
 
 class Launch(_Value, frozen=True, kw_only=True):
-    """One start of `kernels[kernel]`; `nodes` are the ONNX nodes that it computes, if any."""
+    """One start of `kernels[kernel]`."""
 
     kernel: int
     grid: tuple[int, int, int]
     arguments: tuple[Argument, ...]
+
+
+class Tactic(_Value, frozen=True, kw_only=True):
+    """One way to do a piece of work: launches, one after the other."""
+
+    launches: tuple[Launch, ...]
+
+
+class Work(_Value, frozen=True, kw_only=True):
+    """What the ONNX nodes `nodes` compute (none: a change of layout), in one of several ways.
+
+    Without measured times the first is taken: the cost model put it there.
+    """
+
+    tactics: tuple[Tactic, ...]
     nodes: tuple[str, ...] = ()
 
 
@@ -76,7 +91,7 @@ class Place(_Value, frozen=True, kw_only=True):
 
 
 class Cuda(_Value, frozen=True, kw_only=True, tag="cuda", tag_field="kind"):
-    """A segment as kernels for one GPU architecture, launched in order.
+    """A segment as kernels for one GPU architecture: pieces of work, done in order.
 
     `sm` 87 is compute capability 8.7. `weights` names the entry (uint8) with all constants, packed
     for the kernels.
@@ -84,7 +99,7 @@ class Cuda(_Value, frozen=True, kw_only=True, tag="cuda", tag_field="kind"):
 
     sm: int
     kernels: tuple[Kernel, ...]
-    launches: tuple[Launch, ...]
+    works: tuple[Work, ...]
     weights: str
     workspace_bytes: int
     inputs: tuple[Place, ...]

@@ -178,18 +178,19 @@ def time_engine(path: Path, x: np.ndarray, truth: np.ndarray) -> tuple[float, fl
 
 
 def layer_table(path: Path) -> list[str]:
-    """Return a line for each launch: its time by itself, kernel, grid and nodes."""
+    """Return a line for each launch: the time of its work by itself, kernel, grid and nodes."""
     with open_engine(path) as engine:
         (segment,) = engine.manifest.segments
         implementation = segment.implementations[0]
         executor = CudaExecutor(engine, segment, implementation, {}, None)
         executor.time_us(WARM_UP)
-        rows = executor.time_launches_us(20)
+        rows = executor.time_works_us(20)
     kernels = implementation.kernels
     return [
         f"{time:8.1f} {kernels[one.kernel].function:14} {one.grid!s:18} "
-        f"{kernels[one.kernel].registers} {kernels[one.kernel].spill_bytes} {' '.join(one.nodes)}"
-        for one, time in rows
+        f"{kernels[one.kernel].registers} {kernels[one.kernel].spill_bytes} {' '.join(work.nodes)}"
+        for work, time in rows
+        for one in work.tactics[0].launches
     ]
 
 

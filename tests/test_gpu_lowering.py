@@ -50,7 +50,7 @@ def test_a_residual_that_is_not_made_yet_waits_for_its_own_kernel(
     ]
     weights = {"v": normal(rng, 8, 8, 1, 1), "w": normal(rng, 8, 8, 1, 1)}
     drafted = Case(nodes, {"x": (1, 8, 6, 6)}, weights).draft("fp16")
-    assert [call.nodes for call in drafted.calls if call.nodes] == [
+    assert [work.nodes for work in drafted.work if work.nodes] == [
         ("Conv:a",),
         ("Conv:b", "Add:y"),
     ]
@@ -85,8 +85,8 @@ def test_no_two_tensors_in_use_share_bytes(rng: np.random.Generator) -> None:
     drafted = Case(nodes, {"x": (1, 4, 8, 8)}, weights).draft("fp16")
     for at, call in enumerate(drafted.calls):
         for base in call.reads:
-            assert any(base in {one.writes} for one in drafted.calls[:at]) or base == "x"
-        offsets = [drafted.offsets[base] for base in (*call.reads, call.writes)]
+            assert any(base in one.writes for one in drafted.calls[:at]) or base == "x"
+        offsets = [drafted.offsets[base] for base in (*call.reads, *call.writes)]
         assert len(set(offsets)) == len(offsets)
 
 

@@ -17,7 +17,18 @@ import device.session as session_module
 from device import cuda_check
 from device.container import lay_out
 from device.cuda import driver
-from device.cuda_manifest import Cuda, Int32, Kernel, Launch, Null, Place, Weights, Workspace
+from device.cuda_manifest import (
+    Cuda,
+    Int32,
+    Kernel,
+    Launch,
+    Null,
+    Place,
+    Tactic,
+    Weights,
+    Work,
+    Workspace,
+)
 from device.engine import write_engine
 from device.errors import EngineError
 from device.executors import cuda
@@ -39,12 +50,20 @@ def parts() -> Parts:
     implementation = Cuda(
         sm=87,
         kernels=(Kernel(cubin="cuda/a.cubin", function="matmul", threads=128, shared_bytes=0),),
-        launches=(
-            Launch(
-                kernel=0,
-                grid=(4, 1, 1),
-                arguments=(Workspace(0), Weights(16), Int32(-7), Null()),
+        works=(
+            Work(
                 nodes=("n",),
+                tactics=(
+                    Tactic(
+                        launches=(
+                            Launch(
+                                kernel=0,
+                                grid=(4, 1, 1),
+                                arguments=(Workspace(0), Weights(16), Int32(-7), Null()),
+                            ),
+                        )
+                    ),
+                ),
             ),
         ),
         weights="cuda/a.weights",
@@ -74,7 +93,7 @@ def changed(manifest: Manifest, **fields: object) -> Manifest:
 
 
 def part(kind: str, **fields: object) -> Callable[[Cuda], dict[str, object]]:
-    """A change of the first kernel, launch, input or output."""
+    """A change of the first kernel, input or output."""
 
     def make(one: Cuda) -> dict[str, object]:
         first, *rest = getattr(one, kind)
@@ -83,8 +102,18 @@ def part(kind: str, **fields: object) -> Callable[[Cuda], dict[str, object]]:
     return make
 
 
+def launch(**fields: object) -> Callable[[Cuda], dict[str, object]]:
+    """A change of the launch."""
+
+    def make(one: Cuda) -> dict[str, object]:
+        changed = msgspec.structs.replace(one.works[0].tactics[0].launches[0], **fields)
+        return {"works": (Work(nodes=("n",), tactics=(Tactic(launches=(changed,)),)),)}
+
+    return make
+
+
 def arguments(*values: object) -> Callable[[Cuda], dict[str, object]]:
-    return part("launches", arguments=values)
+    return launch(arguments=values)
 
 
 # What is changed, and whether the result is still an engine: at the limit and one beyond.
@@ -103,12 +132,13 @@ CASES: dict[str, tuple[Callable[[Cuda], dict[str, object]], bool]] = {
     "half a warp": (part("kernels", threads=16), False),
     "most shared memory": (part("kernels", shared_bytes=227 * 1024), True),
     "more shared memory": (part("kernels", shared_bytes=227 * 1024 + 1), False),
-    "kernel before the first": (part("launches", kernel=-1), False),
-    "kernel after the last": (part("launches", kernel=1), False),
-    "widest grid": (part("launches", grid=(2**31 - 1, 65535, 65535)), True),
-    "empty grid": (part("launches", grid=(0, 1, 1)), False),
-    "grid too high": (part("launches", grid=(1, 65536, 1)), False),
-    "grid too deep": (part("launches", grid=(1, 1, 65536)), False),
+    "kernel before the first": (launch(kernel=-1), False),
+    "kernel after the last": (launch(kernel=1), False),
+    "widest grid": (launch(grid=(2**31 - 1, 65535, 65535)), True),
+    "work without a way to do it": (lambda _: {"works": (Work(tactics=()),)}, False),
+    "empty grid": (launch(grid=(0, 1, 1)), False),
+    "grid too high": (launch(grid=(1, 65536, 1)), False),
+    "grid too deep": (launch(grid=(1, 1, 65536)), False),
     "many arguments": (arguments(*(Null(),) * 64), True),
     "too many arguments": (arguments(*(Null(),) * 65), False),
     "last byte of the weights": (arguments(Weights(63)), True),

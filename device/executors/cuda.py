@@ -8,6 +8,7 @@ import ctypes
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from device.cuda.context import Bytes, Context, Parameter
 from device.cuda.driver import CudaError, device_sm
-from device.cuda_manifest import Argument, Cuda, Int32, Launch, Null, Place, Workspace
+from device.cuda_manifest import Argument, Cuda, Int32, Launch, Null, Place, Work, Workspace
 from device.engine import Engine
 from device.errors import SessionError
 from device.manifest import Segment, TensorInfo
@@ -139,15 +140,15 @@ class CudaExecutor:
         self._context.activate()
         return [self._stream.time_us(self._graph.launch) for _ in range(runs)]
 
-    def time_launches_us(self, runs: int) -> list[tuple[Launch, float]]:
-        """Return the fastest of `runs` of each launch by itself, in microseconds.
+    def time_works_us(self, runs: int) -> list[tuple[Work, float]]:
+        """Return the fastest of `runs` of each piece of work by itself, in microseconds.
 
         A launch by itself pays for its own start, some microseconds that a graph hides.
         """
         self._context.activate()
         return [
-            (one, min(self._stream.time_us(lambda one=one: self._launch(one)) for _ in range(runs)))  # type: ignore[misc]
-            for one in self._implementation.launches
+            (one, min(self._stream.time_us(partial(self._do, one)) for _ in range(runs)))
+            for one in self._implementation.works
         ]
 
     def _stage(self, place: Place) -> _Staged:
@@ -155,8 +156,12 @@ class CudaExecutor:
         return _Staged(host, self._workspace + place.offset)
 
     def _launch_all(self) -> None:
-        for one in self._implementation.launches:
-            self._launch(one)
+        for one in self._implementation.works:
+            self._do(one)
+
+    def _do(self, work: Work) -> None:
+        for launch in work.tactics[0].launches:
+            self._launch(launch)
 
     def _launch(self, one: Launch) -> None:
         kernel = self._implementation.kernels[one.kernel]

@@ -1,7 +1,7 @@
 """Calls of kernels: which kernel, compiled how, started over which grid with which arguments.
 
-A call speaks of tensors by name. `toolkit.gpu.lower` turns calls into the launches of an engine
-once every tensor has its place.
+A call speaks of tensors by name, and a piece of work may have several ways to be done.
+`toolkit.gpu.lower` turns them into the launches of an engine once every tensor has its place.
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,6 @@ KERNELS: dict[str, str] = {
 Constant = Union[  # noqa: UP007  (it names itself)
     None, bool, int, float, str, tuple["Constant", ...]
 ]
-
-# Names of element types in numpy and in Triton's signatures.
-POINTERS: dict[str, str] = {"float32": "*fp32", "float16": "*fp16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +58,31 @@ Argument = InTensor | InWeights | int
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One start of a kernel; `nodes` are the ONNX nodes that it computes."""
+    """One start of a kernel. `reads` and `writes` are the allocations that it touches."""
 
     spec: KernelSpec
     grid: tuple[int, int, int]
     arguments: tuple[Argument, ...]
-    nodes: tuple[str, ...]
     reads: tuple[str, ...]
-    writes: str
+    writes: tuple[str, ...]
+
+
+Tactic = tuple[Call, ...]
+"""One way to do a piece of work: calls that run one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the ONNX nodes `nodes` compute, in one of several ways; the first is the cost model's.
+
+    All tactics give the same result, up to the order of sums in floating point.
+    """
+
+    nodes: tuple[str, ...]
+    tactics: tuple[Tactic, ...]
+
+    @property
+    def touched(self) -> tuple[str, ...]:
+        """The allocations that any of its tactics reads or writes."""
+        calls = (call for tactic in self.tactics for call in tactic)
+        return tuple(dict.fromkeys(base for call in calls for base in (*call.reads, *call.writes)))

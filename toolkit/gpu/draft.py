@@ -1,18 +1,29 @@
-"""The lowering of one segment in the making: where tensors lie, packed weights, calls so far."""
+"""The lowering of one segment in the making: where tensors lie, packed weights, work so far."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from toolkit.gpu.call import POINTERS, Argument, Call, Constant, InTensor, InWeights, KernelSpec
+from toolkit.gpu.call import (
+    Argument,
+    Call,
+    Constant,
+    InTensor,
+    InWeights,
+    KernelSpec,
+    Tactic,
+    Work,
+)
+from toolkit.gpu.dtypes import ELEMENT_TYPES, is_float
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.expressions import Step
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.network import Network
-from toolkit.gpu.view import Shape, View, channels_last, row_major
+from toolkit.gpu.sizes import ceil_div
+from toolkit.gpu.view import Shape, View, channels_last, like, row_major
 
 Array = npt.NDArray[Any]
 WEIGHTS = ""  # the base of views into the weights
@@ -34,7 +45,7 @@ class Draft:
     views: dict[str, View] = field(default_factory=dict)
     homes: dict[str, View] = field(default_factory=dict)
     allocations: dict[str, int] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
+    work: list[Work] = field(default_factory=list)
     weights: bytearray = field(default_factory=bytearray)
     _packed: dict[bytes, int] = field(default_factory=dict)
 
@@ -49,8 +60,12 @@ class Draft:
         while name in self.allocations:
             name += "'"
         view = View(name, dtype, shape, strides)
-        self.allocations[name] = int(np.prod(shape)) * view.item_bytes
+        self.allocations[name] = view.elements * view.item_bytes
         return view
+
+    def stored(self, dtype: str) -> str:
+        """Return the type in which a tensor of the ONNX type `dtype` lies between kernels."""
+        return self.dtype if is_float(dtype) else dtype
 
     def make(self, name: str, strides: Shape | None = None) -> View:
         """Return where the tensor `name` is to be written; it can be read from then on.
@@ -58,7 +73,8 @@ class Draft:
         `strides` default to the order of the indices. A tensor with a home is written there.
         """
         shape = self.network.shapes[name]
-        dtype = self.network.dtypes[name] if name in self.network.outputs else self.dtype
+        own = self.network.dtypes[name]
+        dtype = own if name in self.network.outputs else self.stored(own)
         if name not in self.homes:
             made = self.allocate(name, dtype, shape, strides or row_major(shape))
         else:
@@ -71,20 +87,32 @@ class Draft:
         if name in self.views:
             return self.views[name]
         if name in self.network.constants:
-            self.views[name] = self.constant(self.network.constants[name], self.dtype)
+            values = self.network.constants[name]
+            self.views[name] = self.constant(values, self.stored(values.dtype.name))
             return self.views[name]
         raise NotCoveredError(f"tensor {name!r} is not in the memory of the GPU")
 
+    def read_float(self, name: str) -> View:
+        """Return where a tensor lies in the type of activations, with any strides."""
+        view = self.read(name)
+        if view.dtype != self.dtype:
+            view = self.copy(view, like(view.strides, view.shape), self.dtype)
+            self.views[name] = view
+        return view
+
     def constant(self, values: Array, dtype: str) -> View:
-        """Pack constant values; equal ones are stored once."""
-        if values.dtype.kind != "f":
+        """Pack constant values as `dtype`, in the order of their indices; equal ones once.
+
+        Raises NotCoveredError: a number that `dtype` does not hold.
+        """
+        if dtype not in ELEMENT_TYPES:
             raise NotCoveredError(
-                f"a constant of type {values.dtype} is read by a kernel; kernels compute in "
-                "floating point"
+                f"a constant of type {values.dtype} is read by a kernel; kernels read "
+                f"{', '.join(ELEMENT_TYPES)}"
             )
         with np.errstate(over="ignore"):
             data = np.ascontiguousarray(values, dtype=dtype)
-        if not np.isfinite(data).all() and np.isfinite(values).all():
+        if data.dtype.kind == "f" and not np.isfinite(data).all() and np.isfinite(values).all():
             raise NotCoveredError(
                 f"a weight of size {float(np.abs(values).max()):.3g} does not fit {dtype}; build "
                 "with --precision fp32"
@@ -114,15 +142,22 @@ class Draft:
     def rows(self, name: str) -> View:
         """Return a tensor stored in the order of its indices; copies if needed."""
         view = self.read(name)
-        if not view.is_row_major() or view.dtype != self.dtype:
-            view = self.copy(view, row_major(view.shape), self.dtype)
+        dtype = self.stored(view.dtype) if view.scale is None else self.dtype
+        if not view.is_row_major() or view.dtype != dtype:
+            view = self.copy(view, row_major(view.shape), dtype)
+            self.views[name] = view
         return view
 
     def copy(self, view: View, strides: Shape, dtype: str) -> View:
-        """Add a copy of a view with these strides and this type."""
+        """Add a copy of a view with these strides and this type; an INT8 tensor's real numbers."""
         base = view.base or "constant"
         target = self.allocate(base, dtype, view.shape, strides)
-        self.elementwise(target, [view], (), ())
+        steps: tuple[Step, ...] = ()
+        if view.scale is not None and dtype != view.dtype:
+            steps = (("constant", view.scale), ("mul", 0, 1))
+        elif view.scale is not None:
+            target = replace(target, scale=view.scale)
+        self.elementwise(target, [view], steps, ())
         return target
 
     def elementwise(
@@ -132,10 +167,10 @@ class Draft:
         shape, strides = _collapsed(target.shape, [v.strides for v in (target, *operands)])
         names = ("x0", "x1", "x2", "x3")
         given = dict(zip(names, operands, strict=False))
-        elements = int(np.prod(target.shape))
-        self.call(
+        elements = target.elements
+        call = self.make_call(
             "elementwise",
-            ((elements + _BLOCK - 1) // _BLOCK, 1, 1),
+            (ceil_div(elements, _BLOCK), 1, 1),
             {**{n: given.get(n) for n in names}, "y": target, "elements": elements},
             {
                 "SHAPE": (0, *shape[1:]),
@@ -144,23 +179,29 @@ class Draft:
                 "STEPS": tuple(steps),
                 "BLOCK": _BLOCK,
             },
-            writes=target,
-            nodes=nodes,
+            writes=(target,),
         )
+        self.add(nodes, (call,))
 
-    def call(
+    def add(self, nodes: tuple[str, ...], *tactics: Tactic) -> None:
+        """Add what `nodes` compute, in one or several ways; the first is the best by estimate."""
+        self.work.append(Work(nodes, tactics))
+
+    def make_call(
         self,
         kernel: str,
         grid: tuple[int, int, int],
         parameters: Mapping[str, View | int | None],
         constants: Mapping[str, Constant],
         *,
-        writes: View,
-        nodes: tuple[str, ...],
+        writes: Sequence[View],
         warps: int = 4,
         stages: int = 1,
-    ) -> None:
-        """Add a call; `parameters` in the kernel's order, None for those that are not there."""
+    ) -> Call:
+        """Return a call; `parameters` in the kernel's order, None for those that are not there.
+
+        `writes`: the parameters that the kernel writes; it reads the other tensors.
+        """
         absent = {name: None for name, value in parameters.items() if value is None}
         given = {name: value for name, value in parameters.items() if value is not None}
         arguments = {name: _argument(value) for name, value in given.items()}
@@ -168,9 +209,10 @@ class Draft:
         spec = KernelSpec(
             kernel, signature, tuple(sorted({**absent, **constants}.items())), warps, stages
         )
-        bases = {v.base for v in given.values() if isinstance(v, View)} - {WEIGHTS, writes.base}
-        self.calls.append(
-            Call(spec, grid, tuple(arguments.values()), nodes, tuple(sorted(bases)), writes.base)
+        written = {view.base for view in writes}
+        read = {v.base for v in given.values() if isinstance(v, View)} - {WEIGHTS} - written
+        return Call(
+            spec, grid, tuple(arguments.values()), tuple(sorted(read)), tuple(sorted(written))
         )
 
 
@@ -183,7 +225,7 @@ def _argument(value: View | int) -> Argument:
 
 def _type(value: View | int, argument: Argument) -> str:
     """Return Triton's type of a parameter, with ":16" where its value is a multiple of 16."""
-    name = "i32" if isinstance(value, int) else POINTERS[value.dtype]
+    name = "i32" if isinstance(value, int) else ELEMENT_TYPES[value.dtype].pointer
     amount = argument if isinstance(argument, int) else argument.offset
     return f"{name}:16" if amount % 16 == 0 else name
 

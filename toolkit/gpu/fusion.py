@@ -32,6 +32,12 @@ class Group:
     result: str
 
     @property
+    def root_operation(self) -> Operation:
+        """The root of a group that has one."""
+        assert self.root is not None
+        return self.root
+
+    @property
     def nodes(self) -> tuple[str, ...]:
         """Names of the ONNX nodes in it."""
         first = () if self.root is None else (self.root,)

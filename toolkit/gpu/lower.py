@@ -3,16 +3,16 @@
 1 read      ONNX -> operations, shapes, constants         toolkit.gpu.network
 2 group     operations -> one kernel each                 toolkit.gpu.fusion
 3 place     concatenations in place                       toolkit.gpu.places
-4 emit      groups -> calls, tensors -> views             EMITTERS
+4 emit      groups -> work, tensors -> views              toolkit.gpu.emitters
 5 fit       allocations -> offsets in one workspace       toolkit.memory
 6 compile   kernels -> cubins                             toolkit.gpu.compile
-7 write     calls -> launches of the engine               device.cuda_manifest
+7 write     work -> launches of the engine                device.cuda_manifest
 
 Steps 1 to 5 are `draft_segment`: pure, without Triton. A segment that kernels cannot compute as a
 whole raises NotCoveredError and stays portable.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,43 +25,27 @@ from device.cuda_manifest import (
     Launch,
     Null,
     Place,
+    Tactic,
     Weights,
+    Work,
     Workspace,
 )
 from device.manifest import Precision
 from toolkit.gpu import call as calls
-from toolkit.gpu import convolutions, pictures, places
+from toolkit.gpu import chains, places
 from toolkit.gpu.call import Call, KernelSpec
 from toolkit.gpu.compile import Progress, compile_kernels
 from toolkit.gpu.compile_messages import Compiled
 from toolkit.gpu.draft import ALIGNMENT, WEIGHTS, Draft
+from toolkit.gpu.dtypes import ELEMENT_TYPES
+from toolkit.gpu.emitters import EMITTERS
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.expressions import is_elementwise
-from toolkit.gpu.fusion import Group, group_operations
+from toolkit.gpu.fusion import group_operations
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.network import Array, Network, read_network
 from toolkit.gpu.view import View, row_major
 from toolkit.memory import Lifetime, plan_memory
-
-# The operators that start a group, and who adds their calls. Element-wise operators are rows of
-# `toolkit.gpu.expressions`.
-EMITTERS: dict[str, Callable[[Draft, Group], None]] = {
-    "Conv": convolutions.emit_convolution,
-    "Gemm": convolutions.emit_gemm,
-    "MatMul": convolutions.emit_matmul,
-    "MaxPool": pictures.emit_pool,
-    "AveragePool": pictures.emit_pool,
-    "GlobalAveragePool": pictures.emit_global_average,
-    "Resize": pictures.emit_resize,
-    "Softmax": pictures.emit_softmax,
-    "Identity": places.emit_same,
-    "Reshape": places.emit_reshape,
-    "Flatten": places.emit_reshape,
-    "Squeeze": places.emit_reshape,
-    "Unsqueeze": places.emit_reshape,
-    "Transpose": places.emit_transpose,
-    "Concat": places.emit_concat,
-}
 
 _STORED: dict[Precision, str] = {"fp32": "float32", "fp16": "float16"}
 # Triton's kernels end in two pointers to scratch memory that none of ours asks for.
@@ -70,19 +54,24 @@ _TRITON_TAIL: tuple[Argument, ...] = (Null(), Null())
 
 @dataclass(frozen=True, slots=True)
 class DraftedSegment:
-    """A segment before compiling: calls in order, where everything lies, packed weights.
+    """A segment before compiling: work in order, where everything lies, packed weights.
 
     `offsets`: bytes from the start of the workspace to each allocation; `outputs` and `inputs`:
     views of the segment's tensors in the order of the segment.
     """
 
-    calls: tuple[Call, ...]
+    work: tuple[calls.Work, ...]
     offsets: Mapping[str, int]
     workspace_bytes: int
     largest_live_bytes: int
     weights: bytes
     inputs: Mapping[str, View]
     outputs: Mapping[str, View]
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """What runs where nothing was measured: the first tactic of all work."""
+        return tuple(call for work in self.work for call in work.tactics[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +100,8 @@ def lower_gpu(
     kernel does not compile or does not fit the GPU.
     """
     drafted = draft_segment(segment, weights, gpu=gpu, precision=precision)
-    specs = tuple(dict.fromkeys(call.spec for call in drafted.calls))
+    calls = (c for work in drafted.work for tactic in work.tactics for c in tactic)
+    specs = tuple(dict.fromkeys(call.spec for call in calls))
     compiled = compile_kernels(specs, gpu, on_progress)
     return _written(name, drafted, dict(zip(specs, compiled, strict=True)), gpu)
 
@@ -128,7 +118,7 @@ def draft_segment(
     draft.views.update(inputs)
     places.plan_homes(draft, groups)
     for group in groups:
-        emit = pictures.emit_elementwise if group.root is None else EMITTERS[group.root.kind]
+        emit = chains.emit_elementwise if group.root is None else EMITTERS[group.root.kind]
         emit(draft, group)
     outputs: dict[str, View] = {}
     for name in network.outputs:
@@ -136,7 +126,7 @@ def draft_segment(
     lives = _lifetimes(draft, tuple(inputs.values()), tuple(outputs.values()))
     memory = plan_memory(lives)
     return DraftedSegment(
-        calls=tuple(draft.calls),
+        work=tuple(draft.work),
         offsets={buffer.tensor: buffer.offset for buffer in memory.buffers},
         workspace_bytes=memory.arena_bytes,
         largest_live_bytes=_largest_live(lives),
@@ -154,10 +144,10 @@ def _check(network: Network, precision: Precision) -> None:
             raise NotCoveredError(f"node {op.name!r} ({op.kind}) has no kernel yet")
     for name in (*network.inputs, *network.outputs):
         dtype = network.dtypes.get(name, "constant")
-        if dtype not in calls.POINTERS:
+        if dtype not in ELEMENT_TYPES:
             raise NotCoveredError(
                 f"tensor {name!r} has the type {dtype}; kernels read and write "
-                f"{', '.join(calls.POINTERS)}"
+                f"{', '.join(ELEMENT_TYPES)}"
             )
 
 
@@ -180,20 +170,20 @@ def _output(draft: Draft, name: str, taken: set[str]) -> View:
 
 
 def _bytes(view: View) -> int:
-    return int(np.prod(view.shape)) * view.item_bytes
+    return view.elements * view.item_bytes
 
 
 def _lifetimes(
     draft: Draft, inputs: Sequence[View], outputs: Sequence[View]
 ) -> tuple[Lifetime, ...]:
-    """Return from which call to which every allocation is in use."""
+    """Return from which piece of work to which every allocation is in use."""
     first = {view.base: 0 for view in inputs}
     last = dict(first)
-    for at, one in enumerate(draft.calls):
-        for base in (*one.reads, one.writes):
+    for at, one in enumerate(draft.work):
+        for base in one.touched:
             first.setdefault(base, at)
             last[base] = at
-    last.update({view.base: len(draft.calls) for view in outputs})
+    last.update({view.base: len(draft.work) for view in outputs})
     return tuple(Lifetime(base, draft.allocations[base], first[base], last[base]) for base in first)
 
 
@@ -229,14 +219,20 @@ def _written(
             )
             for one in kernels.values()
         ),
-        launches=tuple(
-            Launch(
-                kernel=index[compiled[one.spec].sha256],
-                grid=one.grid,
-                arguments=(*(_argument(a, drafted) for a in one.arguments), *_TRITON_TAIL),
+        works=tuple(
+            Work(
                 nodes=one.nodes,
+                tactics=tuple(
+                    Tactic(
+                        launches=tuple(
+                            _launch(call, index[compiled[call.spec].sha256], drafted)
+                            for call in tactic
+                        )
+                    )
+                    for tactic in one.tactics
+                ),
             )
-            for one in drafted.calls
+            for one in drafted.work
         ),
         weights=weights,
         workspace_bytes=_aligned(drafted.workspace_bytes),
@@ -250,6 +246,11 @@ def _written(
         drafted.workspace_bytes,
         drafted.largest_live_bytes,
     )
+
+
+def _launch(call: Call, kernel: int, drafted: DraftedSegment) -> Launch:
+    arguments = (*(_argument(a, drafted) for a in call.arguments), *_TRITON_TAIL)
+    return Launch(kernel=kernel, grid=call.grid, arguments=arguments)
 
 
 def _argument(argument: calls.Argument, drafted: DraftedSegment) -> Argument:

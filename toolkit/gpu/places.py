@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from toolkit.gpu.draft import Draft
-from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.fusion import Group
 from toolkit.gpu.network import Operation
 from toolkit.gpu.view import View, channels_last, row_major
@@ -15,13 +14,13 @@ _WRITE_ANYWHERE = frozenset({"Conv", "MaxPool", "AveragePool", "Resize"})
 
 def emit_same(draft: Draft, group: Group) -> None:
     """Identity: the same elements under another name."""
-    op = _root(group)
+    op = group.root_operation
     draft.views[op.outputs[0]] = draft.read(op.inputs[0])
 
 
 def emit_reshape(draft: Draft, group: Group) -> None:
     """Reshape, Flatten, Squeeze, Unsqueeze: a view, after a copy where pixels lie otherwise."""
-    op = _root(group)
+    op = group.root_operation
     shape = draft.network.shapes[op.outputs[0]]
     view = draft.read(op.inputs[0])
     made = view.reshaped(shape)
@@ -33,7 +32,7 @@ def emit_reshape(draft: Draft, group: Group) -> None:
 
 def emit_transpose(draft: Draft, group: Group) -> None:
     """Transpose: the same elements with other strides."""
-    op = _root(group)
+    op = group.root_operation
     view = draft.read(op.inputs[0])
     order = op.integers("perm", tuple(reversed(range(len(view.shape)))))
     draft.views[op.outputs[0]] = view.permuted(order)
@@ -41,7 +40,7 @@ def emit_transpose(draft: Draft, group: Group) -> None:
 
 def emit_concat(draft: Draft, group: Group) -> None:
     """Concat: copies what was not written in place."""
-    op = _root(group)
+    op = group.root_operation
     name = op.outputs[0]
     shape = draft.network.shapes[name]
     axis = op.integer("axis", 0) % len(shape)
@@ -103,9 +102,3 @@ def _concat_strides(draft: Draft, op: Operation) -> tuple[int, ...] | None:
 def _part(view: View, axis: int, start: int, size: int) -> View:
     shape = (*view.shape[:axis], size, *view.shape[axis + 1 :])
     return replace(view, shape=shape, offset=view.offset + start * view.strides[axis])
-
-
-def _root(group: Group) -> Operation:
-    if group.root is None:
-        raise NotCoveredError("a group without a root cannot be placed")
-    return group.root

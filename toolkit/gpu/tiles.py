@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.sizes import ceil_div, power_of_two
 
 _LEAST = 16  # the smallest block side that a product of matrices takes
 _RUNNING_MEAN = 1024  # elements that a memory-bound block holds at once
@@ -35,8 +36,8 @@ def product_tile(rows: int, columns: int, depth: int, item_bytes: int, gpu: GpuT
     ]
     if not gpu.has_matrix_units:  # larger ones spill: a thread holds its sums and operands
         sizes = [(32, min(block_n, 32)), (16, min(block_n, 32))]
-    wide = [(m, n) for m, n in sizes if m <= max(_LEAST, _power(rows))]
-    filling = [s for s in wide if _blocks(rows, s[0]) * _blocks(columns, s[1]) >= gpu.sm_count]
+    wide = [(m, n) for m, n in sizes if m <= max(_LEAST, power_of_two(rows))]
+    filling = [s for s in wide if ceil_div(rows, s[0]) * ceil_div(columns, s[1]) >= gpu.sm_count]
     block_m, block_n = filling[0] if filling else wide[-1]
     deepest = (64 if item_bytes == 2 else 32) if gpu.has_matrix_units else _LEAST
     block_k = _side(depth, deepest)
@@ -48,8 +49,8 @@ def product_tile(rows: int, columns: int, depth: int, item_bytes: int, gpu: GpuT
 
 def row_tile(rows: int, columns: int) -> Tile:
     """Choose the tile of a kernel that is bound by memory: whole rows of channels first."""
-    block_n = min(max(_power(columns), 8), 64)
-    block_m = max(1, min(_power(rows), _RUNNING_MEAN // block_n))
+    block_n = min(max(power_of_two(columns), 8), 64)
+    block_m = max(1, min(power_of_two(rows), _RUNNING_MEAN // block_n))
     return Tile(block_m, block_n, 0, 4, 1)
 
 
@@ -61,13 +62,4 @@ def _stages(block_m: int, block_n: int, block_k: int, item_bytes: int, gpu: GpuT
 
 
 def _side(size: int, most: int) -> int:
-    return max(_LEAST, min(most, _power(size)))
-
-
-def _power(size: int) -> int:
-    """Return the smallest power of two that is at least `size`."""
-    return 1 << (size - 1).bit_length()
-
-
-def _blocks(size: int, block: int) -> int:
-    return -(-size // block)
+    return max(_LEAST, min(most, power_of_two(size)))

@@ -8,23 +8,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from toolkit.gpu.dtypes import ELEMENT_TYPES
+
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Elements of one type inside an allocation; `offset` and `strides` count elements."""
+    """Elements of one type inside an allocation; `offset` and `strides` count elements.
+
+    `scale`: an INT8 tensor holds q for the real numbers q * scale; None for all others.
+    """
 
     base: str
     dtype: str
     shape: Shape
     strides: Shape
     offset: int = 0
+    scale: float | None = None
 
     @property
     def item_bytes(self) -> int:
         """Bytes of one element."""
-        return {"float32": 4, "float16": 2}[self.dtype]
+        return ELEMENT_TYPES[self.dtype].bytes
+
+    @property
+    def elements(self) -> int:
+        """How many elements it has."""
+        return prod(self.shape)
 
     def permuted(self, order: Sequence[int]) -> "View":
         """The same elements with dimension i taken from order[i]."""

@@ -1,0 +1,40 @@
+"""The element types that kernels read and write."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["float", "integer", "bool"]
+
+
+@dataclass(frozen=True, slots=True)
+class ElementType:
+    """`name` in numpy; `pointer` in Triton's signatures; `bytes` of one element."""
+
+    name: str
+    pointer: str
+    bytes: int
+    kind: Kind
+
+
+# A bool is a byte that is 0 or 1, in numpy as in ONNX. Doubles are read and written, and computed
+# with as FP32.
+ELEMENT_TYPES: Mapping[str, ElementType] = {
+    row.name: row
+    for row in (
+        ElementType("float64", "*fp64", 8, "float"),
+        ElementType("float32", "*fp32", 4, "float"),
+        ElementType("float16", "*fp16", 2, "float"),
+        ElementType("int64", "*i64", 8, "integer"),
+        ElementType("int32", "*i32", 4, "integer"),
+        ElementType("int16", "*i16", 2, "integer"),
+        ElementType("int8", "*i8", 1, "integer"),
+        ElementType("uint8", "*u8", 1, "integer"),
+        ElementType("bool", "*i8", 1, "bool"),
+    )
+}
+
+
+def is_float(dtype: str) -> bool:
+    """Whether elements of this type are activations, stored in the precision of the build."""
+    return ELEMENT_TYPES[dtype].kind == "float"
