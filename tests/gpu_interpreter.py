@@ -14,6 +14,7 @@ from importlib import import_module
 import numpy as np
 
 from toolkit.gpu.call import KERNELS, Argument, Call, InTensor, InWeights
+from toolkit.gpu.dtypes import ELEMENT_TYPES
 from toolkit.gpu.lower import DraftedSegment
 
 POISON = 0xFF  # a NaN in every float type: what nobody wrote shows
@@ -52,7 +53,7 @@ class Pointer:
         return ()
 
 
-DTYPES = {"*fp32": "float32", "*fp16": "float16"}
+DTYPES = {row.pointer: row.name for row in ELEMENT_TYPES.values() if row.kind != "bool"}
 
 
 def run(drafted: DraftedSegment, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
