@@ -38,6 +38,7 @@ CONVOLUTIONS = {
     "grouped pointwise": ((1, 12, 4, 4), 8, (1, 1), {"group": 2}),
     "depthwise": ((2, 20, 7, 6), 20, (3, 3), {"group": 20, "pads": [1, 1, 1, 1]}),
     "depthwise strided": ((1, 9, 8, 8), 9, (5, 5), {"group": 9, "strides": [2, 2]}),
+    "depthwise of many taps": ((1, 5, 9, 8), 5, (9, 7), {"group": 5, "pads": [4, 3, 4, 3]}),
     "two filters a channel": ((1, 6, 5, 5), 12, (3, 3), {"group": 6}),
     "same upper": ((1, 4, 7, 6), 5, (4, 4), {"auto_pad": "SAME_UPPER", "strides": [2, 2]}),
     "same lower": ((1, 4, 7, 6), 5, (2, 4), {"auto_pad": "SAME_LOWER"}),
@@ -131,6 +132,8 @@ POOLS = {
         "AveragePool",
         {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1},
     ),
+    "more taps than are unrolled": ("MaxPool", {"kernel_shape": [7, 8], "pads": [3, 4, 3, 4]}),
+    "average of many taps": ("AveragePool", {"kernel_shape": [7, 8], "pads": [3, 4, 3, 4]}),
     "whole picture": ("GlobalAveragePool", {}),
 }
 

@@ -35,14 +35,18 @@ def depthwise(
     left = p % OUT_WIDTH * STRIDE_W - PAD_LEFT
 
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for tap in tl.static_range(TAP_ROWS * TAP_COLUMNS):
-        h = top + tap // TAP_COLUMNS * DILATION_H
-        w = left + tap % TAP_COLUMNS * DILATION_W
-        inside = (p < pixels) & (h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)
-        place = ((image * HEIGHT + h) * WIDTH + w) * X_PITCH
-        inside = inside[:, None] & (c < CHANNELS)[None, :]
-        a = tl.load(x + place[:, None] + c[None, :], mask=inside, other=0.0)
-        b = tl.load(weights + tap * CHANNELS + c, mask=c < CHANNELS, other=0.0)
-        total += a.to(tl.float32) * b.to(tl.float32)[None, :]
+    TAPS: tl.constexpr = TAP_ROWS * TAP_COLUMNS
+    AT_ONCE: tl.constexpr = TAPS if TAPS < 50 else 1  # thousands unrolled compile for minutes
+    for start in range(0, TAPS, AT_ONCE):
+        for part in tl.static_range(AT_ONCE):
+            tap = start + part
+            h = top + tap // TAP_COLUMNS * DILATION_H
+            w = left + tap % TAP_COLUMNS * DILATION_W
+            inside = (p < pixels) & (h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)
+            place = ((image * HEIGHT + h) * WIDTH + w) * X_PITCH
+            inside = inside[:, None] & (c < CHANNELS)[None, :]
+            a = tl.load(x + place[:, None] + c[None, :], mask=inside, other=0.0)
+            b = tl.load(weights + tap * CHANNELS + c, mask=c < CHANNELS, other=0.0)
+            total += a.to(tl.float32) * b.to(tl.float32)[None, :]
 
     store_rows(total, bias, residual, y, p, c, pixels, CHANNELS, Y_PITCH, R_PITCH, STEPS)

@@ -38,22 +38,26 @@ def pool(
     OUTSIDE: tl.constexpr = float("-inf") if MODE == "max" else 0.0
     total = tl.full((BLOCK_M, BLOCK_N), OUTSIDE, tl.float32)
     counted = tl.zeros((BLOCK_M,), tl.float32)
-    for tap in tl.static_range(TAP_ROWS * TAP_COLUMNS):
-        h = top + tap // TAP_COLUMNS * DILATION_H
-        w = left + tap % TAP_COLUMNS * DILATION_W
-        inside = (h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)
-        if COUNT_PADS:
-            counts = (h < HEIGHT + PAD_BOTTOM) & (w < WIDTH + PAD_RIGHT)
-        else:
-            counts = inside
-        place = ((image * HEIGHT + h) * WIDTH + w) * X_PITCH
-        mask = (inside & (p < pixels))[:, None] & (c < CHANNELS)[None, :]
-        a = tl.load(x + place[:, None] + c[None, :], mask=mask, other=OUTSIDE).to(tl.float32)
-        if MODE == "max":
-            total = tl.where((a > total) | (a != a), a, total)  # NaN stays, as in ONNX
-        else:
-            total += a
-            counted += counts.to(tl.float32)
+    TAPS: tl.constexpr = TAP_ROWS * TAP_COLUMNS
+    AT_ONCE: tl.constexpr = TAPS if TAPS < 50 else 1  # thousands unrolled compile for minutes
+    for start in range(0, TAPS, AT_ONCE):
+        for part in tl.static_range(AT_ONCE):
+            tap = start + part
+            h = top + tap // TAP_COLUMNS * DILATION_H
+            w = left + tap % TAP_COLUMNS * DILATION_W
+            inside = (h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)
+            if COUNT_PADS:
+                counts = (h < HEIGHT + PAD_BOTTOM) & (w < WIDTH + PAD_RIGHT)
+            else:
+                counts = inside
+            place = ((image * HEIGHT + h) * WIDTH + w) * X_PITCH
+            mask = (inside & (p < pixels))[:, None] & (c < CHANNELS)[None, :]
+            a = tl.load(x + place[:, None] + c[None, :], mask=mask, other=OUTSIDE).to(tl.float32)
+            if MODE == "max":
+                total = tl.where((a > total) | (a != a), a, total)  # NaN stays, as in ONNX
+            else:
+                total += a
+                counted += counts.to(tl.float32)
     if MODE == "average":
         total = total / tl.where(counted > 0.0, counted, 1.0)[:, None]
 
