@@ -39,9 +39,9 @@ from toolkit.gpu.compile_messages import Compiled
 from toolkit.gpu.draft import ALIGNMENT, WEIGHTS, Draft
 from toolkit.gpu.dtypes import ELEMENT_TYPES
 from toolkit.gpu.emitters import EMITTERS
-from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.errors import NotCoveredError, not_covered
 from toolkit.gpu.expressions import is_elementwise
-from toolkit.gpu.fusion import group_operations
+from toolkit.gpu.fusion import Group, group_operations
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.network import Array, Network, read_network
 from toolkit.gpu.view import View, row_major
@@ -117,9 +117,7 @@ def draft_segment(
     inputs = {name: _border(draft, name, name) for name in network.inputs}
     draft.views.update(inputs)
     places.plan_homes(draft, groups)
-    for group in groups:
-        emit = chains.emit_elementwise if group.root is None else EMITTERS[group.root.kind]
-        emit(draft, group)
+    _emit(draft, groups)
     outputs: dict[str, View] = {}
     for name in network.outputs:
         outputs[name] = _output(draft, name, {view.base for view in outputs.values()})
@@ -139,16 +137,40 @@ def draft_segment(
 def _check(network: Network, precision: Precision) -> None:
     if precision not in _STORED:
         raise NotCoveredError(f"the precision is {precision}; kernels compute in fp32 and fp16")
-    for op in network.operations:
-        if op.kind not in EMITTERS and not is_elementwise(op):
-            raise NotCoveredError(f"node {op.name!r} ({op.kind}) has no kernel yet")
+    reasons = {
+        op.name: f"node {op.name!r} ({op.kind}) has no kernel yet"
+        for op in network.operations
+        if op.kind not in EMITTERS and not is_elementwise(op)
+    }
     for name in (*network.inputs, *network.outputs):
         dtype = network.dtypes.get(name, "constant")
-        if dtype not in ELEMENT_TYPES:
-            raise NotCoveredError(
-                f"tensor {name!r} has the type {dtype}; kernels read and write "
-                f"{', '.join(ELEMENT_TYPES)}"
-            )
+        if dtype in ELEMENT_TYPES:
+            continue
+        why = f"tensor {name!r} has the type {dtype}; kernels read and write "
+        why += ", ".join(ELEMENT_TYPES)
+        touching = [op for op in network.operations if name in (*op.inputs, *op.outputs)]
+        if not touching:
+            raise NotCoveredError(why)
+        reasons |= {op.name: why for op in touching}
+    if reasons:
+        raise not_covered(reasons)
+
+
+def _emit(draft: Draft, groups: Sequence[Group]) -> None:
+    """Add the work of all groups; raises NotCoveredError for all nodes that have no kernel."""
+    reasons: dict[str, str] = {}
+    for group in groups:
+        emit = chains.emit_elementwise if group.root is None else EMITTERS[group.root.kind]
+        try:
+            emit(draft, group)
+        except NotCoveredError as error:
+            reasons |= dict.fromkeys(group.nodes, str(error))
+            made = (group.result, *(group.root.outputs if group.root else ()))
+            for name in made:  # what comes after is judged as if it were there
+                if name not in draft.views:
+                    draft.make(name)
+    if reasons:
+        raise not_covered(reasons)
 
 
 def _border(draft: Draft, base: str, name: str) -> View:

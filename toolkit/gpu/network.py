@@ -1,5 +1,6 @@
 """A segment's ONNX -> the operations that kernels compute, with all shapes and constants known."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.errors import NotCoveredError, not_covered
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -75,7 +76,8 @@ class Network:
 def read_network(segment: bytes, weights: Mapping[str, Array]) -> Network:
     """Read a segment's ONNX bytes and the weights that are kept beside it.
 
-    Raises NotCoveredError: a subgraph, or a tensor whose shape or type is not known here.
+    Raises NotCoveredError: subgraphs, and tensors whose shape or type is not known here, with the
+    nodes that have or touch them.
     """
     graph = ir.from_proto(onnx.ModelProto.FromString(segment)).graph
     constants = {
@@ -85,16 +87,26 @@ def read_network(segment: bytes, weights: Mapping[str, Array]) -> Network:
     operations: list[Operation] = []
     shapes: dict[str, Shape] = {}
     dtypes: dict[str, str] = {}
+    unknown: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for value in graph.inputs:
-        _note(value, shapes, dtypes)
+        _note(value, shapes, dtypes, unknown)
     for node in graph:
         if node.op_type == "Constant":
             constants[str(node.outputs[0].name)] = _constant(node)
             continue
-        operations.append(_operation(node))
         for value in node.outputs:
             if value.name:
-                _note(value, shapes, dtypes)
+                _note(value, shapes, dtypes, unknown)
+        try:
+            operations.append(_operation(node))
+        except NotCoveredError as error:
+            reasons[str(node.name)] = str(error)
+        touched = [str(v.name) for v in (*node.inputs, *node.outputs) if v is not None]
+        for why in (unknown[name] for name in touched if name in unknown):
+            reasons.setdefault(str(node.name), why)
+    if reasons:
+        raise not_covered(reasons)
     return Network(
         tuple(operations),
         tuple(str(value.name) for value in graph.inputs),
@@ -143,22 +155,24 @@ def _attribute(node: ir.Node, attr: ir.Attr) -> Attribute:
     )
 
 
-def _note(value: ir.Value, shapes: dict[str, Shape], dtypes: dict[str, str]) -> None:
-    """Keep the shape and the type of a tensor."""
+def _note(
+    value: ir.Value, shapes: dict[str, Shape], dtypes: dict[str, str], unknown: dict[str, str]
+) -> None:
+    """Keep the shape and the type of a tensor, or why kernels cannot hold it."""
     name = str(value.name)
     if value.shape is None or not all(isinstance(dim, int) for dim in value.shape):
         found = "unknown" if value.shape is None else str(value.shape)
-        raise NotCoveredError(
+        unknown[name] = (
             f"tensor {name!r} has the shape {found}; kernels are compiled for fixed sizes, give "
             "them with --shape"
         )
+        return
     shape = tuple(int(dim) for dim in value.shape)  # type: ignore[arg-type]
-    elements = int(np.prod(shape, dtype=object)) if shape else 1
+    elements = math.prod(shape)
     if not 1 <= elements <= MAX_ELEMENTS:
-        raise NotCoveredError(
-            f"tensor {name!r} has {elements} elements; kernels take 1 to {MAX_ELEMENTS}"
-        )
-    if value.dtype is None:
-        raise NotCoveredError(f"tensor {name!r} has no known type")
-    shapes[name] = shape
-    dtypes[name] = value.dtype.numpy().name
+        unknown[name] = f"tensor {name!r} has {elements} elements; kernels take 1 to {MAX_ELEMENTS}"
+    elif value.dtype is None:
+        unknown[name] = f"tensor {name!r} has no known type"
+    else:
+        shapes[name] = shape
+        dtypes[name] = value.dtype.numpy().name
