@@ -36,20 +36,32 @@ def remove_no_ops(model: ir.Model) -> str:
 
 
 def fold_constants(model: ir.Model) -> str:
-    """Evaluate nodes whose inputs are all constants; constants become initializers."""
-    before = _count(model)
+    """Evaluate nodes whose inputs are all constants; constants become initializers.
+
+    Repeats while shapes that became known by it let more be evaluated.
+    """
+    before = left = _count(model)
+    budget = _FoldingBudget(MAX_FOLDED_ELEMENTS)
+    while True:
+        _fold_once(model, budget)
+        found = _count(model)
+        if found == left:
+            break
+        left = found
+    return f"folded {before - left} nodes" if left < before else ""
+
+
+def _fold_once(model: ir.Model, budget: "_FoldingBudget") -> None:
     ir_passes.ShapeInferencePass(data_prop=True)(model)  # sizes are known before they are made
     fold_constants_ir(
         model,
         input_size_limit=MAX_FOLDED_ELEMENTS,
         output_size_limit=MAX_FOLDED_ELEMENTS,
-        should_fold=_FoldingBudget(MAX_FOLDED_ELEMENTS).take,
+        should_fold=budget.take,
     )
     ir_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     own_branch_outputs(model)
     ir_passes.RemoveUnusedNodesPass()(model)
-    folded = before - _count(model)
-    return f"folded {folded} nodes" if folded else ""
 
 
 def own_outputs(model: ir.Model) -> str:
