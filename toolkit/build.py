@@ -40,20 +40,23 @@ from device.manifest import (
 from device.profile import Profile
 from device.session import open_session
 from toolkit.assemble import assemble
+from toolkit.costs.model import CostModel
 from toolkit.errors import BuildError, first_line
-from toolkit.gpu.segments import lower_gpu_segments
+from toolkit.gpu.coverage import Piece, coverage_notes, cut_segments, place_in_pieces
+from toolkit.gpu.segments import GpuSegments, lower_gpu_segments
 from toolkit.importer import ImportedModel, import_model
 from toolkit.int8.adjust import adjusted_for, adjusts_only
 from toolkit.int8.data import Source
 from toolkit.int8.effect import Effect, effects_of
 from toolkit.int8.qdq_import import PlainModel, import_qdq
-from toolkit.int8.quantize import QUANTIZED_OPS, calibrated_tensors, quantize
+from toolkit.int8.quantize import QUANTIZED_OPS, QuantizedModel, calibrated_tensors, quantize
 from toolkit.int8.ranges import RangeOptions, Ranges, dummy_table, measure_ranges
 from toolkit.int8.scale_rules import UnifiedRanges, unify_scales
 from toolkit.int8.steps import CORRECTION, EQUALISATION
 from toolkit.int8.table_file import fit_table, has_qdq, plain_notes, table_of_plain
 from toolkit.legalize import Applied
-from toolkit.lower import lower_segments
+from toolkit.lower import LoweredSegment, lower_segments
+from toolkit.node_view import views
 from toolkit.passes import PassReport, run_passes
 from toolkit.planning.plan import Model, Plan, PlanOptions, make_plan
 from toolkit.prepare import Prepared, prepare
@@ -258,30 +261,22 @@ def _compile(
     report: Progress,
 ) -> tuple[Manifest, dict[str, np.ndarray], tuple[str, ...]]:
     """Steps 6 to 8; the last of the three are notes."""
-    segment_of: Mapping[str, str] = {n: s.name for s in plan.segments for n in s.nodes}
-    model, scales = graph, {}
-    if table is not None:
-        dla = frozenset(s.name for s in plan.segments if s.processor.startswith("dla"))
-        keep = frozenset(table.keep_float)
-        quantized = quantize(graph, amax, segment_of, dla, keep_float=keep)
-        model, segment_of, scales = quantized.model, quantized.segment_of, dict(quantized.scales)
-    lowered = lower_segments(model, segment_of, [s.name for s in plan.segments])
-    gpu = lower_gpu_segments(plan.segments, lowered, target.profile, precision, report)
+    cut = _cut(graph, plan, target=target, table=table, amax=amax, report=report)
     manifest, entries = assemble(
-        model,
-        plan.segments,
-        lowered,
-        cuda=gpu.segments,
-        scales=scales,
+        cut.quantized.model,
+        [piece.segment for piece in cut.pieces],
+        cut.lowered,
+        cuda=cut.gpu.segments,
+        scales=cut.quantized.scales,
         dims=imported.dims,
-        placements=plan.placements,
+        placements=place_in_pieces(plan.placements, cut.pieces),
         profile=target.profile.name,
         provenance=Provenance(
             model=imported.name,
             model_sha256=imported.sha256,
             precision=precision,
             passes=(*(step.name for step in passes if step.changes), *_adjusting(table)),
-            versions=_versions(target, kernels=bool(gpu.segments)),
+            versions=_versions(target, kernels=bool(cut.gpu.segments)),
             calibration=None
             if table is None
             else CalibrationInfo(
@@ -291,7 +286,54 @@ def _compile(
             ),
         ),
     )
-    return manifest, entries, gpu.notes
+    return manifest, entries, cut.gpu.notes + coverage_notes(cut.pieces, manifest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The graph in segments, with Q/DQ in INT8; pieces, lowered segments and kernels go along."""
+
+    quantized: QuantizedModel
+    pieces: tuple[Piece, ...]
+    lowered: tuple[LoweredSegment, ...]
+    gpu: GpuSegments
+
+
+def _cut(
+    graph: ir.Model,
+    plan: Plan,
+    *,
+    target: Target,
+    table: CalibrationTable | None,
+    amax: Mapping[str, float],
+    report: Progress,
+) -> _Cut:
+    """Steps 6 and 7, again as long as nodes turn out to have no kernel; each round finds more."""
+    nodes = views(graph.graph)
+    costs = CostModel(nodes, target.profile, precision=plan.precision, power_mode=plan.power_mode)
+    dla = frozenset(s.name for s in plan.segments if s.processor.startswith("dla"))
+    refused: dict[str, str] = {}
+    while True:
+        pieces = cut_segments(plan.segments, nodes, refused, costs)
+        segments = [piece.segment for piece in pieces]
+        homes = {node: segment.name for segment in segments for node in segment.nodes}
+        quantized = QuantizedModel(graph, homes, {})
+        if table is not None:
+            keep = frozenset(table.keep_float)
+            quantized = quantize(graph, amax, homes, dla, keep_float=keep)
+        names = [segment.name for segment in segments]
+        lowered = lower_segments(quantized.model, quantized.segment_of, names)
+        gpu = lower_gpu_segments(
+            segments,
+            lowered,
+            target.profile,
+            plan.precision,
+            report,
+            portable=[piece.segment.name for piece in pieces if piece.portable],
+        )
+        if not gpu.refused:
+            return _Cut(quantized, pieces, lowered, gpu)
+        refused |= gpu.refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,13 @@ def lower_gpu(
     kernel does not compile or does not fit the GPU.
     """
     drafted = draft_segment(segment, weights, gpu=gpu, precision=precision)
+    return compile_segment(name, drafted, gpu=gpu, on_progress=on_progress)
+
+
+def compile_segment(
+    name: str, drafted: DraftedSegment, *, gpu: GpuTarget, on_progress: Progress | None = None
+) -> GpuSegment:
+    """Do the rest; raises as `toolkit.gpu.compile.compile_kernels`."""
     calls = (c for work in drafted.work for tactic in work.tactics for c in tactic)
     specs = tuple(dict.fromkeys(call.spec for call in calls))
     compiled = compile_kernels(specs, gpu, on_progress)

@@ -1,6 +1,6 @@
 """The GPU segments of a build -> their `cuda` implementations, or why there are none."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from device.manifest import Precision
@@ -8,16 +8,21 @@ from device.profile import Profile
 from toolkit.gpu.compile import Progress, has_compiler
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.gpu import GpuTarget
-from toolkit.gpu.lower import GpuSegment, lower_gpu
+from toolkit.gpu.lower import DraftedSegment, GpuSegment, compile_segment, draft_segment
 from toolkit.lower import LoweredSegment
 from toolkit.planning.segments import PlannedSegment
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSegments:
-    """Segments with kernels, by name, and a note for each GPU segment without."""
+    """Segments with kernels, by name.
+
+    `refused`: nodes that no kernel computes, and why; there are no segments then. `notes` say why
+    there are none at all.
+    """
 
     segments: Mapping[str, GpuSegment] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -27,13 +32,17 @@ def lower_gpu_segments(
     profile: Profile,
     precision: Precision,
     on_progress: Progress | None = None,
+    *,
+    portable: Collection[str] = (),
 ) -> GpuSegments:
-    """Make kernels for every segment that is planned on the GPU.
+    """Make kernels for every segment that is planned on the GPU and not among `portable`.
 
     Raises CompileError: a kernel does not compile, or does not fit the GPU of the profile.
     """
     on_gpu = [
-        piece for segment, piece in zip(planned, lowered, strict=True) if segment.processor == "gpu"
+        (segment, piece)
+        for segment, piece in zip(planned, lowered, strict=True)
+        if segment.processor == "gpu" and segment.name not in portable
     ]
     if profile.gpu is None or not on_gpu:
         return GpuSegments()
@@ -45,18 +54,29 @@ def lower_gpu_segments(
             )
         )
     gpu = GpuTarget(profile.gpu.sm, profile.gpu.sm_count.value)
-    found: dict[str, GpuSegment] = {}
-    notes: list[str] = []
-    for piece in on_gpu:
+    drafted: dict[str, DraftedSegment] = {}
+    refused: dict[str, str] = {}
+    for segment, piece in on_gpu:
         try:
-            found[piece.name] = lower_gpu(
-                piece.name,
-                piece.onnx,
-                piece.weights,
-                gpu=gpu,
-                precision=precision,
-                on_progress=on_progress,
+            drafted[segment.name] = draft_segment(
+                piece.onnx, piece.weights, gpu=gpu, precision=precision
             )
         except NotCoveredError as error:
-            notes.append(f"segment {piece.name} has no GPU kernels, it runs portable: {error}")
-    return GpuSegments(found, tuple(notes))
+            refused |= _refused(segment, error)
+    if refused:
+        return GpuSegments(refused=refused)
+    found: dict[str, GpuSegment] = {}
+    for segment, _ in on_gpu:
+        try:
+            found[segment.name] = compile_segment(
+                segment.name, drafted[segment.name], gpu=gpu, on_progress=on_progress
+            )
+        except NotCoveredError as error:
+            refused |= _refused(segment, error)
+    return GpuSegments(refused=refused) if refused else GpuSegments(found)
+
+
+def _refused(segment: PlannedSegment, error: NotCoveredError) -> dict[str, str]:
+    """Return the nodes of the plan that an error names; all of the segment where it names none."""
+    named = {node: error.reasons[node] for node in segment.nodes if node in error.reasons}
+    return named or dict.fromkeys(segment.nodes, str(error))

@@ -1,0 +1,186 @@
+"""Which pieces of the GPU segments get kernels, and which run portable.
+
+A segment that kernels cover in part is cut into the fewest pieces that can run one after the other,
+each with kernels for all of its nodes or for none. What passes between two such pieces crosses
+between GPU and CPU, so a piece gets kernels only where the cost model says that they save more than
+its crossings take.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from device.manifest import Manifest, NodePlacement, Processor, largest_bytes
+from toolkit.costs.bytes import tensor_bytes
+from toolkit.costs.model import CostModel
+from toolkit.node_view import NodeView
+from toolkit.planning.segments import PlannedSegment, find_crossings
+from toolkit.scheduling.problem import Flow, Network, Task
+from toolkit.scheduling.segmentation import segments_of
+
+_MOST_REASONS = 5  # in one note; the manifest lists all nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A planned segment or a part of one.
+
+    `refused`: its nodes that have no kernel, and why. `along`: nodes that have one and run portable
+    beside those. With either, the piece gets no kernels.
+    """
+
+    segment: PlannedSegment
+    refused: Mapping[str, str] = field(default_factory=dict)
+    along: tuple[str, ...] = ()
+
+    @property
+    def portable(self) -> bool:
+        """Whether it is left to its portable implementation."""
+        return bool(self.refused or self.along)
+
+
+def cut_segments(
+    planned: Sequence[PlannedSegment],
+    views: Sequence[NodeView],
+    refused: Mapping[str, str],
+    costs: CostModel,
+) -> tuple[Piece, ...]:
+    """Cut segments where nodes have no kernel: `refused`, with the reason.
+
+    `planned` are in running order, and so are the pieces; those of segment "gpu.0" are called
+    "gpu.0.0", "gpu.0.1" and so on. Segments without such nodes stay as they are.
+    """
+    found: list[Piece] = []
+    for segment in planned:
+        without = {name: refused[name] for name in segment.nodes if name in refused}
+        nodes = set(segment.nodes) if without else ()
+        inside = [view for view in views if view.name in nodes]
+        found += _cut(segment, inside, without, costs) if without else (Piece(segment),)
+    return tuple(found)
+
+
+def place_in_pieces(
+    placements: Iterable[NodePlacement], pieces: Iterable[Piece]
+) -> tuple[NodePlacement, ...]:
+    """Return the plan's rows with the piece that each node is now in."""
+    home = {node: one.segment.name for one in pieces for node in one.segment.nodes}
+    return tuple(replace(row, segment=home[row.node]) for row in placements)
+
+
+def coverage_notes(pieces: Iterable[Piece], manifest: Manifest) -> tuple[str, ...]:
+    """Say of each piece without kernels which nodes keep it so, why, and what crosses."""
+    return tuple(_note(piece, manifest) for piece in pieces if piece.portable)
+
+
+def _cut(
+    segment: PlannedSegment,
+    views: Sequence[NodeView],
+    refused: Mapping[str, str],
+    costs: CostModel,
+) -> tuple[Piece, ...]:
+    """Cut one segment, and join the covered pieces that are not worth their crossings."""
+    portable = set(refused)
+    while True:
+        parts = _parts(segment, views, portable)
+        idle = {
+            node
+            for part in parts
+            if part.processor == "gpu" and not _pays(part, parts, views, costs)
+            for node in part.nodes
+        }
+        if not idle:
+            break
+        portable |= idle
+    whole = len(parts) == 1
+    return tuple(
+        Piece(
+            PlannedSegment(
+                segment.name if whole else f"{segment.name}.{number}",
+                segment.processor,
+                part.nodes,
+            ),
+            {node: refused[node] for node in part.nodes if node in refused},
+            tuple(n for n in part.nodes if n in portable and n not in refused),
+        )
+        for number, part in enumerate(parts)
+    )
+
+
+def _parts(
+    segment: PlannedSegment, views: Sequence[NodeView], portable: set[str]
+) -> tuple[PlannedSegment, ...]:
+    """Return the fewest parts: portable ones on the "cpu", others on the "gpu"."""
+    home: dict[str, Processor] = {
+        node: "cpu" if node in portable else "gpu" for node in segment.nodes
+    }
+    readers: dict[str, list[str]] = {}
+    for view in views:
+        for tensor in view.reads:
+            readers.setdefault(tensor, []).append(view.name)
+    network = Network(
+        segment.name,
+        tuple(Task(node, {home[node]: 0.0}) for node in segment.nodes),
+        tuple(
+            Flow(made.name, view.name, tuple(readers[made.name]))
+            for view in views
+            for made in view.outputs
+            if made.name in readers
+        ),
+    )
+    found = segments_of(network, home, {})
+    return tuple(
+        PlannedSegment(f"{segment.name}.{number}", one.processor, one.tasks)
+        for number, one in enumerate(found)
+    )
+
+
+def _pays(
+    part: PlannedSegment,
+    parts: Sequence[PlannedSegment],
+    views: Sequence[NodeView],
+    costs: CostModel,
+) -> bool:
+    """Whether kernels save more time than the crossings of a covered part take."""
+    nodes = set(part.nodes)
+    saved_us = sum(costs.node(n, "cpu").time_us - costs.node(n, "gpu").time_us for n in nodes)
+    sizes = {made.name: made for view in views for made in view.outputs}
+    paid_us = sum(
+        costs.crossing(tensor_bytes(sizes[one.tensor], "fp32") or 0, "gpu", "cpu").time_us
+        for one in find_crossings(parts, views, lambda _: None)
+        if part.name in (one.source, *one.targets)
+    )
+    return saved_us > paid_us
+
+
+def _note(piece: Piece, manifest: Manifest) -> str:
+    reasons = list(dict.fromkeys(piece.refused.values()))
+    said = reasons[:_MOST_REASONS]
+    if len(reasons) > _MOST_REASONS:
+        said.append(f"and {len(reasons) - _MOST_REASONS} more reasons")
+    if piece.along:
+        said.append(
+            f"{len(piece.along)} nodes that have kernels run with it: crossings would take longer"
+        )
+    into, out = _crossing_bytes(piece.segment.name, manifest)
+    if into or out:
+        said.append(f"{into} bytes cross to the CPU and {out} back in every inference")
+    return f"segment {piece.segment.name} has no GPU kernels, it runs portable: {'; '.join(said)}"
+
+
+def _crossing_bytes(name: str, manifest: Manifest) -> tuple[int, int]:
+    """Return the bytes that a segment reads from and hands to segments with kernels."""
+    kinds = {
+        s.name: {one.__struct_config__.tag for one in s.implementations} for s in manifest.segments
+    }
+    tensors = {tensor.name: tensor for tensor in manifest.tensors}
+    ranges = {dim.name: dim for dim in manifest.dims}
+    own = next(segment for segment in manifest.segments if segment.name == name)
+    others = [s for s in manifest.segments if "cuda" in kinds[s.name]]
+    made = {tensor for other in others for tensor in other.outputs}
+    read = {tensor for other in others for tensor in other.inputs}
+
+    def total(names: Iterable[str]) -> int:
+        return sum(largest_bytes(tensors[one], ranges) or 0 for one in names)
+
+    return total(n for n in own.inputs if n in made), total(n for n in own.outputs if n in read)
