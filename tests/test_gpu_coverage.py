@@ -1,0 +1,298 @@
+"""Segments that kernels cover in part: how they are cut, what is said, and what comes out."""
+
+import hashlib
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import onnxruntime as ort
+import pytest
+from gpu_graphs import Case, node, normal
+from hypothesis import given
+from model_fixtures import save
+from planning_graphs import constant, one_node
+
+from device.profile import load_profile
+from device.session import open_session
+from toolkit.build import BuildOptions, BuildResult, build_engine
+from toolkit.costs.constants import load_costs
+from toolkit.costs.model import CostModel
+from toolkit.gpu import emitters, lower, segments
+from toolkit.gpu.compile_messages import Compiled
+from toolkit.gpu.coverage import Piece, cut_segments
+from toolkit.gpu.errors import NotCoveredError
+from toolkit.node_view import NodeView
+from toolkit.planning.segments import PlannedSegment
+
+PROFILE = "orin-nano-8gb"
+BIG = one_node("Conv", [(1, 256, 64, 64), constant(256, 256, 3, 3)], (1, 256, 62, 62))
+
+
+def convolution(name: str, reads: Sequence[str], made: str, like: NodeView = BIG) -> NodeView:
+    first, weight = like.inputs
+    assert first is not None
+    inputs = tuple(replace(first, name=tensor) for tensor in reads)
+    outputs = (replace(like.outputs[0], name=made),)
+    return replace(like, name=name, inputs=(*inputs, weight), outputs=outputs, reads=tuple(reads))
+
+
+def cut(views: Sequence[NodeView], refused: Sequence[str]) -> tuple[Piece, ...]:
+    costs = CostModel(views, load_profile(PROFILE), precision="fp16")
+    planned = PlannedSegment("gpu.0", "gpu", tuple(view.name for view in views))
+    return cut_segments([planned], views, {name: f"{name} is odd" for name in refused}, costs)
+
+
+@st.composite
+def partly_covered(draw: st.DrawFn) -> tuple[tuple[NodeView, ...], tuple[str, ...]]:
+    """Random graphs of up to 6 large convolutions, some of them refused."""
+    views = []
+    for index in range(draw(st.integers(1, 6))):
+        reads = sorted(draw(st.sets(st.integers(0, index), min_size=1, max_size=3)))
+        views.append(convolution(f"n{index + 1}", [f"t{i}" for i in reads], f"t{index + 1}"))
+    names = [view.name for view in views]
+    return tuple(views), tuple(draw(st.lists(st.sampled_from(names), unique=True)))
+
+
+def fewest_pieces(views: Sequence[NodeView], refused: Sequence[str]) -> int:
+    """Try every running order and count how often it passes between covered and refused nodes."""
+    best = len(views)
+    for order in itertools.permutations(views):
+        made = {"t0"}
+        for view in order:
+            if not made.issuperset(view.reads):
+                break
+            made.add(view.outputs[0].name)
+        else:
+            kinds = [view.name in refused for view in order]
+            best = min(best, sum(a != b for a, b in itertools.pairwise(kinds)) + 1)
+    return best
+
+
+@given(partly_covered())
+def test_the_pieces_run_in_order_and_are_as_few_as_can_be(
+    graph: tuple[tuple[NodeView, ...], tuple[str, ...]],
+) -> None:
+    views, refused = graph
+    pieces = cut(views, refused)
+    assert sorted(n for p in pieces for n in p.segment.nodes) == sorted(v.name for v in views)
+    assert len({piece.segment.name for piece in pieces}) == len(pieces)
+    by_name = {view.name: view for view in views}
+    made = {"t0"}
+    for piece in pieces:
+        assert all((n in refused) == piece.portable for n in piece.segment.nodes)
+        for name in piece.segment.nodes:
+            assert made.issuperset(by_name[name].reads)
+            made.add(by_name[name].outputs[0].name)
+    assert len(pieces) == fewest_pieces(views, refused)
+
+
+def test_a_segment_without_refused_nodes_stays_as_it_is() -> None:
+    small = one_node("Relu", [(1, 8, 4, 4)], (1, 8, 4, 4))
+    (piece,) = cut([small], [])
+    assert piece.segment.name == "gpu.0"
+    assert not piece.portable
+
+
+def crossings_us(elements: int) -> float:
+    """Two crossings of a tensor of float32, from the constants of the cost model."""
+    costs, profile = load_costs(), load_profile(PROFILE)
+    bandwidth = profile.memory.bandwidth_gbps.value * 1e3 * costs.gpu.bandwidth_share.value
+    return 2 * (costs.crossing.us.value + 2 * 4 * elements / bandwidth)
+
+
+@pytest.mark.parametrize(
+    ("channels", "expected"), [(8, False), (64, False), (96, False), (128, True), (256, True)]
+)
+def test_an_island_gets_kernels_where_they_save_more_than_its_crossings_take(
+    channels: int, expected: bool
+) -> None:
+    shape = (1, channels, 14, 14)
+    like = one_node("Conv", [shape, constant(channels, channels, 1, 1)], shape)
+    views = [
+        convolution("a", ["t0"], "t1", like),
+        convolution("b", ["t1"], "t2", like),
+        convolution("c", ["t2"], "t3", like),
+    ]
+    costs = CostModel(views, load_profile(PROFILE), precision="fp16")
+    saved_us = costs.node("b", "cpu").time_us - costs.node("b", "gpu").time_us
+    assert expected == (saved_us > crossings_us(math.prod(shape)))
+    pieces = cut(views, ["a", "c"])
+    assert [piece.portable for piece in pieces] == ([True, False, True] if expected else [True])
+    assert expected or pieces[0].along == ("b",)
+
+
+def test_all_nodes_without_kernels_are_found_at_once(
+    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    monkeypatch.delitem(emitters.EMITTERS, "MaxPool")
+    monkeypatch.delitem(emitters.EMITTERS, "Softmax")
+    case = Case(
+        [
+            node("MaxPool", "x", "a", kernel_shape=[2, 2]),
+            node("Conv", "a w", "b"),
+            node("Softmax", "b", "c"),
+            node("MaxPool", "c", "y", kernel_shape=[2, 2]),
+        ],
+        {"x": (1, 8, 8, 8)},
+        {"w": normal(rng, 8, 8, 1, 1)},
+    )
+    with pytest.raises(NotCoveredError, match="and 2 more reasons") as caught:
+        case.draft()
+    assert sorted(caught.value.reasons) == ["MaxPool:a", "MaxPool:y", "Softmax:c"]
+
+
+def test_emitters_that_refuse_are_all_heard(
+    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    def refuse(_: object, group: object) -> None:
+        raise NotCoveredError("pooling is closed today")
+
+    monkeypatch.setitem(emitters.EMITTERS, "MaxPool", refuse)
+    case = Case(
+        [
+            node("MaxPool", "x", "a", kernel_shape=[2, 2]),
+            node("Conv", "a w", "b"),
+            node("MaxPool", "b", "y", kernel_shape=[2, 2]),
+        ],
+        {"x": (1, 8, 8, 8)},
+        {"w": normal(rng, 8, 8, 1, 1)},
+    )
+    with pytest.raises(NotCoveredError, match="closed today") as caught:
+        case.draft()
+    assert sorted(caught.value.reasons) == ["MaxPool:a", "MaxPool:y"]
+
+
+def two_halves(path: Path, rng: np.random.Generator) -> Path:
+    """Two large convolutions with a pooling between them, and one after."""
+    weights = {"v": normal(rng, 64, 16, 3, 3), "w": normal(rng, 64, 64, 3, 3)}
+    pads = [1, 1, 1, 1]
+    nodes = [
+        node("Conv", "x v", "a", pads=pads),
+        node("Relu", "a", "b"),
+        node("MaxPool", "b", "c", kernel_shape=[2, 2], strides=[2, 2]),
+        node("Conv", "c w", "d", pads=pads),
+        node("MaxPool", "d", "e", kernel_shape=[2, 2], strides=[2, 2]),
+        node("Relu", "e", "y"),
+    ]
+    return save(path, nodes, {"x": (1, 16, 64, 64)}, {"y": (1, 64, 16, 16)}, weights)
+
+
+def without_compiler(
+    specs: Sequence[object], gpu: object, on_progress: object = None
+) -> tuple[Compiled, ...]:
+    """Stand in for Triton: kernels that nothing can start, for engines that are run portable."""
+    return tuple(
+        Compiled(
+            function="none",
+            cubin=hashlib.sha256(repr(spec).encode()).digest(),
+            threads=128,
+            shared_bytes=0,
+            registers=None,
+            spill_bytes=None,
+        )
+        for spec in specs
+    )
+
+
+@pytest.fixture
+def cut_at_poolings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(emitters.EMITTERS, "MaxPool")
+    monkeypatch.setattr(segments, "has_compiler", lambda: True)
+    monkeypatch.setattr(lower, "compile_kernels", without_compiler)
+    monkeypatch.setattr("toolkit.build.version", lambda name: f"some {name}")
+
+
+def build(model: Path, precision: str = "fp16") -> BuildResult:
+    out = model.with_name(f"{len(list(model.parent.iterdir()))}.engine")
+    return build_engine(model, PROFILE, out, BuildOptions(precision=precision))
+
+
+def infer(path: Path, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    with open_session(path) as session:
+        return session.infer(feeds)
+
+
+@pytest.mark.usefixtures("cut_at_poolings")
+def test_a_partly_covered_network_has_kernels_beside_portable_pieces(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    result = build(two_halves(tmp_path / "m.onnx", rng))
+    manifest = result.manifest
+    kinds = {
+        one.name: [type(each).__name__ for each in one.implementations] for one in manifest.segments
+    }
+    assert kinds == {
+        "gpu.0.0": ["Cuda", "Portable"],
+        "gpu.0.1": ["Portable"],
+        "gpu.0.2": ["Cuda", "Portable"],
+        "gpu.0.3": ["Portable"],
+    }
+    nodes = {one.name: one.nodes for one in manifest.segments}
+    assert nodes["gpu.0.1"] == ("MaxPool:c",)
+    assert nodes["gpu.0.3"] == ("MaxPool:e", "Relu:y")  # a Relu is not worth a crossing
+    assert {row.node: row.segment for row in manifest.plan} == {
+        name: segment for segment, names in nodes.items() for name in names
+    }
+    notes = [note for note in result.notes if "no GPU kernels" in note]
+    assert len(notes) == 2
+    assert "gpu.0.1" in notes[0]
+    assert "'MaxPool:c' (MaxPool) has no kernel" in notes[0]
+    full, half = 4 * 64 * 64 * 64, 4 * 64 * 32 * 32
+    assert f"{full} bytes cross to the CPU and {half} back" in notes[0]
+    assert "1 nodes that have kernels run with it" in notes[1]
+    assert result.plan.segments[0].name == "gpu.0"  # the plan stays as it was made
+
+
+@pytest.mark.usefixtures("cut_at_poolings")
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_cut_engine_computes_what_the_uncut_one_does(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    model = two_halves(tmp_path / "m.onnx", rng)
+    feeds = {"x": rng.normal(size=(1, 16, 64, 64)).astype(np.float32)}
+    found = infer(build(model, precision).path, feeds)
+    monkeypatch.setattr(segments, "has_compiler", lambda: False)
+    whole = build(model, precision)
+    assert [one.name for one in whole.manifest.segments] == ["gpu.0"]
+    assert any("Triton is not installed" in note for note in whole.notes)
+    np.testing.assert_allclose(found["y"], infer(whole.path, feeds)["y"], rtol=1e-5, atol=1e-6)
+    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    (truth,) = session.run(["y"], feeds)
+    np.testing.assert_allclose(found["y"], truth, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("cut_at_poolings")
+def test_what_passes_between_pieces_lies_in_the_arena_while_it_lives(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    manifest = build(two_halves(tmp_path / "m.onnx", rng)).manifest
+    places = {one.tensor: (one.offset, one.offset + one.bytes) for one in manifest.memory.buffers}
+    order = {name: at for at, s in enumerate(manifest.segments) for name in s.outputs}
+    ends = {name: at for at, s in enumerate(manifest.segments) for name in s.inputs}
+    ends |= dict.fromkeys(manifest.outputs, len(manifest.segments))
+    assert {"b", "c", "d"} <= places.keys()
+    for one, other in itertools.combinations(places, 2):
+        alive = order[one] <= ends[other] and order[other] <= ends[one]
+        apart = places[one][1] <= places[other][0] or places[other][1] <= places[one][0]
+        assert apart or not alive
+
+
+@pytest.mark.usefixtures("cut_at_poolings")
+def test_a_network_whose_covered_nodes_are_not_worth_it_stays_whole(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    nodes = [
+        node("Relu", "x", "a"),
+        node("MaxPool", "a", "b", kernel_shape=[2, 2]),
+        node("Sigmoid", "b", "y"),
+    ]
+    model = save(tmp_path / "m.onnx", nodes, {"x": (1, 8, 16, 16)}, {"y": (1, 8, 15, 15)})
+    result = build(model)
+    assert [one.name for one in result.manifest.segments] == ["gpu.0"]
+    (note,) = [note for note in result.notes if "no GPU kernels" in note]
+    assert "2 nodes that have kernels run with it" in note
+    assert "cross" not in note.split("longer")[1]
