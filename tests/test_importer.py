@@ -36,6 +36,15 @@ def test_reads_old_and_new_opsets(tmp_path: Path, opset: int) -> None:
     assert bool(imported.notes) == (opset < 19)
 
 
+def test_reads_models_of_the_first_ir_versions(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Pad", ["x"], ["y"], pads=[0, 1, 0, 2])]
+    path = save(tmp_path / "m.onnx", nodes, {"x": [1, 3]}, {"y": [1, 6]}, opset=9)
+    old = onnx.load(path)
+    old.ir_version = 3  # in which every constant is an input too; raised, pads are a constant
+    onnx.save(old, path)
+    assert import_model(path).model.graph.opset_imports[""] >= 19
+
+
 def test_lowers_an_opset_that_no_runtime_runs_yet(tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     newest = onnx.defs.onnx_opset_version()

@@ -30,6 +30,13 @@ TARGET_OPSET = 19
 # Models above are lowered to it where the operators allow: onnxruntime 1.31 refuses newer ones.
 NEWEST_RUN_OPSET = 26
 LARGE_BYTES = 1 << 14  # no converter reads a constant of this size
+# What the version converter raises on a model that it cannot convert.
+_REFUSALS = (
+    RuntimeError,
+    ValueError,
+    onnx.checker.ValidationError,
+    onnx.version_converter.ConvertError,
+)
 
 # Domains whose operators onnxruntime's CPU provider knows.
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
@@ -151,7 +158,7 @@ def _at_known_opset(proto: onnx.ModelProto, path: Path) -> tuple[onnx.ModelProto
         return proto, []
     try:
         converted = _converted(proto, wanted)
-    except (RuntimeError, ValueError, onnx.checker.ValidationError) as err:
+    except _REFUSALS as err:
         if opset >= MIN_OPSET:
             return proto, [f"opset {opset} kept: {first_line(err)}"]
         raise ImportModelError(
@@ -169,6 +176,8 @@ def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         if len(tensor.raw_data) >= LARGE_BYTES
     }
     _set_weights(proto, dict.fromkeys(weights, b""))
+    # The converter adds constants that are no inputs, which IR version 3 does not know.
+    proto.ir_version = max(proto.ir_version, 4)
     try:
         converted = onnx.version_converter.convert_version(proto, opset)
     finally:
