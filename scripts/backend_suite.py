@@ -1,0 +1,313 @@
+"""The ONNX backend suite through the GPU path: one test at a time, as values.
+
+    case -> model file -> import, passes, one GPU segment -> draft -> run -> compared by the suite
+
+An engine is compiled for its parameters: the shape that a Reshape gives, the axes of a reduction,
+the weights of a convolution. The suite feeds many of them as inputs. A test that is not covered as
+it stands is tried again with such inputs (rows of PARAMETERS) written into the model as constants,
+and its outcome says so.
+"""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import onnx.version_converter
+from onnx import numpy_helper
+from onnx.backend.test.case.test_case import TestCase
+from onnx.backend.test.loader import load_model_tests
+from onnx.backend.test.runner import Runner
+
+from toolkit.errors import BuildError, ImportModelError, first_line
+from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.importer import MIN_OPSET, OLDEST_OPSET, import_model
+from toolkit.lower import lower_segments
+from toolkit.passes import run_passes
+
+Array = np.ndarray[Any, Any]
+Status = Literal["passed", "not covered", "wrong", "error"]
+Run = Callable[[DraftedSegment, Mapping[str, Array]], Mapping[str, Array]]
+"""Computes a drafted segment: in Triton's interpreter, or on a GPU."""
+
+KINDS = ("node", "real", "simple", "pytorch-converted", "pytorch-operator")
+CONSTANTS_ALONE = 4  # the first IR version whose constants need not be inputs too
+TARGET = GpuTarget(sm=87, sm_count=16)
+_LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+
+# Inputs, by operator and position, that are parameters of the operator: it took them as attributes
+# in older opsets, or they decide the shape of its result, or they are weights that are packed.
+PARAMETERS: Mapping[str, tuple[int, ...]] = {
+    "AffineGrid": (1,),
+    "BatchNormalization": (1, 2, 3, 4),
+    "CenterCropPad": (1,),
+    "Clip": (1, 2),
+    "ConstantOfShape": (0,),
+    "Conv": (1, 2),
+    "ConvInteger": (1, 2, 3),
+    "ConvTranspose": (1, 2),
+    "CumSum": (1,),
+    "DequantizeLinear": (1, 2),
+    "Dropout": (1, 2),
+    "Expand": (1,),
+    "Gemm": (1, 2),
+    "GroupNormalization": (1, 2),
+    "InstanceNormalization": (1, 2),
+    "LayerNormalization": (1, 2),
+    "MatMulInteger": (2, 3),
+    "MaxUnpool": (2,),
+    "NonMaxSuppression": (2, 3, 4),
+    "OneHot": (1, 2),
+    "Pad": (1, 2, 3),
+    "QLinearConv": (1, 2, 3, 4, 5, 6, 7, 8),
+    "QLinearMatMul": (1, 2, 4, 5, 6, 7),
+    "QuantizeLinear": (1, 2),
+    "RMSNormalization": (1,),
+    "ReduceL1": (1,),
+    "ReduceL2": (1,),
+    "ReduceLogSum": (1,),
+    "ReduceLogSumExp": (1,),
+    "ReduceMax": (1,),
+    "ReduceMean": (1,),
+    "ReduceMin": (1,),
+    "ReduceProd": (1,),
+    "ReduceSum": (1,),
+    "ReduceSumSquare": (1,),
+    "Reshape": (1,),
+    "Resize": (1, 2, 3),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Squeeze": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Trilu": (1,),
+    "Unsqueeze": (1,),
+    "Upsample": (1,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A test of the suite: its model and (inputs, expected outputs) sets, and its tolerances."""
+
+    name: str
+    kind: str
+    rtol: float
+    atol: float
+    model: onnx.ModelProto
+    data: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """The operators of its graph, each once, in order."""
+        return tuple(dict.fromkeys(node.op_type for node in self.model.graph.node))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a test; `fixed`: with parameters as constants; `reason` where it failed."""
+
+    status: Status
+    fixed: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A test as one drafted segment; `feeds` and `expected` of each data set."""
+
+    drafted: DraftedSegment
+    outputs: tuple[str, ...]
+    data: tuple[tuple[Mapping[str, Array], tuple[Any, ...]], ...]
+
+
+def load_cases(kinds: Sequence[str] = KINDS) -> dict[str, Callable[[], Case]]:
+    """Return the tests by name, `kind/name`; each is read when it is called for."""
+    found: dict[str, Callable[[], Case]] = {}
+    for kind in kinds:
+        for test in load_model_tests(kind=kind):
+            found[f"{kind}/{test.name}"] = lambda test=test, kind=kind: _read(test, kind)
+    return dict(sorted(found.items()))
+
+
+def run_case(case: Case, run: Run) -> Outcome:
+    """Run one test as it stands, and if that is not covered, with its parameters as constants."""
+    outcome = _attempt(case, run)
+    if outcome.status != "not covered":
+        return outcome
+    fixed = with_parameters(case)
+    if fixed is None:
+        return outcome
+    second = _attempt(fixed, run)
+    return Outcome(second.status, True, second.reason)
+
+
+def with_parameters(case: Case) -> Case | None:
+    """Return the test with inputs that are parameters as constants; None where there are none.
+
+    None also where no input would be left: then there is nothing for a GPU to compute.
+    """
+    names = _fed(case.model)
+    read = {
+        name
+        for node in case.model.graph.node
+        for at, name in enumerate(node.input)
+        if at in PARAMETERS.get(node.op_type, ())
+    }
+    fixed = [at for at, name in enumerate(names) if name in read]
+    if not fixed or len(fixed) == len(names) or len(case.data) != 1:
+        return None
+    inputs, expected = case.data[0]
+    if not all(isinstance(inputs[at], np.ndarray) for at in fixed):
+        return None
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    model.ir_version = max(model.ir_version, CONSTANTS_ALONE)
+    for at in fixed:
+        model.graph.initializer.append(numpy_helper.from_array(inputs[at], names[at]))
+        (entry,) = (one for one in model.graph.input if one.name == names[at])
+        model.graph.input.remove(entry)
+    left = tuple(value for at, value in enumerate(inputs) if at not in fixed)
+    return Case(case.name, case.kind, case.rtol, case.atol, model, ((left, expected),))
+
+
+def prepare(case: Case) -> Ready:
+    """Draft a test's model as one GPU segment in FP32.
+
+    Raises ImportModelError, BuildError: the build refuses the model; NotCoveredError: kernels do.
+    """
+    names = _fed(case.model)
+    data = tuple((dict(zip(names, inputs, strict=False)), wanted) for inputs, wanted in case.data)
+    if not all(isinstance(value, np.ndarray) for feeds, _ in data for value in feeds.values()):
+        raise NotCoveredError("an input is not a tensor; kernels take tensors")
+    shapes = {name: np.shape(value) for name, value in data[0][0].items()} if data else {}
+    with tempfile.TemporaryDirectory(prefix="tandem-backend-") as folder:
+        path = Path(folder) / "model.onnx"
+        onnx.save(_raised(case.model), path)
+        open_shapes = {name: shapes[name] for name in _open(case.model) if name in shapes}
+        imported = import_model(path, shapes=open_shapes)
+    graph, _ = run_passes(imported.model)
+    nodes = {str(node.name): "gpu0" for node in graph.graph}
+    (piece,) = lower_segments(graph, nodes, ["gpu0"])
+    drafted = draft_segment(piece.onnx, piece.weights, gpu=TARGET, precision="fp32")
+    return Ready(drafted, tuple(str(value.name) for value in graph.graph.outputs), data)
+
+
+def _attempt(case: Case, run: Run) -> Outcome:
+    try:
+        ready = prepare(case)
+    except (NotCoveredError, ImportModelError, BuildError) as error:
+        return Outcome("not covered", reason=str(error))
+    except Exception as error:  # noqa: BLE001  (a test's outcome is what it raised)
+        return Outcome("error", reason=f"{type(error).__name__} while drafting: {_said(error)}")
+    for feeds, expected in ready.data:
+        try:
+            found = run(ready.drafted, feeds)
+            outputs = [found[name] for name in ready.outputs]
+        except Exception as error:  # noqa: BLE001
+            return Outcome("error", reason=f"{type(error).__name__} while running: {_said(error)}")
+        try:
+            Runner.assert_similar_outputs(expected, outputs, rtol=case.rtol, atol=case.atol)
+        except AssertionError as error:
+            return Outcome("wrong", reason=" ".join(str(error).split())[:300])
+    return Outcome("passed")
+
+
+def _said(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def _raised(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model older than the import reads at the first opset that it takes."""
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
+    if opset is None or opset >= OLDEST_OPSET:
+        return model
+    try:
+        model.ir_version = max(model.ir_version, CONSTANTS_ALONE)
+        return onnx.version_converter.convert_version(model, MIN_OPSET)
+    except (RuntimeError, ValueError, onnx.version_converter.ConvertError) as error:
+        raise ImportModelError(
+            f"its opset {opset} cannot be raised to {MIN_OPSET}: {first_line(error)}"
+        ) from error
+
+
+def _fed(model: onnx.ModelProto) -> tuple[str, ...]:
+    constant = {tensor.name for tensor in model.graph.initializer}
+    return tuple(one.name for one in model.graph.input if one.name not in constant)
+
+
+def _open(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Return the inputs whose shape the model leaves open."""
+
+    def is_open(value: onnx.ValueInfoProto) -> bool:
+        tensor = value.type.tensor_type
+        return not tensor.HasField("shape") or not all(
+            dim.HasField("dim_value") for dim in tensor.shape.dim
+        )
+
+    fed = set(_fed(model))
+    return tuple(one.name for one in model.graph.input if one.name in fed and is_open(one))
+
+
+def _read(test: TestCase, kind: str) -> Case:
+    """Read a test's model and data sets from memory or from the files of the onnx wheel."""
+    if test.model is not None:
+        assert test.data_sets is not None
+        data = tuple((_arrays(given), _arrays(wanted)) for given, wanted in test.data_sets)
+        return Case(test.name, kind, test.rtol, test.atol, test.model, data)
+    if test.model_dir is None:
+        return _read_light(test, kind)
+    folder = Path(test.model_dir)
+    model = onnx.load(folder / "model.onnx")
+    sets = sorted(folder.glob("test_data_set*"))
+    data = tuple(
+        (
+            _files(one, "input", model.graph.input),
+            _files(one, "output", model.graph.output),
+        )
+        for one in sets
+    )
+    return Case(test.name, kind, test.rtol, test.atol, model, data)
+
+
+def _read_light(test: TestCase, kind: str) -> Case:
+    """Read a network of the wheel: the suite feeds it a ramp and ships what comes out."""
+    assert test.url is not None
+    path = _LIGHT / Path(test.url).name
+    model = onnx.load(path)
+    (name,) = _fed(model)
+    (entry,) = (one for one in model.graph.input if one.name == name)
+    ramp = Runner.generate_dummy_data(entry, name=test.model_name)
+    outputs = tuple(
+        numpy_helper.to_array(onnx.load_tensor(path.with_name(f"{path.stem}_output_{at}.pb")))
+        for at in range(len(model.graph.output))
+    )
+    return Case(test.name, kind, test.rtol, test.atol, model, (((ramp,), outputs),))
+
+
+def _arrays(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(_array(value) for value in values)
+
+
+def _array(value: Any) -> Any:  # noqa: ANN401  (sequences are lists)
+    if isinstance(value, onnx.TensorProto):
+        return numpy_helper.to_array(value)
+    return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+def _files(folder: Path, kind: str, kinds: Sequence[onnx.ValueInfoProto]) -> tuple[Any, ...]:
+    count = len(list(folder.glob(f"{kind}_*.pb")))
+    return tuple(_value(folder / f"{kind}_{at}.pb", kinds[at].type) for at in range(count))
+
+
+def _value(path: Path, kind: onnx.TypeProto) -> Any:  # noqa: ANN401  (sequences are lists)
+    if kind.HasField("sequence_type"):
+        return numpy_helper.to_list(onnx.SequenceProto.FromString(path.read_bytes()))
+    return numpy_helper.to_array(onnx.load_tensor(path))
