@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -59,10 +59,21 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
+class IntegerConstant:
+    """A constant as `values * scale`: integers, and float32 factors along `axis` (None: one)."""
+
+    values: Array
+    scale: Array
+    axis: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Network:
     """A segment: operations in running order, tensors by name.
 
-    `shapes` and `dtypes` hold every tensor that is not constant; `constants` the others.
+    `shapes` and `dtypes` hold every tensor that is not constant; `constants` the others, and
+    `integers` those of them that were given as integers. `scales`: tensors of real numbers that
+    lie on the grid of INT8 with this scale (`toolkit.gpu.quantized`).
     """
 
     operations: tuple[Operation, ...]
@@ -71,6 +82,8 @@ class Network:
     shapes: Mapping[str, Shape]
     dtypes: Mapping[str, str]
     constants: Mapping[str, Array]
+    integers: Mapping[str, IntegerConstant] = field(default_factory=dict)
+    scales: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_network(segment: bytes, weights: Mapping[str, Array]) -> Network:
