@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.expressions import expression_of
 from toolkit.gpu.fusion import Group
 from toolkit.gpu.view import Shape, View, like
 
@@ -12,7 +11,7 @@ from toolkit.gpu.view import Shape, View, like
 def emit_elementwise(draft: Draft, group: Group) -> None:
     """Add an expression; the result lies as its first operand of the same shape does."""
     shape = draft.network.shapes[group.result]
-    expression = expression_of(None, group.after, draft.network.constants)
+    expression = draft.expression(None, group.after)
     if not expression.operands:
         raise NotCoveredError(f"node {group.nodes[0]!r} reads constants only; fold it")
     operands = [broadcast(draft.read(name), shape) for name in expression.operands]

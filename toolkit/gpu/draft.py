@@ -19,9 +19,9 @@ from toolkit.gpu.call import (
 )
 from toolkit.gpu.dtypes import ELEMENT_TYPES, is_float
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.expressions import Step
+from toolkit.gpu.expressions import Expression, Step, converting, expression_of, operands_of
 from toolkit.gpu.gpu import GpuTarget
-from toolkit.gpu.network import Network
+from toolkit.gpu.network import Network, Operation
 from toolkit.gpu.sizes import ceil_div
 from toolkit.gpu.view import Shape, View, channels_last, like, row_major
 
@@ -35,8 +35,8 @@ _BLOCK = 1024  # elements of one block of an element-wise kernel
 class Draft:
     """What the emitters read and add to; it lives only while one segment is lowered.
 
-    `dtype` is what activations are stored in. `homes`: tensors that are written straight into a
-    part of a concatenation.
+    `dtype` is what activations are stored in that lie on no INT8 grid. `homes`: tensors that are
+    written straight into a part of a concatenation.
     """
 
     network: Network
@@ -47,6 +47,7 @@ class Draft:
     allocations: dict[str, int] = field(default_factory=dict)
     work: list[Work] = field(default_factory=list)
     weights: bytearray = field(default_factory=bytearray)
+    _reals: dict[str, View] = field(default_factory=dict)
     _packed: dict[bytes, int] = field(default_factory=dict)
 
     @property
@@ -72,15 +73,19 @@ class Draft:
 
         `strides` default to the order of the indices. A tensor with a home is written there.
         """
-        shape = self.network.shapes[name]
-        own = self.network.dtypes[name]
-        dtype = own if name in self.network.outputs else self.stored(own)
-        if name not in self.homes:
-            made = self.allocate(name, dtype, shape, strides or row_major(shape))
-        else:
-            made = self.homes[name]
+        made = self.homes[name] if name in self.homes else self.fresh(name, strides)
         self.views[name] = made
         return made
+
+    def fresh(self, name: str, strides: Shape | None = None) -> View:
+        """Take memory for the tensor `name`, in the type in which it is stored."""
+        shape, own = self.network.shapes[name], self.network.dtypes[name]
+        strides = row_major(shape) if strides is None else strides
+        scale = self.network.scales.get(name)
+        if scale is not None:
+            return replace(self.allocate(name, "int8", shape, strides), scale=scale)
+        dtype = own if name in self.network.outputs else self.stored(own)
+        return self.allocate(name, dtype, shape, strides)
 
     def read(self, name: str) -> View:
         """Return where a tensor or a constant lies."""
@@ -94,11 +99,23 @@ class Draft:
 
     def read_float(self, name: str) -> View:
         """Return where a tensor lies in the type of activations, with any strides."""
-        view = self.read(name)
+        view = self._real(name)
         if view.dtype != self.dtype:
-            view = self.copy(view, like(view.strides, view.shape), self.dtype)
-            self.views[name] = view
+            view = self._copied(name, view, like(view.strides, view.shape), self.dtype)
         return view
+
+    def _real(self, name: str) -> View:
+        """Return where a tensor lies, an INT8 one as real numbers if there is such a copy."""
+        return self._reals[name] if name in self._reals else self.read(name)
+
+    def _copied(self, name: str, view: View, strides: Shape, dtype: str) -> View:
+        """Copy the view of a tensor for this and later readers; what lies as INT8 stays, too."""
+        made = self.copy(view, strides, dtype)
+        if self.read(name).scale is not None and made.scale is None:
+            self._reals[name] = made
+        else:
+            self.views[name] = made
+        return made
 
     def constant(self, values: Array, dtype: str) -> View:
         """Pack constant values as `dtype`, in the order of their indices; equal ones once.
@@ -127,43 +144,69 @@ class Draft:
 
     def pixels(self, name: str) -> tuple[View, int]:
         """Return a (N, C, H, W) tensor stored channels-last, and its pitch; copies if needed."""
+        return self._pixels(name, self._real(name), self.dtype)
+
+    def stored_pixels(self, name: str) -> tuple[View, int]:
+        """Return the same for a reader of INT8: a tensor that lies as INT8 stays it."""
         view = self.read(name)
+        return self._pixels(name, view, self.dtype if view.scale is None else view.dtype)
+
+    def _pixels(self, name: str, view: View, dtype: str) -> tuple[View, int]:
         if len(view.shape) != 4:
             raise NotCoveredError(
                 f"tensor {name!r} has {len(view.shape)} dimensions; kernels for pictures take 4"
             )
         pitch = view.pixel_pitch()
-        if pitch is None or view.dtype != self.dtype:
-            view = self.copy(view, channels_last(view.shape), self.dtype)
-            self.views[name] = view
+        if pitch is None or view.dtype != dtype:
+            view = self._copied(name, view, channels_last(view.shape), dtype)
             pitch = view.shape[1]
         return view, pitch
 
     def rows(self, name: str) -> View:
         """Return a tensor stored in the order of its indices; copies if needed."""
-        view = self.read(name)
+        view = self._real(name)
         dtype = self.stored(view.dtype) if view.scale is None else self.dtype
         if not view.is_row_major() or view.dtype != dtype:
-            view = self.copy(view, row_major(view.shape), dtype)
-            self.views[name] = view
+            view = self._copied(name, view, row_major(view.shape), dtype)
         return view
+
+    def stored_rows(self, name: str) -> View:
+        """Return the same for a reader of INT8: a tensor that lies as INT8 stays it."""
+        view = self.read(name)
+        if view.scale is None:
+            return self.rows(name)
+        if not view.is_row_major():
+            view = self._copied(name, view, row_major(view.shape), view.dtype)
+        return view
+
+    def expression(
+        self, root: str | None, after: Sequence[Operation], root_scale: float | None = None
+    ) -> Expression:
+        """Join element-wise operations into steps on what is stored, `root` with its scale."""
+        constants = self.network.constants
+        read = operands_of(root, after, constants)
+        scales = {name: self.read(name).scale for name in read if name != root}
+        if root is not None:
+            scales[root] = root_scale
+        return expression_of(root, after, constants, scales)
 
     def copy(self, view: View, strides: Shape, dtype: str) -> View:
         """Add a copy of a view with these strides and this type; an INT8 tensor's real numbers."""
         base = view.base or "constant"
         target = self.allocate(base, dtype, view.shape, strides)
-        steps: tuple[Step, ...] = ()
-        if view.scale is not None and dtype != view.dtype:
-            steps = (("constant", view.scale), ("mul", 0, 1))
-        elif view.scale is not None:
+        if dtype == view.dtype:
             target = replace(target, scale=view.scale)
-        self.elementwise(target, [view], steps, ())
+        self.elementwise(target, [view], (), ())
         return target
 
     def elementwise(
         self, target: View, operands: Sequence[View], steps: Sequence[Step], nodes: tuple[str, ...]
     ) -> None:
-        """Add an element-wise kernel; the operands have the target's shape."""
+        """Add an element-wise kernel; the operands have the target's shape.
+
+        Steps work on what is stored; without any the real numbers are copied, to the target's grid.
+        """
+        steps = steps or converting(operands[0].scale, target.scale)
         shape, strides = _collapsed(target.shape, [v.strides for v in (target, *operands)])
         names = ("x0", "x1", "x2", "x3")
         given = dict(zip(names, operands, strict=False))

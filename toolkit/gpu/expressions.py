@@ -5,6 +5,7 @@ Adding an operator is adding a row here and a branch there.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,10 @@ def _hard_sigmoid(op: Operation, _: Constants) -> tuple[Step, ...]:
     return (("hard_sigmoid", 0, op.number("alpha", 0.2), op.number("beta", 0.5)),)
 
 
+def _round_int8(op: Operation, _: Constants) -> tuple[Step, ...]:
+    return (("round_int8", 0, inverse(op.number("scale", 1.0))),)
+
+
 def _hard_swish(_: Operation, __: Constants) -> tuple[Step, ...]:
     return (("hard_sigmoid", 0, 1 / 6, 0.5), ("mul", 0, 1))
 
@@ -74,6 +79,7 @@ _WITH_PARAMETERS: dict[str, Callable[[Operation, Constants], tuple[Step, ...]]] 
     "LeakyRelu": _leaky_relu,
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": _hard_swish,
+    "RoundInt8": _round_int8,
 }
 _VALUES = {"add": 2, "sub": 2, "mul": 2, "div": 2}  # steps that read two values; others read one
 
@@ -90,25 +96,60 @@ def tensors_read(op: Operation, constants: Constants) -> tuple[str, ...]:
     return tuple(name for name in names if not _is_number(name, constants))
 
 
-def expression_of(
+def inverse(scale: float) -> float:
+    """Return 1 / scale in float32: rounding to a grid multiplies by it."""
+    return float(np.float32(1) / np.float32(scale))
+
+
+def converting(source: float | None, target: float | None) -> tuple[Step, ...]:
+    """Return the steps from numbers stored with one scale (None: real ones) to another."""
+    if source == target:
+        return ()
+    real: tuple[Step, ...] = () if source is None else (("real", 0, source),)
+    if target is None:
+        return real
+    return (*real, ("round_int8", len(real), inverse(target)))
+
+
+def operands_of(
     root: str | None, operations: Sequence[Operation], constants: Constants
+) -> tuple[str, ...]:
+    """Return the tensors that an expression reads, the root first."""
+    made = {name for op in operations for name in op.outputs}
+    read = (name for op in operations for name in tensors_read(op, constants))
+    return tuple(dict.fromkeys((*((root,) if root else ()), *(n for n in read if n not in made))))
+
+
+def expression_of(
+    root: str | None,
+    operations: Sequence[Operation],
+    constants: Constants,
+    scales: Mapping[str, float | None] = MappingProxyType({}),
 ) -> Expression:
     """Join element-wise operations in running order into one expression.
 
     `root`: the tensor that a kernel hands to it as its first operand, if any. The result is the
-    output of the last operation.
+    output of the last operation, on a grid as integers if that is a RoundInt8. `scales` of the
+    operands that are read as integers on a grid.
     """
-    made = {name for op in operations for name in op.outputs}
-    read = (name for op in operations for name in tensors_read(op, constants))
-    operands = tuple(
-        dict.fromkeys((*((root,) if root else ()), *(n for n in read if n not in made)))
-    )
+    operands = operands_of(root, operations, constants)
     index = {name: at for at, name in enumerate(operands)}
     steps: list[Step] = []
+
+    def add_real(name: str, scale: float) -> None:
+        steps.append(("real", index[name], scale))
+        index[name] = len(operands) + len(steps) - 1
+
+    for name in operands:
+        scale = scales.get(name)
+        if scale is not None:
+            add_real(name, scale)
     for op in operations:
         own = _steps(op, index, len(operands), steps, constants)
         steps += own
         index[op.outputs[0]] = len(operands) + len(steps) - 1
+        if op.kind == "RoundInt8" and op is not operations[-1]:
+            add_real(op.outputs[0], op.number("scale", 1.0))
     return Expression(operands, tuple(steps))
 
 

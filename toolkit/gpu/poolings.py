@@ -2,7 +2,6 @@
 
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.expressions import expression_of
 from toolkit.gpu.fusion import Group
 from toolkit.gpu.sizes import ceil_div
 from toolkit.gpu.tiles import row_tile
@@ -17,7 +16,7 @@ def emit_pool(draft: Draft, group: Group) -> None:
         raise NotCoveredError(f"node {op.name!r} ({op.kind}) returns indices; kernels do not")
     shape, result = draft.network.shapes[op.inputs[0]], draft.network.shapes[group.result]
     window = read_window(op, op.integers("kernel_shape", ()), shape, result)
-    x, x_pitch = draft.pixels(op.inputs[0])
+    x, x_pitch = draft.stored_pixels(op.inputs[0])
     y = draft.make(group.result, channels_last(result))
     pixels = result[0] * result[2] * result[3]
     tile = row_tile(pixels, shape[1])
@@ -38,7 +37,7 @@ def emit_pool(draft: Draft, group: Group) -> None:
             "PAD_RIGHT": window.pads[3],
             "MODE": "max" if op.kind == "MaxPool" else "average",
             "COUNT_PADS": bool(op.integer("count_include_pad", 0)),
-            "STEPS": expression_of(op.outputs[0], group.after, draft.network.constants).steps,
+            "STEPS": draft.expression(op.outputs[0], group.after, x.scale).steps,
             "BLOCK_M": tile.rows,
             "BLOCK_N": tile.columns,
         },
@@ -50,7 +49,7 @@ def emit_pool(draft: Draft, group: Group) -> None:
 def emit_global_average(draft: Draft, group: Group) -> None:
     """Add a GlobalAveragePool."""
     op = group.root_operation
-    x, x_pitch = draft.pixels(op.inputs[0])
+    x, x_pitch = draft.stored_pixels(op.inputs[0])
     batch, channels, height, width = x.shape
     y = draft.make(group.result, channels_last(draft.network.shapes[group.result]))
     tile = row_tile(height * width, channels)
@@ -63,7 +62,7 @@ def emit_global_average(draft: Draft, group: Group) -> None:
             "CHANNELS": channels,
             "X_PITCH": x_pitch,
             "Y_PITCH": y.pixel_pitch(),
-            "STEPS": expression_of(op.outputs[0], group.after, draft.network.constants).steps,
+            "STEPS": draft.expression(op.outputs[0], group.after, x.scale).steps,
             "BLOCK_M": tile.rows,
             "BLOCK_N": tile.columns,
         },

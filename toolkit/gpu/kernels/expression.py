@@ -45,9 +45,20 @@ def _apply(v, STEP: tl.constexpr):
         result = v[STEP[1]] * v[STEP[2]]
     elif OP == "div":
         result = v[STEP[1]] / v[STEP[2]]
+    elif OP == "real":
+        result = v[STEP[1]].to(tl.float32) * STEP[2]
+    elif OP == "round_int8":
+        result = _round_int8(v[STEP[1]] * STEP[2])
     else:
         tl.static_assert(False, "an operator that expressions do not have")
     return result
+
+
+@triton.jit
+def _round_int8(a):
+    """Round to the nearest whole number in -128..127, halves to even."""
+    a = tl.minimum(tl.maximum(a, -128.0), 127.0)
+    return (a + 12582912.0) - 12582912.0  # 1.5 * 2**23: no float32 so large has a fraction
 
 
 @triton.jit

@@ -52,14 +52,15 @@ def pool(
                 counts = inside
             place = ((image * HEIGHT + h) * WIDTH + w) * X_PITCH
             mask = (inside & (p < pixels))[:, None] & (c < CHANNELS)[None, :]
-            a = tl.load(x + place[:, None] + c[None, :], mask=mask, other=OUTSIDE).to(tl.float32)
+            a = tl.load(x + place[:, None] + c[None, :], mask=mask, other=0.0).to(tl.float32)
             if MODE == "max":
+                a = tl.where(mask, a, float("-inf"))
                 total = tl.where((a > total) | (a != a), a, total)  # NaN stays, as in ONNX
             else:
                 total += a
                 counted += counts.to(tl.float32)
     if MODE == "average":
-        total = total / tl.where(counted > 0.0, counted, 1.0)[:, None]
+        total = tl.div_rn(total, tl.where(counted > 0.0, counted, 1.0)[:, None])
 
     store_rows(total, None, None, y, p, c, pixels, CHANNELS, Y_PITCH, 0, STEPS)
 
@@ -79,6 +80,6 @@ def global_average(
         inside = (p < PIXELS)[:, None] & (c < CHANNELS)[None, :]
         place = (image * PIXELS + p[:, None]) * X_PITCH + c[None, :]
         total += tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    mean = tl.sum(total, 0)[None, :] / PIXELS
+    mean = tl.div_rn(tl.sum(total, 0)[None, :], PIXELS * 1.0)
     row = image + tl.arange(0, 1)
     store_rows(mean, None, None, y, row, c, batch, CHANNELS, Y_PITCH, 0, STEPS)
