@@ -29,6 +29,7 @@ class KernelSpec:
 
     `signature`: the run-time parameters in order with Triton's types, such as ("x", "*fp16:16");
     ":16" says that the value is a multiple of 16. `constants`: all other parameters, by name.
+    `exact`: products are rounded before they are added, so that INT8 is the same bits everywhere.
     """
 
     kernel: str
@@ -36,6 +37,7 @@ class KernelSpec:
     constants: tuple[tuple[str, Constant], ...]
     warps: int
     stages: int
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)

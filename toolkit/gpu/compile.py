@@ -76,6 +76,7 @@ def _request(spec: KernelSpec, gpu: GpuTarget) -> Request:
         constants=dict(spec.constants),
         warps=spec.warps,
         stages=spec.stages,
+        exact=spec.exact,
         sm=gpu.sm,
     )
 

@@ -37,6 +37,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     constants: dict[str, object]
     warps: int
     stages: int
+    exact: bool
     sm: int
 
 

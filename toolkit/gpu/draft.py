@@ -250,7 +250,12 @@ class Draft:
         arguments = {name: _argument(value) for name, value in given.items()}
         signature = tuple((n, _type(given[n], arguments[n])) for n in given)
         spec = KernelSpec(
-            kernel, signature, tuple(sorted({**absent, **constants}.items())), warps, stages
+            kernel,
+            signature,
+            tuple(sorted({**absent, **constants}.items())),
+            warps,
+            stages,
+            exact=any(isinstance(v, View) and v.scale is not None for v in given.values()),
         )
         written = {view.base for view in writes}
         read = {v.base for v in given.values() if isinstance(v, View)} - {WEIGHTS} - written

@@ -4,7 +4,7 @@
 
 from collections.abc import Callable, Mapping
 
-from toolkit.gpu import convolutions, places, poolings, products, resizes, rows
+from toolkit.gpu import convolutions, grids, places, poolings, products, resizes, rows
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.fusion import Group
 
@@ -26,4 +26,6 @@ EMITTERS: Mapping[str, Emitter] = {
     "Unsqueeze": places.emit_reshape,
     "Transpose": places.emit_transpose,
     "Concat": places.emit_concat,
+    "ToIntegers": grids.emit_to_integers,
+    "FromIntegers": grids.emit_from_integers,
 }
