@@ -10,6 +10,7 @@ from toolkit.gpu.endings import (
     ending_of,
     operand_strides,
     product_constants,
+    result_strides,
 )
 from toolkit.gpu.fusion import Group
 from toolkit.gpu.network import Array
@@ -153,11 +154,11 @@ def _pointwise(draft: Draft, p: _Picture) -> None:
         {
             "DEPTH": channels,
             "COLUMNS": filters,
-            **operand_strides("A", 0, p.x_pitch, 1),
-            **operand_strides("B", 0, filters, 1),
-            "Y_BATCH": 0,
-            "Y_PITCH": p.y_pitch,
-            "R_PITCH": p.r_pitch,
+            "INNER": 1,
+            **operand_strides("A", p.x_pitch, 1),
+            **operand_strides("B", filters, 1),
+            **result_strides("Y", p.y_pitch),
+            **result_strides("R", p.r_pitch),
             "STEPS": p.ending.steps,
             **product_constants(draft, tile),
         },

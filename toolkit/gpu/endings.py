@@ -38,7 +38,7 @@ def ending_of(draft: Draft, group: Group, bias: str) -> Ending:
     packed = None
     if bias:
         values = constant_weights(draft, op, 2)
-        columns = draft.network.shapes[op.outputs[0]][1]
+        columns = draft.network.shapes[op.outputs[0]][1 if op.kind == "Conv" else -1]
         if values.size not in (1, columns) or (values.size > 1 and values.shape[-1] != columns):
             raise NotCoveredError(
                 f"node {op.name!r} ({op.kind}) adds {list(values.shape)}; kernels take one number "
@@ -60,5 +60,16 @@ def product_constants(draft: Draft, tile: Tile) -> dict[str, Constant]:
     }
 
 
-def operand_strides(operand: str, batch: int, row: int, column: int) -> dict[str, Constant]:
-    return {f"{operand}_BATCH": batch, f"{operand}_ROW": row, f"{operand}_COLUMN": column}
+def operand_strides(
+    operand: str, row: int, column: int, batch: int = 0, outer: int = 0
+) -> dict[str, Constant]:
+    return {
+        f"{operand}_OUTER": outer,
+        f"{operand}_BATCH": batch,
+        f"{operand}_ROW": row,
+        f"{operand}_COLUMN": column,
+    }
+
+
+def result_strides(operand: str, row: int, batch: int = 0, outer: int = 0) -> dict[str, Constant]:
+    return {f"{operand}_OUTER": outer, f"{operand}_BATCH": batch, f"{operand}_PITCH": row}

@@ -1,7 +1,9 @@
 """Products of matrices -> calls."""
 
-from math import prod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from toolkit.gpu.chains import broadcast
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.endings import (
     Ending,
@@ -9,12 +11,31 @@ from toolkit.gpu.endings import (
     ending_of,
     operand_strides,
     product_constants,
+    result_strides,
 )
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.fusion import Group
 from toolkit.gpu.sizes import ceil_div
 from toolkit.gpu.tiles import product_tile
-from toolkit.gpu.view import View, row_major
+from toolkit.gpu.view import Shape, View, row_major
+
+
+@dataclass(frozen=True, slots=True)
+class _Products:
+    """Operands of rank 3 or 4: (products, rows, columns) or (groups, products, rows, columns).
+
+    `residual` is repeated to the shape of `y`.
+    """
+
+    left: View
+    right: View
+    y: View
+    residual: View | None
+
+    @property
+    def given(self) -> tuple[View, ...]:
+        views = (self.left, self.right, self.y, self.residual)
+        return tuple(view for view in views if view is not None)
 
 
 def emit_gemm(draft: Draft, group: Group) -> None:
@@ -24,61 +45,48 @@ def emit_gemm(draft: Draft, group: Group) -> None:
         raise NotCoveredError(f"node {op.name!r} (Gemm) has factors; kernels take 1.0")
     weights = constant_weights(draft, op, 1)
     right = draft.constant(weights.T if op.integer("transB", 0) else weights, draft.dtype)
-    left = draft.read(op.inputs[0])
-    if left.dtype != draft.dtype:
-        left = draft.rows(op.inputs[0])
+    left = _stored(draft, op.inputs[0])
     left = left.permuted((1, 0)) if op.integer("transA", 0) else left
     _matmul(draft, group, left, right, ending_of(draft, group, op.input(2)))
 
 
 def emit_matmul(draft: Draft, group: Group) -> None:
-    """Add a MatMul, of two tensors or of a tensor and a constant."""
+    """Add a MatMul of tensors or constants of any rank; a third input is a bias of the columns."""
     op = group.root_operation
-    left, right = (_stored(draft, name) for name in op.inputs)
-    if len(left.shape) < 2 or len(right.shape) < 2:
-        raise NotCoveredError(f"node {op.name!r} (MatMul) has a vector; kernels take matrices")
-    if len(right.shape) == 2 and len(left.shape) > 2:
-        left = _as_matrix(draft, left)
-    elif len(left.shape) > 2:
-        if left.shape[:-2] != right.shape[:-2]:
-            raise NotCoveredError(
-                f"node {op.name!r} (MatMul) repeats {list(right.shape)} along {list(left.shape)}; "
-                "kernels take equal batches"
-            )
-        left, right = _as_batch(draft, left), _as_batch(draft, right)
-    _matmul(draft, group, left, right, ending_of(draft, group, ""))
+    left, right = (_stored(draft, name) for name in op.inputs[:2])
+    _matmul(draft, group, left, right, ending_of(draft, group, op.input(2)))
 
 
 def _matmul(draft: Draft, group: Group, left: View, right: View, ending: Ending) -> None:
-    """Add the product of two views of rank 2, or of two of rank 3."""
-    products = left.shape[0] if len(left.shape) == 3 else 1
-    if products > 1 and ending.residual is not None:
-        raise NotCoveredError(
-            f"node {group.nodes[0]!r} ends {products} products in a residual; kernels take 1"
-        )
-    (rows, depth), columns = left.shape[-2:], right.shape[-1]
-    residual = None if ending.residual is None else draft.rows(ending.residual)
+    """Add the product of two views of any rank, as numpy.matmul."""
     y = draft.make(group.result)
+    if y.strides and y.strides[-1] != 1:
+        raise NotCoveredError(f"node {group.nodes[0]!r} writes columns apart from each other")
+    residual = None if ending.residual is None else _read_residual(draft, ending.residual, y.shape)
+    products = _with_batches(draft, _as_matrices(left, right, y, residual))
+    left, right, y = products.left, products.right, products.y
+    (rows, depth), columns = left.shape[-2:], right.shape[-1]
+    groups, inner = (1, *left.shape[:-2])[-2:]
     tile = product_tile(rows, columns, depth, draft.item_bytes, draft.gpu)
     call = draft.make_call(
         "matmul",
-        (ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns), products, 1),
+        (ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns), groups * inner, 1),
         {
             "a": left,
             "b": right,
             "bias": ending.bias,
-            "residual": residual,
+            "residual": products.residual,
             "y": y,
             "rows": rows,
         },
         {
             "DEPTH": depth,
             "COLUMNS": columns,
-            **operand_strides("A", *_three(left)),
-            **operand_strides("B", *_three(right)),
-            "Y_BATCH": rows * columns,
-            "Y_PITCH": columns,
-            "R_PITCH": columns,
+            "INNER": inner,
+            **operand_strides("A", *_inside_out(left)),
+            **operand_strides("B", *_inside_out(right)),
+            **result_strides("Y", *_rows_out(y)),
+            **result_strides("R", *_rows_out(products.residual or y)),
             "STEPS": ending.steps,
             **product_constants(draft, tile),
         },
@@ -92,21 +100,89 @@ def _matmul(draft: Draft, group: Group, left: View, right: View, ending: Ending)
 def _stored(draft: Draft, name: str) -> View:
     """Return a view in the type that products are made in."""
     view = draft.read(name)
-    return view if view.dtype == draft.dtype else draft.rows(name)
+    return view if view.dtype == draft.dtype else draft.read_float(name)
 
 
-def _as_matrix(draft: Draft, view: View) -> View:
-    """Join all dimensions but the last; copies if they do not lie in a row."""
-    shape = (prod(view.shape[:-1]), view.shape[-1])
-    return _dense(draft, view).reshaped(shape) or view
+def _read_residual(draft: Draft, name: str, shape: Shape) -> View:
+    """Return a tensor repeated to `shape`, with columns side by side; copies if needed."""
+    view = broadcast(draft.read_float(name), shape)
+    if shape[-1:] != (1,) and view.strides[-1:] != (1,):
+        view = draft.copy(view, row_major(shape), view.dtype)
+    return view
 
 
-def _as_batch(draft: Draft, view: View) -> View:
-    """Join all dimensions but the last two; a single batch dimension keeps its strides."""
-    if len(view.shape) == 3:
-        return view
-    shape = (prod(view.shape[:-2]), *view.shape[-2:])
-    return _dense(draft, view).reshaped(shape) or view
+def _as_matrices(left: View, right: View, y: View, residual: View | None) -> _Products:
+    """Give vectors their second dimension, and all the same dimensions before the last two."""
+    if len(right.shape) == 1:
+        right = _unsqueezed(right, 1)
+        y = _unsqueezed(y, len(y.shape))
+        residual = residual and _unsqueezed(residual, len(residual.shape))
+    if len(left.shape) == 1:
+        left = _unsqueezed(left, 0)
+        y = _unsqueezed(y, len(y.shape) - 1)
+        residual = residual and _unsqueezed(residual, len(residual.shape) - 1)
+    batch = y.shape[:-2]
+    left = broadcast(left, (*batch, *left.shape[-2:]))
+    return _Products(left, broadcast(right, (*batch, *right.shape[-2:])), y, residual)
+
+
+def _with_batches(draft: Draft, products: _Products) -> _Products:
+    """Join the dimensions before the last two to one or two; copies operands if needed.
+
+    Where all products share the right operand, the last of them joins the rows.
+    """
+    found = _joined(products)
+    if len(found.left.shape) > 4:
+        left, right = (_dense(draft, view) for view in (products.left, products.right))
+        residual = products.residual and _dense(draft, products.residual)
+        found = _joined(replace(products, left=left, right=right, residual=residual))
+    return found
+
+
+def _joined(products: _Products) -> _Products:
+    y = products.y
+    batches: list[tuple[int, tuple[int, ...]]] = []  # sizes, and the strides of all views
+    for at in range(len(y.shape) - 2):
+        size, steps = y.shape[at], tuple(view.strides[at] for view in products.given)
+        if size == 1:
+            continue
+        if batches and all(o == s * size for o, s in zip(batches[-1][1], steps, strict=True)):
+            batches[-1] = (batches[-1][0] * size, steps)
+        else:
+            batches.append((size, steps))
+    tails = [(view.shape[-2:], view.strides[-2:]) for view in products.given]
+    if batches and batches[-1][1][1] == 0 and _rows_join(products, batches[-1][1]):
+        size, steps = batches.pop()
+        rows = y.shape[-2] * size
+        inner = [s if y.shape[-2] == 1 else t[1][0] for s, t in zip(steps, tails, strict=True)]
+        tails = [
+            (t[0], t[1]) if at == 1 else ((rows, t[0][1]), (inner[at], t[1][1]))
+            for at, t in enumerate(tails)
+        ]
+    batches = batches or [(1, (0,) * len(tails))]
+    views = [
+        replace(
+            view,
+            shape=(*(size for size, _ in batches), *shape),
+            strides=(*(steps[at] for _, steps in batches), *strides),
+        )
+        for at, (view, (shape, strides)) in enumerate(zip(products.given, tails, strict=True))
+    ]
+    return _Products(views[0], views[1], views[2], views[3] if len(views) == 4 else None)
+
+
+def _rows_join(products: _Products, steps: Sequence[int]) -> bool:
+    """Whether the rows of one product and those of the next lie like rows of one."""
+    rows = products.y.shape[-2]
+    views = [(at, view) for at, view in enumerate(products.given) if at != 1]
+    return rows == 1 or all(steps[at] == rows * view.strides[-2] for at, view in views)
+
+
+def _unsqueezed(view: View, at: int) -> View:
+    shape, strides = view.shape, view.strides
+    return replace(
+        view, shape=(*shape[:at], 1, *shape[at:]), strides=(*strides[:at], 1, *strides[at:])
+    )
 
 
 def _dense(draft: Draft, view: View) -> View:
@@ -115,7 +191,13 @@ def _dense(draft: Draft, view: View) -> View:
     return draft.copy(view, row_major(view.shape), view.dtype)
 
 
-def _three(view: View) -> tuple[int, int, int]:
-    """Return the strides of products, rows and columns."""
-    batch = view.strides[0] if len(view.shape) == 3 else 0
-    return batch, view.strides[-2], view.strides[-1]
+def _inside_out(view: View) -> tuple[int, int, int, int]:
+    """Return the strides of rows, columns, products and groups of them."""
+    outer, batch, row, column = (0, *view.strides)[-4:]
+    return row, column, batch, outer
+
+
+def _rows_out(view: View) -> tuple[int, int, int]:
+    """Return the strides of rows, products and groups of them."""
+    row, _, batch, outer = _inside_out(view)
+    return row, batch, outer

@@ -1,9 +1,10 @@
 """Matrix products, one or a batch of them; a 1x1 convolution is one whose rows are pixels.
 
-    y[i, m, n] = STEPS(sum_k a[i, m, k] b[i, k, n] + bias[n], residual[m, n])
+    y[i, m, n] = STEPS(sum_k a[i, m, k] b[i, k, n] + bias[n], residual[i, m, n])
 
-a and b are read with any strides, so a transposed operand costs no copy. A batch stride of 0 gives
-all products the same operand.
+a and b are read with any strides, so a transposed operand costs no copy. Product i is number
+i % INNER of group i // INNER, with a stride for each of the two; a stride of 0 gives several
+products the same operand.
 """
 
 import triton
@@ -16,20 +17,23 @@ from toolkit.gpu.kernels.expression import store_rows
 def matmul(
     a, b, bias, residual, y, rows,
     DEPTH: tl.constexpr, COLUMNS: tl.constexpr,
-    A_BATCH: tl.constexpr, A_ROW: tl.constexpr, A_COLUMN: tl.constexpr,
-    B_BATCH: tl.constexpr, B_ROW: tl.constexpr, B_COLUMN: tl.constexpr,
-    Y_BATCH: tl.constexpr, Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
+    INNER: tl.constexpr,
+    A_OUTER: tl.constexpr, A_BATCH: tl.constexpr, A_ROW: tl.constexpr, A_COLUMN: tl.constexpr,
+    B_OUTER: tl.constexpr, B_BATCH: tl.constexpr, B_ROW: tl.constexpr, B_COLUMN: tl.constexpr,
+    Y_OUTER: tl.constexpr, Y_BATCH: tl.constexpr, Y_PITCH: tl.constexpr,
+    R_OUTER: tl.constexpr, R_BATCH: tl.constexpr, R_PITCH: tl.constexpr,
     STEPS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (blocks of rows x blocks of columns, products). A residual goes with one product."""
+    """Grid: (blocks of rows x blocks of columns, products)."""
     COLUMN_BLOCKS: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N
     tile = tl.program_id(0)  # neighbours share the rows: they stay in the cache
-    i = tl.program_id(1)
+    outer = tl.program_id(1) // INNER
+    i = tl.program_id(1) % INNER
     m = tile // COLUMN_BLOCKS * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tile % COLUMN_BLOCKS * BLOCK_N + tl.arange(0, BLOCK_N)
-    a += i * A_BATCH
-    b += i * B_BATCH
+    a += outer * A_OUTER + i * A_BATCH
+    b += outer * B_OUTER + i * B_BATCH
 
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, DEPTH, BLOCK_K):
@@ -40,5 +44,7 @@ def matmul(
         right = tl.load(b + k[:, None] * B_ROW + n[None, :] * B_COLUMN, mask=inside, other=0.0)
         total = tl.dot(left, right, total, input_precision=PRECISION)
 
-    y += i * Y_BATCH
+    y += outer * Y_OUTER + i * Y_BATCH
+    if residual is not None:
+        residual += outer * R_OUTER + i * R_BATCH
     store_rows(total, bias, residual, y, m, n, rows, COLUMNS, Y_PITCH, R_PITCH, STEPS)

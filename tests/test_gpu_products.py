@@ -1,0 +1,67 @@
+"""Products of matrices of every rank, interpreted on the CPU, against onnxruntime."""
+
+import gpu_interpreter
+import numpy as np
+import pytest
+from gpu_graphs import Case, node, normal
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+LIMITS = {"fp32": 1e-5, "fp16": 1e-2}
+PRECISIONS = pytest.mark.parametrize("precision", ["fp32", "fp16"])
+
+
+def check(case: Case, precision: str, rng: np.random.Generator) -> None:
+    feeds = case.feeds(rng)
+    found = gpu_interpreter.run(case.draft(precision), feeds)
+    for name, truth in case.truth(feeds).items():
+        assert found[name].shape == truth.shape
+        difference = np.linalg.norm(found[name].astype(np.float64) - truth)
+        assert difference < LIMITS[precision] * np.linalg.norm(truth), name
+
+
+SHAPES = [
+    ((3,), (3,)),
+    ((3,), (3, 4)),
+    ((5, 3), (3,)),
+    ((3,), (2, 3, 4)),
+    ((2, 5, 3), (3,)),
+    ((2, 5, 3), (3, 4)),
+    ((5, 3), (2, 3, 4)),
+    ((2, 5, 3), (2, 3, 4)),
+    ((7, 1, 3), (3, 4)),
+    ((2, 1, 5, 3), (1, 6, 3, 4)),
+    ((2, 1, 3, 5, 3), (4, 1, 3, 4)),
+    ((2, 3, 1, 5, 3), (1, 1, 4, 3, 2)),
+]
+
+
+@PRECISIONS
+@pytest.mark.parametrize(("left", "right"), SHAPES)
+def test_matmul_repeats_as_numpy(
+    left: tuple[int, ...], right: tuple[int, ...], precision: str, rng: np.random.Generator
+) -> None:
+    check(Case([node("MatMul", "a b", "y")], {"a": left, "b": right}, {}), precision, rng)
+
+
+@pytest.mark.parametrize("constant", [True, False])
+def test_a_residual_is_added_to_every_product(constant: bool, rng: np.random.Generator) -> None:
+    nodes = [node("MatMul", "a b", "c"), node("Add", "c r", "y")]
+    inputs = {"a": (2, 3, 5, 4), "r": (2, 3, 5, 6)}
+    weights = {"b": normal(rng, 4, 6)} if constant else {}
+    case = Case(nodes, inputs if constant else {**inputs, "b": (2, 3, 4, 6)}, weights)
+    assert [call.spec.kernel for call in case.draft("fp32").calls] == ["matmul"]
+    check(case, "fp32", rng)
+
+
+@PRECISIONS
+@pytest.mark.parametrize("order", [[0, 2, 1, 3], [2, 0, 1, 3], [1, 0, 3, 2]])
+def test_products_read_transposed_operands_in_place(
+    order: list[int], precision: str, rng: np.random.Generator
+) -> None:
+    shape = (2, 5, 3, 4)
+    moved = tuple(shape[at] for at in order)
+    nodes = [node("Transpose", "a", "t", perm=order), node("MatMul", "t b", "y")]
+    case = Case(nodes, {"a": shape, "b": (*moved[:2], moved[3], 6)}, {})
+    assert [call.spec.kernel for call in case.draft("fp32").calls] == ["matmul"]
+    check(case, precision, rng)
