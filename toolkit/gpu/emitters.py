@@ -4,7 +4,7 @@
 
 from collections.abc import Callable, Mapping
 
-from toolkit.gpu import convolutions, grids, places, poolings, products, resizes, rows
+from toolkit.gpu import convolutions, grids, moves, places, poolings, products, resizes, rows
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.fusion import Group
 
@@ -19,12 +19,18 @@ EMITTERS: Mapping[str, Emitter] = {
     "GlobalAveragePool": poolings.emit_global_average,
     "Resize": resizes.emit_resize,
     "Softmax": rows.emit_softmax,
-    "Identity": places.emit_same,
-    "Reshape": places.emit_reshape,
-    "Flatten": places.emit_reshape,
-    "Squeeze": places.emit_reshape,
-    "Unsqueeze": places.emit_reshape,
-    "Transpose": places.emit_transpose,
+    "Identity": moves.emit_same,
+    "Reshape": moves.emit_reshape,
+    "Flatten": moves.emit_reshape,
+    "Squeeze": moves.emit_reshape,
+    "Unsqueeze": moves.emit_reshape,
+    "Transpose": moves.emit_transpose,
+    "Slice": moves.emit_slice,
+    "Split": moves.emit_split,
+    "Expand": moves.emit_expand,
+    "Tile": moves.emit_tile,
+    "DepthToSpace": moves.emit_depth_to_space,
+    "SpaceToDepth": moves.emit_space_to_depth,
     "Concat": places.emit_concat,
     "ToIntegers": grids.emit_to_integers,
     "FromIntegers": grids.emit_from_integers,

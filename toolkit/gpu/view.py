@@ -46,10 +46,29 @@ class View:
         )
 
     def reshaped(self, shape: Shape) -> "View | None":
-        """The same elements in order under another shape; None where that needs a copy."""
-        if not self.is_row_major():
-            return None
-        return replace(self, shape=shape, strides=row_major(shape))
+        """The same elements in order under another shape; None where that needs a copy.
+
+        Dimensions are split at will, and joined where they lie like one.
+        """
+        old = [(n, s) for n, s in zip(self.shape, self.strides, strict=True) if n != 1]
+        found: list[int] = []
+        at, last = 0, 1
+        while len(found) < len(shape):
+            group = [shape[len(found)]]  # new dimensions that hold the same elements as old ones
+            start, at = at, at + (group[0] != 1)
+            joined = prod(n for n, _ in old[start:at])
+            while prod(group) != joined:
+                if prod(group) < joined:
+                    group.append(shape[len(found) + len(group)])
+                else:
+                    joined *= old[at][0]
+                    at += 1
+            pairs = zip(old[start:at], old[start + 1 : at], strict=False)
+            if any(s != n * inner for (_, s), (n, inner) in pairs):
+                return None
+            last = old[at - 1][1] if at > start else last
+            found += [last * stride for stride in row_major(tuple(group))]
+        return replace(self, shape=shape, strides=tuple(found))
 
     def is_row_major(self) -> bool:
         """Whether the elements lie in the order of the indices, without gaps."""
