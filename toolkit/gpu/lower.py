@@ -1,6 +1,7 @@
 """A segment for the GPU, step by step: ONNX -> cubins, launches, weights and workspace.
 
 1 read      ONNX -> operations, shapes, constants         toolkit.gpu.network
+            Q/DQ -> tensors that lie as INT8              toolkit.gpu.quantized
 2 group     operations -> one kernel each                 toolkit.gpu.fusion
 3 place     concatenations in place                       toolkit.gpu.places
 4 emit      groups -> work, tensors -> views              toolkit.gpu.emitters
@@ -41,13 +42,16 @@ from toolkit.gpu.dtypes import ELEMENT_TYPES
 from toolkit.gpu.emitters import EMITTERS
 from toolkit.gpu.errors import NotCoveredError, not_covered
 from toolkit.gpu.expressions import is_elementwise
+from toolkit.gpu.functions import expand_functions
 from toolkit.gpu.fusion import Group, group_operations
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.network import Array, Network, read_network
+from toolkit.gpu.quantized import read_quantized
 from toolkit.gpu.view import View, row_major
 from toolkit.memory import Lifetime, plan_memory
 
-_STORED: dict[Precision, str] = {"fp32": "float32", "fp16": "float16"}
+# What lies on no INT8 grid is stored in this type.
+_STORED: dict[Precision, str] = {"fp32": "float32", "fp16": "float16", "int8": "float16"}
 # Triton's kernels end in two pointers to scratch memory that none of ours asks for.
 _TRITON_TAIL: tuple[Argument, ...] = (Null(), Null())
 
@@ -117,8 +121,25 @@ def draft_segment(
     segment: bytes, weights: Mapping[str, Array], *, gpu: GpuTarget, precision: Precision
 ) -> DraftedSegment:
     """Do all that needs no compiler; raises NotCoveredError."""
-    network = read_network(segment, weights)
-    _check(network, precision)
+    first: dict[str, str] = {}  # what is said of an operator itself, before its definition
+    while True:
+        try:
+            return _drafted(segment, weights, gpu, precision)
+        except NotCoveredError as error:
+            first = {**error.reasons, **first}
+            expanded = expand_functions(segment, error.reasons)
+            if expanded is None and not error.reasons:
+                raise
+            if expanded is None:
+                raise not_covered({name: first[name] for name in error.reasons}) from error
+            segment = expanded
+
+
+def _drafted(
+    segment: bytes, weights: Mapping[str, Array], gpu: GpuTarget, precision: Precision
+) -> DraftedSegment:
+    network = read_quantized(read_network(segment, weights))
+    _check(network)
     groups = group_operations(network)
     draft = Draft(network, gpu, _STORED[precision])
     inputs = {name: _border(draft, name, name) for name in network.inputs}
@@ -141,9 +162,7 @@ def draft_segment(
     )
 
 
-def _check(network: Network, precision: Precision) -> None:
-    if precision not in _STORED:
-        raise NotCoveredError(f"the precision is {precision}; kernels compute in fp32 and fp16")
+def _check(network: Network) -> None:
     reasons = {
         op.name: f"node {op.name!r} ({op.kind}) has no kernel yet"
         for op in network.operations

@@ -1,0 +1,79 @@
+"""Operators that ONNX defines by others, as their definitions."""
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from gpu_graphs import Case, node, normal
+from onnx import numpy_helper
+
+from toolkit.gpu.functions import expand_functions
+
+FUNCTIONS = {
+    "an attribute left to its default": Case(
+        [node("ThresholdedRelu", "x", "y")], {"x": (2, 3)}, {}
+    ),
+    "an attribute of its own": Case([node("Celu", "x", "y", alpha=0.3)], {"x": (2, 3)}, {}),
+    "an operator after it": Case(
+        [node("Selu", "x", "m"), node("Relu", "m", "y")], {"x": (2, 3)}, {}
+    ),
+    "small constants": Case(
+        [node("LayerNormalization", "x s b", "y", axis=-1)],
+        {"x": (2, 5, 4)},
+        {"s": np.array([1, 2, -1, 0.5], np.float32), "b": np.ones(4, np.float32)},
+    ),
+    "constants beside the segment": Case(
+        [node("LayerNormalization", "x s", "y", axis=-1)],
+        {"x": (2, 600)},
+        {"s": np.linspace(-1, 1, 600, dtype=np.float32)},
+    ),
+    "two of them": Case([node("Softsign", "x", "m"), node("Mish", "m", "y")], {"x": (3, 4)}, {}),
+}
+
+
+def answer(segment: bytes, case: Case, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    """What onnxruntime computes of a segment, with the weights that lie beside it."""
+    model = onnx.ModelProto.FromString(segment)
+    held = case.segment().weights
+    for at, tensor in enumerate(model.graph.initializer):
+        if tensor.name in held:
+            model.graph.initializer[at].CopyFrom(
+                numpy_helper.from_array(held[tensor.name], tensor.name)
+            )
+    onnx.checker.check_model(model, full_check=True)
+    for one in model.graph.node:
+        one.name = ""  # onnxruntime wants names of their own
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, feeds)
+    return found
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_definition_computes_what_the_operator_does(name: str, rng: np.random.Generator) -> None:
+    case = FUNCTIONS[name]
+    segment = case.segment().onnx
+    before = onnx.ModelProto.FromString(segment).graph.node
+    expanded = expand_functions(segment, [one.name for one in before])
+    assert expanded is not None
+    after = onnx.ModelProto.FromString(expanded).graph.node
+    assert {one.name for one in after} == {one.name for one in before}
+    kinds = {one.op_type for one in after}
+    assert not kinds & {"ThresholdedRelu", "Celu", "Selu", "LayerNormalization", "Softsign", "Mish"}
+    feeds = case.feeds(rng)
+    (truth,) = case.truth(feeds).values()
+    np.testing.assert_allclose(answer(expanded, case, feeds), truth, rtol=1e-4, atol=1e-5)
+
+
+def test_only_the_nodes_asked_for_are_replaced() -> None:
+    case = FUNCTIONS["two of them"]
+    expanded = expand_functions(case.segment().onnx, ["Mish:y"])
+    assert expanded is not None
+    kinds = [one.op_type for one in onnx.ModelProto.FromString(expanded).graph.node]
+    assert "Softsign" in kinds
+    assert "Mish" not in kinds
+
+
+def test_what_no_operators_define_stays(rng: np.random.Generator) -> None:
+    case = Case([node("MatMul", "x w", "y")], {"x": (2, 3)}, {"w": normal(rng, 3, 4)})
+    assert expand_functions(case.segment().onnx, ["MatMul:y"]) is None
+    assert expand_functions(FUNCTIONS["two of them"].segment().onnx, []) is None
