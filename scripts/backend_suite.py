@@ -10,7 +10,7 @@ and its outcome says so.
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,11 +110,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a test; `fixed`: with parameters as constants; `reason` where it failed."""
+    """What became of a test; `fixed`: with parameters as constants; `reasons` why it failed."""
 
     status: Status
     fixed: bool = False
-    reason: str = ""
+    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def run_case(case: Case, run: Run) -> Outcome:
     if fixed is None:
         return outcome
     second = _attempt(fixed, run)
-    return Outcome(second.status, True, second.reason)
+    return replace(second, fixed=True)
 
 
 def with_parameters(case: Case) -> Case | None:
@@ -201,20 +201,25 @@ def prepare(case: Case) -> Ready:
 def _attempt(case: Case, run: Run) -> Outcome:
     try:
         ready = prepare(case)
-    except (NotCoveredError, ImportModelError, BuildError) as error:
-        return Outcome("not covered", reason=str(error))
+    except NotCoveredError as error:
+        # A definition that was tried in vain says more than the operator that it defines.
+        last = error.__cause__ if isinstance(error.__cause__, NotCoveredError) else error
+        found = dict.fromkeys(last.reasons.values())
+        return Outcome("not covered", reasons=tuple(found) or (str(error),))
+    except (ImportModelError, BuildError) as error:
+        return Outcome("not covered", reasons=(str(error),))
     except Exception as error:  # noqa: BLE001  (a test's outcome is what it raised)
-        return Outcome("error", reason=f"{type(error).__name__} while drafting: {_said(error)}")
+        return Outcome("error", reasons=(f"while drafting: {_said(error)}",))
     for feeds, expected in ready.data:
         try:
             found = run(ready.drafted, feeds)
             outputs = [found[name] for name in ready.outputs]
         except Exception as error:  # noqa: BLE001
-            return Outcome("error", reason=f"{type(error).__name__} while running: {_said(error)}")
+            return Outcome("error", reasons=(f"while running: {_said(error)}",))
         try:
             Runner.assert_similar_outputs(expected, outputs, rtol=case.rtol, atol=case.atol)
         except AssertionError as error:
-            return Outcome("wrong", reason=" ".join(str(error).split())[:300])
+            return Outcome("wrong", reasons=(" ".join(str(error).split())[:300],))
     return Outcome("passed")
 
 

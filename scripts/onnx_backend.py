@@ -37,7 +37,7 @@ def main() -> None:
     for status, count in Counter(one.status for one in outcomes.values()).most_common():
         print(f"{count:5} {status}")
     if given.missing is not None:
-        given.missing.write_text(missing_text(cases, outcomes))
+        given.missing.write_text(missing_text(outcomes))
 
 
 def run_all(cases: Mapping[str, Callable[[], Case]], jobs: int) -> Iterator[tuple[str, Outcome]]:
@@ -64,7 +64,7 @@ def run_all(cases: Mapping[str, Callable[[], Case]], jobs: int) -> Iterator[tupl
                 process.kill()
                 process.join()
                 del running[pipe]
-                yield name, Outcome("error", reason=f"takes longer than {LONGEST_S:.0f} s")
+                yield name, Outcome("error", reasons=(f"takes longer than {LONGEST_S:.0f} s",))
 
 
 def _run_one(read: Callable[[], Case], pipe: Connection) -> None:
@@ -79,25 +79,30 @@ def _answer(pipe: Connection, process: multiprocessing.process.BaseProcess) -> O
     process.join()
     if isinstance(outcome, Outcome):
         return outcome
-    return Outcome("error", reason=f"the process ended with {process.exitcode}")
+    return Outcome("error", reasons=(f"the process ended with {process.exitcode}",))
 
 
-def missing_text(cases: Mapping[str, Callable[[], Case]], outcomes: Mapping[str, Outcome]) -> str:
-    """Say why tests did not pass: the commonest reason first, with its tests."""
+def missing_text(outcomes: Mapping[str, Outcome]) -> str:
+    """Say why tests did not pass: what stops most tests first, then what alone stops how many."""
     groups: dict[str, list[str]] = {}
+    alone: Counter[str] = Counter()
     for name, outcome in outcomes.items():
-        if outcome.status != "passed":
-            groups.setdefault(f"{outcome.status}: {general(outcome.reason)}", []).append(name)
-    lines = []
+        reasons = {f"{outcome.status}: {general(reason)}" for reason in outcome.reasons}
+        for reason in reasons:
+            groups.setdefault(reason, []).append(name)
+        if len(reasons) == 1:
+            alone.update(reasons)
+    lines = ["tests (alone)  reason"]
     for reason, names in sorted(groups.items(), key=lambda one: (-len(one[1]), one[0])):
         shown = " ".join(name.split("/", 1)[1].removeprefix("test_") for name in names[:6])
-        lines.append(f"{len(names):5}  {reason}\n         {shown}{' ...' if names[6:] else ''}")
+        lines.append(f"{len(names):5} ({alone[reason]})  {reason}")
+        lines.append(f"         {shown}{' ...' if names[6:] else ''}")
     return "\n".join(lines) + "\n"
 
 
 def general(reason: str) -> str:
     """Return a reason without the names and numbers of one model."""
-    reason = re.sub(r"^model\.onnx( \S+)?[: ]+", "", reason)
+    reason = re.sub(r"model\.onnx( \S+)?[: ]+", "", reason)
     reason = re.sub(r"'[^']*'", "...", reason)
     return re.sub(r"\[[^\]]*\]|(?<![\w.])-?\d+(\.\d+)?(e[+-]?\d+)?(?![\w.])", "N", reason)[:160]
 
