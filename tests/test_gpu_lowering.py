@@ -103,10 +103,6 @@ REFUSED = {
         Case([node("Conv", "x w", "y")], {"x": (1, 2, 4, 4), "w": (3, 2, 1, 1)}, {}),
         "weights that are not constant",
     ),
-    "softmax along channels": (
-        Case([node("Softmax", "x", "y", axis=1)], {"x": (1, 3, 4, 4)}, {}),
-        "dimension 1",
-    ),
     "a weight beyond FP16": (
         Case([node("MatMul", "x w", "y")], {"x": (2, 3)}, {"w": np.full((3, 4), 1e5, np.float32)}),
         "does not fit float16",

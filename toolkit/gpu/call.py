@@ -16,11 +16,26 @@ KERNELS: dict[str, str] = {
     "global_average": "pooling",
     "elementwise": "elementwise",
     "softmax": "softmax",
+    "normalize": "normalization",
 }
 
 Constant = Union[  # noqa: UP007  (it names itself)
     None, bool, int, float, str, tuple["Constant", ...]
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """The file of a plugin that holds a kernel; `title` is the plugin's operator."""
+
+    title: str
+    file: str
+    sha256: str
+
+    @property
+    def in_cuda(self) -> bool:
+        """Whether it is CUDA C++; else it is Triton."""
+        return self.file.endswith(".cu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +45,7 @@ class KernelSpec:
     `signature`: the run-time parameters in order with Triton's types, such as ("x", "*fp16:16");
     ":16" says that the value is a multiple of 16. `constants`: all other parameters, by name.
     `exact`: products are rounded before they are added, so that INT8 is the same bits everywhere.
+    `source` None: one of `KERNELS`.
     """
 
     kernel: str
@@ -38,6 +54,7 @@ class KernelSpec:
     warps: int
     stages: int
     exact: bool = False
+    source: KernelSource | None = None
 
 
 @dataclass(frozen=True, slots=True)

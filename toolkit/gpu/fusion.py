@@ -19,6 +19,12 @@ EPILOGUES: dict[str, int] = {
     "MaxPool": 0,
     "AveragePool": 0,
     "GlobalAveragePool": 0,
+    "LayerNormalization": 0,
+    "RMSNormalization": 0,
+    "InstanceNormalization": 0,
+    "GroupNormalization": 0,
+    "MeanVarianceNormalization": 0,
+    "LpNormalization": 0,
 }
 MAX_OPERANDS = 4  # of an element-wise kernel
 

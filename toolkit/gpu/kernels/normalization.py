@@ -1,0 +1,99 @@
+"""Normalization along rows of any strides.
+
+    y[r, i] = STEPS((x[r, i] - m[r]) s[r] gain[r, i] + bias[r, i])
+
+    m[r] = sum_i x[r, i] / COLUMNS
+    s[r] = 1 / sqrt(sum_i (x[r, i] - m[r])^2 / COLUMNS + EPSILON)                "variance"
+    m[r] = 0,  s[r] = 1 / sqrt(sum_i x[r, i]^2 / COLUMNS + EPSILON)              "square"
+    m[r] = 0,  s[r] = 1 / sum_i |x[r, i]|                                        "l1"
+    m[r] = 0,  s[r] = 1 / sqrt(sum_i x[r, i]^2)                                  "l2"
+
+In "l1" and "l2" s[r] is 0 for a row of zeros. A row longer than BLOCK is read up to three times.
+"""
+
+import triton
+import triton.language as tl
+
+from toolkit.gpu.kernels.expression import evaluate
+from toolkit.gpu.kernels.walk import load_rows, store_walked
+
+
+@triton.jit
+def normalize(
+    x, gain, bias, y, rows,
+    COLUMNS: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr,
+    X_STRIDES: tl.constexpr, GAIN_STRIDES: tl.constexpr, BIAS_STRIDES: tl.constexpr,
+    Y_STRIDES: tl.constexpr,
+    MODE: tl.constexpr, EPSILON: tl.constexpr, STEPS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid: (blocks of rows)."""
+    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    i = tl.arange(0, BLOCK)
+    mean = tl.zeros((ROWS,), tl.float32)
+    if COLUMNS <= BLOCK:
+        value = load_rows(x, r, rows, i, COLUMNS, OUTER, INNER, X_STRIDES, 0.0)
+        if MODE == "variance":
+            mean = tl.sum(value, 1) / COLUMNS
+        total = tl.sum(_power(value, mean, i, COLUMNS, MODE), 1)
+        scale = _scale(total, COLUMNS, MODE, EPSILON)
+        result = (value - mean[:, None]) * scale[:, None]
+        _finish(
+            result, gain, bias, y, r, rows, i, COLUMNS, OUTER, INNER,
+            GAIN_STRIDES, BIAS_STRIDES, Y_STRIDES, STEPS,
+        )  # fmt: skip
+    else:
+        if MODE == "variance":
+            sums = tl.zeros((ROWS, BLOCK), tl.float32)
+            for start in range(0, COLUMNS, BLOCK):
+                sums += load_rows(x, r, rows, start + i, COLUMNS, OUTER, INNER, X_STRIDES, 0.0)
+            mean = tl.sum(sums, 1) / COLUMNS
+        sums = tl.zeros((ROWS, BLOCK), tl.float32)
+        for start in range(0, COLUMNS, BLOCK):
+            value = load_rows(x, r, rows, start + i, COLUMNS, OUTER, INNER, X_STRIDES, 0.0)
+            sums += _power(value, mean, start + i, COLUMNS, MODE)
+        scale = _scale(tl.sum(sums, 1), COLUMNS, MODE, EPSILON)
+        for start in range(0, COLUMNS, BLOCK):
+            value = load_rows(x, r, rows, start + i, COLUMNS, OUTER, INNER, X_STRIDES, 0.0)
+            result = (value - mean[:, None]) * scale[:, None]
+            _finish(
+                result, gain, bias, y, r, rows, start + i, COLUMNS, OUTER, INNER,
+                GAIN_STRIDES, BIAS_STRIDES, Y_STRIDES, STEPS,
+            )  # fmt: skip
+
+
+@triton.jit
+def _power(value, mean, i, COLUMNS: tl.constexpr, MODE: tl.constexpr):
+    """What s[r] sums; 0 outside of the row."""
+    if MODE == "l1":
+        result = tl.abs(value)
+    else:
+        away = tl.where((i < COLUMNS)[None, :], value - mean[:, None], 0.0)
+        result = away * away
+    return result
+
+
+@triton.jit
+def _scale(total, COLUMNS: tl.constexpr, MODE: tl.constexpr, EPSILON: tl.constexpr):
+    if MODE == "l1":
+        result = tl.where(total == 0.0, 0.0, 1.0 / total)
+    elif MODE == "l2":
+        result = tl.where(total == 0.0, 0.0, 1.0 / tl.sqrt(total))
+    else:
+        tl.static_assert((MODE == "variance") | (MODE == "square"))
+        result = 1.0 / tl.sqrt(total / COLUMNS + EPSILON)
+    return result
+
+
+@triton.jit
+def _finish(
+    result, gain, bias, y, r, rows, i, COLUMNS: tl.constexpr,
+    OUTER: tl.constexpr, INNER: tl.constexpr, GAIN_STRIDES: tl.constexpr,
+    BIAS_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    if gain is not None:
+        result *= load_rows(gain, r, rows, i, COLUMNS, OUTER, INNER, GAIN_STRIDES, 0.0)
+    if bias is not None:
+        result += load_rows(bias, r, rows, i, COLUMNS, OUTER, INNER, BIAS_STRIDES, 0.0)
+    result = evaluate((result,), STEPS)
+    store_walked(result, y, r, rows, i, COLUMNS, OUTER, INNER, Y_STRIDES)

@@ -1,0 +1,45 @@
+"""Where the elements of a tensor of any strides lie.
+
+    place(i) = sum_d index_d STRIDES[d]
+
+index is the i-th of all indices of SHAPE, the last dimension fastest. SHAPE[0] is not looked at.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def walk(i, SHAPE: tl.constexpr, STRIDES: tl.constexpr):
+    """Return the places of elements number `i`, a block of integers."""
+    place = tl.zeros_like(i)
+    for back in tl.static_range(1, len(SHAPE)):
+        if STRIDES[len(SHAPE) - back] != 0:
+            place += i % SHAPE[len(SHAPE) - back] * STRIDES[len(SHAPE) - back]
+        i = i // SHAPE[len(SHAPE) - back]
+    return place + i * STRIDES[0]
+
+
+@triton.jit
+def load_rows(
+    x, row, rows, column, COLUMNS: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr,
+    STRIDES: tl.constexpr, OTHER: tl.constexpr,
+):  # fmt: skip
+    """Return the float32 block x[row, column]; OTHER outside.
+
+    Rows are counted over the shape OUTER, columns over INNER; STRIDES are those of the two.
+    """
+    place = walk(row, OUTER, STRIDES[0])[:, None] + walk(column, INNER, STRIDES[1])[None, :]
+    inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+    return tl.load(x + place, mask=inside, other=OTHER).to(tl.float32)
+
+
+@triton.jit
+def store_walked(
+    value, y, row, rows, column, COLUMNS: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr,
+    STRIDES: tl.constexpr,
+):  # fmt: skip
+    """Store the block y[row, column] = value, in the type of y."""
+    place = walk(row, OUTER, STRIDES[0])[:, None] + walk(column, INNER, STRIDES[1])[None, :]
+    inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+    tl.store(y + place, value.to(y.dtype.element_ty), mask=inside)
