@@ -1,6 +1,7 @@
 """Convolutions -> calls."""
 
 from dataclasses import dataclass
+from math import prod
 
 from toolkit.gpu.call import Constant
 from toolkit.gpu.draft import Draft
@@ -11,8 +12,10 @@ from toolkit.gpu.endings import (
     operand_strides,
     product_constants,
     result_strides,
+    weight_matrix,
 )
 from toolkit.gpu.fusion import Group
+from toolkit.gpu.integer_products import integer_weights
 from toolkit.gpu.network import Array
 from toolkit.gpu.sizes import ceil_div
 from toolkit.gpu.tiles import product_tile, row_tile
@@ -41,18 +44,21 @@ def emit_convolution(draft: Draft, group: Group) -> None:
     """Add a convolution with bias, residual and activation: one call."""
     op = group.root_operation
     weights = constant_weights(draft, op, 1)
-    ending = ending_of(draft, group, op.input(2))
+    integer = integer_weights(draft, op, 0, weights.shape[0], prod(weights.shape[1:]))
+    ending = ending_of(draft, group, op.input(2), integer)
     shape, result = draft.network.shapes[op.inputs[0]], draft.network.shapes[group.result]
     window = read_window(op, weights.shape[2:], shape, result)
-    x, x_pitch = draft.pixels(op.inputs[0])
-    residual, r_pitch = (None, 0) if ending.residual is None else draft.pixels(ending.residual)
+    x, x_pitch = (draft.stored_pixels if integer else draft.pixels)(op.inputs[0])
+    residual, r_pitch = None, 0
+    if ending.residual is not None:
+        residual, r_pitch = draft.stored_pixels(ending.residual)
     y = draft.make(group.result, channels_last(result))
     y_pitch = y.pixel_pitch()
     assert y_pitch is not None  # homes and fresh tensors are channels-last
     picture = _Picture(
         x=x,
         x_pitch=x_pitch,
-        weights=weights,
+        weights=integer.values if integer else weights,
         groups=op.integer("group", 1),
         window=window,
         y=y,
@@ -75,7 +81,7 @@ def _implicit(draft: Draft, p: _Picture) -> None:
     filters, channels = p.weights.shape[0] // p.groups, p.weights.shape[1]
     taps = p.window.taps[0] * p.window.taps[1]
     pixels = p.y.shape[0] * p.y.shape[2] * p.y.shape[3]
-    tile = product_tile(pixels, filters, taps * channels, draft.item_bytes, draft.gpu)
+    tile = product_tile(pixels, filters, taps * channels, p.x.item_bytes, draft.gpu)
     # (group, filter, channel, row, column) -> (group, row, column, channel, filter)
     packed = p.weights.reshape(p.groups, filters, channels, *p.window.taps).transpose(0, 3, 4, 2, 1)
     call = draft.make_call(
@@ -83,8 +89,9 @@ def _implicit(draft: Draft, p: _Picture) -> None:
         (ceil_div(pixels, tile.rows) * ceil_div(filters, tile.columns), p.groups, 1),
         {
             "x": p.x,
-            "weights": draft.constant(packed, draft.dtype),
+            "weights": draft.constant(packed, p.x.dtype),
             "bias": p.ending.bias,
+            "scale": p.ending.scale,
             "residual": p.residual,
             "y": p.y,
             "batch": p.x.shape[0],
@@ -95,7 +102,7 @@ def _implicit(draft: Draft, p: _Picture) -> None:
             "FILTERS": filters,
             **p.window.constants(),
             "STEPS": p.ending.steps,
-            **product_constants(draft, tile),
+            **product_constants(draft, tile, p.x.dtype),
         },
         writes=(p.y,),
         warps=tile.warps,
@@ -113,8 +120,9 @@ def _depthwise(draft: Draft, p: _Picture) -> None:
         (ceil_div(pixels, tile.rows), ceil_div(channels, tile.columns), 1),
         {
             "x": p.x,
-            "weights": draft.constant(p.weights[:, 0].transpose(1, 2, 0), draft.dtype),
+            "weights": draft.constant(p.weights[:, 0].transpose(1, 2, 0), p.x.dtype),
             "bias": p.ending.bias,
+            "scale": p.ending.scale,
             "residual": p.residual,
             "y": p.y,
             "batch": p.x.shape[0],
@@ -138,8 +146,8 @@ def _pointwise(draft: Draft, p: _Picture) -> None:
     """A 1x1 convolution is a product: its rows are pixels, its columns filters."""
     filters, channels = p.weights.shape[:2]
     rows = p.y.shape[0] * p.y.shape[2] * p.y.shape[3]
-    packed = draft.constant(p.weights.reshape(filters, channels).T, draft.dtype)
-    tile = product_tile(rows, filters, channels, draft.item_bytes, draft.gpu)
+    packed = weight_matrix(draft, p.weights.reshape(filters, channels).T, p.x.dtype)
+    tile = product_tile(rows, filters, channels, p.x.item_bytes, draft.gpu)
     call = draft.make_call(
         "matmul",
         (ceil_div(rows, tile.rows) * ceil_div(filters, tile.columns), 1, 1),
@@ -147,6 +155,7 @@ def _pointwise(draft: Draft, p: _Picture) -> None:
             "a": p.x,
             "b": packed,
             "bias": p.ending.bias,
+            "scale": p.ending.scale,
             "residual": p.residual,
             "y": p.y,
             "rows": rows,
@@ -156,11 +165,11 @@ def _pointwise(draft: Draft, p: _Picture) -> None:
             "COLUMNS": filters,
             "INNER": 1,
             **operand_strides("A", p.x_pitch, 1),
-            **operand_strides("B", filters, 1),
+            **operand_strides("B", *packed.strides),
             **result_strides("Y", p.y_pitch),
             **result_strides("R", p.r_pitch),
             "STEPS": p.ending.steps,
-            **product_constants(draft, tile),
+            **product_constants(draft, tile, p.x.dtype),
         },
         writes=(p.y,),
         warps=tile.warps,

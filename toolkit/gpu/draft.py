@@ -117,6 +117,11 @@ class Draft:
             self.views[name] = made
         return made
 
+    def operand(self, name: str) -> View:
+        """Return where a tensor lies for a reader of INT8: on a grid, or in activations' type."""
+        view = self.read(name)
+        return view if view.scale is not None else self.read_float(name)
+
     def constant(self, values: Array, dtype: str) -> View:
         """Pack constant values as `dtype`, in the order of their indices; equal ones once.
 

@@ -7,8 +7,9 @@ import numpy as np
 from toolkit.gpu.call import Constant
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.expressions import Step, expression_of
+from toolkit.gpu.expressions import Step
 from toolkit.gpu.fusion import Group
+from toolkit.gpu.integer_products import IntegerEnding
 from toolkit.gpu.network import Array, Operation
 from toolkit.gpu.tiles import Tile
 from toolkit.gpu.view import View
@@ -16,9 +17,13 @@ from toolkit.gpu.view import View
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What a kernel does with its sums: bias and residual (or None), and steps."""
+    """What a kernel does with its sums: bias, factors and residual (or None), and steps.
+
+    Sums of INT8 have `scale`, a factor for each column, and a bias in INT32.
+    """
 
     bias: View | None
+    scale: View | None
     residual: str | None
     steps: tuple[Step, ...]
 
@@ -32,11 +37,16 @@ def constant_weights(draft: Draft, op: Operation, at: int) -> Array:
     return draft.network.constants[name]
 
 
-def ending_of(draft: Draft, group: Group, bias: str) -> Ending:
+def ending_of(
+    draft: Draft, group: Group, bias: str, integer: IntegerEnding | None = None
+) -> Ending:
     """Read what follows the product; a bias is constant and has a number for each column."""
     op = group.root_operation
-    packed = None
-    if bias:
+    packed, scale = None, None
+    if integer is not None:
+        scale = draft.constant(integer.factors, "float32")
+        packed = None if integer.bias is None else draft.constant(integer.bias, "int32")
+    elif bias:
         values = constant_weights(draft, op, 2)
         columns = draft.network.shapes[op.outputs[0]][1 if op.kind == "Conv" else -1]
         if values.size not in (1, columns) or (values.size > 1 and values.shape[-1] != columns):
@@ -45,15 +55,30 @@ def ending_of(draft: Draft, group: Group, bias: str) -> Ending:
                 f"for each of {columns} columns"
             )
         packed = draft.constant(np.broadcast_to(values.reshape(-1), (columns,)), "float32")
-    expression = expression_of(op.outputs[0], group.after, draft.network.constants)
+    expression = draft.expression(op.outputs[0], group.after)
     residual = expression.operands[1] if len(expression.operands) > 1 else None
-    return Ending(packed, residual, expression.steps)
+    return Ending(packed, scale, residual, expression.steps)
 
 
-def product_constants(draft: Draft, tile: Tile) -> dict[str, Constant]:
-    half = draft.dtype == "float16"
+def weight_matrix(draft: Draft, values: Array, dtype: str) -> View:
+    """Pack the right operand of a product, (..., depth, columns).
+
+    Integers lie with the depth fastest: tensor cores of sm_90 read them in no other way.
+    """
+    if dtype != "int8":
+        return draft.constant(values, dtype)
+    order = (*range(values.ndim - 2), values.ndim - 1, values.ndim - 2)
+    return draft.constant(values.transpose(order), dtype).permuted(order)
+
+
+def product_constants(draft: Draft, tile: Tile, dtype: str) -> dict[str, Constant]:
+    precision = "ieee"
+    if dtype == "int8":
+        precision = "int8" if draft.gpu.has_matrix_units else "int8 as fp16"
+    elif dtype == "float32":
+        precision = draft.gpu.fp32_precision
     return {
-        "PRECISION": "ieee" if half else draft.gpu.fp32_precision,
+        "PRECISION": precision,
         "BLOCK_M": tile.rows,
         "BLOCK_N": tile.columns,
         "BLOCK_K": tile.depth,

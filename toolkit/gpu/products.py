@@ -12,9 +12,11 @@ from toolkit.gpu.endings import (
     operand_strides,
     product_constants,
     result_strides,
+    weight_matrix,
 )
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.fusion import Group
+from toolkit.gpu.integer_products import integer_factors, integer_weights
 from toolkit.gpu.sizes import ceil_div
 from toolkit.gpu.tiles import product_tile
 from toolkit.gpu.view import Shape, View, row_major
@@ -43,18 +45,31 @@ def emit_gemm(draft: Draft, group: Group) -> None:
     op = group.root_operation
     if op.number("alpha", 1.0) != 1.0 or (op.input(2) and op.number("beta", 1.0) != 1.0):
         raise NotCoveredError(f"node {op.name!r} (Gemm) has factors; kernels take 1.0")
-    weights = constant_weights(draft, op, 1)
-    right = draft.constant(weights.T if op.integer("transB", 0) else weights, draft.dtype)
-    left = _stored(draft, op.inputs[0])
+    weights, turned = constant_weights(draft, op, 1), bool(op.integer("transB", 0))
+    depth, columns = reversed(weights.shape) if turned else weights.shape
+    integer = integer_weights(draft, op, 0 if turned else 1, columns, depth)
+    left = draft.operand(op.inputs[0]) if integer else draft.read_float(op.inputs[0])
+    values = weights if integer is None else integer.values
+    right = weight_matrix(draft, values.T if turned else values, left.dtype)
     left = left.permuted((1, 0)) if op.integer("transA", 0) else left
-    _matmul(draft, group, left, right, ending_of(draft, group, op.input(2)))
+    _matmul(draft, group, left, right, ending_of(draft, group, op.input(2), integer))
 
 
 def emit_matmul(draft: Draft, group: Group) -> None:
     """Add a MatMul of tensors or constants of any rank; a third input is a bias of the columns."""
     op = group.root_operation
-    left, right = (_stored(draft, name) for name in op.inputs[:2])
-    _matmul(draft, group, left, right, ending_of(draft, group, op.input(2)))
+    shape = _shape(draft, op.inputs[1])
+    if len(shape) > 1:
+        weights = integer_weights(draft, op, -1, shape[-1], shape[-2])
+        if weights is not None:
+            left = draft.operand(op.inputs[0])
+            right = weight_matrix(draft, weights.values, left.dtype)
+            _matmul(draft, group, left, right, ending_of(draft, group, op.input(2), weights))
+            return
+    integer = integer_factors(draft, op, *((1, *shape)[-2:]))
+    read = draft.read_float if integer is None else draft.operand
+    left, right = (read(name) for name in op.inputs[:2])
+    _matmul(draft, group, left, right, ending_of(draft, group, op.input(2), integer))
 
 
 def _matmul(draft: Draft, group: Group, left: View, right: View, ending: Ending) -> None:
@@ -67,7 +82,7 @@ def _matmul(draft: Draft, group: Group, left: View, right: View, ending: Ending)
     left, right, y = products.left, products.right, products.y
     (rows, depth), columns = left.shape[-2:], right.shape[-1]
     groups, inner = (1, *left.shape[:-2])[-2:]
-    tile = product_tile(rows, columns, depth, draft.item_bytes, draft.gpu)
+    tile = product_tile(rows, columns, depth, left.item_bytes, draft.gpu)
     call = draft.make_call(
         "matmul",
         (ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns), groups * inner, 1),
@@ -75,6 +90,7 @@ def _matmul(draft: Draft, group: Group, left: View, right: View, ending: Ending)
             "a": left,
             "b": right,
             "bias": ending.bias,
+            "scale": ending.scale,
             "residual": products.residual,
             "y": y,
             "rows": rows,
@@ -88,7 +104,7 @@ def _matmul(draft: Draft, group: Group, left: View, right: View, ending: Ending)
             **result_strides("Y", *_rows_out(y)),
             **result_strides("R", *_rows_out(products.residual or y)),
             "STEPS": ending.steps,
-            **product_constants(draft, tile),
+            **product_constants(draft, tile, left.dtype),
         },
         writes=(y,),
         warps=tile.warps,
@@ -97,15 +113,14 @@ def _matmul(draft: Draft, group: Group, left: View, right: View, ending: Ending)
     draft.add(group.nodes, (call,))
 
 
-def _stored(draft: Draft, name: str) -> View:
-    """Return a view in the type that products are made in."""
-    view = draft.read(name)
-    return view if view.dtype == draft.dtype else draft.read_float(name)
+def _shape(draft: Draft, name: str) -> Shape:
+    constant = draft.network.constants.get(name)
+    return draft.network.shapes[name] if constant is None else constant.shape
 
 
 def _read_residual(draft: Draft, name: str, shape: Shape) -> View:
     """Return a tensor repeated to `shape`, with columns side by side; copies if needed."""
-    view = broadcast(draft.read_float(name), shape)
+    view = broadcast(draft.operand(name), shape)
     if shape[-1:] != (1,) and view.strides[-1:] != (1,):
         view = draft.copy(view, row_major(shape), view.dtype)
     return view

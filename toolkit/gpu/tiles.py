@@ -6,6 +6,8 @@ from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.sizes import ceil_div, power_of_two
 
 _LEAST = 16  # the smallest block side that a product of matrices takes
+_LEAST_INT8 = 32  # and the smallest depth of one of INT8
+_DEEPEST = {1: 128, 2: 64, 4: 32}  # products at a time, by bytes of an operand
 _RUNNING_MEAN = 1024  # elements that a memory-bound block holds at once
 
 
@@ -39,8 +41,8 @@ def product_tile(rows: int, columns: int, depth: int, item_bytes: int, gpu: GpuT
     wide = [(m, n) for m, n in sizes if m <= max(_LEAST, power_of_two(rows))]
     filling = [s for s in wide if ceil_div(rows, s[0]) * ceil_div(columns, s[1]) >= gpu.sm_count]
     block_m, block_n = filling[0] if filling else wide[-1]
-    deepest = (64 if item_bytes == 2 else 32) if gpu.has_matrix_units else _LEAST
-    block_k = _side(depth, deepest)
+    deepest = _DEEPEST[item_bytes] if gpu.has_matrix_units else _LEAST
+    block_k = max(_side(depth, deepest), _LEAST_INT8 if item_bytes == 1 else _LEAST)
     warps = 8 if block_m * block_n >= 128 * 128 else 4
     return Tile(
         block_m, block_n, block_k, warps, _stages(block_m, block_n, block_k, item_bytes, gpu)

@@ -1,10 +1,11 @@
 """Convolution as an implicit matrix product, on channels-last tensors.
 
-    y[p, f] = STEPS(sum_k a[p, k] w[k, f] + bias[f], residual[p, f])
+    y[p, f] = STEPS((sum_k a[p, k] w[k, f] + bias[f]) scale[f], residual[p, f])
 
 Row p is an output pixel (image, row, column), column f a filter. k runs over (tap row, tap column,
 channel) of one group, and a[p, k] is the input under that tap, 0 outside the picture. The matrix a
-is never stored: each block of it is gathered while the product runs.
+is never stored: each block of it is gathered while the product runs. INT8 operands are summed in
+INT32, and scaled; others have no scale.
 
 Weights are [group, tap row, tap column, channel, filter], row-major.
 """
@@ -12,12 +13,12 @@ Weights are [group, tap row, tap column, channel, filter], row-major.
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import store_rows
+from toolkit.gpu.kernels.expression import add_product, store_rows
 
 
 @triton.jit
 def convolution(
-    x, weights, bias, residual, y, batch,
+    x, weights, bias, scale, residual, y, batch,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, FILTERS: tl.constexpr,
     Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
@@ -45,7 +46,7 @@ def convolution(
     x += group * CHANNELS
     weights += group * DEPTH * FILTERS
 
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32 if scale is None else tl.int32)
     for start in range(0, DEPTH, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         if CHANNELS % BLOCK_K == 0:  # the whole block lies under one tap
@@ -59,14 +60,16 @@ def convolution(
         inside = (h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)
         inside = inside & (p < pixels)[:, None] & (k < DEPTH)[None, :]
         place = ((image[:, None] * HEIGHT + h) * WIDTH + w) * X_PITCH + channel
-        a = tl.load(x + place, mask=inside, other=0.0)
+        a = tl.load(x + place, mask=inside, other=0)
         inside = (k < DEPTH)[:, None] & (f < FILTERS)[None, :]
-        b = tl.load(weights + k[:, None] * FILTERS + f[None, :], mask=inside, other=0.0)
-        total = tl.dot(a, b, total, input_precision=PRECISION)
+        b = tl.load(weights + k[:, None] * FILTERS + f[None, :], mask=inside, other=0)
+        total = add_product(total, a, b, PRECISION)
 
     if bias is not None:
         bias += group * FILTERS
+    if scale is not None:
+        scale += group * FILTERS
     if residual is not None:
         residual += group * FILTERS
     y += group * FILTERS
-    store_rows(total, bias, residual, y, p, f, pixels, FILTERS, Y_PITCH, R_PITCH, STEPS)
+    store_rows(total, bias, scale, residual, y, p, f, pixels, FILTERS, Y_PITCH, R_PITCH, STEPS)

@@ -1,6 +1,6 @@
 """Depthwise convolution: each channel with a filter of its own, on channels-last tensors.
 
-    y[p, c] = STEPS(sum_t a[p, t, c] w[t, c] + bias[c], residual[p, c])
+    y[p, c] = STEPS((sum_t a[p, t, c] w[t, c] + bias[c]) scale[c], residual[p, c])
 
 Row p is an output pixel, c a channel, t a tap; a[p, t, c] is the input under the tap, 0 outside the
 picture. There is no product of matrices in this: it runs at the speed of memory.
@@ -16,7 +16,7 @@ from toolkit.gpu.kernels.expression import store_rows
 
 @triton.jit
 def depthwise(
-    x, weights, bias, residual, y, batch,
+    x, weights, bias, scale, residual, y, batch,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
@@ -34,7 +34,8 @@ def depthwise(
     top = p // OUT_WIDTH % OUT_HEIGHT * STRIDE_H - PAD_TOP
     left = p % OUT_WIDTH * STRIDE_W - PAD_LEFT
 
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    NUMBER: tl.constexpr = tl.float32 if scale is None else tl.int32
+    total = tl.zeros((BLOCK_M, BLOCK_N), NUMBER)
     TAPS: tl.constexpr = TAP_ROWS * TAP_COLUMNS
     AT_ONCE: tl.constexpr = TAPS if TAPS < 50 else 1  # thousands unrolled compile for minutes
     for start in range(0, TAPS, AT_ONCE):
@@ -45,8 +46,8 @@ def depthwise(
             inside = (p < pixels) & (h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)
             place = ((image * HEIGHT + h) * WIDTH + w) * X_PITCH
             inside = inside[:, None] & (c < CHANNELS)[None, :]
-            a = tl.load(x + place[:, None] + c[None, :], mask=inside, other=0.0)
-            b = tl.load(weights + tap * CHANNELS + c, mask=c < CHANNELS, other=0.0)
-            total += a.to(tl.float32) * b.to(tl.float32)[None, :]
+            a = tl.load(x + place[:, None] + c[None, :], mask=inside, other=0)
+            b = tl.load(weights + tap * CHANNELS + c, mask=c < CHANNELS, other=0)
+            total += a.to(NUMBER) * b.to(NUMBER)[None, :]
 
-    store_rows(total, bias, residual, y, p, c, pixels, CHANNELS, Y_PITCH, R_PITCH, STEPS)
+    store_rows(total, bias, scale, residual, y, p, c, pixels, CHANNELS, Y_PITCH, R_PITCH, STEPS)

@@ -76,18 +76,33 @@ def evaluate(v, STEPS: tl.constexpr):
 
 
 @triton.jit
+def add_product(total, a, b, PRECISION: tl.constexpr):
+    """Return total + a b; products of INT8 are exact sums in INT32."""
+    if PRECISION == "int8":
+        total = tl.dot(a, b, total, out_dtype=tl.int32)
+    elif PRECISION == "int8 as fp16":  # for GPUs where Triton has no products of integers
+        total += tl.dot(a.to(tl.float16), b.to(tl.float16)).to(tl.int32)
+    else:
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
 def store_rows(
-    total, bias, residual, y, row, column, rows, COLUMNS: tl.constexpr,
+    total, bias, scale, residual, y, row, column, rows, COLUMNS: tl.constexpr,
     Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Store y[row, column] = STEPS(total + bias[column], residual[row, column]).
+    """Store y[row, column] = STEPS((total + bias[column]) scale[column], residual[row, column]).
 
-    `total` is a float32 block of row x column; `bias` and `residual` may be None. A pitch is the
-    distance of two rows in elements.
+    `total` is a block of row x column, float32, or with `scale` int32, as the bias then is; `bias`,
+    `scale` and `residual` may be None. A pitch is the distance of two rows in elements.
     """
     inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
     if bias is not None:
-        total += tl.load(bias + column, mask=column < COLUMNS, other=0.0)[None, :]
+        total += tl.load(bias + column, mask=column < COLUMNS, other=0)[None, :]
+    if scale is not None:
+        factor = tl.load(scale + column, mask=column < COLUMNS, other=0.0)
+        total = total.to(tl.float32) * factor[None, :]
     if residual is not None:
         place = row[:, None] * R_PITCH + column[None, :]
         operand = tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)

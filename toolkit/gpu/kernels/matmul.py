@@ -1,21 +1,21 @@
 """Matrix products, one or a batch of them; a 1x1 convolution is one whose rows are pixels.
 
-    y[i, m, n] = STEPS(sum_k a[i, m, k] b[i, k, n] + bias[n], residual[i, m, n])
+    y[i, m, n] = STEPS((sum_k a[i, m, k] b[i, k, n] + bias[n]) scale[n], residual[i, m, n])
 
 a and b are read with any strides, so a transposed operand costs no copy. Product i is number
 i % INNER of group i // INNER, with a stride for each of the two; a stride of 0 gives several
-products the same operand.
+products the same operand. INT8 operands are summed in INT32, and scaled; others have no scale.
 """
 
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import store_rows
+from toolkit.gpu.kernels.expression import add_product, store_rows
 
 
 @triton.jit
 def matmul(
-    a, b, bias, residual, y, rows,
+    a, b, bias, scale, residual, y, rows,
     DEPTH: tl.constexpr, COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
     A_OUTER: tl.constexpr, A_BATCH: tl.constexpr, A_ROW: tl.constexpr, A_COLUMN: tl.constexpr,
@@ -35,16 +35,16 @@ def matmul(
     a += outer * A_OUTER + i * A_BATCH
     b += outer * B_OUTER + i * B_BATCH
 
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32 if scale is None else tl.int32)
     for start in range(0, DEPTH, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         inside = (m < rows)[:, None] & (k < DEPTH)[None, :]
-        left = tl.load(a + m[:, None] * A_ROW + k[None, :] * A_COLUMN, mask=inside, other=0.0)
+        left = tl.load(a + m[:, None] * A_ROW + k[None, :] * A_COLUMN, mask=inside, other=0)
         inside = (k < DEPTH)[:, None] & (n < COLUMNS)[None, :]
-        right = tl.load(b + k[:, None] * B_ROW + n[None, :] * B_COLUMN, mask=inside, other=0.0)
-        total = tl.dot(left, right, total, input_precision=PRECISION)
+        right = tl.load(b + k[:, None] * B_ROW + n[None, :] * B_COLUMN, mask=inside, other=0)
+        total = add_product(total, left, right, PRECISION)
 
     y += outer * Y_OUTER + i * Y_BATCH
     if residual is not None:
         residual += outer * R_OUTER + i * R_BATCH
-    store_rows(total, bias, residual, y, m, n, rows, COLUMNS, Y_PITCH, R_PITCH, STEPS)
+    store_rows(total, bias, scale, residual, y, m, n, rows, COLUMNS, Y_PITCH, R_PITCH, STEPS)

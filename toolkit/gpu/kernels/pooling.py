@@ -62,7 +62,7 @@ def pool(
     if MODE == "average":
         total = tl.div_rn(total, tl.where(counted > 0.0, counted, 1.0)[:, None])
 
-    store_rows(total, None, None, y, p, c, pixels, CHANNELS, Y_PITCH, 0, STEPS)
+    store_rows(total, None, None, None, y, p, c, pixels, CHANNELS, Y_PITCH, 0, STEPS)
 
 
 @triton.jit
@@ -82,4 +82,4 @@ def global_average(
         total += tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     mean = tl.div_rn(tl.sum(total, 0)[None, :], PIXELS * 1.0)
     row = image + tl.arange(0, 1)
-    store_rows(mean, None, None, y, row, c, batch, CHANNELS, Y_PITCH, 0, STEPS)
+    store_rows(mean, None, None, None, y, row, c, batch, CHANNELS, Y_PITCH, 0, STEPS)
