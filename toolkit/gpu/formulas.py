@@ -112,7 +112,8 @@ def bounds(formula: Formula, ranges: tuple[tuple[int, int], ...]) -> tuple[int, 
 def text(formula: Formula) -> str:
     """Write the formula as device.cuda_sizes reads it, such as "4*d0*((d1+1)//2)+8"."""
     parts = [_term_text(m, c) for m, c in reversed(formula.terms)]
-    return "".join(parts).removeprefix("+") or "0"
+    joined = "".join(parts)
+    return f"0{joined}" if joined.startswith("-") or not joined else joined[1:]
 
 
 def _floor(rest: Formula, divisor: int) -> Formula:
