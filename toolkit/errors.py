@@ -17,6 +17,10 @@ class BuildError(TandemError):
     """An engine cannot be built from a model, a profile and a calibration table."""
 
 
+class PluginError(TandemError):
+    """A plugin cannot be loaded, or does not do what it says."""
+
+
 def first_line(err: BaseException) -> str:
     """Return what a library says of an error, without its own source files and signatures."""
     text = next((line.strip() for line in str(err).splitlines() if line.strip()), "")

@@ -23,6 +23,7 @@ import msgspec
 from device.files import replacing
 from toolkit.gpu.call import KernelSpec
 from toolkit.gpu.compile_messages import Answer, Compiled, Request, read_message, write_message
+from toolkit.gpu.cuda_source import find_compiler
 from toolkit.gpu.errors import CompileError, NotCoveredError
 from toolkit.gpu.gpu import GpuTarget
 
@@ -78,6 +79,7 @@ def _request(spec: KernelSpec, gpu: GpuTarget) -> Request:
         stages=spec.stages,
         exact=spec.exact,
         sm=gpu.sm,
+        source=spec.source,
     )
 
 
@@ -138,14 +140,14 @@ def _ask(idle: "queue.SimpleQueue[subprocess.Popen[bytes]]", request: Request) -
         idle.put(worker)
     if answer is None and late:
         raise NotCoveredError(
-            f"kernel {request.kernel} for sm_{request.sm} takes longer than {LONGEST_S:.0f} s to "
+            f"kernel {request.title} for sm_{request.sm} takes longer than {LONGEST_S:.0f} s to "
             "compile"
         )
     if answer is None:
-        raise CompileError(f"the compiler ended on kernel {request.kernel} for sm_{request.sm}")
+        raise CompileError(f"the compiler ended on kernel {request.title} for sm_{request.sm}")
     if answer.compiled is None:
         raise CompileError(
-            f"kernel {request.kernel} does not compile for sm_{request.sm}: {answer.problem}"
+            f"kernel {request.title} does not compile for sm_{request.sm}: {answer.problem}"
         )
     return answer.compiled
 
@@ -166,7 +168,11 @@ def _common_key(gpu: GpuTarget) -> bytes:
 
 
 def _cache_path(spec: KernelSpec, common: bytes) -> Path:
-    key = hashlib.sha256(common + repr(spec).encode()).hexdigest()
+    compiler = ""
+    if spec.source is not None and spec.source.in_cuda:
+        found = find_compiler()
+        compiler = found.version if found else "none"
+    key = hashlib.sha256(common + f"{compiler} {spec!r}".encode()).hexdigest()
     return cache_folder() / key[:2] / f"{key}.kernel"
 
 

@@ -5,6 +5,8 @@ from typing import IO, TypeVar
 
 import msgspec
 
+from toolkit.gpu.call import KernelSource
+
 T = TypeVar("T")
 _LENGTH_BYTES = 4
 
@@ -39,6 +41,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     stages: int
     exact: bool
     sm: int
+    source: KernelSource | None = None
+
+    @property
+    def title(self) -> str:
+        """What messages call it: its name, and whose it is if it is a plugin's."""
+        if self.source is None:
+            return self.kernel
+        return f"{self.kernel} of {self.source.title} in {self.source.file}"
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,29 +3,57 @@
 It runs Triton, which the rest of the toolkit does not import.
 """
 
+import hashlib
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import warnings
-from importlib import import_module
 from pathlib import Path
+from typing import Any, cast
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from toolkit.gpu.call import KERNELS
+from toolkit.gpu.call import Constant
 from toolkit.gpu.compile_messages import Answer, Compiled, Request, read_message, write_message
+from toolkit.gpu.cuda_source import compile_source
+from toolkit.gpu.errors import CompileError
+from toolkit.gpu.kernel_files import kernel_function
 
 _WARP = 32  # threads
 
 
 def compile_kernel(request: Request) -> Compiled:
     """Compile one kernel for one SM; no GPU is needed."""
-    module = import_module(f"toolkit.gpu.kernels.{KERNELS[request.kernel]}")
-    function = getattr(module, request.kernel)
+    source = request.source
+    if source is not None and hashlib.sha256(Path(source.file).read_bytes()).hexdigest() != (
+        source.sha256
+    ):
+        raise CompileError("the file was changed during the build; build again")
+    if source is not None and source.in_cuda:
+        return _compile_cuda(request, Path(source.file))
+    return _compile_triton(request)
+
+
+def _compile_cuda(request: Request, file: Path) -> Compiled:
+    constants = cast("dict[str, Constant]", request.constants)
+    cubin = compile_source(file, request.kernel, constants, request.sm)
+    registers, spilled = _resources(cubin)
+    return Compiled(
+        function=request.kernel,
+        cubin=cubin,
+        threads=request.warps * _WARP,
+        shared_bytes=0,  # beside what the source declares
+        registers=registers,
+        spill_bytes=spilled,
+    )
+
+
+def _compile_triton(request: Request) -> Compiled:
+    function: Any = kernel_function(request.kernel, request.source)
     types = {name: kind.removesuffix(":16") for name, kind in request.signature}
     aligned = {name for name, kind in request.signature if kind.endswith(":16")}
     source = ASTSource(

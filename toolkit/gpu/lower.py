@@ -39,16 +39,18 @@ from toolkit.gpu.compile import Progress, compile_kernels
 from toolkit.gpu.compile_messages import Compiled
 from toolkit.gpu.draft import ALIGNMENT, WEIGHTS, Draft
 from toolkit.gpu.dtypes import ELEMENT_TYPES
-from toolkit.gpu.emitters import EMITTERS
+from toolkit.gpu.emitters import EMITTERS, Emitter
 from toolkit.gpu.errors import NotCoveredError, not_covered
 from toolkit.gpu.expressions import is_elementwise
 from toolkit.gpu.functions import expand_functions
 from toolkit.gpu.fusion import Group, group_operations
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.network import Array, Network, read_network
+from toolkit.gpu.plugged import plugin_emitters
 from toolkit.gpu.quantized import read_quantized
 from toolkit.gpu.view import View, row_major
 from toolkit.memory import Lifetime, plan_memory
+from toolkit.plugins import Plugin
 
 # What lies on no INT8 grid is stored in this type.
 _STORED: dict[Precision, str] = {"fp32": "float32", "fp16": "float16", "int8": "float16"}
@@ -118,13 +120,18 @@ def compile_segment(
 
 
 def draft_segment(
-    segment: bytes, weights: Mapping[str, Array], *, gpu: GpuTarget, precision: Precision
+    segment: bytes,
+    weights: Mapping[str, Array],
+    *,
+    gpu: GpuTarget,
+    precision: Precision,
+    plugins: Sequence[Plugin] = (),
 ) -> DraftedSegment:
-    """Do all that needs no compiler; raises NotCoveredError."""
+    """Do all that needs no compiler; raises NotCoveredError, and PluginError of plugins' nodes."""
     first: dict[str, str] = {}  # what is said of an operator itself, before its definition
     while True:
         try:
-            return _drafted(segment, weights, gpu, precision)
+            return _drafted(segment, weights, gpu, precision, plugins)
         except NotCoveredError as error:
             first = {**error.reasons, **first}
             expanded = expand_functions(segment, error.reasons)
@@ -136,16 +143,21 @@ def draft_segment(
 
 
 def _drafted(
-    segment: bytes, weights: Mapping[str, Array], gpu: GpuTarget, precision: Precision
+    segment: bytes,
+    weights: Mapping[str, Array],
+    gpu: GpuTarget,
+    precision: Precision,
+    plugins: Sequence[Plugin],
 ) -> DraftedSegment:
-    network = read_quantized(read_network(segment, weights))
-    _check(network)
+    emitters = {**EMITTERS, **plugin_emitters(plugins)}
+    network = read_quantized(read_network(segment, weights, emitters))
+    _check(network, emitters)
     groups = group_operations(network)
     draft = Draft(network, gpu, _STORED[precision])
     inputs = {name: _border(draft, name, name) for name in network.inputs}
     draft.views.update(inputs)
     places.plan_homes(draft, groups)
-    _emit(draft, groups)
+    _emit(draft, groups, emitters)
     outputs: dict[str, View] = {}
     for name in network.outputs:
         outputs[name] = _output(draft, name, {view.base for view in outputs.values()})
@@ -162,11 +174,11 @@ def _drafted(
     )
 
 
-def _check(network: Network) -> None:
+def _check(network: Network, emitters: Mapping[str, Emitter]) -> None:
     reasons = {
         op.name: f"node {op.name!r} ({op.kind}) has no kernel yet"
         for op in network.operations
-        if op.kind not in EMITTERS and not is_elementwise(op)
+        if op.kind not in emitters and not is_elementwise(op)
     }
     for name in (*network.inputs, *network.outputs):
         dtype = network.dtypes.get(name, "constant")
@@ -182,11 +194,11 @@ def _check(network: Network) -> None:
         raise not_covered(reasons)
 
 
-def _emit(draft: Draft, groups: Sequence[Group]) -> None:
+def _emit(draft: Draft, groups: Sequence[Group], emitters: Mapping[str, Emitter]) -> None:
     """Add the work of all groups; raises NotCoveredError for all nodes that have no kernel."""
     reasons: dict[str, str] = {}
     for group in groups:
-        emit = chains.emit_elementwise if group.root is None else EMITTERS[group.root.kind]
+        emit = chains.emit_elementwise if group.root is None else emitters[group.root.kind]
         try:
             emit(draft, group)
         except NotCoveredError as error:
@@ -297,8 +309,11 @@ def _written(
 
 
 def _launch(call: Call, kernel: int, drafted: DraftedSegment) -> Launch:
-    arguments = (*(_argument(a, drafted) for a in call.arguments), *_TRITON_TAIL)
-    return Launch(kernel=kernel, grid=call.grid, arguments=arguments)
+    in_cuda = call.spec.source is not None and call.spec.source.in_cuda
+    arguments = tuple(_argument(a, drafted) for a in call.arguments)
+    return Launch(
+        kernel=kernel, grid=call.grid, arguments=arguments + (() if in_cuda else _TRITON_TAIL)
+    )
 
 
 def _argument(argument: calls.Argument, drafted: DraftedSegment) -> Argument:

@@ -1,7 +1,7 @@
 """A segment's ONNX -> the operations that kernels compute, with all shapes and constants known."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,9 +86,12 @@ class Network:
     scales: Mapping[str, float] = field(default_factory=dict)
 
 
-def read_network(segment: bytes, weights: Mapping[str, Array]) -> Network:
+def read_network(
+    segment: bytes, weights: Mapping[str, Array], plugged: Collection[str] = ()
+) -> Network:
     """Read a segment's ONNX bytes and the weights that are kept beside it.
 
+    `plugged`: operators of other domains that plugins compute, such as "my.domain::Op".
     Raises NotCoveredError: subgraphs, and tensors whose shape or type is not known here, with the
     nodes that have or touch them.
     """
@@ -112,7 +115,7 @@ def read_network(segment: bytes, weights: Mapping[str, Array]) -> Network:
             if value.name:
                 _note(value, shapes, dtypes, unknown)
         try:
-            operations.append(_operation(node))
+            operations.append(_operation(node, plugged))
         except NotCoveredError as error:
             reasons[str(node.name)] = str(error)
         touched = [str(v.name) for v in (*node.inputs, *node.outputs) if v is not None]
@@ -141,14 +144,17 @@ def _constant(node: ir.Node) -> Array:
     return _numpy(node.attributes["value"].as_tensor())
 
 
-def _operation(node: ir.Node) -> Operation:
+def _operation(node: ir.Node, plugged: Collection[str]) -> Operation:
+    kind = node.op_type
     if node.domain not in ("", "ai.onnx"):
+        kind = f"{node.domain}::{node.op_type}"
+    if kind != node.op_type and kind not in plugged:
         raise NotCoveredError(
             f"node {node.name!r} ({node.op_type}) is of the domain {node.domain!r}; kernels "
             "compute operators of ONNX itself"
         )
     return Operation(
-        kind=node.op_type,
+        kind=kind,
         name=str(node.name),
         inputs=tuple("" if value is None else str(value.name) for value in node.inputs),
         outputs=tuple(str(value.name) for value in node.outputs if value.name),

@@ -1,0 +1,163 @@
+"""Plugins in a model: their functions beside the graph, and the shapes of their outputs."""
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+import onnx_ir as ir
+
+from toolkit.errors import PluginError, first_line
+from toolkit.passes.shapes import infer_shapes
+from toolkit.plugins import Attribute, Node, Plugin, Tensor
+
+IR_VERSION = 8  # the first that knows functions
+_DEFAULT_DOMAINS = ("", "ai.onnx")
+
+
+def add_functions(proto: onnx.ModelProto, plugins: Sequence[Plugin]) -> None:
+    """Put the functions of plugins into a model, in place of its own of the same names.
+
+    Raises PluginError: a function is no valid ONNX, or is written for another opset than the
+    model's and means something else there.
+    """
+    if not plugins:
+        return
+    titles = [plugin.title for plugin in plugins]
+    for title in titles:
+        if titles.count(title) > 1:
+            raise PluginError(f"{title} is made by {titles.count(title)} plugins; give one of them")
+    proto.ir_version = max(proto.ir_version, IR_VERSION)
+    kept = [f for f in proto.functions if f"{f.domain}::{f.name}" not in titles]
+    del proto.functions[:]
+    proto.functions.extend(kept)
+    proto.functions.extend(_at_opset_of(proto, plugin) for plugin in plugins)
+    known = {opset.domain for opset in proto.opset_import}
+    for domain in dict.fromkeys(p.function.domain for p in plugins):
+        if domain not in known:
+            proto.opset_import.append(onnx.helper.make_opsetid(domain, 1))
+
+
+def give_shapes(model: ir.Model, plugins: Sequence[Plugin]) -> None:
+    """Give the outputs of plugins' nodes the shapes that their shape functions return.
+
+    Raises PluginError: a shape function fails, or disagrees with the operator's function in ONNX.
+    """
+    by_op = {(p.function.domain, p.function.name): p for p in plugins}
+    calls = {node: by_op.get((node.domain, node.op_type)) for node in model.graph}
+    found = [(node, plugin) for node, plugin in calls.items() if plugin is not None]
+    while [node for node, plugin in found if _give(node, plugin)]:
+        infer_shapes(model)  # what comes after may be known now
+
+
+def complete_attributes(
+    plugin: Plugin, node: str, given: Mapping[str, Attribute]
+) -> Mapping[str, Attribute]:
+    """Return a node's attributes with the defaults of those that are not given.
+
+    Raises PluginError: one that the function does not know, or one that is missing.
+    """
+    function = plugin.function
+    defaults = {proto.name: ir.from_proto(proto) for proto in function.attribute_proto}
+    known = (*function.attribute, *defaults)
+    for name in given:
+        if name not in known:
+            raise PluginError(
+                f"node {node!r} has the attribute {name!r}, which {plugin.title} does not know; it "
+                f"takes: {', '.join(known) or 'none'}"
+            )
+    for name in function.attribute:
+        if name not in given:
+            raise PluginError(f"node {node!r} ({plugin.title}) lacks the attribute {name!r}")
+    return {**{name: _value(plugin, node, attr) for name, attr in defaults.items()}, **given}
+
+
+def _at_opset_of(proto: onnx.ModelProto, plugin: Plugin) -> onnx.FunctionProto:
+    """Return the function at the model's opset; onnxruntime wants them to be the same."""
+    wanted = next(o.version for o in proto.opset_import if o.domain in _DEFAULT_DOMAINS)
+    function = onnx.FunctionProto()
+    function.CopyFrom(plugin.function)
+    own = next((o for o in function.opset_import if o.domain in _DEFAULT_DOMAINS), None)
+    if own is None:
+        raise PluginError(f"{plugin.title}: its function imports no standard ONNX opset; add one")
+    for node in function.node:
+        if node.domain in _DEFAULT_DOMAINS and _since(node, own.version) != _since(node, wanted):
+            raise PluginError(
+                f"{plugin.title}: {node.op_type} of opset {own.version} is another one in opset "
+                f"{wanted}, that of the model; write the function for opset {wanted}"
+            )
+    own.version = wanted
+    context = onnx.checker.C.CheckerContext()
+    context.ir_version = IR_VERSION
+    context.opset_imports = {o.domain: o.version for o in function.opset_import}
+    try:
+        onnx.checker.check_function(function, context)
+    except onnx.checker.ValidationError as error:
+        raise PluginError(
+            f"{plugin.title}: its function is not valid ONNX: {first_line(error)}"
+        ) from error
+    return function
+
+
+def _since(node: onnx.NodeProto, opset: int) -> int | None:
+    try:
+        return onnx.defs.get_schema(node.op_type, opset).since_version
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _give(node: ir.Node, plugin: Plugin) -> bool:
+    """Set the shapes that are not known; whether there were any."""
+    inputs = [_tensor(value) for value in node.inputs]
+    pairs = zip(inputs, node.inputs, strict=True)
+    if any(one is None and value is not None for one, value in pairs):
+        return False  # dynamic, or waiting for others
+    name = str(node.name)
+    given = {key: _value(plugin, name, attr) for key, attr in node.attributes.items()}
+    seen = Node(name, tuple(inputs), (), complete_attributes(plugin, name, given))
+    try:
+        shapes = [tuple(shape) for shape in plugin.shapes(seen)]
+    except Exception as error:
+        raise PluginError(
+            f"{plugin.title}: its shape function fails on node {node.name!r}: {first_line(error)}"
+        ) from error
+    if len(shapes) != len(node.outputs):
+        raise PluginError(
+            f"{plugin.title}: its shape function gives {len(shapes)} shapes for node "
+            f"{node.name!r}, which has {len(node.outputs)} outputs"
+        )
+    made = zip(node.outputs, shapes, strict=True)
+    return [value for value, shape in made if _agree(plugin, value, shape)] != []
+
+
+def _agree(plugin: Plugin, value: ir.Value, shape: tuple[int, ...]) -> bool:
+    """Set or check one shape; whether it was not known."""
+    known = value.shape
+    if known is not None and all(isinstance(dim, int) for dim in known):
+        if tuple(known) != shape:
+            raise PluginError(
+                f"{plugin.title}: its shape function gives {list(shape)} for {value.name!r}, its "
+                f"function in ONNX {list(known)}"
+            )
+        return False
+    value.shape = ir.Shape(shape)
+    return True
+
+
+def _tensor(value: ir.Value | None) -> Tensor | None:
+    if value is None or value.shape is None or value.dtype is None:
+        return None
+    if not all(isinstance(dim, int) for dim in value.shape):
+        return None
+    shape = tuple(int(dim) for dim in value.shape)  # type: ignore[arg-type]
+    return Tensor(str(value.name), value.dtype.numpy().name, shape)
+
+
+def _value(plugin: Plugin, node: str, attr: ir.Attr) -> Attribute:
+    kinds = ir.AttributeType
+    if attr.type in (kinds.INT, kinds.FLOAT, kinds.STRING):
+        return attr.value  # type: ignore[no-any-return]
+    if attr.type in (kinds.INTS, kinds.FLOATS):
+        return tuple(attr.value)
+    raise PluginError(
+        f"node {node!r} ({plugin.title}) has the attribute {attr.name!r} of type "
+        f"{attr.type.name}; plugins take numbers and texts"
+    )
