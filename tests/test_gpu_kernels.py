@@ -5,8 +5,6 @@ import numpy as np
 import pytest
 from gpu_graphs import Case, convolution, node, normal
 
-from toolkit.gpu.errors import NotCoveredError
-
 # After gpu_interpreter: it tells Triton to interpret before Triton is imported.
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -233,15 +231,6 @@ def test_upscaling_repeats_pixels(
     how: str, rounding: str, factors: tuple[int, int], precision: str, rng: np.random.Generator
 ) -> None:
     check(upscaling(how, rounding, factors), precision, rng)
-
-
-@pytest.mark.parametrize(
-    ("how", "rounding"),
-    [("half_pixel", "floor"), ("asymmetric", "ceil"), ("align_corners", "floor")],
-)
-def test_upscaling_that_shifts_pixels_is_refused(how: str, rounding: str) -> None:
-    with pytest.raises(NotCoveredError, match="whole factors"):
-        upscaling(how, rounding, (2, 2)).draft()
 
 
 @PRECISIONS

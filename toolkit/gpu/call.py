@@ -15,8 +15,13 @@ KERNELS: dict[str, str] = {
     "pool": "pooling",
     "global_average": "pooling",
     "elementwise": "elementwise",
+    "gather": "gather",
+    "scatter": "gather",
+    "pad": "pad",
+    "resample": "resample",
     "softmax": "softmax",
     "normalize": "normalization",
+    "attention": "attention",
 }
 
 Constant = Union[  # noqa: UP007  (it names itself)

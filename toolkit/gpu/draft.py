@@ -22,6 +22,7 @@ from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.expressions import Expression, Step, converting, expression_of, operands_of
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.network import Network, Operation
+from toolkit.gpu.orders import order_of
 from toolkit.gpu.sizes import ceil_div
 from toolkit.gpu.view import Shape, View, channels_last, like, row_major
 
@@ -212,7 +213,7 @@ class Draft:
         Steps work on what is stored; without any the real numbers are copied, to the target's grid.
         """
         steps = steps or converting(operands[0].scale, target.scale)
-        shape, strides = _collapsed(target.shape, [v.strides for v in (target, *operands)])
+        way = order_of(target.shape, [v.strides for v in (target, *operands)])
         names = ("x0", "x1", "x2", "x3")
         given = dict(zip(names, operands, strict=False))
         elements = target.elements
@@ -221,9 +222,9 @@ class Draft:
             (ceil_div(elements, _BLOCK), 1, 1),
             {**{n: given.get(n) for n in names}, "y": target, "elements": elements},
             {
-                "SHAPE": (0, *shape[1:]),
-                "STRIDES": tuple(strides[1:]),
-                "Y_STRIDES": strides[0],
+                "SHAPE": (0, *way.shape[1:]),
+                "STRIDES": way.strides[1:],
+                "Y_STRIDES": way.strides[0],
                 "STEPS": tuple(steps),
                 "BLOCK": _BLOCK,
             },
@@ -281,20 +282,3 @@ def _type(value: View | int, argument: Argument) -> str:
     name = "i32" if isinstance(value, int) else ELEMENT_TYPES[value.dtype].pointer
     amount = argument if isinstance(argument, int) else argument.offset
     return f"{name}:16" if amount % 16 == 0 else name
-
-
-def _collapsed(shape: Shape, strides: Sequence[Shape]) -> tuple[Shape, list[Shape]]:
-    """Order the dimensions as the first strides lie, and join those that all strides step alike."""
-    order = sorted(range(len(shape)), key=lambda at: -strides[0][at])
-    dims: list[tuple[int, tuple[int, ...]]] = []
-    for at in order:
-        size, steps = shape[at], tuple(one[at] for one in strides)
-        if size == 1:
-            continue
-        if dims and all(o == s * size for o, s in zip(dims[-1][1], steps, strict=True)):
-            dims[-1] = (dims[-1][0] * size, steps)
-        else:
-            dims.append((size, steps))
-    if not dims:
-        dims = [(1, (0,) * len(strides))]
-    return tuple(d for d, _ in dims), [tuple(s[i] for _, s in dims) for i in range(len(strides))]

@@ -4,7 +4,19 @@
 
 from collections.abc import Callable, Mapping
 
-from toolkit.gpu import convolutions, grids, moves, places, poolings, products, resizes, rows
+from toolkit.gpu import (
+    attentions,
+    convolutions,
+    gathers,
+    grids,
+    moves,
+    pads,
+    places,
+    poolings,
+    products,
+    resizes,
+    rows,
+)
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.fusion import Group
 
@@ -18,6 +30,15 @@ EMITTERS: Mapping[str, Emitter] = {
     "AveragePool": poolings.emit_pool,
     "GlobalAveragePool": poolings.emit_global_average,
     "Resize": resizes.emit_resize,
+    "Upsample": resizes.emit_resize,
+    "Pad": pads.emit_pad,
+    "Gather": gathers.emit_gather,
+    "GatherElements": gathers.emit_gather_elements,
+    "GatherND": gathers.emit_gather_nd,
+    "ScatterElements": gathers.emit_scatter_elements,
+    "Scatter": gathers.emit_scatter_elements,
+    "ScatterND": gathers.emit_scatter_nd,
+    "Attention": attentions.emit_attention,
     "Softmax": rows.emit_softmax,
     "LogSoftmax": rows.emit_softmax,
     "Hardmax": rows.emit_softmax,

@@ -4,28 +4,19 @@
 
 i runs over the output in the order of SHAPE. Each tensor has its own strides, in elements: 0
 repeats it (broadcast, nearest-neighbour upscaling), others permute or slice it. So a change of
-layout or type is an expression without steps. SHAPE[0] is not looked at: `elements` says how far.
+layout or type is an expression without steps.
 """
 
 import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels.expression import evaluate
-
-
-@triton.jit
-def _place(i, SHAPE: tl.constexpr, STRIDES: tl.constexpr):
-    place = tl.zeros_like(i)
-    for back in tl.static_range(1, len(SHAPE)):
-        if STRIDES[len(SHAPE) - back] != 0:
-            place += i % SHAPE[len(SHAPE) - back] * STRIDES[len(SHAPE) - back]
-        i = i // SHAPE[len(SHAPE) - back]
-    return place + i * STRIDES[0]
+from toolkit.gpu.kernels.walk import walk
 
 
 @triton.jit
 def _read(x, i, mask, SHAPE: tl.constexpr, STRIDES: tl.constexpr):
-    return tl.load(x + _place(i, SHAPE, STRIDES), mask=mask, other=0.0).to(tl.float32)
+    return tl.load(x + walk(i, SHAPE, STRIDES), mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -45,5 +36,4 @@ def elementwise(
     if x3 is not None:
         v = v + (_read(x3, i, mask, SHAPE, STRIDES[3]),)
     result = evaluate(v, STEPS)
-    place = _place(i, SHAPE, Y_STRIDES)
-    tl.store(y + place, result.to(y.dtype.element_ty), mask=mask)
+    tl.store(y + walk(i, SHAPE, Y_STRIDES), result.to(y.dtype.element_ty), mask=mask)

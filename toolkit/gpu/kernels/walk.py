@@ -21,6 +21,16 @@ def walk(i, SHAPE: tl.constexpr, STRIDES: tl.constexpr):
 
 
 @triton.jit
+def index(i, SHAPE: tl.constexpr, D: tl.constexpr):
+    """Return the indices of elements number `i` in dimension D."""
+    for back in tl.static_range(1, len(SHAPE) - D):
+        i = i // SHAPE[len(SHAPE) - back]
+    if D > 0:
+        i = i % SHAPE[D]
+    return i
+
+
+@triton.jit
 def load_rows(
     x, row, rows, column, COLUMNS: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr,
     STRIDES: tl.constexpr, OTHER: tl.constexpr,
