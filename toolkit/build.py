@@ -59,6 +59,8 @@ from toolkit.lower import LoweredSegment, lower_segments
 from toolkit.node_view import views
 from toolkit.passes import PassReport, run_passes
 from toolkit.planning.plan import Model, Plan, PlanOptions, make_plan
+from toolkit.plugins import Plugin
+from toolkit.plugins.functions import give_shapes
 from toolkit.prepare import Prepared, prepare
 from toolkit.target import Target, choose_target
 
@@ -76,7 +78,8 @@ class BuildOptions:
     video, or samples one after the other; `ranges` says how their ranges are found.
     `table` goes before `data`. `dummy_ranges` stand in for measured ones: the engine is good for
     timing only, and says so. `shapes` and `dims` as in `toolkit.importer.import_model`.
-    `plan`: what the plan aims at; its precision and TensorRT are those of the build.
+    `plan`: what the plan aims at; its precision and TensorRT are those of the build. `plugins`:
+    operators that the model has beside those of ONNX.
     """
 
     precision: Precision | None = None
@@ -88,6 +91,7 @@ class BuildOptions:
     shapes: Mapping[str, tuple[int, ...]] | None = None
     dims: tuple[DimRange, ...] = ()
     plan: PlanOptions = field(default_factory=PlanOptions)
+    plugins: tuple[Plugin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +138,12 @@ def build_engine(
     path = Path(out)
     _check_destination(path, Path(model))
     report("import", 0.0)
-    imported = import_model(model, shapes=options.shapes, dims=options.dims)
+    imported = import_model(
+        model, shapes=options.shapes, dims=options.dims, plugins=options.plugins
+    )
     plain = _plain(imported.model, options)
     graph, passes = run_passes(imported.model if plain is None else plain.model)
+    give_shapes(graph, options.plugins)
     precision = _precision(options, target, graph, imported.name, plain)
     asked = replace(options.plan, precision=precision, tensorrt=target.tensorrt)
     report("rewrite", 0.0)
@@ -175,6 +182,7 @@ def build_engine(
         table=table,
         amax=unified.amax,
         passes=passes,
+        plugins=options.plugins,
         report=report,
     )
     report("write", 0.0)
@@ -258,10 +266,11 @@ def _compile(
     table: CalibrationTable | None,
     amax: Mapping[str, float],
     passes: Sequence[PassReport],
+    plugins: tuple[Plugin, ...],
     report: Progress,
 ) -> tuple[Manifest, dict[str, np.ndarray], tuple[str, ...]]:
     """Steps 6 to 8; the last of the three are notes."""
-    cut = _cut(graph, plan, target=target, table=table, amax=amax, report=report)
+    cut = _cut(graph, plan, target=target, table=table, amax=amax, plugins=plugins, report=report)
     manifest, entries = assemble(
         cut.quantized.model,
         [piece.segment for piece in cut.pieces],
@@ -306,6 +315,7 @@ def _cut(
     target: Target,
     table: CalibrationTable | None,
     amax: Mapping[str, float],
+    plugins: tuple[Plugin, ...],
     report: Progress,
 ) -> _Cut:
     """Steps 6 and 7, again as long as nodes turn out to have no kernel; each round finds more."""
@@ -330,6 +340,7 @@ def _cut(
             plan.precision,
             report,
             portable=[piece.segment.name for piece in pieces if piece.portable],
+            plugins=plugins,
         )
         if not gpu.refused:
             return _Cut(quantized, pieces, lowered, gpu)

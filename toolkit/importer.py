@@ -7,7 +7,7 @@ What cannot be handled is refused here, with the node and the reason.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from onnx_ir.passes import common as ir_passes
 from device.manifest import DimRange
 from toolkit.errors import ImportModelError, first_line
 from toolkit.passes.branches import own_branch_outputs
+from toolkit.plugins import Plugin
+from toolkit.plugins.functions import add_functions, unused_plugins
 
 # Models are raised to TARGET_OPSET, the first whose Q/DQ TensorRT takes on the DLA and for which
 # onnx has a reference of Q/DQ. Some operators have no converter: a model of at least MIN_OPSET,
@@ -78,19 +80,24 @@ def import_model(
     *,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     dims: Iterable[DimRange] = (),
+    plugins: Sequence[Plugin] = (),
 ) -> ImportedModel:
     """Read an ONNX file of opset 9 or newer.
 
     `shapes` fix whole inputs; `dims` keep a named dimension dynamic within a range. A dynamic
-    first dimension that neither names is frozen to 1 (and noted); any other is refused.
+    first dimension that neither names is frozen to 1 (and noted); any other is refused. Operators
+    of `plugins` stay nodes, with their functions beside the graph.
 
-    Raises ImportModelError: the file is missing or damaged, or holds what cannot be handled.
+    Raises ImportModelError: the file is missing or damaged, or holds what cannot be handled;
+    PluginError: a plugin does not fit the model.
     """
     path = Path(path)
     data = _read(path)
     proto, notes = _at_known_opset(_parse(data, path), path)
-    model = _to_ir(proto, path)
+    add_functions(proto, plugins, reserved=KNOWN_DOMAINS)
+    model = _to_ir(proto, path, [plugin.title for plugin in plugins])
     _refuse_unsupported(model, path)
+    notes += unused_plugins(model, plugins)
     kept = tuple(dims)
     notes += _fix_shapes(model, path, dict(shapes or {}), {dim.name for dim in kept})
     used = _dims_in_use(model)
@@ -192,8 +199,11 @@ def _set_weights(proto: onnx.ModelProto, weights: Mapping[str, bytes]) -> None:
             tensor.raw_data = weights[tensor.name]
 
 
-def _to_ir(proto: onnx.ModelProto, path: Path) -> ir.Model:
-    """Check and convert; names are made unique, so every later message can name its node."""
+def _to_ir(proto: onnx.ModelProto, path: Path, plugged: Collection[str]) -> ir.Model:
+    """Check and convert; names are made unique, so every later message can name its node.
+
+    Functions are inlined, but for those of the operators `plugged`.
+    """
     if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
         raise ImportModelError(
             f"{path.name} has {proto.ByteSize()} bytes with its weights; "
@@ -202,7 +212,8 @@ def _to_ir(proto: onnx.ModelProto, path: Path) -> ir.Model:
     _check(proto, path)
     try:
         model = ir.from_proto(proto)
-        model = ir_passes.InlinePass()(model).model
+        inline = ir_passes.InlinePass(lambda f: f"{f.domain}::{f.name}" not in plugged)
+        model = inline(model).model
         model = ir_passes.RemoveInitializersFromInputsPass()(model).model
         model = ir_passes.NameFixPass()(model).model
         model = ir_passes.TopologicalSortPass()(model).model
@@ -261,13 +272,19 @@ def _refuse_unsupported(model: ir.Model, path: Path) -> None:
                 f"{path.name}: {value.name!r} has type {value.dtype.name}, which cannot enter or "
                 f"leave an engine; types that can: {', '.join(IO_DTYPES.values())}."
             )
-    foreign = [n for n in model.graph.all_nodes() if n.domain not in KNOWN_DOMAINS]
+    functions = {(key[0], key[1]) for key in model.functions}
+    foreign = [
+        node
+        for node in model.graph.all_nodes()
+        if node.domain not in KNOWN_DOMAINS and (node.domain, node.op_type) not in functions
+    ]
     if foreign:
         node = foreign[0]
         others = f" (and {len(foreign) - 1} more such nodes)" if len(foreign) > 1 else ""
         raise ImportModelError(
             f"{path.name}: node {node.name!r} is {node.domain}::{node.op_type}, an operator that "
-            f"Tandem does not know{others}; export the model with standard ONNX operators."
+            f"Tandem does not know{others}; export the model with standard ONNX operators, or add "
+            "it with --plugin."
         )
 
 

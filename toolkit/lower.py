@@ -110,7 +110,12 @@ def _lower(
         name=name,
     ).clone()
     weights = external_weights(graph)
-    segment = ir.Model(graph, ir_version=min(model.ir_version, MAX_IR_VERSION))
+    called = {node.op_identifier() for node in nodes}
+    segment = ir.Model(
+        graph,
+        ir_version=min(model.ir_version, MAX_IR_VERSION),
+        functions=[function for key, function in model.functions.items() if key in called],
+    )
     return LoweredSegment(
         name=name,
         inputs=tuple(str(v.name) for v in inputs),

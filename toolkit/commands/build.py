@@ -22,6 +22,7 @@ from toolkit.int8.steps import Switch
 from toolkit.int8.table_file import read_ranges
 from toolkit.planning.plan import PlanOptions
 from toolkit.planning.plan_json import plan_builtins
+from toolkit.plugins.load import load_plugins
 from toolkit.report_text import build_text
 
 
@@ -81,6 +82,13 @@ def parse_dims(
     metavar="NAME=MIN:OPT:MAX",
     help="Keep a dimension dynamic within a range.",
 )
+@click.option(
+    "--plugin",
+    "plugins",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="A Python file with operators of your own, see docs/PLUGINS.md; it is run.",
+)
 @plan_options
 @click.option("--jetpack", help="JetPack version on the board. [default: newest with its DLA]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -103,6 +111,7 @@ def build(
     dummy_ranges: bool,
     shapes: dict[str, tuple[int, ...]],
     dims: tuple[DimRange, ...],
+    plugins: tuple[Path, ...],
     objective: str,
     power_mode: str | None,
     max_crossings: int | None,
@@ -147,6 +156,7 @@ def build(
         shapes=shapes,
         dims=dims,
         plan=PlanOptions(objective=objective, power_mode=power_mode, max_crossings=max_crossings),
+        plugins=tuple(plugin for path in plugins for plugin in load_plugins(path)),
     )
     with progress_bar(model.name) as report:
         result = build_engine(model, profile, out or model.with_suffix(".engine"), options, report)

@@ -7,6 +7,7 @@ from functools import partial
 
 from toolkit.errors import PluginError, first_line
 from toolkit.gpu.call import Call, KernelSource
+from toolkit.gpu.cuda_source import HOW_TO_GET, find_compiler
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.dtypes import is_float
 from toolkit.gpu.emitters import Emitter
@@ -131,6 +132,11 @@ def _source(plugin: Plugin, kernel: Kernel) -> KernelSource:
         raise PluginError(
             f"{plugin.title}: its kernel file {kernel.file} must end in .py (Triton) or .cu (CUDA "
             "C++)"
+        )
+    if kernel.file.suffix == ".cu" and find_compiler() is None:
+        raise NotCoveredError(
+            f"{plugin.title} is written in CUDA C++, and this host has neither nvcc nor NVRTC: "
+            f"{HOW_TO_GET}"
         )
     try:
         digest = hashlib.sha256(kernel.file.read_bytes()).hexdigest()

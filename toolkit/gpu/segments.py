@@ -11,6 +11,7 @@ from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.lower import DraftedSegment, GpuSegment, compile_segment, draft_segment
 from toolkit.lower import LoweredSegment
 from toolkit.planning.segments import PlannedSegment
+from toolkit.plugins import Plugin
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,12 @@ def lower_gpu_segments(
     on_progress: Progress | None = None,
     *,
     portable: Collection[str] = (),
+    plugins: Sequence[Plugin] = (),
 ) -> GpuSegments:
     """Make kernels for every segment that is planned on the GPU and not among `portable`.
 
-    Raises CompileError: a kernel does not compile, or does not fit the GPU of the profile.
+    Raises CompileError: a kernel does not compile, or does not fit the GPU of the profile;
+    PluginError: a plugin fails.
     """
     on_gpu = [
         (segment, piece)
@@ -59,7 +62,7 @@ def lower_gpu_segments(
     for segment, piece in on_gpu:
         try:
             drafted[segment.name] = draft_segment(
-                piece.onnx, piece.weights, gpu=gpu, precision=precision
+                piece.onnx, piece.weights, gpu=gpu, precision=precision, plugins=plugins
             )
         except NotCoveredError as error:
             refused |= _refused(segment, error)

@@ -262,7 +262,8 @@ def _pieces(model: ir.Model, layers: Sequence[BiasLayer]) -> tuple[_Piece, ...]:
 def _cut(model: ir.Model, known: Collection[str], outputs: Sequence[str]) -> ir.Model:
     """A copy of what makes `outputs` of the tensors that are known."""
     graph = ir.convenience.extract(model.graph, sorted(known), outputs)
-    return ir.Model(graph, ir_version=model.ir_version)
+    functions = list(model.functions.values())
+    return ir.Model(graph, ir_version=model.ir_version, functions=functions)
 
 
 def _advance(

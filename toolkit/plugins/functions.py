@@ -1,6 +1,6 @@
 """Plugins in a model: their functions beside the graph, and the shapes of their outputs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -13,18 +13,24 @@ IR_VERSION = 8  # the first that knows functions
 _DEFAULT_DOMAINS = ("", "ai.onnx")
 
 
-def add_functions(proto: onnx.ModelProto, plugins: Sequence[Plugin]) -> None:
+def add_functions(
+    proto: onnx.ModelProto, plugins: Sequence[Plugin], *, reserved: Collection[str] = ()
+) -> None:
     """Put the functions of plugins into a model, in place of its own of the same names.
 
-    Raises PluginError: a function is no valid ONNX, or is written for another opset than the
-    model's and means something else there.
+    Raises PluginError: two plugins make one operator, or one of a domain that is reserved; a
+    function is no valid ONNX, or is written for another opset than the model's and means something
+    else there.
     """
     if not plugins:
         return
     titles = [plugin.title for plugin in plugins]
-    for title in titles:
+    for plugin in plugins:
+        title, domain = plugin.title, plugin.function.domain
         if titles.count(title) > 1:
             raise PluginError(f"{title} is made by {titles.count(title)} plugins; give one of them")
+        if domain in reserved:
+            raise PluginError(f"{title}: the domain {domain!r} is taken; choose one of your own")
     proto.ir_version = max(proto.ir_version, IR_VERSION)
     kept = [f for f in proto.functions if f"{f.domain}::{f.name}" not in titles]
     del proto.functions[:]
@@ -34,6 +40,13 @@ def add_functions(proto: onnx.ModelProto, plugins: Sequence[Plugin]) -> None:
     for domain in dict.fromkeys(p.function.domain for p in plugins):
         if domain not in known:
             proto.opset_import.append(onnx.helper.make_opsetid(domain, 1))
+
+
+def unused_plugins(model: ir.Model, plugins: Sequence[Plugin]) -> list[str]:
+    """Say of each plugin whose operator no node is."""
+    used = {f"{node.domain}::{node.op_type}" for node in model.graph.all_nodes()}
+    titles = [plugin.title for plugin in plugins]
+    return [f"the plugin {title} is used by no node" for title in titles if title not in used]
 
 
 def give_shapes(model: ir.Model, plugins: Sequence[Plugin]) -> None:
