@@ -18,9 +18,14 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from scripts.backend_suite import Case, Outcome, load_cases, run_case
+from scripts.operators_page import SEVERAL, general, render
 from tests import gpu_interpreter
 
-LONGEST_S = 120.0  # for one test
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "OPERATORS.md"
+PASSING = ROOT / "tests" / "golden" / "onnx_backend_gpu.txt"
+SLOWEST = 10  # tests whose times are printed
+LONGEST_S = 600.0  # for one test: VGG-19 takes minutes in the interpreter
 
 
 def main() -> None:
@@ -29,19 +34,27 @@ def main() -> None:
     parser.add_argument("--only", default="", help="tests whose kind/name holds this pattern")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--missing", type=Path, help="write the reasons, the commonest first")
+    parser.add_argument("--write", action="store_true", help="replace the page and the list")
     given = parser.parse_args()
     cases = {n: c for n, c in load_cases().items() if re.search(given.only, n)}
     started = time.monotonic()
-    outcomes = dict(run_all(cases, given.jobs))
+    results = list(run_all(cases, given.jobs))
+    outcomes = {name: outcome for name, outcome, _ in results}
     print(f"{len(outcomes)} tests in {time.monotonic() - started:.0f} s")
     for status, count in Counter(one.status for one in outcomes.values()).most_common():
         print(f"{count:5} {status}")
+    for name, _, seconds in sorted(results, key=lambda one: -one[2])[:SLOWEST]:
+        print(f"{seconds:7.1f} s  {name}")
     if given.missing is not None:
         given.missing.write_text(missing_text(outcomes))
+    if given.write and not given.only:
+        write(cases, outcomes)
 
 
-def run_all(cases: Mapping[str, Callable[[], Case]], jobs: int) -> Iterator[tuple[str, Outcome]]:
-    """Yield the outcome of each test, `jobs` at a time, each in a process of its own."""
+def run_all(
+    cases: Mapping[str, Callable[[], Case]], jobs: int
+) -> Iterator[tuple[str, Outcome, float]]:
+    """Yield the outcome of each test and its seconds; `jobs` at a time, each in its own process."""
     context = multiprocessing.get_context("fork")  # the suite is loaded once, not for each test
     waiting = iter(cases.items())
     running: dict[Connection, tuple[str, multiprocessing.process.BaseProcess, float]] = {}
@@ -57,14 +70,15 @@ def run_all(cases: Mapping[str, Callable[[], Case]], jobs: int) -> Iterator[tupl
             return
         for pipe in wait(list(running), timeout=1.0):
             assert isinstance(pipe, Connection)
-            name, process, _ = running.pop(pipe)
-            yield name, _answer(pipe, process)
+            name, process, since = running.pop(pipe)
+            yield name, _answer(pipe, process), time.monotonic() - since
         for pipe, (name, process, since) in list(running.items()):
             if time.monotonic() - since > LONGEST_S:
                 process.kill()
                 process.join()
                 del running[pipe]
-                yield name, Outcome("error", reasons=(f"takes longer than {LONGEST_S:.0f} s",))
+                late = Outcome("error", reasons=(f"takes longer than {LONGEST_S:.0f} s",))
+                yield name, late, LONGEST_S
 
 
 def _run_one(read: Callable[[], Case], pipe: Connection) -> None:
@@ -100,11 +114,27 @@ def missing_text(outcomes: Mapping[str, Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def general(reason: str) -> str:
-    """Return a reason without the names and numbers of one model."""
-    reason = re.sub(r"model\.onnx( \S+)?[: ]+", "", reason)
-    reason = re.sub(r"'[^']*'", "...", reason)
-    return re.sub(r"\[[^\]]*\]|(?<![\w.])-?\d+(\.\d+)?(e[+-]?\d+)?(?![\w.])", "N", reason)[:160]
+def operators_of(cases: Mapping[str, Callable[[], Case]]) -> dict[str, str]:
+    """Return the operator of each node test; a test of a definition has the one that it defines."""
+    single = {
+        name: found[0] if len(found := read().operators) == 1 else SEVERAL
+        for name, read in cases.items()
+        if name.startswith("node/")
+    }
+    plain = {name: re.sub(r"_expanded(_ver\d+)?$", "", name) for name in single}
+    return {name: single.get(plain[name], single[name]) for name in single}
+
+
+def listing(outcomes: Mapping[str, Outcome]) -> str:
+    """Return the tests that pass, one a line; "*": with parameters as constants."""
+    passed = {name: one for name, one in outcomes.items() if one.status == "passed"}
+    return "".join(f"{name}{' *' * one.fixed}\n" for name, one in sorted(passed.items()))
+
+
+def write(cases: Mapping[str, Callable[[], Case]], outcomes: Mapping[str, Outcome]) -> None:
+    """Replace the page and the list."""
+    PAGE.write_text(render(outcomes, operators_of(cases)))
+    PASSING.write_text(listing(outcomes))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,197 @@
+"""docs/OPERATORS.md from the outcomes of the ONNX backend suite."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from scripts.backend_suite import KINDS, Outcome
+from toolkit.gpu.dtypes import ELEMENT_TYPES
+from toolkit.gpu.emitters import EMITTERS
+from toolkit.gpu.expressions import is_elementwise
+from toolkit.gpu.network import Operation
+
+SEVERAL = "several"  # in place of an operator: a test's graph is no single node
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What is known of another backend on the same suite: (passed, tests) by kind."""
+
+    name: str
+    how: str
+    shares: Mapping[str, tuple[int, int]]
+
+
+# All with the tests of onnx 1.23.2. The first two ran on this suite's CPU variants, with nothing
+# left out: onnxruntime's own backend (CPU provider), and tinygrad's, whose slow Python device did
+# not get through the other kinds. onnx-tensorrt's is what the include list of its
+# onnx_backend_test.py (commit 96e7811) lets run, not what passes.
+PEERS = (
+    Peer(
+        "onnxruntime 1.31.1",
+        "measured on a CPU",
+        {
+            "node": (1345, 1884),
+            "real": (9, 9),
+            "simple": (17, 23),
+            "pytorch-converted": (59, 82),
+            "pytorch-operator": (24, 35),
+        },
+    ),
+    Peer("tinygrad 0.14.0", "measured on a CPU, device PYTHON", {"node": (1226, 1884)}),
+    Peer(
+        "onnx-tensorrt",
+        "enabled in its own test list",
+        {
+            "node": (580, 1884),
+            "real": (9, 9),
+            "simple": (1, 23),
+            "pytorch-converted": (66, 82),
+            "pytorch-operator": (26, 35),
+        },
+    ),
+)
+
+_HEAD = """\
+# Operators on the GPU
+
+Written by `python -m scripts.onnx_backend --write`. Every test of the ONNX backend suite (onnx
+{onnx}) goes through the GPU path: import, passes, one GPU segment, and its kernels in Triton's
+interpreter on the CPU, on memory filled with NaN. FP32 build; the suite's own comparison and
+tolerances, types and shapes included. Names of the tests that pass:
+`tests/golden/onnx_backend_gpu.txt`; `tests/test_gpu_backend.py` runs them again.
+
+An engine is compiled for its parameters: shapes, axes, pads, weights of convolutions. The suite
+feeds many of them as inputs. A test that is not covered as it stands is tried again with these
+inputs as constants of the model (`PARAMETERS` in `scripts/backend_suite.py`), as they are in
+networks; the tables count such tests apart. An operator in such a case runs in a portable segment
+when its parameters come as inputs.
+
+## Shares
+"""
+
+_TYPES = """\
+"Not covered" means that the build says so, with node and reason, and leaves the segment to
+onnxruntime. {wrong}Tensors that kernels read and write: {types}. Doubles are computed with as
+FP32. Tests of strings, sequences, FP8, FP4, INT4, INT2 and BF16 are counted as tests like all
+others; so are those that are not defined for inference.
+
+## Operators
+
+*how*: `kernel` of its own, `steps` of an element-wise expression inside other kernels,
+`definition` by other operators (the function in the ONNX standard), `folded` while building. Tests
+are the node tests of the operator, those of its expanded definition included.
+
+"""
+
+
+def render(outcomes: Mapping[str, Outcome], operators: Mapping[str, str]) -> str:
+    """Return the page; `operators` has the operator of each node test, or SEVERAL."""
+    parts = [_HEAD.format(onnx=onnx.__version__), *_shares(outcomes)]
+    wrong = [name.split("/")[1] for name, one in outcomes.items() if one.status == "wrong"]
+    said = f"Wrong: {', '.join(f'`{name}`' for name in sorted(wrong))}. " if wrong else ""
+    parts += ["", _TYPES.format(types=", ".join(ELEMENT_TYPES), wrong=said)]
+    parts += _operators(outcomes, operators)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _shares(outcomes: Mapping[str, Outcome]) -> list[str]:
+    peers = "".join(f" {peer.name} ({peer.how}) |" for peer in PEERS)
+    lines = [
+        f"| tests | all | pass | as they stand | with constants | not covered | other |{peers}",
+        f"|---|--:|--:|--:|--:|--:|--:|{'--:|' * len(PEERS)}",
+    ]
+    for kind in KINDS:
+        own = [one for name, one in outcomes.items() if name.startswith(f"{kind}/")]
+        lines.append(_share_row(kind, own, [peer.shares.get(kind) for peer in PEERS]))
+    sums = [_sum(peer) for peer in PEERS]
+    lines.append(_share_row("all", list(outcomes.values()), sums))
+    return lines
+
+
+def _sum(peer: Peer) -> tuple[int, int] | None:
+    if set(peer.shares) != set(KINDS):
+        return None
+    return sum(p for p, _ in peer.shares.values()), sum(t for _, t in peer.shares.values())
+
+
+def _share_row(kind: str, own: Sequence[Outcome], peers: Sequence[tuple[int, int] | None]) -> str:
+    passed = [one for one in own if one.status == "passed"]
+    fixed = sum(one.fixed for one in passed)
+    refused = sum(one.status == "not covered" for one in own)
+    cells = [
+        kind,
+        f"{len(own)}",
+        f"{len(passed)} ({_percent(len(passed), len(own))})",
+        f"{len(passed) - fixed}",
+        f"{fixed}",
+        f"{refused}",
+        f"{len(own) - len(passed) - refused}",
+        *("" if one is None else f"{one[0]} of {one[1]} ({_percent(*one)})" for one in peers),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / max(whole, 1):.1f} %"
+
+
+def _operators(outcomes: Mapping[str, Outcome], operators: Mapping[str, str]) -> list[str]:
+    groups: dict[str, list[Outcome]] = {}
+    for name, operator in operators.items():
+        groups.setdefault(operator, []).append(outcomes[name])
+    lines = [
+        "| operator | how | pass | of | with constants | what stops others (tests) |",
+        "|---|---|--:|--:|--:|---|",
+    ]
+    for operator in sorted({*groups, *EMITTERS} - {SEVERAL}, key=str.lower):
+        lines.append(_operator_row(operator, groups.get(operator, [])))
+    if SEVERAL in groups:
+        lines.append(_operator_row(SEVERAL, groups[SEVERAL]))
+    return lines
+
+
+def _operator_row(operator: str, own: Sequence[Outcome]) -> str:
+    passed = [one for one in own if one.status == "passed"]
+    stops: Counter[str] = Counter()
+    for one in own:
+        if one.status != "passed":
+            stops.update({_short(one, operator)})
+    words = "; ".join(f"{reason} ({count})" for reason, count in stops.most_common(3))
+    more = "; ..." if len(stops) > 3 else ""
+    how = _how(operator, bool(passed))
+    fixed = sum(one.fixed for one in passed)
+    return f"| {operator} | {how} | {len(passed)} | {len(own)} | {fixed} | {words}{more} |"
+
+
+def _how(operator: str, passes: bool) -> str:
+    if operator in EMITTERS:
+        return "kernel"
+    if is_elementwise(Operation(operator, "", (), (), {})):
+        return "steps"
+    if not passes:
+        return "no"
+    if operator == SEVERAL:
+        return ""
+    schema = onnx.defs.get_schema(operator)
+    has = schema.has_function or schema.has_context_dependent_function
+    return "definition" if has else "folded"
+
+
+def _short(outcome: Outcome, operator: str) -> str:
+    """Return the first reason without what the row says already."""
+    reason = general(outcome.reasons[0])
+    reason = reason.replace(f"node ... ({operator}) ", "").replace("node ... ", "")
+    reason = re.split(r"[;,:] ", reason, maxsplit=1)[0]
+    words = f"{outcome.status}: {reason}" if outcome.status != "not covered" else reason
+    return words.replace("|", "\\|")
+
+
+def general(reason: str) -> str:
+    """Return a reason without the names and numbers of one model."""
+    reason = re.sub(r"model\.onnx( \S+)?[: ]+", "", reason)
+    reason = re.sub(r"'[^']*'", "...", reason)
+    return re.sub(r"\[[^\]]*\]|(?<![\w.])-?\d+(\.\d+)?(e[+-]?\d+)?(?![\w.])", "N", reason)[:160]
