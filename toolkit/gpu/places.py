@@ -46,15 +46,14 @@ def plan_homes(draft: Draft, groups: Sequence[Group]) -> None:
         parts = [(part, makers.get(part)) for part in op.inputs]
         if not any(maker and _writes_anywhere(maker) for _, maker in parts):
             continue
-        whole = draft.homes.get(name) or draft.allocate(
-            name, draft.dtype, shape, channels_last(shape)
-        )
+        whole = draft.homes.get(name) or draft.fresh(name, channels_last(shape))
         draft.views[name] = whole
         start = 0
         for part, maker in parts:
             size = draft.network.shapes[part][1] if part in draft.network.shapes else 0
             free = part not in draft.homes and part not in draft.network.outputs
-            if maker and free and _writes_anywhere(maker):
+            same = draft.network.scales.get(part) == whole.scale
+            if maker and free and same and _writes_anywhere(maker):
                 draft.homes[part] = part_of(whole, 1, start, size)
             start += size or draft.network.constants[part].shape[1]
 
