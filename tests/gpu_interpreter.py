@@ -9,12 +9,12 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"
 
 from collections.abc import Mapping
-from importlib import import_module
 
 import numpy as np
 
-from toolkit.gpu.call import KERNELS, Argument, Call, InTensor, InWeights
+from toolkit.gpu.call import Argument, Call, InTensor, InWeights
 from toolkit.gpu.dtypes import ELEMENT_TYPES
+from toolkit.gpu.kernel_files import kernel_function
 from toolkit.gpu.lower import DraftedSegment
 
 POISON = 0xFF  # a NaN in every float type: what nobody wrote shows
@@ -83,9 +83,9 @@ def start(call: Call, drafted: DraftedSegment, workspace: int, weights: int) -> 
             return Pointer(weights + argument.offset, dtype)
         return argument
 
-    module = import_module(f"toolkit.gpu.kernels.{KERNELS[call.spec.kernel]}")
+    kernel = kernel_function(call.spec.kernel, call.spec.source)
     given = {
         name: value(argument, kind)
         for (name, kind), argument in zip(call.spec.signature, call.arguments, strict=True)
     }
-    getattr(module, call.spec.kernel)[call.grid](**given, **dict(call.spec.constants))
+    kernel[call.grid](**given, **dict(call.spec.constants))

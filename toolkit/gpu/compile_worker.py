@@ -11,7 +11,7 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -53,7 +53,7 @@ def _compile_cuda(request: Request, file: Path) -> Compiled:
 
 
 def _compile_triton(request: Request) -> Compiled:
-    function: Any = kernel_function(request.kernel, request.source)
+    function = kernel_function(request.kernel, request.source)
     types = {name: kind.removesuffix(":16") for name, kind in request.signature}
     aligned = {name for name, kind in request.signature if kind.endswith(":16")}
     source = ASTSource(

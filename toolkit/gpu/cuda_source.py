@@ -34,7 +34,7 @@ class CudaCompiler:
 
 
 def find_compiler() -> CudaCompiler | None:
-    """Return nvcc where there is one, else NVRTC, else None."""
+    """Return nvcc where there is one, else NVRTC, else None; CUDA_HOME goes before PATH."""
     return _nvcc() or _nvrtc()
 
 
@@ -63,9 +63,10 @@ def _macro(value: Constant) -> str:
 
 
 def _nvcc() -> CudaCompiler | None:
-    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    places = [str(Path(home) / "bin") for home in homes if home]
-    tool = shutil.which("nvcc") or shutil.which("nvcc", path=os.pathsep.join(places))
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    places = [str(Path(home) / "bin") for home in homes]
+    places += [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
+    tool = shutil.which("nvcc", path=os.pathsep.join(places))
     if tool is None:
         return None
     said = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False).stdout

@@ -6,6 +6,7 @@ from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from toolkit.gpu.call import KERNELS, KernelSource
 
@@ -22,7 +23,7 @@ def load_module(path: Path) -> ModuleType:
     return module
 
 
-def kernel_function(kernel: str, source: KernelSource | None) -> object:
+def kernel_function(kernel: str, source: KernelSource | None) -> Any:  # noqa: ANN401  (Triton's)
     """Return a Triton kernel; raises AttributeError where the file of a plugin does not hold it."""
     if source is None:
         return getattr(import_module(f"toolkit.gpu.kernels.{KERNELS[kernel]}"), kernel)
