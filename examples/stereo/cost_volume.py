@@ -1,5 +1,5 @@
 """cost[n, d, y, x] = mean over c of left[n, c, y, x] * right[n, c, y, x - d], in Triton."""
-# ruff: noqa: ANN001, ANN201, N803
+# ruff: noqa: ANN001, ANN201, N803, PLR0917
 
 import triton
 import triton.language as tl

@@ -3,9 +3,9 @@
     CostVolume       cost[n, d, y, x] = mean over c of left[n, c, y, x] * right[n, c, y, x - d]
     SoftDisparity    disparity[n, y, x] = sum over d of d * softmax over d of cost[n, d, y, x]
 
-for d = 0 .. disparities - 1; right of its left edge a picture is 0. Exported from PyTorch, the first
-becomes some slices, products, means and pads for each d. Here it is one kernel in Triton, and the
-second one in CUDA C++.
+for d = 0 .. disparities - 1; outside a picture is 0. Exported from PyTorch, the first becomes a
+slice, a product, a mean and a pad for each d. Here it is one kernel in Triton, and the second one
+in CUDA C++.
 """
 
 from collections.abc import Sequence
