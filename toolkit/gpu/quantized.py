@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from toolkit.gpu.network import IntegerConstant, Network, Operation
+from toolkit.gpu.network import Attribute, IntegerConstant, Network, Operation
 from toolkit.gpu.quantized_general import add_dequantize, add_quantize, along
 from toolkit.gpu.rewriting import Rewriting
 
@@ -90,8 +90,7 @@ def _on_grids(network: Network) -> Network:
                 add_quantize(made, op)
                 continue
             real[output, grid] = _add_real(made, op, ROUND, output, grid)
-            zero = {"zero_point": grid.zero_point}
-            made.add(op, TO_INTEGERS, (real[output, grid],), output, zero)
+            made.add(op, TO_INTEGERS, (real[output, grid],), output, _attributes(grid))
         else:
             made.operations.append(op)
     return made.network()
@@ -99,8 +98,11 @@ def _on_grids(network: Network) -> Network:
 
 def _add_real(made: Rewriting, op: Operation, kind: str, name: str, grid: _Grid) -> str:
     real = made.tensor(f"{name} (real)", made.shapes[op.inputs[0]], "float32", grid.scale)
-    attributes = {"scale": grid.scale, "zero_point": grid.zero_point}
-    return made.add(op, kind, op.inputs[:1], real, attributes)
+    return made.add(op, kind, op.inputs[:1], real, _attributes(grid))
+
+
+def _attributes(grid: _Grid) -> dict[str, Attribute]:
+    return {"scale": grid.scale, "zero_point": grid.zero_point}
 
 
 def _add_constant(made: Rewriting, op: Operation) -> None:

@@ -1,0 +1,338 @@
+"""Q/DQ graphs as INT8 kernels, interpreted on the CPU on poisoned memory, bit by bit.
+
+The truth is `int8_reference`: the formula of every node in NumPy, without any of the rewriting that
+the lowering does. onnxruntime divides by the scale where kernels multiply by its inverse: it may
+differ by one step of the grid.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import gpu_interpreter
+import int8_reference
+import numpy as np
+import onnx
+import pytest
+from gpu_graphs import OPSET, ORIN, Case, node
+from onnx import TensorProto
+
+from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.lower import DraftedSegment
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+XAVIER = GpuTarget(sm=72, sm_count=8)  # where Triton has no products of integers
+ZERO = {"int8": np.int8(0), "uint8": np.uint8(128)}
+
+
+@dataclass
+class Graph:
+    """A Q/DQ graph in the making: each method adds nodes and returns the name of their result."""
+
+    rng: np.random.Generator
+    inputs: dict[str, tuple[int, ...]]
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    weights: dict[str, np.ndarray] = field(default_factory=dict)
+    count: int = 0
+
+    def name(self) -> str:
+        self.count += 1
+        return f"t{self.count}"
+
+    def add(self, op: str, *inputs: str, **attributes: object) -> str:
+        made = self.name()
+        self.nodes.append(node(op, " ".join(inputs), made, **attributes))
+        return made
+
+    def constant(self, values: np.ndarray) -> str:
+        made = self.name()
+        self.weights[made] = np.asarray(values)
+        return made
+
+    def scale(self) -> np.float32:
+        return np.float32(2 ** self.rng.uniform(-6, -4))
+
+    def rounded(self, x: str, scale: np.float32 | None = None, dtype: str = "uint8") -> str:
+        """Q and DQ."""
+        parameters = self.parameters(scale, dtype)
+        stored = self.add("QuantizeLinear", x, *parameters)
+        return self.add("DequantizeLinear", stored, *parameters)
+
+    def parameters(self, scale: np.float32 | None, dtype: str) -> tuple[str, str]:
+        return self.constant(scale or self.scale()), self.constant(ZERO[dtype])
+
+    def integers(
+        self, values: np.ndarray, scale: np.ndarray, axis: int = 0, dtype: type = np.int8
+    ) -> str:
+        zero = self.constant(np.zeros(scale.shape, dtype))
+        stored = self.constant(values.astype(dtype))
+        parameters = (self.constant(scale.astype(np.float32)), zero)
+        return self.add("DequantizeLinear", stored, *parameters, axis=axis)
+
+    def product(
+        self,
+        op: str,
+        x: str,
+        shape: tuple[int, ...],
+        *,
+        axis: int = 0,
+        channels: bool = True,
+        bias: str = "",
+        **attributes: object,
+    ) -> str:
+        """A Conv, Gemm or MatMul of a tensor on a grid with INT8 weights of one scale a channel."""
+        step = next(self.weights[n.input[1]] for n in self.nodes if n.output and n.output[0] == x)
+        scale = np.float32(2 ** self.rng.uniform(-9, -8, shape[axis] if channels else ()))
+        values = self.rng.integers(-127, 128, shape)
+        operands = [x, self.integers(values, scale, axis)]
+        if bias:
+            factors = np.broadcast_to(step * scale, (shape[axis],)).astype(np.float32)
+            steps = self.rng.integers(-5000, 5000, shape[axis])
+            operands.append(
+                self.integers(steps, factors, 0, np.int32)
+                if bias == "int32"
+                else self.constant((steps * factors).astype(np.float32))
+            )
+        return self.add(op, *operands, **attributes)
+
+    def case(self, *outputs: str) -> Case:
+        return Case(self.nodes, self.inputs, self.weights, outputs)
+
+
+def drafted(case: Case, gpu: GpuTarget = ORIN) -> DraftedSegment:
+    return case.draft("int8", gpu)
+
+
+def check(case: Case, gpu: GpuTarget = ORIN) -> DraftedSegment:
+    """All outputs are the reference's, bit by bit."""
+    rng = np.random.default_rng(len(case.nodes))
+    feeds = {n: rng.normal(size=s).astype(np.float32) for n, s in case.inputs.items()}
+    segment = drafted(case, gpu)
+    found = gpu_interpreter.run(segment, feeds)
+    for name, truth in int8_reference.run(case.model(), feeds).items():
+        assert found[name].shape == truth.shape
+        assert len(np.unique(truth)) > 4
+        np.testing.assert_array_equal(found[name], truth, strict=True)
+    return segment
+
+
+def stored_types(segment: DraftedSegment) -> set[str]:
+    """Types of what kernels hand to each other: neither inputs nor outputs nor weights."""
+    borders = {view.base for view in (*segment.inputs.values(), *segment.outputs.values())}
+    borders |= segment.outputs.keys()  # written channels-last, then as the border wants it
+    found = set()
+    for call in segment.calls:
+        named = zip(call.spec.signature, call.arguments, strict=True)
+        found |= {
+            kind.removesuffix(":16")
+            for (_, kind), argument in named
+            if getattr(argument, "base", None) not in (None, *borders)
+        }
+    return found
+
+
+CONVOLUTIONS = {
+    "pointwise": ((2, 24, 5, 7), (20, 24, 1, 1), {}),
+    "3x3": ((1, 5, 9, 8), (18, 5, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "whole blocks of channels": ((1, 128, 5, 4), (16, 128, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "strided": ((2, 3, 11, 12), (8, 3, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    "strided pointwise": ((1, 16, 7, 7), (8, 16, 1, 1), {"strides": [2, 2]}),
+    "dilated": ((1, 4, 12, 11), (6, 4, 3, 3), {"dilations": [2, 3]}),
+    "grouped": ((2, 12, 6, 5), (18, 4, 3, 3), {"group": 3, "pads": [1, 1, 1, 1]}),
+    "depthwise": ((2, 20, 7, 6), (20, 1, 3, 3), {"group": 20, "pads": [1, 1, 1, 1]}),
+    "depthwise strided": ((1, 9, 8, 8), (9, 1, 5, 5), {"group": 9, "strides": [2, 2]}),
+}
+
+
+@pytest.mark.parametrize("gpu", [ORIN, XAVIER], ids=["sm_87", "sm_72"])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_are_exact(name: str, gpu: GpuTarget, rng: np.random.Generator) -> None:
+    shape, weights, attributes = CONVOLUTIONS[name]
+    graph = Graph(rng, {"x": shape})
+    bias = str(rng.choice(["", "int32", "float32"]))
+    channels, dtype = bool(rng.integers(2)), str(rng.choice(["int8", "uint8"]))
+    x = graph.rounded("x", dtype=dtype)
+    y = graph.product("Conv", x, weights, bias=bias, channels=channels, **attributes)
+    segment = check(graph.case(graph.rounded(graph.add("Relu", y), dtype=dtype)), gpu)
+    assert stored_types(segment) == {"*i8"}
+    assert all(call.spec.exact for call in segment.calls)
+
+
+PRODUCTS: dict[str, Callable[[Graph], str]] = {
+    "gemm": lambda g: g.product("Gemm", g.rounded("x"), (40, 17), axis=1, bias="int32"),
+    "gemm of turned weights": lambda g: g.product(
+        "Gemm", g.rounded("x"), (17, 40), axis=0, bias="int32", transB=1
+    ),
+    "matmul": lambda g: g.product("MatMul", g.rounded("x"), (40, 9), axis=1),
+    "matmul of one scale": lambda g: g.product("MatMul", g.rounded("x"), (40, 9), channels=False),
+    "of two tensors": lambda g: g.add(
+        "MatMul", g.rounded("x"), g.rounded(g.add("Transpose", "x", perm=[1, 0]))
+    ),
+}
+
+
+@pytest.mark.parametrize("gpu", [ORIN, XAVIER], ids=["sm_87", "sm_72"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_are_exact(name: str, gpu: GpuTarget, rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": (12, 40)})
+    segment = check(graph.case(PRODUCTS[name](graph)), gpu)
+    assert "matmul" in [call.spec.kernel for call in segment.calls]
+    assert stored_types(segment) == {"*i8"}
+
+
+def test_products_of_batches_are_exact(rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"q": (2, 3, 5, 40), "k": (2, 3, 40, 7)})
+    case = graph.case(graph.add("MatMul", graph.rounded("q"), graph.rounded("k")))
+    assert stored_types(check(case)) == {"*i8"}
+
+
+ENDINGS: dict[str, Callable[[Graph, str], str]] = {
+    "relu": lambda g, c: g.add("Relu", c),
+    "clip": lambda g, c: g.add("Clip", c, g.constant(np.float32(0)), g.constant(np.float32(0.9))),
+    "rounded twice on one grid": lambda g, c: g.rounded(
+        g.add("Relu", g.rounded(c, np.float32(0.03))), np.float32(0.03)
+    ),
+    "rounded twice on two grids": lambda g, c: g.rounded(g.add("Relu", g.rounded(c))),
+    "a product of itself": lambda g, c: g.add("Mul", g.rounded(c), g.rounded(c)),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_what_follows_a_convolution_is_part_of_it(name: str, rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": (1, 6, 5, 5)})
+    sums = graph.product("Conv", graph.rounded("x"), (10, 6, 3, 3), bias="int32")
+    segment = check(graph.case(graph.rounded(ENDINGS[name](graph, sums))))
+    kernels = [call.spec.kernel for call in segment.calls]
+    assert kernels.count("convolution") == 1
+    assert kernels[kernels.index("convolution") + 1 :] in (["elementwise"], [])  # the border
+
+
+@pytest.mark.parametrize("kind", ["pointwise", "3x3", "depthwise"])
+def test_a_residual_is_read_in_int8(kind: str, rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": (2, 8, 5, 6)})
+    x = graph.rounded("x")
+    taps = 1 if kind == "pointwise" else 3
+    group = 8 if kind == "depthwise" else 1
+    attributes = {"group": group, "pads": [taps // 2] * 4}
+    r = graph.rounded(graph.product("Conv", x, (8, 8, 1, 1), bias="int32"))
+    c = graph.product("Conv", r, (8, 8 // group, taps, taps), bias="int32", **attributes)
+    total = graph.rounded(graph.add("Add", graph.rounded(c), r), np.float32(0.03))
+    y = graph.rounded(graph.add("Relu", total), np.float32(0.03))
+    case = graph.case(graph.product("Conv", y, (4, 8, 1, 1)))
+    segment = check(case)
+    assert stored_types(segment) == {"*i8"}
+    assert sum(call.spec.kernel == "elementwise" for call in segment.calls) <= 3  # borders
+
+
+POOLS = {
+    "max": ("MaxPool", {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    "average": ("AveragePool", {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1]}),
+    "whole picture": ("GlobalAveragePool", {}),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_poolings_read_and_write_int8(name: str, rng: np.random.Generator) -> None:
+    kind, attributes = POOLS[name]
+    graph = Graph(rng, {"x": (2, 11, 7, 8)})
+    pooled = graph.add(kind, graph.rounded("x", np.float32(0.02)), **attributes)
+    y = graph.rounded(pooled, np.float32(0.011))
+    segment = check(graph.case(graph.product("Conv", y, (5, 11, 1, 1))))
+    assert stored_types(segment) == {"*i8"}
+
+
+def test_concatenations_lie_on_the_grid_of_their_reader(rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": (1, 6, 5, 5)})
+    x = graph.rounded("x")
+    parts = [
+        graph.rounded(graph.add("Relu", graph.product("Conv", x, (filters, 6, 1, 1))))
+        for filters in (7, 9)
+    ]
+    joined = graph.rounded(graph.add("Concat", *parts, x, axis=1))
+    segment = check(graph.case(graph.product("Conv", joined, (4, 22, 3, 3), bias="int32")))
+    assert stored_types(segment) == {"*i8"}
+    # Both parts are written in place; what is left is the border, and x on the new grid.
+    assert [call.spec.kernel for call in segment.calls].count("elementwise") <= 4
+
+
+def test_moves_carry_int8(rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": (2, 6, 20)})
+    x, operands = graph.rounded("x"), []
+    for order in ([0, 2, 1, 3], [0, 2, 3, 1]):
+        made = graph.product("MatMul", x, (20, 24), axis=1)
+        split = graph.add("Reshape", made, graph.constant(np.array([2, 6, 3, 8])))
+        operands.append(graph.rounded(graph.add("Transpose", split, perm=order)))
+    segment = check(graph.case(graph.add("MatMul", *operands)))
+    assert len(segment.calls) == 4  # the border and three products
+    assert stored_types(segment) == {"*i8"}
+
+
+def test_upscaling_stays_int8(rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": (1, 6, 4, 4)})
+    x = graph.rounded(graph.product("Conv", graph.rounded("x"), (8, 6, 1, 1)))
+    scales = graph.constant(np.array([1, 1, 2, 2], np.float32))
+    graph.nodes.append(
+        onnx.helper.make_node(
+            "Resize",
+            [x, "", scales],
+            ["up"],
+            name="up",
+            mode="nearest",
+            nearest_mode="floor",
+            coordinate_transformation_mode="asymmetric",
+        )
+    )
+    y = graph.rounded("up", np.float32(0.02))
+    segment = check(graph.case(graph.product("Conv", y, (3, 8, 3, 3))))
+    assert stored_types(segment) == {"*i8"}
+
+
+@dataclass(frozen=True)
+class Typed(Case):
+    """A case with inputs of integers."""
+
+    types: str = "int8"
+
+    def model(self) -> onnx.ModelProto:
+        kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(self.types))
+        made = onnx.helper.make_graph(
+            list(self.nodes),
+            "case",
+            [onnx.helper.make_tensor_value_info(n, kind, s) for n, s in self.inputs.items()],
+            [
+                onnx.helper.make_tensor_value_info(self.outputs[0], kind, None),
+                onnx.helper.make_tensor_value_info(self.outputs[1], TensorProto.FLOAT, None),
+            ],
+            [onnx.numpy_helper.from_array(value, name) for name, value in self.weights.items()],
+        )
+        opset = [onnx.helper.make_opsetid("", OPSET)]
+        model = onnx.helper.make_model(made, opset_imports=opset, ir_version=9)
+        return onnx.shape_inference.infer_shapes(model, strict_mode=True)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_integers_cross_the_borders_of_a_segment(dtype: str, rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": (1, 6, 5, 5)})
+    x = graph.add("DequantizeLinear", "x", *graph.parameters(None, dtype))
+    y = graph.add("Relu", graph.product("Conv", x, (7, 6, 3, 3), bias="int32"))
+    out = graph.add("QuantizeLinear", y, *graph.parameters(np.float32(0.04), dtype))
+    back = graph.add("DequantizeLinear", out, graph.nodes[-1].input[1], graph.nodes[-1].input[2])
+    case = Typed(graph.nodes, graph.inputs, graph.weights, (out, back), types=dtype)
+    feeds = {
+        "x": rng.integers(*((-128, 128) if dtype == "int8" else (0, 256)), (1, 6, 5, 5), dtype)
+    }
+    found = gpu_interpreter.run(drafted(case), feeds)
+    for name, truth in int8_reference.run(case.model(), feeds).items():
+        np.testing.assert_array_equal(found[name], truth, strict=True)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_halves_are_rounded_to_even_and_the_rest_is_held(
+    dtype: str, rng: np.random.Generator
+) -> None:
+    graph = Graph(rng, {"x": (2, 300)})
+    case = graph.case(graph.rounded("x", np.float32(0.125), dtype))
+    feeds = {"x": np.float32(0.125) * np.arange(-150, 150, 0.5, np.float32).reshape(2, 300)}
+    found = gpu_interpreter.run(drafted(case), feeds)
+    for name, truth in case.truth(feeds).items():  # 1 / 0.125 is exact: so is onnxruntime's
+        np.testing.assert_array_equal(found[name], truth, strict=True)
