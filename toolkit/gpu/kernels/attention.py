@@ -1,0 +1,93 @@
+"""Attention of every query to all keys, without storing the weights of one to the other.
+
+    s[i, j] = cap(SCALE sum_d q[i, d] k[j, d]) + mask[i, j],   cap(s) = CAP tanh(s / CAP) or s
+    y[i, e] = sum_j exp(s[i, j] - m[i]) v[j, e] / sum_j exp(s[i, j] - m[i]),   m[i] = max_j s[i, j]
+
+Keys are read block by block. The sums so far are scaled by exp(m before - m after) whenever the
+maximum grows (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). All
+exponents are of 2: s and m are kept times log2(e). A query that sees no key gets 0.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def attention(
+    q, k, v, mask, y,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, DEPTH: tl.constexpr, VALUES: tl.constexpr,
+    HEADS: tl.constexpr, SHARING: tl.constexpr,
+    Q_STRIDES: tl.constexpr, K_STRIDES: tl.constexpr, V_STRIDES: tl.constexpr,
+    MASK_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr,
+    SCALE: tl.constexpr, CAP: tl.constexpr, CHOOSES: tl.constexpr, CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Grid: (blocks of queries, batch x heads).
+
+    Strides are those of batch, head, row and column. SHARING heads of q read one of k and v. A mask
+    is added, or with CHOOSES lets through where it is not 0. With CAUSAL query i sees keys 0 to i.
+    """
+    batch = tl.program_id(1) // HEADS
+    head = tl.program_id(1) % HEADS
+    i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    e = tl.arange(0, BLOCK_E)
+    q += batch * Q_STRIDES[0] + head * Q_STRIDES[1]
+    k += batch * K_STRIDES[0] + head // SHARING * K_STRIDES[1]
+    v += batch * V_STRIDES[0] + head // SHARING * V_STRIDES[1]
+    y += batch * Y_STRIDES[0] + head * Y_STRIDES[1]
+    place = i[:, None] * Q_STRIDES[2] + d[None, :] * Q_STRIDES[3]
+    inside = (i < QUERIES)[:, None] & (d < DEPTH)[None, :]
+    query = tl.load(q + place, mask=inside, other=0.0)
+
+    END = KEYS
+    if CAUSAL:
+        END = tl.minimum(KEYS, (tl.program_id(0) + 1) * BLOCK_M)
+    most = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    sums = tl.zeros((BLOCK_M, BLOCK_E), tl.float32)
+    for start in range(0, END, BLOCK_N):
+        j = start + tl.arange(0, BLOCK_N)
+        place = d[:, None] * K_STRIDES[3] + j[None, :] * K_STRIDES[2]
+        inside = (d < DEPTH)[:, None] & (j < KEYS)[None, :]
+        key = tl.load(k + place, mask=inside, other=0.0)
+        s = tl.dot(query, key, input_precision=PRECISION)
+        if CAP > 0.0:  # tanh(a) = 1 - 2 / (exp(2 a) + 1)
+            power = tl.exp2(s * (2.0 * LOG2_E * SCALE / CAP))
+            s = (CAP * LOG2_E) * (1.0 - 2.0 / (power + 1.0))
+        else:
+            s *= SCALE * LOG2_E
+        seen = (j < KEYS)[None, :]
+        if CAUSAL:
+            seen = seen & (j[None, :] <= i[:, None])
+        if mask is not None:
+            place = batch * MASK_STRIDES[0] + head * MASK_STRIDES[1]
+            place += i[:, None] * MASK_STRIDES[2] + j[None, :] * MASK_STRIDES[3]
+            inside = (i < QUERIES)[:, None] & (j < KEYS)[None, :]
+            given = tl.load(mask + place, mask=inside, other=0)
+            if CHOOSES:
+                seen = seen & (given != 0)
+            else:
+                s += given.to(tl.float32) * LOG2_E
+        s = tl.where(seen, s, float("-inf"))
+        grown = tl.maximum(most, tl.max(s, 1))
+        shift = grown
+        if CAUSAL or mask is not None:  # a block may show a query none of its keys
+            shift = tl.where(grown == float("-inf"), 0.0, grown)
+        weight = tl.exp2(s - shift[:, None])
+        before = tl.exp2(most - shift)
+        total = total * before + tl.sum(weight, 1)
+        place = j[:, None] * V_STRIDES[2] + e[None, :] * V_STRIDES[3]
+        inside = (j < KEYS)[:, None] & (e < VALUES)[None, :]
+        value = tl.load(v + place, mask=inside, other=0.0)
+        sums *= before[:, None]
+        sums = tl.dot(weight.to(value.dtype), value, sums, input_precision=PRECISION)
+        most = grown
+
+    result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
+    place = i[:, None] * Y_STRIDES[2] + e[None, :] * Y_STRIDES[3]
+    inside = (i < QUERIES)[:, None] & (e < VALUES)[None, :]
+    tl.store(y + place, result.to(y.dtype.element_ty), mask=inside)
