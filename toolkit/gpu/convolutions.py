@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from math import prod
 
-from toolkit.gpu.call import Constant
+from toolkit.gpu.call import Call, Constant
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.endings import (
     Ending,
     constant_weights,
     ending_of,
     operand_strides,
+    product_call,
     product_constants,
     result_strides,
     weight_matrix,
@@ -18,7 +19,7 @@ from toolkit.gpu.fusion import Group
 from toolkit.gpu.integer_products import integer_weights
 from toolkit.gpu.network import Array
 from toolkit.gpu.sizes import ceil_div
-from toolkit.gpu.tiles import product_tile, row_tile
+from toolkit.gpu.tiles import Product, Tile, product_tiles, row_tile
 from toolkit.gpu.view import View, channels_last
 from toolkit.gpu.windows import Window, read_window
 
@@ -79,36 +80,54 @@ def emit_convolution(draft: Draft, group: Group) -> None:
 
 def _implicit(draft: Draft, p: _Picture) -> None:
     filters, channels = p.weights.shape[0] // p.groups, p.weights.shape[1]
-    taps = p.window.taps[0] * p.window.taps[1]
-    pixels = p.y.shape[0] * p.y.shape[2] * p.y.shape[3]
-    tile = product_tile(pixels, filters, taps * channels, p.x.item_bytes, draft.gpu)
-    # (group, filter, channel, row, column) -> (group, row, column, channel, filter)
-    packed = p.weights.reshape(p.groups, filters, channels, *p.window.taps).transpose(0, 3, 4, 2, 1)
-    call = draft.make_call(
-        "convolution",
-        (ceil_div(pixels, tile.rows) * ceil_div(filters, tile.columns), p.groups, 1),
-        {
-            "x": p.x,
-            "weights": draft.constant(packed, p.x.dtype),
-            "bias": p.ending.bias,
-            "scale": p.ending.scale,
-            "residual": p.residual,
-            "y": p.y,
-            "batch": p.x.shape[0],
-        },
-        {
-            **_sizes(p),
-            "CHANNELS": channels,
-            "FILTERS": filters,
-            **p.window.constants(),
-            "STEPS": p.ending.steps,
-            **product_constants(draft, tile, p.x.dtype),
-        },
-        writes=(p.y,),
-        warps=tile.warps,
-        stages=tile.stages,
+    # (filter, channel, row, column) -> (filter, row, column, channel)
+    packed = p.weights.transpose(0, 2, 3, 1).reshape(p.weights.shape[0], -1)
+    weights = weight_matrix(draft, packed.T, p.x.dtype)
+    product = _product(p, packed.shape[1], channels)
+
+    def call(tile: Tile) -> Call:
+        blocks = ceil_div(product.rows, tile.rows) * ceil_div(filters, tile.columns)
+        return draft.make_call(
+            "convolution",
+            (blocks, p.groups, 1),
+            {
+                "x": p.x,
+                "weights": weights,
+                "bias": p.ending.bias,
+                "scale": p.ending.scale,
+                "residual": p.residual,
+                "y": p.y,
+                "batch": p.x.shape[0],
+            },
+            {
+                **_sizes(p),
+                "CHANNELS": channels,
+                "FILTERS": filters,
+                "W_PITCH": weights.strides[1],
+                **p.window.constants(),
+                "STEPS": p.ending.steps,
+                **product_constants(draft, tile, p.x.dtype),
+            },
+            writes=(p.y,),
+            warps=tile.warps,
+            stages=tile.stages,
+        )
+
+    draft.add(p.nodes, *((call(tile),) for tile in product_tiles(product, draft.gpu)))
+
+
+def _product(p: _Picture, depth: int, run: int) -> Product:
+    """Return the products of matrices that a convolution is: rows are pixels, columns filters."""
+    read = 0 if p.residual is None else p.residual.item_bytes
+    return Product(
+        rows=p.y.shape[0] * p.y.shape[2] * p.y.shape[3],
+        columns=p.weights.shape[0] // p.groups,
+        depth=depth,
+        run=run,
+        item_bytes=p.x.item_bytes,
+        stored_bytes=p.y.item_bytes + read,
+        products=p.groups,
     )
-    draft.add(p.nodes, (call,))
 
 
 def _depthwise(draft: Draft, p: _Picture) -> None:
@@ -145,37 +164,31 @@ def _depthwise(draft: Draft, p: _Picture) -> None:
 def _pointwise(draft: Draft, p: _Picture) -> None:
     """A 1x1 convolution is a product: its rows are pixels, its columns filters."""
     filters, channels = p.weights.shape[:2]
-    rows = p.y.shape[0] * p.y.shape[2] * p.y.shape[3]
-    packed = weight_matrix(draft, p.weights.reshape(filters, channels).T, p.x.dtype)
-    tile = product_tile(rows, filters, channels, p.x.item_bytes, draft.gpu)
-    call = draft.make_call(
-        "matmul",
-        (ceil_div(rows, tile.rows) * ceil_div(filters, tile.columns), 1, 1),
-        {
-            "a": p.x,
-            "b": packed,
-            "bias": p.ending.bias,
-            "scale": p.ending.scale,
-            "residual": p.residual,
-            "y": p.y,
-            "rows": rows,
-        },
-        {
-            "DEPTH": channels,
-            "COLUMNS": filters,
-            "INNER": 1,
-            **operand_strides("A", p.x_pitch, 1),
-            **operand_strides("B", *packed.strides),
-            **result_strides("Y", p.y_pitch),
-            **result_strides("R", p.r_pitch),
-            "STEPS": p.ending.steps,
-            **product_constants(draft, tile, p.x.dtype),
-        },
-        writes=(p.y,),
-        warps=tile.warps,
-        stages=tile.stages,
+    weights = weight_matrix(draft, p.weights.reshape(filters, channels).T, p.x.dtype)
+    product = _product(p, channels, channels)
+    operands = {
+        "a": p.x,
+        "b": weights,
+        "bias": p.ending.bias,
+        "scale": p.ending.scale,
+        "residual": p.residual,
+        "y": p.y,
+        "rows": product.rows,
+    }
+    constants: dict[str, Constant] = {
+        "DEPTH": channels,
+        "COLUMNS": filters,
+        "INNER": 1,
+        **operand_strides("A", p.x_pitch, 1),
+        **operand_strides("B", *weights.strides),
+        **result_strides("Y", p.y_pitch),
+        **result_strides("R", p.r_pitch),
+        "STEPS": p.ending.steps,
+    }
+    tiles = product_tiles(product, draft.gpu)
+    draft.add(
+        p.nodes, *((product_call(draft, product, operands, constants, tile),) for tile in tiles)
     )
-    draft.add(p.nodes, (call,))
 
 
 def _sizes(p: _Picture) -> dict[str, Constant]:

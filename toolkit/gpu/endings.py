@@ -1,17 +1,20 @@
 """What products and convolutions have in common: constant weights, and what follows the sums."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from toolkit.gpu.call import Constant
+from toolkit.gpu.call import Call, Constant
 from toolkit.gpu.draft import Draft
+from toolkit.gpu.dtypes import ELEMENT_TYPES
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.expressions import Step
 from toolkit.gpu.fusion import Group
 from toolkit.gpu.integer_products import IntegerEnding
 from toolkit.gpu.network import Array, Operation
-from toolkit.gpu.tiles import Tile
+from toolkit.gpu.sizes import ceil_div, fixed
+from toolkit.gpu.tiles import Product, Tile
 from toolkit.gpu.view import View
 
 
@@ -61,14 +64,18 @@ def ending_of(
 
 
 def weight_matrix(draft: Draft, values: Array, dtype: str) -> View:
-    """Pack the right operand of a product, (..., depth, columns).
+    """Pack the right operand of a product, (..., depth, columns), with the depth fastest.
 
-    Integers lie with the depth fastest: tensor cores of sm_90 read them in no other way.
+    Tensor cores of sm_90 read INT8 in no other way, and FP16 the fastest. Each column begins at a
+    multiple of 16 bytes, so that it can be copied in pieces of that size.
     """
-    if dtype != "int8":
-        return draft.constant(values, dtype)
-    order = (*range(values.ndim - 2), values.ndim - 1, values.ndim - 2)
-    return draft.constant(values.transpose(order), dtype).permuted(order)
+    *batch, depth, columns = values.shape
+    pitch = ceil_div(depth * ELEMENT_TYPES[dtype].bytes, 16) * 16 // ELEMENT_TYPES[dtype].bytes
+    packed = np.zeros((*batch, columns, pitch), values.dtype)
+    packed[..., :depth] = np.moveaxis(values, -1, -2)
+    view = draft.constant(packed, dtype)
+    order = (*range(len(batch)), len(batch) + 1, len(batch))
+    return replace(view.permuted(order), shape=values.shape)
 
 
 def product_constants(draft: Draft, tile: Tile, dtype: str) -> dict[str, Constant]:
@@ -83,6 +90,33 @@ def product_constants(draft: Draft, tile: Tile, dtype: str) -> dict[str, Constan
         "BLOCK_N": tile.columns,
         "BLOCK_K": tile.depth,
     }
+
+
+def product_call(
+    draft: Draft,
+    product: Product,
+    operands: Mapping[str, View | int | None],
+    constants: Mapping[str, Constant],
+    tile: Tile,
+) -> Call:
+    """Return the call of `matmul` that computes a product, or several, with this tile."""
+    left, y = operands["a"], operands["y"]
+    assert isinstance(left, View)
+    assert isinstance(y, View)
+    blocks = ceil_div(product.rows, tile.rows) * ceil_div(product.columns, tile.columns)
+    return draft.make_call(
+        "matmul",
+        (blocks, product.products, 1),
+        operands,
+        {
+            **constants,
+            "WHOLE_BLOCKS": fixed(product.depth) and product.depth % tile.depth == 0,
+            **product_constants(draft, tile, left.dtype),
+        },
+        writes=(y,),
+        warps=tile.warps,
+        stages=tile.stages,
+    )
 
 
 def operand_strides(

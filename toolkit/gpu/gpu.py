@@ -24,6 +24,18 @@ _ASYNC_COPIES = 80  # the first SM that loads into shared memory while it comput
 # The first SM for which Triton makes products on tensor cores. For sm_72 and sm_75 its tiles of
 # 64 x 64 spilled 256 to 11896 bytes a thread (ResNet-18 in FP16, Triton 3.9).
 _MATRIX_UNITS = 80
+# Products of FP16 that the tensor cores of one SM make in a cycle, dense; INT8 makes twice as many,
+# TF32 half. NVIDIA's architecture whitepapers (A100, GA102, AGX Orin, AD102, H100, Blackwell).
+_PRODUCTS: dict[int, int] = {
+    80: 1024,
+    86: 512,
+    87: 1024,
+    89: 512,
+    90: 2048,
+    100: 4096,
+    110: 4096,
+    120: 512,
+}
 _TF32 = 80  # the first SM whose tensor cores take FP32 operands, rounded to TF32
 
 
@@ -51,6 +63,15 @@ class GpuTarget:
     def has_matrix_units(self) -> bool:
         """Whether products of FP16 run on tensor cores; else each thread multiplies numbers."""
         return self.sm >= _MATRIX_UNITS
+
+    def products_per_cycle(self, item_bytes: int) -> float:
+        """Products that one SM makes in a cycle at most, of operands of 1, 2 or 4 bytes.
+
+        FP32 takes three products of TF32. Without matrix units a thread makes one at a time.
+        """
+        if not self.has_matrix_units:
+            return 64
+        return {1: 2.0, 2: 1.0, 4: 1 / 6}[item_bytes] * _PRODUCTS[self.sm]
 
     @property
     def fp32_precision(self) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from toolkit.gpu.call import Constant
 from toolkit.gpu.chains import broadcast
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.endings import (
@@ -10,15 +11,14 @@ from toolkit.gpu.endings import (
     constant_weights,
     ending_of,
     operand_strides,
-    product_constants,
+    product_call,
     result_strides,
     weight_matrix,
 )
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.fusion import Group
 from toolkit.gpu.integer_products import integer_factors, integer_weights
-from toolkit.gpu.sizes import ceil_div
-from toolkit.gpu.tiles import product_tile
+from toolkit.gpu.tiles import Product, product_tiles
 from toolkit.gpu.view import Shape, View, row_major
 
 
@@ -82,35 +82,38 @@ def _matmul(draft: Draft, group: Group, left: View, right: View, ending: Ending)
     left, right, y = products.left, products.right, products.y
     (rows, depth), columns = left.shape[-2:], right.shape[-1]
     groups, inner = (1, *left.shape[:-2])[-2:]
-    tile = product_tile(rows, columns, depth, left.item_bytes, draft.gpu)
-    call = draft.make_call(
-        "matmul",
-        (ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns), groups * inner, 1),
-        {
-            "a": left,
-            "b": right,
-            "bias": ending.bias,
-            "scale": ending.scale,
-            "residual": products.residual,
-            "y": y,
-            "rows": rows,
-        },
-        {
-            "DEPTH": depth,
-            "COLUMNS": columns,
-            "INNER": inner,
-            **operand_strides("A", *_inside_out(left)),
-            **operand_strides("B", *_inside_out(right)),
-            **result_strides("Y", *_rows_out(y)),
-            **result_strides("R", *_rows_out(products.residual or y)),
-            "STEPS": ending.steps,
-            **product_constants(draft, tile, left.dtype),
-        },
-        writes=(y,),
-        warps=tile.warps,
-        stages=tile.stages,
+    product = Product(
+        rows=rows,
+        columns=columns,
+        depth=depth,
+        run=depth,
+        item_bytes=left.item_bytes,
+        stored_bytes=sum(view.item_bytes for view in (y, residual) if view is not None),
+        products=groups * inner,
     )
-    draft.add(group.nodes, (call,))
+    constants: dict[str, Constant] = {
+        "DEPTH": depth,
+        "COLUMNS": columns,
+        "INNER": inner,
+        **operand_strides("A", *_inside_out(left)),
+        **operand_strides("B", *_inside_out(right)),
+        **result_strides("Y", *_rows_out(y)),
+        **result_strides("R", *_rows_out(products.residual or y)),
+        "STEPS": ending.steps,
+    }
+    operands = {
+        "a": left,
+        "b": right,
+        "bias": ending.bias,
+        "scale": ending.scale,
+        "residual": products.residual,
+        "y": y,
+        "rows": rows,
+    }
+    tiles = product_tiles(product, draft.gpu)
+    draft.add(
+        group.nodes, *((product_call(draft, product, operands, constants, tile),) for tile in tiles)
+    )
 
 
 def _shape(draft: Draft, name: str) -> Shape:

@@ -5,6 +5,7 @@
 a and b are read with any strides, so a transposed operand costs no copy. Product i is number
 i % INNER of group i // INNER, with a stride for each of the two; a stride of 0 gives several
 products the same operand. INT8 operands are summed in INT32, and scaled; others have no scale.
+WHOLE_BLOCKS says that BLOCK_K divides DEPTH. Products are the fastest with k the fastest in both.
 """
 
 import triton
@@ -22,7 +23,7 @@ def matmul(
     B_OUTER: tl.constexpr, B_BATCH: tl.constexpr, B_ROW: tl.constexpr, B_COLUMN: tl.constexpr,
     Y_OUTER: tl.constexpr, Y_BATCH: tl.constexpr, Y_PITCH: tl.constexpr,
     R_OUTER: tl.constexpr, R_BATCH: tl.constexpr, R_PITCH: tl.constexpr,
-    STEPS: tl.constexpr, PRECISION: tl.constexpr,
+    STEPS: tl.constexpr, PRECISION: tl.constexpr, WHOLE_BLOCKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of rows x blocks of columns, products)."""
@@ -32,16 +33,19 @@ def matmul(
     i = tl.program_id(1) % INNER
     m = tile // COLUMN_BLOCKS * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tile % COLUMN_BLOCKS * BLOCK_N + tl.arange(0, BLOCK_N)
-    a += outer * A_OUTER + i * A_BATCH
-    b += outer * B_OUTER + i * B_BATCH
+    k = tl.arange(0, BLOCK_K)
+    a += outer * A_OUTER + i * A_BATCH + m[:, None] * A_ROW + k[None, :] * A_COLUMN
+    b += outer * B_OUTER + i * B_BATCH + k[:, None] * B_ROW + n[None, :] * B_COLUMN
 
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32 if scale is None else tl.int32)
     for start in range(0, DEPTH, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        inside = (m < rows)[:, None] & (k < DEPTH)[None, :]
-        left = tl.load(a + m[:, None] * A_ROW + k[None, :] * A_COLUMN, mask=inside, other=0)
-        inside = (k < DEPTH)[:, None] & (n < COLUMNS)[None, :]
-        right = tl.load(b + k[:, None] * B_ROW + n[None, :] * B_COLUMN, mask=inside, other=0)
+        present = (m < rows)[:, None]
+        wanted = (n < COLUMNS)[None, :]
+        if not WHOLE_BLOCKS:
+            present = present & (k < DEPTH - start)[None, :]
+            wanted = wanted & (k < DEPTH - start)[:, None]
+        left = tl.load(a + start * A_COLUMN, mask=present, other=0)
+        right = tl.load(b + start * B_ROW, mask=wanted, other=0)
         total = add_product(total, left, right, PRECISION)
 
     y += outer * Y_OUTER + i * Y_BATCH
