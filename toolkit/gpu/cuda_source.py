@@ -33,11 +33,6 @@ class CudaCompiler:
     compile: Callable[[Path, Sequence[str]], bytes]
 
 
-def find_compiler() -> CudaCompiler | None:
-    """Return nvcc where there is one, else NVRTC, else None; CUDA_HOME goes before PATH."""
-    return _nvcc() or _nvrtc()
-
-
 def compile_source(file: Path, function: str, constants: Mapping[str, Constant], sm: int) -> bytes:
     """Compile the function of a file, with constants as macros, for one SM.
 
@@ -62,7 +57,8 @@ def _macro(value: Constant) -> str:
     raise CompileError(f"the constant {value!r} is no number or text, which macros must be")
 
 
-def _nvcc() -> CudaCompiler | None:
+def nvcc() -> CudaCompiler | None:
+    """Return nvcc of CUDA_HOME, PATH or /usr/local/cuda; None where there is none."""
     homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     places = [str(Path(home) / "bin") for home in homes]
     places += [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
@@ -84,7 +80,8 @@ def _nvcc() -> CudaCompiler | None:
     return CudaCompiler(f"nvcc {found[1] if found else 'of unknown version'}", compile_)
 
 
-def _nvrtc() -> CudaCompiler | None:
+def nvrtc() -> CudaCompiler | None:
+    """Return the library NVRTC of NVIDIA's packages, the system or the CUDA toolkit, or None."""
     for place in _nvrtc_places():
         try:
             library = ctypes.CDLL(place)
@@ -140,3 +137,11 @@ def _read(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
 def _first_error(log: str) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
+
+
+COMPILERS: tuple[Callable[[], CudaCompiler | None], ...] = (nvcc, nvrtc)  # the first that is there
+
+
+def find_compiler() -> CudaCompiler | None:
+    """Return the compiler of CUDA C++ that this host has, None where it has none."""
+    return next((found for find in COMPILERS if (found := find()) is not None), None)

@@ -47,7 +47,7 @@ def emit_plugin(plugin: Plugin, draft: Draft, group: Group) -> None:
     draft.add(group.nodes, calls)
     for name, final in finals.items():
         if made[name] != final:
-            draft.elementwise(final, [made[name]], (), group.nodes)
+            draft.elementwise(final, [made[name]], (), ())
 
 
 def _operand(plugin: Plugin, draft: Draft, name: str) -> View:
