@@ -1,13 +1,13 @@
 """Small graphs for the GPU tests: ONNX nodes in, a segment and onnxruntime's answer out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.lower import DraftedSegment, draft_segment
@@ -20,27 +20,31 @@ OPSET = 19
 
 @dataclass(frozen=True)
 class Case:
-    """A graph with its weights and the shapes of its inputs; the last node's outputs leave it."""
+    """A graph with its weights and the shapes of its inputs; the last node's outputs leave it.
+
+    `dtypes`: of inputs and outputs that are not float32.
+    """
 
     nodes: Sequence[onnx.NodeProto]
     inputs: Mapping[str, tuple[int, ...]]
     weights: Mapping[str, np.ndarray]
     outputs: Sequence[str] = ("y",)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
 
     def model(self) -> onnx.ModelProto:
         graph = helper.make_graph(
             list(self.nodes),
             "case",
-            [
-                helper.make_tensor_value_info(n, TensorProto.FLOAT, s)
-                for n, s in self.inputs.items()
-            ],
-            [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in self.outputs],
+            [helper.make_tensor_value_info(n, self._type(n), s) for n, s in self.inputs.items()],
+            [helper.make_tensor_value_info(n, self._type(n), None) for n in self.outputs],
             [numpy_helper.from_array(value, name) for name, value in self.weights.items()],
         )
         opset = [helper.make_opsetid("", OPSET)]
         model = helper.make_model(graph, opset_imports=opset, ir_version=9)
         return onnx.shape_inference.infer_shapes(model, strict_mode=True)
+
+    def _type(self, name: str) -> int:
+        return helper.np_dtype_to_tensor_dtype(np.dtype(self.dtypes.get(name, "float32")))
 
     def segment(self) -> LoweredSegment:
         model, _ = run_passes(ir.from_proto(self.model()))

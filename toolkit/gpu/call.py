@@ -22,6 +22,8 @@ KERNELS: dict[str, str] = {
     "softmax": "softmax",
     "normalize": "normalization",
     "attention": "attention",
+    "reduce": "reduction",
+    "find_extreme": "reduction",
 }
 
 Constant = Union[  # noqa: UP007  (it names itself)
@@ -47,8 +49,10 @@ class KernelSource:
 class KernelSpec:
     """One kernel to compile; equal specs share one cubin.
 
-    `signature`: the run-time parameters in order with Triton's types, such as ("x", "*fp16:16");
-    ":16" says that the value is a multiple of 16. `constants`: all other parameters, by name.
+    `signature`: the run-time parameters with Triton's types, such as ("x", "*fp16:16"); ":16" says
+    that the value is a multiple of 16. "SHAPE.1" is a member of the constant SHAPE, which is a
+    tuple; members of members go on with ".". `constants`: all other parameters, by name, with None
+    for such members.
     `exact`: products are rounded before they are added, so that INT8 is the same bits everywhere.
     `source` None: one of `KERNELS`.
     """

@@ -19,6 +19,10 @@ EPILOGUES: dict[str, int] = {
     "MaxPool": 0,
     "AveragePool": 0,
     "GlobalAveragePool": 0,
+    "GlobalMaxPool": 0,
+    "GlobalLpPool": 0,
+    "ReduceMean": 0,
+    "ReduceL2": 0,
     "LayerNormalization": 0,
     "RMSNormalization": 0,
     "InstanceNormalization": 0,
@@ -47,7 +51,7 @@ class Group:
     def nodes(self) -> tuple[str, ...]:
         """Names of the ONNX nodes in it."""
         first = () if self.root is None else (self.root,)
-        return tuple(op.name for op in (*first, *self.after))
+        return tuple(name for op in (*first, *self.after) for name in op.nodes)
 
 
 def group_operations(network: Network) -> tuple[Group, ...]:

@@ -2,6 +2,7 @@
 
 1 read      ONNX -> operations, shapes, constants         toolkit.gpu.network
             Q/DQ -> tensors that lie as INT8              toolkit.gpu.quantized
+            patterns -> fewer, larger operations          toolkit.gpu.pattern_rules
 2 group     operations -> one kernel each                 toolkit.gpu.fusion
 3 place     concatenations in place                       toolkit.gpu.places
 4 emit      groups -> work, tensors -> views              toolkit.gpu.emitters
@@ -46,6 +47,8 @@ from toolkit.gpu.functions import expand_functions
 from toolkit.gpu.fusion import Group, group_operations
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.network import Array, Network, read_network
+from toolkit.gpu.pattern_rules import RULES
+from toolkit.gpu.patterns import apply_rules
 from toolkit.gpu.plugged import plugin_emitters
 from toolkit.gpu.quantized import read_quantized
 from toolkit.gpu.view import View, row_major
@@ -151,6 +154,7 @@ def _drafted(
 ) -> DraftedSegment:
     emitters = {**EMITTERS, **plugin_emitters(plugins)}
     network = read_quantized(read_network(segment, weights, emitters))
+    network = apply_rules(network, RULES)
     _check(network, emitters)
     groups = group_operations(network)
     draft = Draft(network, gpu, _STORED[precision])

@@ -21,13 +21,22 @@ MAX_ELEMENTS = 2**31 - 1  # of one tensor: kernels index with 32 bits
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One ONNX node; an input that is left out is ""."""
+    """One ONNX node; an input that is left out is "".
+
+    `others`: names of the ONNX nodes that it computes beside the node `name`.
+    """
 
     kind: str
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Attribute]
+    others: tuple[str, ...] = ()
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of all ONNX nodes that it computes."""
+        return (*self.others, self.name)
 
     def integers(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
         """Return an attribute that is a row of integers."""

@@ -1,5 +1,6 @@
 """Pooling -> calls."""
 
+from toolkit.gpu import reductions
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.fusion import Group
@@ -49,6 +50,9 @@ def emit_pool(draft: Draft, group: Group) -> None:
 def emit_global_average(draft: Draft, group: Group) -> None:
     """Add a GlobalAveragePool."""
     op = group.root_operation
+    if len(draft.network.shapes[op.inputs[0]]) != 4:
+        reductions.emit_global_pool(draft, group)
+        return
     x, x_pitch = draft.stored_pixels(op.inputs[0])
     batch, channels, height, width = x.shape
     y = draft.make(group.result, channels_last(draft.network.shapes[group.result]))

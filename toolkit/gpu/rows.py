@@ -57,6 +57,7 @@ def emit_layer_normalization(draft: Draft, group: Group) -> None:
         )
     x = draft.read_float(op.inputs[0])
     first = op.integer("axis", -1) % len(x.shape)
+    along = op.integers("axes", tuple(range(first, len(x.shape))))  # "axes": of a pattern
     gain, bias = (
         broadcast(draft.read_float(name), x.shape) if name else None
         for name in (op.input(1), op.input(2))
@@ -67,7 +68,7 @@ def emit_layer_normalization(draft: Draft, group: Group) -> None:
         _Normalization(
             x=x,
             y=draft.make(group.result),
-            along=range(first, len(x.shape)),
+            along=along,
             mode="square" if op.kind == "RMSNormalization" else "variance",
             epsilon=op.number("epsilon", 1e-5),
             gain=gain,
