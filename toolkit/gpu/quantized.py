@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from toolkit.gpu.integer_operators import without_integer_operators
 from toolkit.gpu.network import Attribute, IntegerConstant, Network, Operation
 from toolkit.gpu.quantized_general import add_dequantize, add_quantize, along
 from toolkit.gpu.rewriting import Rewriting
@@ -49,10 +50,11 @@ class _Grid:
 
 
 def read_quantized(network: Network) -> Network:
-    """Return the network without QuantizeLinear and DequantizeLinear.
+    """Return the network without operators on integers, QuantizeLinear and DequantizeLinear.
 
     Raises NotCoveredError: blocks with scales of their own that are not constant.
     """
+    network = without_integer_operators(network)
     if not any(op.kind in ("QuantizeLinear", "DequantizeLinear") for op in network.operations):
         return network
     found = _on_grids(network)
