@@ -19,11 +19,12 @@ from toolkit.gpu.call import (
 )
 from toolkit.gpu.dtypes import ELEMENT_TYPES, is_float
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.expressions import Expression, Step, converting, expression_of, operands_of
+from toolkit.gpu.expressions import Expression, converting, expression_of, operands_of
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.network import Network, Operation
+from toolkit.gpu.operators import Step
 from toolkit.gpu.orders import order_of
-from toolkit.gpu.sizes import ceil_div
+from toolkit.gpu.sizes import Size, ceil_div
 from toolkit.gpu.view import Shape, View, channels_last, like, row_major
 
 Array = npt.NDArray[Any]
@@ -194,7 +195,8 @@ class Draft:
         scales = {name: self.read(name).scale for name in read if name != root}
         if root is not None:
             scales[root] = root_scale
-        return expression_of(root, after, constants, scales)
+        dtypes = self.network.dtypes
+        return expression_of(root, after, constants, scales, dtypes)
 
     def copy(self, view: View, strides: Shape, dtype: str) -> View:
         """Add a copy of a view with these strides and this type; an INT8 tensor's real numbers."""
@@ -247,18 +249,21 @@ class Draft:
         warps: int = 4,
         stages: int = 1,
     ) -> Call:
-        """Return a call; `parameters` in the kernel's order, None for those that are not there.
+        """Return a call; `parameters` by name, None for those that are not there.
 
+        A size among the constants that is not fixed becomes a parameter.
         `writes`: the parameters that the kernel writes; it reads the other tensors.
         """
         absent = {name: None for name, value in parameters.items() if value is None}
         given = {name: value for name, value in parameters.items() if value is not None}
+        for name, value in constants.items():
+            given |= _sizes_in(name, value)
         arguments = {name: _argument(value) for name, value in given.items()}
         signature = tuple((n, _type(given[n], arguments[n])) for n in given)
         spec = KernelSpec(
             kernel,
             signature,
-            tuple(sorted({**absent, **constants}.items())),
+            tuple(sorted({**absent, **_without_sizes(constants)}.items())),
             warps,
             stages,
             exact=any(isinstance(v, View) and v.scale is not None for v in given.values()),
@@ -268,6 +273,27 @@ class Draft:
         return Call(
             spec, grid, tuple(arguments.values()), tuple(sorted(read)), tuple(sorted(written))
         )
+
+
+def _sizes_in(path: str, value: Constant) -> dict[str, View | int]:
+    """Return the sizes in a constant that dynamic dimensions decide, by their path."""
+    if isinstance(value, Size):
+        return {path: value}
+    found: dict[str, View | int] = {}
+    for at, member in enumerate(value if isinstance(value, tuple) else ()):
+        found |= _sizes_in(f"{path}.{at}", member)
+    return found
+
+
+def _without_sizes(constants: Mapping[str, Constant]) -> dict[str, Constant]:
+    """Return constants without those that are such sizes, and with None for such members."""
+
+    def cleared(value: Constant) -> Constant:
+        if isinstance(value, tuple):
+            return tuple(cleared(member) for member in value)
+        return None if isinstance(value, Size) else value
+
+    return {n: cleared(value) for n, value in constants.items() if not isinstance(value, Size)}
 
 
 def _argument(value: View | int) -> Argument:

@@ -29,6 +29,9 @@ ELEMENT_TYPES: Mapping[str, ElementType] = {
         ElementType("int32", "*i32", 4, "integer"),
         ElementType("int16", "*i16", 2, "integer"),
         ElementType("int8", "*i8", 1, "integer"),
+        ElementType("uint64", "*u64", 8, "integer"),
+        ElementType("uint32", "*u32", 4, "integer"),
+        ElementType("uint16", "*u16", 2, "integer"),
         ElementType("uint8", "*u8", 1, "integer"),
         ElementType("bool", "*i8", 1, "bool"),
     )

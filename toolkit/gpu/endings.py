@@ -9,10 +9,10 @@ from toolkit.gpu.call import Call, Constant
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.dtypes import ELEMENT_TYPES
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.expressions import Step
 from toolkit.gpu.fusion import Group
 from toolkit.gpu.integer_products import IntegerEnding
 from toolkit.gpu.network import Array, Operation
+from toolkit.gpu.operators import Step
 from toolkit.gpu.sizes import ceil_div, fixed
 from toolkit.gpu.tiles import Product, Tile
 from toolkit.gpu.view import View

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.expressions import Step
 from toolkit.gpu.fusion import Group
+from toolkit.gpu.operators import Step
 from toolkit.gpu.view import View, like
 
 

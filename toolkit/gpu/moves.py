@@ -112,7 +112,8 @@ def emit_space_to_depth(draft: Draft, group: Group) -> None:
     side = op.integer("blocksize", 1)
     n, c, h, w = _picture(op, view)
     shape = (n, c, h // side, side, w // side, side)
-    _reshape(draft, group, _split(view, shape).permuted((0, 3, 5, 1, 2, 4)))
+    order = (0, 3, 5, 1, 2, 4) if op.text("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    _reshape(draft, group, _split(view, shape).permuted(order))
 
 
 def _picture(op: Operation, view: View) -> Shape:

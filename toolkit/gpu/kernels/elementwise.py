@@ -16,7 +16,10 @@ from toolkit.gpu.kernels.walk import walk
 
 @triton.jit
 def _read(x, i, mask, SHAPE: tl.constexpr, STRIDES: tl.constexpr):
-    return tl.load(x + walk(i, SHAPE, STRIDES), mask=mask, other=0.0).to(tl.float32)
+    value = tl.load(x + walk(i, SHAPE, STRIDES), mask=mask, other=0)
+    if value.dtype.is_floating():
+        value = value.to(tl.float32)
+    return value
 
 
 @triton.jit
