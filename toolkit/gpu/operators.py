@@ -165,9 +165,10 @@ def _power(s: Steps, op: Operation) -> int:
 
 
 def _mod(s: Steps, op: Operation) -> int:
-    if is_float(s.dtype(op.inputs[0])):
-        return _plain("remainder", s, op)
-    return _plain("whole_remainder" if op.integer("fmod", 0) else "modulo", s, op)
+    """With `fmod` the remainder has the sign of the first operand, else that of the second."""
+    if not op.integer("fmod", 0):
+        return _plain("modulo", s, op)
+    return _typed("remainder", "whole_remainder", s, op)
 
 
 def _shift(s: Steps, op: Operation) -> int:

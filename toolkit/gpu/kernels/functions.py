@@ -172,8 +172,11 @@ def remainder(a, b):
 
 @triton.jit
 def modulo(a, b):
-    """The remainder of integers with the sign of b."""
-    r = a % b
+    """The remainder of integers or floats with the sign of b."""
+    if a.dtype.is_floating():
+        r = remainder(a, b)
+    else:
+        r = a % b
     return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
 
 
