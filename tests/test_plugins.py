@@ -463,6 +463,34 @@ def test_the_command_takes_plugin_files(tmp_path: Path, rng: np.random.Generator
     np.testing.assert_allclose(found, disparity_of(cost_of(feeds, 4)), rtol=1e-4, atol=1e-5)
 
 
+def test_the_example_finds_how_far_a_texture_is_shifted(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model = tmp_path / "stereo.onnx"
+    command = [sys.executable, str(EXAMPLE.with_name("make_model.py")), str(model)]
+    subprocess.run(command, check=True)
+    result = build(model)
+    scene = rng.normal(size=(1, 1, 96, 200)).astype(np.float32)
+    shift = int(rng.integers(0, 20))
+    left, right = scene[..., 20:180], scene[..., 20 + shift : 180 + shift]
+    with open_session(result.path) as session:
+        found = session.infer({"left": left, "right": right})["disparity"]
+    assert np.abs(found[:, 4:-4, 28:-4] - shift).mean() < 0.1
+
+
+def test_commands_that_read_a_model_take_plugins(tmp_path: Path, rng: np.random.Generator) -> None:
+    shape = (1, 4, 5, 24)
+    model = stereo_model(tmp_path / "m.onnx", shape, 4)
+    data = tmp_path / "data"
+    data.mkdir()
+    np.savez(data / "0.npz", **pictures(rng, shape))
+    for command in (["plan", "--profile", "orin-nx-16gb"], ["calibrate", "--data", str(data)]):
+        line = [sys.executable, "-m", "toolkit.cli", *command, str(model), "--plugin", str(EXAMPLE)]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "cost" in done.stdout.lower()
+
+
 def test_a_plugin_that_no_node_asks_for_is_said(tmp_path: Path) -> None:
     relu = helper.make_node("Relu", ["x"], ["y"], name="relu")
     result = build(write(tmp_path / "m.onnx", [relu], {"x": (2, 3)}, 2))

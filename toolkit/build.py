@@ -43,6 +43,7 @@ from toolkit.assemble import assemble
 from toolkit.costs.model import CostModel
 from toolkit.errors import BuildError, first_line
 from toolkit.gpu.coverage import Piece, coverage_notes, cut_segments, place_in_pieces
+from toolkit.gpu.cuda_source import find_compiler
 from toolkit.gpu.segments import GpuSegments, lower_gpu_segments
 from toolkit.importer import ImportedModel, import_model
 from toolkit.int8.adjust import adjusted_for, adjusts_only
@@ -285,7 +286,7 @@ def _compile(
             model_sha256=imported.sha256,
             precision=precision,
             passes=(*(step.name for step in passes if step.changes), *_adjusting(table)),
-            versions=_versions(target, kernels=bool(cut.gpu.segments)),
+            versions=_versions(target, kernels=bool(cut.gpu.segments), plugins=bool(plugins)),
             calibration=None
             if table is None
             else CalibrationInfo(
@@ -492,9 +493,12 @@ def _adjusting(table: CalibrationTable | None) -> tuple[str, ...]:
     return tuple(name for name, changed in rows if changed)
 
 
-def _versions(target: Target, *, kernels: bool) -> dict[str, str]:
+def _versions(target: Target, *, kernels: bool, plugins: bool) -> dict[str, str]:
     names = ("onnx", "onnx-ir", "onnxscript", "tandem-edge", *(("triton",) if kernels else ()))
     versions = {name: version(name) for name in names}
+    compiler = find_compiler() if kernels and plugins else None
+    if compiler is not None:
+        versions["cuda"] = compiler.version
     if target.jetpack is not None:
         versions["jetpack"] = target.jetpack.version
         versions["tensorrt"] = target.jetpack.tensorrt

@@ -17,12 +17,13 @@ from toolkit.commands.calibration_options import (
     range_options,
 )
 from toolkit.commands.plan_options import plan_options
+from toolkit.commands.plugin_option import plugin_option
 from toolkit.int8.ranges_text import effects_builtins, ranges_builtins
 from toolkit.int8.steps import Switch
 from toolkit.int8.table_file import read_ranges
 from toolkit.planning.plan import PlanOptions
 from toolkit.planning.plan_json import plan_builtins
-from toolkit.plugins.load import load_plugins
+from toolkit.plugins import Plugin
 from toolkit.report_text import build_text
 
 
@@ -82,13 +83,7 @@ def parse_dims(
     metavar="NAME=MIN:OPT:MAX",
     help="Keep a dimension dynamic within a range.",
 )
-@click.option(
-    "--plugin",
-    "plugins",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    help="A Python file with operators of your own, see docs/PLUGINS.md; it is run.",
-)
+@plugin_option
 @plan_options
 @click.option("--jetpack", help="JetPack version on the board. [default: newest with its DLA]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -111,7 +106,7 @@ def build(
     dummy_ranges: bool,
     shapes: dict[str, tuple[int, ...]],
     dims: tuple[DimRange, ...],
-    plugins: tuple[Path, ...],
+    plugins: tuple[Plugin, ...],
     objective: str,
     power_mode: str | None,
     max_crossings: int | None,
@@ -156,7 +151,7 @@ def build(
         shapes=shapes,
         dims=dims,
         plan=PlanOptions(objective=objective, power_mode=power_mode, max_crossings=max_crossings),
-        plugins=tuple(plugin for path in plugins for plugin in load_plugins(path)),
+        plugins=plugins,
     )
     with progress_bar(model.name) as report:
         result = build_engine(model, profile, out or model.with_suffix(".engine"), options, report)

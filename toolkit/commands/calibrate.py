@@ -21,6 +21,7 @@ from toolkit.commands.calibration_options import (
     progress_bar,
     range_options,
 )
+from toolkit.commands.plugin_option import plugin_option
 from toolkit.commands.range_outputs import need_folders, output_options, write_bytes, write_model
 from toolkit.errors import BuildError
 from toolkit.importer import ImportedModel, import_model
@@ -32,6 +33,7 @@ from toolkit.int8.steps import Switch
 from toolkit.int8.table_file import has_qdq
 from toolkit.passes import run_passes
 from toolkit.planning.plan import PlanOptions
+from toolkit.plugins import Plugin
 from toolkit.prepare import prepare
 from toolkit.target import choose_target
 
@@ -53,6 +55,7 @@ from toolkit.target import choose_target
     "--shape", "shapes", multiple=True, callback=parse_shapes, metavar="NAME=DIMS",
     help="Fix an input's shape.",
 )  # fmt: skip
+@plugin_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def calibrate(
     model: Path,
@@ -74,6 +77,7 @@ def calibrate(
     adjusted_model: Path | None,
     html: Path | None,
     shapes: dict[str, tuple[int, ...]],
+    plugins: tuple[Plugin, ...],
     as_json: bool,
 ) -> None:
     """Find the INT8 ranges of an ONNX MODEL on real data.
@@ -92,7 +96,7 @@ def calibrate(
     if cache and adjusted_model is None:
         options, left_out = _weights_as_they_are(options)
         notes += left_out
-    imported = import_model(model, shapes=shapes)
+    imported = import_model(model, shapes=shapes, plugins=plugins)
     graph = _graph_of(imported, profile)
     with progress_bar(model.name) as report:
         ranges = measure_ranges(graph, data, imported.sha256, options, report)

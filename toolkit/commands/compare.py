@@ -17,6 +17,7 @@ from device.manifest import Manifest
 from device.session import Dla, Scales, Session
 from pipelines.config import Classification, ModelConfig, load_labels, load_model
 from toolkit.commands.calibration_options import progress_bar
+from toolkit.commands.plugin_option import plugin_option
 from toolkit.compare.compare import Comparer, Metric
 from toolkit.compare.recorded import lay_beside, load_recorded
 from toolkit.compare.report import comparison_builtins, comparison_text
@@ -28,6 +29,7 @@ from toolkit.int8.ranges import Report
 from toolkit.int8.steps import CORRECTION, EQUALISATION
 from toolkit.int8.table_file import has_qdq
 from toolkit.passes import run_passes
+from toolkit.plugins import Plugin
 from toolkit.score import Infer, load_held_out, plain_model, score
 
 SAMPLES = 8
@@ -57,6 +59,7 @@ CHANGED_WEIGHTS = (
 @click.option("--scales", type=click.Choice(["hardware", "ideal"]), default="hardware",
     show_default=True, help="Scales of the DLA: 16 bits and a shift, or exact.")  # fmt: skip
 @click.option("--nodes", "every", is_flag=True, help="List every node, not the costly ones alone.")
+@plugin_option
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 def compare(
     engine: Path,
@@ -68,6 +71,7 @@ def compare(
     dla: str,
     scales: Scales,
     every: bool,
+    plugins: tuple[Plugin, ...],
     as_json: bool,
 ) -> None:
     """Compare an ENGINE with its ONNX MODEL: FP32, GPU INT8, and the DLA's INT8 in software.
@@ -77,7 +81,7 @@ def compare(
     emulation = Emulation("exact" if dla == "exact" else "fast", scales)
     settings = load_model(preprocess) if preprocess else None
     with open_engine(engine) as opened, progress_bar(engine.name) as report:
-        graph = _graph_of(model, opened)
+        graph = _graph_of(model, opened, plugins)
         run = load_recorded(recorded) if recorded else {}
         found = _samples(data, graph, settings, samples, run)
         comparer = Comparer(opened, graph, emulation)
@@ -97,7 +101,7 @@ def compare(
         click.echo(comparison_text(result, beside, every=every))
 
 
-def _graph_of(path: Path, engine: Engine) -> ir.Model:
+def _graph_of(path: Path, engine: Engine, plugins: tuple[Plugin, ...]) -> ir.Model:
     """Return the model's graph after the passes, without Q/DQ.
 
     Raises BuildError where the engine was made of another model.
@@ -116,7 +120,7 @@ def _graph_of(path: Path, engine: Engine) -> ir.Model:
             f"{engine.path} was made of {stated.model} with sha256 {stated.model_sha256[:12]}, but "
             f"{path} has {found[:12]}; give the model that the engine was built from."
         )
-    imported = import_model(path, shapes=shapes, dims=manifest.dims)
+    imported = import_model(path, shapes=shapes, dims=manifest.dims, plugins=plugins)
     model = imported.model
     if has_qdq(model):
         model = import_qdq(model, any_weight_scale=True).model

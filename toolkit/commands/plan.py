@@ -14,6 +14,7 @@ from device.manifest import Precision
 from device.profile import Profile
 from toolkit.commands.calibration_options import parse_shapes
 from toolkit.commands.plan_options import plan_options
+from toolkit.commands.plugin_option import plugin_option
 from toolkit.costs.measured import load_measured
 from toolkit.errors import PlanError
 from toolkit.importer import import_model
@@ -29,6 +30,8 @@ from toolkit.planning.plan_html import plan_html
 from toolkit.planning.plan_json import shared_builtins
 from toolkit.planning.plan_text import render_nodes, render_plan, render_shared
 from toolkit.planning.workload import WorkloadModel, load_workload
+from toolkit.plugins import Plugin
+from toolkit.plugins.functions import give_shapes
 from toolkit.prepare import Prepared, prepare
 from toolkit.rules.explain import Explanation, explain_node, render_explanation
 from toolkit.target import Target, choose_target
@@ -66,6 +69,7 @@ from toolkit.target import Target, choose_target
 @click.option("--html", type=click.Path(path_type=Path), help="Write a page with pictures.")
 @click.option("--shape", "shapes", multiple=True, callback=parse_shapes, metavar="NAME=DIMS",
     help="Fix an input's shape.")  # fmt: skip
+@plugin_option
 @click.option("--jetpack", help="JetPack version on the board. [default: newest with its DLA]")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(
@@ -86,6 +90,7 @@ def plan(
     with_cycles: bool,
     html: Path | None,
     shapes: dict[str, tuple[int, ...]],
+    plugins: tuple[Plugin, ...],
     jetpack: str | None,
     as_json: bool,
 ) -> None:
@@ -115,7 +120,8 @@ def plan(
         assert model is not None
         members = (WorkloadModel(path=model, rate_hz=rate_hz, table=table, shapes=shapes),)
     loaded = [
-        _load(member, target.profile, options, rewrites=not no_rewrites) for member in members
+        _load(member, target.profile, options, rewrites=not no_rewrites, plugins=plugins)
+        for member in members
     ]
     times = load_measured(measured) if measured else None
     models = tuple(replace(one.model, measured=times) for one in loaded)
@@ -150,9 +156,14 @@ class _Loaded:
 
 
 def _load(
-    member: WorkloadModel, profile: Profile, options: PlanOptions, *, rewrites: bool
+    member: WorkloadModel,
+    profile: Profile,
+    options: PlanOptions,
+    *,
+    rewrites: bool,
+    plugins: tuple[Plugin, ...],
 ) -> _Loaded:
-    imported = import_model(member.path, shapes=member.shapes)
+    imported = import_model(member.path, shapes=member.shapes, plugins=plugins)
     graph, table = imported.model, None
     if options.precision == "int8" and has_qdq(graph):
         plain = import_qdq(graph, any_weight_scale=True)
@@ -160,6 +171,7 @@ def _load(
     if member.table is not None and options.precision == "int8":
         table = read_ranges(member.table, shapes=member.shapes).table
     graph, _ = run_passes(graph)
+    give_shapes(graph, plugins)
     ranges, keep = None, frozenset[str]()
     if table is not None:
         ranges, keep = table.tensors, frozenset(table.keep_float)
