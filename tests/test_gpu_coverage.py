@@ -22,6 +22,7 @@ from toolkit.build import BuildOptions, BuildResult, build_engine
 from toolkit.costs.constants import load_costs
 from toolkit.costs.model import CostModel
 from toolkit.gpu import emitters, lower, segments
+from toolkit.gpu.call import KernelSpec
 from toolkit.gpu.compile_messages import Compiled
 from toolkit.gpu.coverage import Piece, cut_segments
 from toolkit.gpu.errors import NotCoveredError
@@ -182,13 +183,14 @@ def two_halves(path: Path, rng: np.random.Generator) -> Path:
 
 
 def without_compiler(
-    specs: Sequence[object], gpu: object, on_progress: object = None
+    specs: Sequence[KernelSpec], gpu: object, on_progress: object = None
 ) -> tuple[Compiled, ...]:
     """Stand in for Triton: kernels that nothing can start, for engines that are run portable."""
     return tuple(
         Compiled(
             function="none",
             cubin=hashlib.sha256(repr(spec).encode()).digest(),
+            parameters=tuple(name for name, _ in spec.signature),
             threads=128,
             shared_bytes=0,
             registers=None,

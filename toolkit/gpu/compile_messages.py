@@ -14,12 +14,14 @@ _LENGTH_BYTES = 4
 class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     """A kernel for one SM, with what the compiler says of it.
 
-    `registers` of one thread, and the bytes that it spills to local memory: None where the tool
-    that reads them did not come with Triton.
+    `parameters`: names of the run-time parameters in the order that the cubin takes them; as in
+    `toolkit.gpu.call.KernelSpec`. `registers` of one thread, and the bytes that it spills to local
+    memory: None where the tool that reads them did not come with Triton.
     """
 
     function: str
     cubin: bytes
+    parameters: tuple[str, ...]
     threads: int
     shared_bytes: int
     registers: int | None

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -45,6 +46,7 @@ def _compile_cuda(request: Request, file: Path) -> Compiled:
     return Compiled(
         function=request.kernel,
         cubin=cubin,
+        parameters=tuple(name for name, _ in request.signature),
         threads=request.warps * _WARP,
         shared_bytes=0,  # beside what the source declares
         registers=registers,
@@ -56,15 +58,20 @@ def _compile_triton(request: Request) -> Compiled:
     function = kernel_function(request.kernel, request.source)
     types = {name: kind.removesuffix(":16") for name, kind in request.signature}
     aligned = {name for name, kind in request.signature if kind.endswith(":16")}
+    paths = {name: _path(name, function.arg_names) for name in types}
+    signature: dict[str, object] = {}
+    constants: dict[tuple[int, ...], object] = {}
+    for at, name in enumerate(function.arg_names):
+        value = _tuples(request.constants.get(name))
+        members = {path[1:]: types[one] for one, path in paths.items() if path[0] == at}
+        signature[name] = _kinds(value, members)
+        if name in request.constants:
+            constants |= _fixed((at,), value, signature[name])
     source = ASTSource(
         fn=function,
-        signature={name: types.get(name, "constexpr") for name in function.arg_names},
-        constexprs={name: _tuples(value) for name, value in request.constants.items()},
-        attrs={
-            (at,): [["tt.divisibility", 16]]
-            for at, name in enumerate(function.arg_names)
-            if name in aligned
-        },
+        signature=signature,
+        constexprs=constants,
+        attrs={paths[name]: [["tt.divisibility", 16]] for name in aligned},
     )
     options = {
         "num_warps": request.warps,
@@ -78,11 +85,41 @@ def _compile_triton(request: Request) -> Compiled:
     return Compiled(
         function=done.metadata.name,
         cubin=cubin,
+        parameters=tuple(sorted(paths, key=paths.__getitem__)),
         threads=done.metadata.num_warps * _WARP,
         shared_bytes=done.metadata.shared,
         registers=registers,
         spill_bytes=spilled,
     )
+
+
+def _path(name: str, parameters: list[str]) -> tuple[int, ...]:
+    """Return where a parameter is: its place, and for a member of a tuple the places in it."""
+    first, *members = name.split(".")
+    return (parameters.index(first), *map(int, members))
+
+
+def _kinds(value: object, members: Mapping[tuple[int, ...], str]) -> object:
+    """Return Triton's type of a parameter: one, or where members are run-time ones a tuple."""
+    if () in members:
+        return members[()]
+    if not members or not isinstance(value, tuple):
+        return "constexpr"
+    return tuple(
+        _kinds(member, {path[1:]: kind for path, kind in members.items() if path[0] == at})
+        for at, member in enumerate(value)
+    )
+
+
+def _fixed(path: tuple[int, ...], value: object, kind: object) -> dict[tuple[int, ...], object]:
+    """Return what of a parameter is known at compile time, by its path."""
+    if kind == "constexpr":
+        return {path: value}
+    found: dict[tuple[int, ...], object] = {}
+    if isinstance(kind, tuple) and isinstance(value, tuple):
+        for at, (member, inner) in enumerate(zip(value, kind, strict=True)):
+            found |= _fixed((*path, at), member, inner)
+    return found
 
 
 def _tuples(value: object) -> object:

@@ -289,8 +289,7 @@ def _written(
                 tactics=tuple(
                     Tactic(
                         launches=tuple(
-                            _launch(call, index[compiled[call.spec].sha256], drafted)
-                            for call in tactic
+                            _launch(call, compiled[call.spec], index, drafted) for call in tactic
                         )
                     )
                     for tactic in one.tactics
@@ -312,11 +311,16 @@ def _written(
     )
 
 
-def _launch(call: Call, kernel: int, drafted: DraftedSegment) -> Launch:
+def _launch(
+    call: Call, compiled: Compiled, index: Mapping[str, int], drafted: DraftedSegment
+) -> Launch:
     in_cuda = call.spec.source is not None and call.spec.source.in_cuda
-    arguments = tuple(_argument(a, drafted) for a in call.arguments)
+    given = {n: a for (n, _), a in zip(call.spec.signature, call.arguments, strict=True)}
+    arguments = tuple(_argument(given[name], drafted) for name in compiled.parameters)
     return Launch(
-        kernel=kernel, grid=call.grid, arguments=arguments + (() if in_cuda else _TRITON_TAIL)
+        kernel=index[compiled.sha256],
+        grid=call.grid,
+        arguments=arguments + (() if in_cuda else _TRITON_TAIL),
     )
 
 
