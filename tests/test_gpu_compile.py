@@ -4,6 +4,7 @@ import queue
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from toolkit.gpu.call import KernelSpec
 from toolkit.gpu.compile import cache_folder, compile_kernels, has_compiler
 from toolkit.gpu.compile_messages import Request
 from toolkit.gpu.errors import CompileError, NotCoveredError
-from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.gpu import GpuTarget, sm_limits
 from toolkit.gpu.lower import GpuSegment, lower_gpu
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
@@ -43,7 +44,7 @@ def content(segment: GpuSegment) -> Mapping[str, bytes]:
 def test_a_board_s_cubins_are_made_here_without_a_gpu(rng: np.random.Generator) -> None:
     segment = lower(small(rng))
     cubins = [data for name, data in content(segment).items() if name.endswith(".cubin")]
-    assert len(cubins) == len(segment.implementation.kernels) == 3
+    assert len(cubins) == len(segment.implementation.kernels) >= 3
     for cubin in cubins:
         assert cubin.startswith(b"\x7fELF")
         assert b"toolkit/gpu" not in cubin  # no path of this machine
@@ -87,7 +88,8 @@ def test_a_kernel_that_does_not_compile_is_named() -> None:
 def test_shared_memory_beyond_the_gpu_s_is_refused(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("toolkit.gpu.gpu", fromlist=["_"])._SHARED_KIB, 87, 1)
+    limits = replace(sm_limits(87), block_shared_bytes=1024)
+    monkeypatch.setattr("toolkit.gpu.gpu.sm_limits", lambda _: limits)
     specs = {call.spec for call in small(rng).draft("fp16").calls}
     with pytest.raises(CompileError, match="gets 1024"):
         compile_kernels(tuple(specs), ORIN)
@@ -118,6 +120,8 @@ def test_a_kernel_that_compiles_for_ever_is_given_up(monkeypatch: pytest.MonkeyP
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         idle.put(worker)
-        request = Request(kernel="softmax", signature=(), constants={}, warps=4, stages=2, sm=87)
+        request = Request(
+            kernel="softmax", signature=(), constants={}, warps=4, stages=2, exact=False, sm=87
+        )
         with pytest.raises(NotCoveredError, match="kernel softmax for sm_87 takes longer than"):
             compiling._ask(idle, request)

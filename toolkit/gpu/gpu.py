@@ -4,22 +4,60 @@ from dataclasses import dataclass
 
 from toolkit.gpu.errors import CompileError
 
-# Shared memory that one block may take, in KiB. CUDA C++ Programming Guide, "Technical
-# Specifications per Compute Capability", maximum amount of shared memory per thread block.
-_SHARED_KIB: dict[int, int] = {
-    53: 48,
-    62: 48,
-    72: 96,
-    75: 64,
-    80: 163,
-    86: 99,
-    87: 163,
-    89: 99,
-    90: 227,
-    100: 227,
-    110: 227,
-    120: 99,
+WARP = 32  # threads
+
+
+@dataclass(frozen=True, slots=True)
+class SmLimits:
+    """What an SM holds: threads, blocks, registers, shared memory; of a block, the most it takes.
+
+    `reserved_bytes` of shared memory go to the system for each block.
+    """
+
+    sm: int
+    threads: int
+    blocks: int
+    shared_bytes: int
+    block_shared_bytes: int
+    reserved_bytes: int = 0
+    registers: int = 65536
+
+
+def _row(sm: int, threads: int, blocks: int, shared: int, block_shared: int) -> SmLimits:
+    reserved = 1024 if sm >= 80 else 0
+    return SmLimits(sm, threads, blocks, shared * 1024, block_shared * 1024, reserved)
+
+
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": resident threads
+# and blocks of an SM, its shared memory and the most of it for one block, both in KiB.
+_LIMITS = {
+    row.sm: row
+    for row in (
+        #    sm   threads blocks shared block
+        _row(53, 2048, 32, 64, 48),
+        _row(62, 2048, 32, 64, 48),
+        _row(72, 2048, 32, 96, 96),
+        _row(75, 1024, 16, 64, 64),
+        _row(80, 2048, 32, 164, 163),
+        _row(86, 1536, 16, 100, 99),
+        _row(87, 1536, 16, 164, 163),
+        _row(89, 1536, 24, 100, 99),
+        _row(90, 2048, 32, 228, 227),
+        _row(100, 2048, 32, 228, 227),
+        _row(110, 1536, 24, 228, 227),
+        _row(120, 1536, 24, 100, 99),
+    )
 }
+
+
+def sm_limits(sm: int) -> SmLimits:
+    """Return what an SM of this version holds; raises CompileError for an unknown one."""
+    if sm not in _LIMITS:
+        known = ", ".join(map(str, _LIMITS))
+        raise CompileError(f"sm_{sm} is not known; kernels are compiled for {known}")
+    return _LIMITS[sm]
+
+
 _ASYNC_COPIES = 80  # the first SM that loads into shared memory while it computes
 # The first SM for which Triton makes products on tensor cores. For sm_72 and sm_75 its tiles of
 # 64 x 64 spilled 256 to 11896 bytes a thread (ResNet-18 in FP16, Triton 3.9).
@@ -49,10 +87,7 @@ class GpuTarget:
     @property
     def shared_bytes(self) -> int:
         """Shared memory that one block may take."""
-        if self.sm not in _SHARED_KIB:
-            known = ", ".join(map(str, _SHARED_KIB))
-            raise CompileError(f"sm_{self.sm} is not known; kernels are compiled for {known}")
-        return _SHARED_KIB[self.sm] * 1024
+        return sm_limits(self.sm).block_shared_bytes
 
     @property
     def copies_while_computing(self) -> bool:
