@@ -1,110 +1,71 @@
 """Time whole networks on this machine's NVIDIA GPU against PyTorch, in one run.
 
-    python scripts/bench_gpu.py [--networks resnet50] [--batches 1 8 32] [--precision fp16]
-        [--subjects ours eager compiled] [--layers]
+    python scripts/bench_gpu.py [--networks resnet50] [--batches 1 8 32 128]
+        [--precisions fp16 int8] [--peers eager compiled] [--engines FOLDER] [--json FILE]
+        [--layers]
 
-Networks are torchvision's, with random weights. Every subject runs as one CUDA graph on inputs that
-are on the GPU already; times are of the GPU, between two events around the graph. The engine's
-outputs are compared with PyTorch's in FP32 before anything is timed.
+Networks are those of `scripts/gpu_networks.py`, with random weights. Every subject runs as one CUDA
+graph on inputs that are on the GPU already; times are of the GPU, between two events around the
+graph. Outputs are compared with PyTorch's in FP32 before anything is timed; INT8 has its ranges
+from random pictures, so its error says little. "Floor": see `gpu_networks.floors_us`; its two
+ceilings are measured at the start. `--engines`: where engines are looked for, and kept.
 """
 
 import argparse
 import copy
+import json
+import math
 import statistics
 import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from device.engine import open_engine, write_engine
+from calibration.table import CalibrationTable
+from device.engine import open_engine
 from device.executors.cuda import CudaExecutor
-from device.manifest import Precision, Provenance
-from device.profile import load_profile
 from device.session import Session
-from toolkit.assemble import assemble
-from toolkit.gpu.segments import GpuSegments, lower_gpu_segments
-from toolkit.importer import import_model
-from toolkit.lower import lower_segments
-from toolkit.passes import run_passes
-from toolkit.planning.segments import PlannedSegment
+from scripts.gpu_engine import relative_error
+from scripts.gpu_networks import export, floors_us, make_network, picture_size
+from toolkit.build import BuildOptions, build_engine
+from toolkit.int8.ranges import RangeOptions
 
 PROFILE = "h200"
-SUBJECTS = ("ours", "eager", "compiled")
+NETWORKS = ("resnet50", "mobilenet_v2", "efficientnet_b0", "yolo8n", "vit_small")
+PRECISIONS = ("fp32", "fp16", "int8")
+PEERS = ("eager", "compiled")
 WARM_UP = 30
 RUNS = 200
+CALIBRATION_PICTURES = 4
 
 
-def build_on_gpu(model: Path, out: Path, *, profile: str, precision: Precision) -> GpuSegments:
-    """Write an engine whose only segment is on the GPU, whatever a plan would say."""
-    imported = import_model(model)
-    graph, _ = run_passes(imported.model)
-    names = tuple(str(node.name) for node in graph.graph)
-    planned = [PlannedSegment("gpu0", "gpu", names)]
-    lowered = lower_segments(graph, dict.fromkeys(names, "gpu0"), ["gpu0"])
-    gpu = lower_gpu_segments(planned, lowered, load_profile(profile), precision)
-    manifest, entries = assemble(
-        graph,
-        planned,
-        lowered,
-        scales={},
-        dims=imported.dims,
-        placements=(),
-        profile=profile,
-        provenance=Provenance(
-            model=imported.name,
-            model_sha256=imported.sha256,
-            precision=precision,
-            passes=(),
-            versions={},
-        ),
-        cuda=gpu.segments,
-    )
-    write_engine(out, manifest, entries)
-    return gpu
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What this GPU does at most: products in TFLOP/s (INT8: TOP/s), memory in TB/s."""
+
+    fp16_tflops: float
+    int8_tops: float
+    memory_tbps: float
 
 
-def relative_error(found: np.ndarray, truth: np.ndarray) -> float:
-    """Return ||found - truth|| / ||truth||."""
-    difference = found.astype(np.float64) - truth.astype(np.float64)
-    return float(np.linalg.norm(difference) / np.linalg.norm(truth.astype(np.float64)))
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One subject on one network: its error against FP32, its time, and the floor of both."""
 
-
-def make_network(name: str) -> Any:  # noqa: ANN401  (torch is not a dependency)
-    """Return a network of torchvision, random but with activations in range."""
-    import torch
-    import torchvision
-
-    torch.manual_seed(0)
-    network = getattr(torchvision.models, name)(weights=None).eval()
-    for module in network.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.running_mean.normal_(0, 0.1)
-            module.running_var.uniform_(0.5, 1.5)
-    network = network.cuda()
-    with torch.no_grad():  # statistics of its own activations keep 50 layers in range
-        network.train()
-        for module in network.modules():
-            if isinstance(module, torch.nn.BatchNorm2d):
-                module.momentum = None
-        network(torch.randn(16, 3, 224, 224, device="cuda"))
-    return network.eval()
-
-
-def export(network: Any, batch: int, path: Path) -> None:  # noqa: ANN401
-    """Write a network as ONNX with a fixed batch."""
-    import torch
-
-    example = torch.randn(batch, 3, 224, 224, device="cuda")
-    torch.onnx.export(
-        network, (example,), str(path), input_names=["x"], output_names=["y"], dynamo=False
-    )
+    network: str
+    batch: int
+    subject: str
+    error: float
+    time_us: float
+    floor_us: float
 
 
 def torch_time_us(network: Any, x: Any) -> float:  # noqa: ANN401
     """Return the median GPU time of a network's CUDA graph in microseconds."""
-    import torch
-
     stream = torch.cuda.Stream()
     with torch.no_grad(), torch.cuda.stream(stream):
         for _ in range(5):
@@ -126,23 +87,17 @@ def torch_time_us(network: Any, x: Any) -> float:  # noqa: ANN401
 
 def half_error(run: Any, x: np.ndarray, truth: np.ndarray) -> float:  # noqa: ANN401
     """Return the error of a network of PyTorch that computes in FP16, channels last."""
-    import torch
-
     with torch.no_grad():
         return relative_error(run(half_input(x)).float().cpu().numpy(), truth)
 
 
 def half_input(x: np.ndarray) -> Any:  # noqa: ANN401
     """Return the input on the GPU, FP16, channels last."""
-    import torch
-
     return torch.from_numpy(x).cuda().half().to(memory_format=torch.channels_last)
 
 
 def half_network(network: Any) -> Any:  # noqa: ANN401
     """Return a copy of the network in FP16, channels last."""
-    import torch
-
     return copy.deepcopy(network).half().to(memory_format=torch.channels_last)
 
 
@@ -153,7 +108,6 @@ def time_peer(
     truth: np.ndarray,
 ) -> tuple[float, float]:
     """Return PyTorch's error and GPU time in microseconds; `peer`: eager or compiled."""
-    import torch
     import torch._inductor.config as inductor
 
     inductor.freezing = True
@@ -194,54 +148,141 @@ def layer_table(path: Path) -> list[str]:
     ]
 
 
-def time_ours(
-    network: Any,  # noqa: ANN401
-    x: np.ndarray,
-    truth: np.ndarray,
-    precision: Precision,
-    layers: bool,
-) -> tuple[float, float]:
-    """Build the network for this GPU; return its error and GPU time in microseconds."""
+def ceilings() -> Ceilings:
+    """Measure products of 8192 x 8192 matrices and a copy of 4 GB."""
+    halves = [torch.randn(8192, 8192, device="cuda", dtype=torch.float16) for _ in range(2)]
+    bytes_ = [torch.randint(-99, 99, (8192, 8192), device="cuda", dtype=torch.int8) for _ in "ab"]
+    left, right = torch.empty(2, 2**32, device="cuda", dtype=torch.uint8)
+    operations = 2 * 8192**3
+    return Ceilings(
+        operations / _time_us(lambda: torch.mm(*halves)) * 1e-6,
+        operations / _time_us(lambda: torch._int_mm(bytes_[0], bytes_[1].T)) * 1e-6,
+        2 * left.numel() / _time_us(lambda: left.copy_(right)) * 1e-6,
+    )
+
+
+def _time_us(run: Callable[[], object]) -> float:
+    times = []
+    for _ in range(20):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1000)
+    return statistics.median(times[10:])
+
+
+def calibrated(network: Any, size: int) -> CalibrationTable:  # noqa: ANN401
+    """Return ranges from random pictures; tensors have the same names at every batch."""
+    random = np.random.default_rng(1)
+    pictures = [
+        {"x": random.normal(size=(1, 3, size, size)).astype(np.float32)}
+        for _ in range(CALIBRATION_PICTURES)
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        model, path = Path(folder) / "m.onnx", Path(folder) / "m.engine"
-        export(network, len(x), model)
-        gpu = build_on_gpu(model, path, profile=PROFILE, precision=precision)
-        for note in gpu.notes:
+        model = Path(folder) / "m.onnx"
+        export(network, 1, model, size)
+        ranges = RangeOptions(method="minmax")
+        options = BuildOptions(precision="int8", data=pictures, ranges=ranges)
+        built = build_engine(model, PROFILE, Path(folder) / "m.engine", options)
+    assert built.calibration is not None
+    return built.calibration.table
+
+
+def build(
+    network: Any,  # noqa: ANN401
+    shape: tuple[int, ...],
+    options: BuildOptions,
+    path: Path,
+) -> None:
+    """Write the engine of a network for an input of this shape."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "m.onnx"
+        export(network, shape[0], model, shape[-1])
+        for note in build_engine(model, PROFILE, path, options).notes:
             print(note)
-        found = time_engine(path, x, truth)
-        if layers:
-            print("\n".join(layer_table(path)))
-    return found
+
+
+def geometric_means(cells: Sequence[Cell], subject: str, peer: str) -> list[str]:
+    """Say how often and by what factor a subject is faster than a peer."""
+    of_peer = {(one.network, one.batch): one.time_us for one in cells if one.subject == peer}
+    ratios = {
+        (one.network, one.batch): of_peer[one.network, one.batch] / one.time_us
+        for one in cells
+        if one.subject == subject and (one.network, one.batch) in of_peer
+    }
+    lines = []
+    for only in (None, *sorted({batch for _, batch in ratios})):
+        chosen = [ratio for (_, batch), ratio in ratios.items() if only in (None, batch)]
+        where = "all batches" if only is None else f"batch {only}"
+        mean = math.exp(statistics.fmean(map(math.log, chosen)))
+        lines.append(
+            f"{subject} against {peer}, {where}: "
+            f"geometric mean {mean:.2f}x, least {min(chosen):.2f}x, {len(chosen)} cells"
+        )
+    return lines
+
+
+def measure(asked: argparse.Namespace, name: str, limits: Ceilings, folder: Path) -> list[Cell]:
+    """Measure all subjects of one network at all batches."""
+    network, size = make_network(name), picture_size(name)
+    tables: dict[str, CalibrationTable] = {}
+    cells = []
+    for batch in asked.batches:
+        x = np.random.default_rng().normal(size=(batch, 3, size, size)).astype(np.float32)
+        on_gpu = torch.from_numpy(x).cuda()
+        with torch.no_grad():
+            truth = network(on_gpu).cpu().numpy()
+        halves = floors_us(network, on_gpu, 2, limits.fp16_tflops, limits.memory_tbps)
+        for subject in (*asked.precisions, *asked.peers):
+            floor = halves
+            if subject in PRECISIONS:
+                path = folder / f"{name}-{batch}-{subject}.engine"
+                if not path.exists():
+                    if subject == "int8" and name not in tables:
+                        tables[name] = calibrated(network, size)
+                    table = tables[name] if subject == "int8" else None
+                    build(network, x.shape, BuildOptions(precision=subject, table=table), path)
+                error, time_us = time_engine(path, x, truth)
+                if asked.layers:
+                    print("\n".join(layer_table(path)))
+                if subject == "int8":
+                    floor = floors_us(network, on_gpu, 1, limits.int8_tops, limits.memory_tbps)
+            else:
+                error, time_us = time_peer(subject, network, x, truth)
+            cells.append(Cell(name, batch, subject, error, time_us, floor))
+            print(
+                f"{name:16} {batch:4} {subject:9} error {error:.1e} {time_us:8.0f} us, "
+                f"floor {floor:6.0f} us, {batch / time_us * 1e6:8.0f} pictures/s",
+                flush=True,
+            )
+    return cells
 
 
 def main() -> None:
-    """Print a line for each network, batch and subject."""
+    """Print a line for each network, batch and subject, and how the subjects compare."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--networks", nargs="+", default=["resnet50"])
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
-    parser.add_argument("--precision", choices=["fp32", "fp16"], default="fp16", help="of ours")
-    parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=SUBJECTS)
+    parser.add_argument("--networks", nargs="+", default=NETWORKS)
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32, 128])
+    parser.add_argument("--precisions", nargs="*", choices=PRECISIONS, default=["fp16", "int8"])
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--engines", type=Path, help="folder of engines; missing ones are built")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--layers", action="store_true", help="time every launch by itself")
     asked = parser.parse_args()
-    import torch
-
-    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}")
-    for name in asked.networks:
-        network = make_network(name)
-        for batch in asked.batches:
-            x = np.random.default_rng().normal(size=(batch, 3, 224, 224)).astype(np.float32)
-            with torch.no_grad():
-                truth = network(torch.from_numpy(x).cuda()).cpu().numpy()
-            for subject in asked.subjects:
-                error, time_us = (
-                    time_ours(network, x, truth, asked.precision, asked.layers)
-                    if subject == "ours"
-                    else time_peer(subject, network, x, truth)
-                )
-                print(
-                    f"{name:14} {batch:4} {subject:9} error {error:.1e} {time_us:8.0f} us",
-                    flush=True,
-                )
+    limits = ceilings()
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, {limits}")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = asked.engines or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        cells = [cell for name in asked.networks for cell in measure(asked, name, limits, folder)]
+    for subject in asked.precisions:
+        for peer in asked.peers:
+            print("\n".join(geometric_means(cells, subject, peer)))
+    if asked.json:
+        found = {"ceilings": asdict(limits), "cells": [asdict(one) for one in cells]}
+        asked.json.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

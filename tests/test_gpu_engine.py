@@ -9,14 +9,7 @@ import pytest
 import configs
 from device.executors import cuda
 from device.session import Session, open_engine
-from scripts.bench_gpu import (
-    build_on_gpu,
-    export,
-    half_error,
-    half_network,
-    make_network,
-    relative_error,
-)
+from scripts.gpu_engine import build_on_gpu, relative_error
 from toolkit.gpu.compile import has_compiler
 
 DETECTOR = configs.ROOT / "models" / "robot-objects.onnx"
@@ -68,6 +61,9 @@ def test_a_network_computes_on_the_gpu_what_onnxruntime_computes(
     name: str, precision: str, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     pytest.importorskip("torchvision", reason="the networks come from torchvision")
+    from scripts.bench_gpu import half_error, half_network
+    from scripts.gpu_networks import export, make_network
+
     network, model = make_network(name), tmp_path / "m.onnx"
     export(network, 2, model)
     feeds = feeds_for(model, rng)

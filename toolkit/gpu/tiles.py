@@ -120,9 +120,11 @@ def row_tile(rows: int, columns: int) -> Tile:
 
 
 def _fits(product: Product, shape: tuple[int, int, int], gpu: GpuTarget) -> bool:
-    """Whether a block is no larger than needed, and its sums stay in registers."""
+    """Whether a block is as large as needed, and its sums stay in registers."""
     rows, columns, warps = shape
     if rows > max(_LEAST, power_of_two(product.rows)):
+        return False
+    if rows < 64 <= power_of_two(product.rows) and gpu.has_matrix_units:
         return False
     if columns > max(2 * _LEAST, power_of_two(product.columns)):
         return False

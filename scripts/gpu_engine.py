@@ -1,0 +1,50 @@
+"""Engines that are on the GPU as a whole, for the GPU's tests and benchmarks."""
+
+from pathlib import Path
+
+import numpy as np
+
+from device.engine import write_engine
+from device.manifest import Precision, Provenance
+from device.profile import load_profile
+from toolkit.assemble import assemble
+from toolkit.gpu.segments import GpuSegments, lower_gpu_segments
+from toolkit.importer import import_model
+from toolkit.lower import lower_segments
+from toolkit.passes import run_passes
+from toolkit.planning.segments import PlannedSegment
+
+
+def build_on_gpu(model: Path, out: Path, *, profile: str, precision: Precision) -> GpuSegments:
+    """Write an engine whose only segment is on the GPU, whatever a plan would say."""
+    imported = import_model(model)
+    graph, _ = run_passes(imported.model)
+    names = tuple(str(node.name) for node in graph.graph)
+    planned = [PlannedSegment("gpu0", "gpu", names)]
+    lowered = lower_segments(graph, dict.fromkeys(names, "gpu0"), ["gpu0"])
+    gpu = lower_gpu_segments(planned, lowered, load_profile(profile), precision)
+    manifest, entries = assemble(
+        graph,
+        planned,
+        lowered,
+        scales={},
+        dims=imported.dims,
+        placements=(),
+        profile=profile,
+        provenance=Provenance(
+            model=imported.name,
+            model_sha256=imported.sha256,
+            precision=precision,
+            passes=(),
+            versions={},
+        ),
+        cuda=gpu.segments,
+    )
+    write_engine(out, manifest, entries)
+    return gpu
+
+
+def relative_error(found: np.ndarray, truth: np.ndarray) -> float:
+    """Return ||found - truth|| / ||truth||."""
+    difference = found.astype(np.float64) - truth.astype(np.float64)
+    return float(np.linalg.norm(difference) / np.linalg.norm(truth.astype(np.float64)))

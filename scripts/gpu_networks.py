@@ -1,0 +1,204 @@
+"""The networks of `scripts/bench_gpu.py`, in PyTorch: random weights, activations in range.
+
+ResNet-50, MobileNetV2 and EfficientNet-B0 are torchvision's; ViT-S is torchvision's
+VisionTransformer in the sizes of DeiT-S (Touvron et al., 2021); the detector has the blocks and
+sizes of YOLOv8n (a backbone of C2f and SPPF, a pyramid, boxes as 16 bins a side, 80 classes).
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+SIZES = {"yolo8n": 640}  # of pictures; 224 where not given
+
+
+def picture_size(name: str) -> int:
+    """Return the height and width of a network's input."""
+    return SIZES.get(name, 224)
+
+
+def make_network(name: str) -> Any:  # noqa: ANN401  (torch has no types here)
+    """Return a network on the GPU, random but with activations in range."""
+    torch.manual_seed(0)
+    make = NETWORKS.get(name) or getattr(torchvision.models, name)
+    network = make(weights=None).eval() if name not in NETWORKS else make().eval()
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 1.5)
+    network = network.cuda()
+    with torch.no_grad():  # statistics of its own activations keep 50 layers in range
+        network.train()
+        for module in network.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = None
+        size = picture_size(name)
+        network(torch.randn(16, 3, size, size, device="cuda"))
+    return network.eval()
+
+
+def export(network: Any, batch: int, path: Path, size: int = 224) -> None:  # noqa: ANN401
+    """Write a network as ONNX with a fixed batch."""
+    example = torch.randn(batch, 3, size, size, device="cuda")
+    torch.backends.mha.set_fastpath_enabled(False)  # it is one operator that ONNX has not
+    torch.onnx.export(
+        network,
+        (example,),
+        str(path),
+        input_names=["x"],
+        output_names=["y"],
+        opset_version=17,
+        dynamo=False,
+    )
+
+
+def floors_us(
+    network: Any,  # noqa: ANN401
+    x: Tensor,
+    item_bytes: int,
+    peak_tflops: float,
+    memory_tbps: float,
+) -> float:
+    """Return the time below which no layer-by-layer run of convolutions and products is.
+
+    Each takes the longer of its products at `peak_tflops` and its operands and result, read or
+    written once, at `memory_tbps`. Attention, poolings and element-wise work count as nothing.
+    """
+    total = [0.0]
+
+    def count(module: nn.Module, inputs: tuple[Tensor, ...], result: Tensor) -> None:
+        weights = module.weight
+        depth = weights.numel() // weights.shape[0]
+        flops = 2 * result.numel() * depth
+        moved = (inputs[0].numel() + weights.numel() + result.numel()) * item_bytes
+        total[0] += max(flops / peak_tflops, moved / memory_tbps) * 1e-6
+
+    kinds = (nn.Conv2d, nn.Linear)
+    hooks = [
+        module.register_forward_hook(count)
+        for module in network.modules()
+        if isinstance(module, kinds)
+    ]
+    with torch.no_grad():
+        network(x)
+    for hook in hooks:
+        hook.remove()
+    return total[0]
+
+
+def _vit_small() -> nn.Module:
+    return torchvision.models.VisionTransformer(
+        image_size=224, patch_size=16, num_layers=12, num_heads=6, hidden_dim=384, mlp_dim=1536
+    )
+
+
+class _Block(nn.Sequential):
+    """A convolution, its batch norm and SiLU."""
+
+    def __init__(self, channels: int, filters: int, taps: int = 1, stride: int = 1) -> None:
+        super().__init__(
+            nn.Conv2d(channels, filters, taps, stride, taps // 2, bias=False),
+            nn.BatchNorm2d(filters),
+            nn.SiLU(),
+        )
+
+
+class _Residual(nn.Module):
+    """Two 3x3 blocks, and a sum with the input where `add`."""
+
+    def __init__(self, channels: int, add: bool) -> None:
+        super().__init__()
+        self.body = nn.Sequential(_Block(channels, channels, 3), _Block(channels, channels, 3))
+        self.add = add
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x) if self.add else self.body(x)
+
+
+class _C2f(nn.Module):
+    """Half of the channels go through a chain of blocks, and all that comes out is joined."""
+
+    def __init__(self, channels: int, filters: int, depth: int, add: bool) -> None:
+        super().__init__()
+        half = filters // 2
+        self.enter = _Block(channels, filters)
+        self.chain = nn.ModuleList(_Residual(half, add) for _ in range(depth))
+        self.leave = _Block((2 + depth) * half, filters)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = list(self.enter(x).chunk(2, 1))
+        for block in self.chain:
+            parts.append(block(parts[-1]))
+        return self.leave(torch.cat(parts, 1))
+
+
+class _Spp(nn.Module):
+    """Three poolings, one after the other, joined."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.enter = _Block(channels, channels // 2)
+        self.pool = nn.MaxPool2d(5, 1, 2)
+        self.leave = _Block(channels * 2, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [self.enter(x)]
+        for _ in range(3):
+            parts.append(self.pool(parts[-1]))
+        return self.leave(torch.cat(parts, 1))
+
+
+class _Head(nn.Module):
+    """Boxes (four sides of 16 bins) and classes of each place of one scale."""
+
+    def __init__(self, channels: int, classes: int = 80) -> None:
+        super().__init__()
+        self.boxes = nn.Sequential(_Block(channels, 64, 3), _Block(64, 64, 3), nn.Conv2d(64, 64, 1))
+        self.classes = nn.Sequential(
+            _Block(channels, classes, 3),
+            _Block(classes, classes, 3),
+            nn.Conv2d(classes, classes, 1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.boxes(x), self.classes(x)], 1).flatten(2)
+
+
+class _Yolo(nn.Module):
+    """Returns (N, 64 + 80, places) of three scales: bins of boxes, and scores of classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            _Block(3, 16, 3, 2), _Block(16, 32, 3, 2), _C2f(32, 32, 1, add=True)
+        )
+        self.stage3 = nn.Sequential(_Block(32, 64, 3, 2), _C2f(64, 64, 2, add=True))
+        self.stage4 = nn.Sequential(_Block(64, 128, 3, 2), _C2f(128, 128, 2, add=True))
+        self.stage5 = nn.Sequential(_Block(128, 256, 3, 2), _C2f(256, 256, 1, add=True), _Spp(256))
+        self.up = nn.Upsample(scale_factor=2)
+        self.top4 = _C2f(384, 128, 1, add=False)
+        self.top3 = _C2f(192, 64, 1, add=False)
+        self.down3 = _Block(64, 64, 3, 2)
+        self.low4 = _C2f(192, 128, 1, add=False)
+        self.down4 = _Block(128, 128, 3, 2)
+        self.low5 = _C2f(384, 256, 1, add=False)
+        self.heads = nn.ModuleList(_Head(channels) for channels in (64, 128, 256))
+
+    def forward(self, x: Tensor) -> Tensor:
+        p3 = self.stage3(self.stem(x))
+        p4 = self.stage4(p3)
+        p5 = self.stage5(p4)
+        t4 = self.top4(torch.cat([self.up(p5), p4], 1))
+        t3 = self.top3(torch.cat([self.up(t4), p3], 1))
+        l4 = self.low4(torch.cat([self.down3(t3), t4], 1))
+        l5 = self.low5(torch.cat([self.down4(l4), p5], 1))
+        found = [head(scale) for head, scale in zip(self.heads, (t3, l4, l5), strict=True)]
+        boxes, classes = torch.cat(found, 2).split((64, 80), 1)
+        return torch.cat([boxes, classes.sigmoid()], 1)
+
+
+NETWORKS: dict[str, Callable[[], Any]] = {"vit_small": _vit_small, "yolo8n": _Yolo}
