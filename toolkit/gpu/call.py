@@ -21,6 +21,7 @@ KERNELS: dict[str, str] = {
     "resample": "resample",
     "softmax": "softmax",
     "normalize": "normalization",
+    "volume": "volume",
     "attention": "attention",
     "reduce": "reduction",
     "find_extreme": "reduction",

@@ -21,6 +21,7 @@ from toolkit.gpu.network import Array
 from toolkit.gpu.sizes import ceil_div
 from toolkit.gpu.tiles import Product, Tile, product_tiles, row_tile
 from toolkit.gpu.view import View, channels_last
+from toolkit.gpu.volumes import emit_volume_convolution
 from toolkit.gpu.windows import Window, read_window
 
 
@@ -44,6 +45,9 @@ class _Picture:
 def emit_convolution(draft: Draft, group: Group) -> None:
     """Add a convolution with bias, residual and activation: one call."""
     op = group.root_operation
+    if len(draft.network.shapes[group.result]) != 4:
+        emit_volume_convolution(draft, group)
+        return
     weights = constant_weights(draft, op, 1)
     integer = integer_weights(draft, op, 0, weights.shape[0], prod(weights.shape[1:]))
     ending = ending_of(draft, group, op.input(2), integer)

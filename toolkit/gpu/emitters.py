@@ -17,6 +17,7 @@ from toolkit.gpu import (
     reductions,
     resizes,
     rows,
+    volumes,
 )
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.fusion import Group
@@ -25,6 +26,7 @@ Emitter = Callable[[Draft, Group], None]
 
 EMITTERS: Mapping[str, Emitter] = {
     "Conv": convolutions.emit_convolution,
+    "ConvTranspose": volumes.emit_transposed_convolution,
     "Gemm": products.emit_gemm,
     "MatMul": products.emit_matmul,
     "MaxPool": poolings.emit_pool,

@@ -17,6 +17,8 @@ from toolkit.gpu.sizes import ceil_div, fixed
 from toolkit.gpu.tiles import Product, Tile
 from toolkit.gpu.view import View
 
+_PICTURES = ("Conv", "ConvTranspose")  # their columns are channels, the second dimension
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -51,7 +53,7 @@ def ending_of(
         packed = None if integer.bias is None else draft.constant(integer.bias, "int32")
     elif bias:
         values = constant_weights(draft, op, 2)
-        columns = draft.network.shapes[op.outputs[0]][1 if op.kind == "Conv" else -1]
+        columns = draft.network.shapes[op.outputs[0]][1 if op.kind in _PICTURES else -1]
         if values.size not in (1, columns) or (values.size > 1 and values.shape[-1] != columns):
             raise NotCoveredError(
                 f"node {op.name!r} ({op.kind}) adds {list(values.shape)}; kernels take one number "

@@ -14,6 +14,7 @@ from toolkit.gpu.network import Network, Operation, Shape
 # Roots whose kernel can end in an expression, with the tensors that it may read beside the result.
 EPILOGUES: dict[str, int] = {
     "Conv": 1,
+    "ConvTranspose": 1,
     "Gemm": 1,
     "MatMul": 1,
     "MaxPool": 0,
