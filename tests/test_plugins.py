@@ -18,6 +18,7 @@ from model_fixtures import save
 from onnx import helper
 from onnx.parser import parse_function
 
+from calibration.table import read_table
 from device.executors import cuda
 from device.session import open_session
 from toolkit.build import BuildOptions, BuildResult, build_engine
@@ -484,11 +485,14 @@ def test_commands_that_read_a_model_take_plugins(tmp_path: Path, rng: np.random.
     data = tmp_path / "data"
     data.mkdir()
     np.savez(data / "0.npz", **pictures(rng, shape))
-    for command in (["plan", "--profile", "orin-nx-16gb"], ["calibrate", "--data", str(data)]):
-        line = [sys.executable, "-m", "toolkit.cli", *command, str(model), "--plugin", str(EXAMPLE)]
+    said = {}
+    for name, *options in (("plan", "--profile", "orin-nx-16gb"), ("calibrate", "--data", data)):
+        line = [sys.executable, "-m", "toolkit.cli", name, model, *options, "--plugin", EXAMPLE]
         done = subprocess.run(line, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        assert "cost" in done.stdout.lower()
+        said[name] = done.stdout
+    assert "operator CostVolume of domain tandem.stereo" in said["plan"]  # off the DLA, and why
+    assert "cost" in read_table(model.with_suffix(".calib.json")).tensors
 
 
 def test_a_plugin_that_no_node_asks_for_is_said(tmp_path: Path) -> None:
