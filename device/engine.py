@@ -55,9 +55,18 @@ _MANIFEST_DECODER = msgspec.json.Decoder(Manifest)
 class Engine:
     """An open engine file. Close it, or use it in a `with`; arrays handed out stay valid."""
 
-    def __init__(self, path: Path, mapped: mmap.mmap, header: Header, manifest: Manifest) -> None:
+    def __init__(
+        self,
+        path: Path,
+        mapped: mmap.mmap,
+        header: Header,
+        manifest: Manifest,
+        identity: tuple[int, ...],
+    ) -> None:
         """Take a mapped file whose header and manifest were checked; use `open_engine`."""
         self.path = path
+        # Of the file, whatever is at its path now: device, inode, length, time of last change.
+        self.identity = identity
         self.manifest = manifest
         self.entries: Mapping[str, Entry] = MappingProxyType(dict(header.entries))
         self._data_start = header.data_start
@@ -117,7 +126,7 @@ def open_engine(path: PathLike) -> Engine:
     Raises EngineError, which names the file and what is wrong with it.
     """
     where = Path(path)
-    mapped = _map(where)
+    mapped, identity = _map(where)
     prefix = mapped[:PREFIX_BYTES]
     end = PREFIX_BYTES + header_length(prefix, len(mapped), str(where))
     header = parse_header(mapped[PREFIX_BYTES:end], len(mapped), str(where))
@@ -126,15 +135,17 @@ def open_engine(path: PathLike) -> Engine:
         check_manifest(manifest, header.entries)
     except EngineError as error:
         raise EngineError(f"{where}: {error}") from error
-    return Engine(where, mapped, header, manifest)
+    return Engine(where, mapped, header, manifest, identity)
 
 
-def _map(path: Path) -> mmap.mmap:
+def _map(path: Path) -> tuple[mmap.mmap, tuple[int, ...]]:
     try:
         with open(path, "rb", opener=_open_regular) as file:
-            if os.fstat(file.fileno()).st_size == 0:
+            found = os.fstat(file.fileno())
+            if found.st_size == 0:
                 raise EngineError(f"{path} is empty; copy or build it again")
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), identity
     except FileNotFoundError as error:
         raise EngineError(f"{path} does not exist; build it with 'tandem build'") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path

@@ -36,6 +36,37 @@ def check_feeds(
     return sizes
 
 
+def check_targets(
+    targets: Mapping[str, Array], outputs: Sequence[TensorInfo], sizes: Mapping[str, int]
+) -> Mapping[str, Array]:
+    """Return the arrays that outputs are to be written into, once they were found to fit.
+
+    Raises SessionError, naming the output, the limit and what was given, if one is unknown, has
+    another dtype or shape, or cannot be written in C order.
+    """
+    known = {tensor.name: tensor for tensor in outputs}
+    for name, array in targets.items():
+        if name not in known:
+            raise SessionError(
+                f"there is no output {name!r} to write into an array; there are "
+                f"{', '.join(map(repr, known))}"
+            )
+        tensor, where = known[name], f"the array for output {name!r}"
+        if not isinstance(array, np.ndarray) or array.dtype != np.dtype(tensor.dtype):
+            found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+            raise SessionError(f"{where} is of {found}; give a numpy array of {tensor.dtype}")
+        shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in tensor.shape)
+        if None in shape:
+            raise SessionError(f"{where} has a size that is known only when run; give no array")
+        if array.shape != shape:
+            raise SessionError(f"{where} has the shape {_text(array.shape)}; give {_text(shape)}")
+        if not (array.flags.c_contiguous and array.flags.aligned and array.flags.writeable):
+            raise SessionError(
+                f"{where} is read-only or not in C order; give one of numpy.empty({_text(shape)})"
+            )
+    return targets
+
+
 def _check_kind(tensor: TensorInfo, value: object) -> None:
     if not isinstance(value, np.ndarray):
         raise SessionError(

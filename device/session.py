@@ -15,11 +15,12 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from device.cuda_manifest import Cuda
 from device.engine import Engine, PathLike, open_engine
 from device.errors import SessionError
 from device.executors import cuda, emulated, portable
 from device.executors.emulated import EmulatedExecutor, Emulation
-from device.feeds import check_feeds
+from device.feeds import check_feeds, check_targets
 from device.manifest import (
     Buffer,
     DimRange,
@@ -38,9 +39,15 @@ class Executor(Protocol):
     description: str
 
     def run(
-        self, inputs: Mapping[str, Array], outputs: Mapping[str, Array | None]
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array | None],
+        sizes: Mapping[str, int],
     ) -> dict[str, Array]:
-        """Run on contiguous arrays; write each output into its array, or a new one for None."""
+        """Run on contiguous arrays; write each output into its array, or a new one for None.
+
+        `sizes` are those of the engine's dynamic dimensions.
+        """
         ...
 
 
@@ -59,15 +66,50 @@ class ExecutorKind:
     tag: str
     why_not: Callable[[], str | None]
     # Takes the implementation of its tag: Any, as each kind has a class of its own.
-    load: Callable[[Engine, Segment, Any, Mapping[str, TensorInfo], int | None], Executor]
+    load: Callable[[Engine, Segment, Any, Mapping[str, TensorInfo], "LoadOptions"], Executor]
     misfit: Callable[[Any], str | None] = _fits
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How segments are loaded: the CPU threads of each, and the file with times of GPU tactics."""
+
+    threads: int | None = None
+    timing_cache: Path | None = None
+
+
+def _load_cuda(
+    engine: Engine,
+    segment: Segment,
+    implementation: Cuda,
+    tensors: Mapping[str, TensorInfo],
+    options: LoadOptions,
+) -> Executor:
+    return cuda.CudaExecutor(
+        engine,
+        segment,
+        implementation,
+        tensors,
+        options.threads,
+        timing_cache=options.timing_cache,
+    )
+
+
+def _load_portable(
+    engine: Engine,
+    segment: Segment,
+    implementation: Portable,
+    tensors: Mapping[str, TensorInfo],
+    options: LoadOptions,
+) -> Executor:
+    return portable.PortableExecutor(engine, segment, implementation, tensors, options.threads)
 
 
 # Every tag, best first, and those that this version can run.
 PREFERENCE: tuple[str, ...] = ("tensorrt", "cuda", "portable")
 EXECUTORS: tuple[ExecutorKind, ...] = (
-    ExecutorKind("cuda", cuda.why_not, cuda.CudaExecutor, cuda.misfit),
-    ExecutorKind("portable", portable.why_not, portable.PortableExecutor),
+    ExecutorKind("cuda", cuda.why_not, _load_cuda, cuda.misfit),
+    ExecutorKind("portable", portable.why_not, _load_portable),
 )
 
 
@@ -98,14 +140,16 @@ class Session:
         threads: int | None = None,
         dla: Dla = "portable",
         scales: Scales = "hardware",
+        timing_cache: Path | None = None,
     ) -> None:
         """Load every segment and take the arena's memory.
 
         `profile` is the name of this device's profile; `threads` bounds the CPU threads of each
         segment. `dla` "exact" or "fast" runs DLA segments with the DLA's arithmetic in software,
-        its scales of 16 bits (`scales` "hardware") or exact. The engine stays the caller's to
-        close, also before the session. Raises SessionError if the engine is for another profile or
-        cannot be run here.
+        its scales of 16 bits (`scales` "hardware") or exact. `timing_cache` is a file with times of
+        GPU tactics: the fastest run, and those that it lacks are timed and added to it, once. The
+        engine stays the caller's to close, also before the session. Raises SessionError if the
+        engine is for another profile or cannot be run here.
         """
         manifest = engine.manifest
         if profile is not None and profile != manifest.profile:
@@ -123,7 +167,7 @@ class Session:
         self._lock = threading.Lock()
         emulation = None if dla == "portable" else Emulation(dla, scales)
         loaded = [
-            _load(engine, segment, self._tensors, threads)
+            _load(engine, segment, self._tensors, LoadOptions(threads, timing_cache))
             if emulation is None or not segment.processor.startswith("dla")
             else _emulate(engine, segment, emulation, threads)
             for segment in manifest.segments
@@ -138,14 +182,23 @@ class Session:
         self.outputs: tuple[TensorInfo, ...] = tuple(self._tensors[one] for one in manifest.outputs)
         self.dims: tuple[DimRange, ...] = manifest.dims
 
-    def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    @property
+    def executors(self) -> tuple[Executor, ...]:
+        """What runs the segments, in their order; nothing once the session is closed."""
+        return tuple(executor for _, executor in self._steps)
+
+    def infer(
+        self, feeds: Mapping[str, Array], outputs: Mapping[str, Array] | None = None
+    ) -> dict[str, Array]:
         """Run the engine once and return its outputs by name.
 
         The feeds have the dtypes and shapes of `inputs`, with each dynamic dimension inside its
-        range in `dims`. The outputs are new arrays, the caller's to keep. Raises SessionError if a
-        feed does not fit or a segment fails.
+        range in `dims`. Outputs are written into the arrays of `outputs`, C order, and returned;
+        those not given are new arrays, the caller's to keep. Raises SessionError if an array does
+        not fit or a segment fails.
         """
         sizes = check_feeds(feeds, self.inputs, self._ranges)
+        given = check_targets(outputs, self.outputs, sizes) if outputs else {}
         values = {name: np.require(feeds[name], requirements=("C", "A")) for name in feeds}
         with self._lock:
             if self._closed:
@@ -153,7 +206,11 @@ class Session:
             for segment, executor in self._steps:
                 made = executor.run(
                     {name: values[name] for name in segment.inputs},
-                    {name: self._place(name, sizes) for name in segment.outputs},
+                    {
+                        name: given[name] if name in given else self._place(name, sizes)
+                        for name in segment.outputs
+                    },
+                    sizes,
                 )
                 values.update(made)
         return {name: values[name] for name in self._outputs}
@@ -202,10 +259,18 @@ def open_session(
     threads: int | None = None,
     dla: Dla = "portable",
     scales: Scales = "hardware",
+    timing_cache: Path | None = None,
 ) -> Session:
     """Open an engine file and run it; see `open_engine` and `Session` for what they raise."""
     with open_engine(path) as engine:
-        return Session(engine, profile=profile, threads=threads, dla=dla, scales=scales)
+        return Session(
+            engine,
+            profile=profile,
+            threads=threads,
+            dla=dla,
+            scales=scales,
+            timing_cache=timing_cache,
+        )
 
 
 def _emulate(
@@ -224,7 +289,7 @@ def _emulate(
 
 
 def _load(
-    engine: Engine, segment: Segment, tensors: Mapping[str, TensorInfo], threads: int | None
+    engine: Engine, segment: Segment, tensors: Mapping[str, TensorInfo], options: LoadOptions
 ) -> tuple[Executor, SegmentReport]:
     """Load the best implementation of a segment that this machine can run."""
     carried = {str(one.__struct_config__.tag): one for one in segment.implementations}
@@ -239,7 +304,7 @@ def _load(
         if problem is not None:
             refused.append(f"{tag}: {problem}")
             continue
-        executor = kinds[tag].load(engine, segment, carried[tag], tensors, threads)
+        executor = kinds[tag].load(engine, segment, carried[tag], tensors, options)
         absent = [better for better in PREFERENCE[:place] if better not in carried]
         reasons = list(refused)
         if absent:

@@ -113,4 +113,4 @@ def emulate(path: Path, feeds: Mapping[str, np.ndarray], emulation: Emulation) -
         (segment,) = engine.manifest.segments
         (implementation,) = segment.implementations
         executor = EmulatedExecutor(engine, segment, implementation, emulation, None)
-        return executor.run(feeds, dict.fromkeys(segment.outputs))
+        return executor.run(feeds, dict.fromkeys(segment.outputs), {})

@@ -2,12 +2,13 @@
 
 The primary context is used, which other CUDA libraries of the process share. Every method may be
 called from any thread: it makes the context current first. What an object holds is given back by
-`close`, in any order.
+`close`, in any order. One object is used by one thread at a time; each session has its own.
 """
 
 import ctypes
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_float, c_int, c_void_p
+from ctypes import byref, c_float, c_void_p
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from device.cuda.driver import (
     STREAM_NON_BLOCKING,
     load_driver,
 )
+from device.cuda.facts import GpuFacts, read_gpu
 
 Bytes = npt.NDArray[np.uint8]
 Parameter = ctypes.c_uint64 | ctypes.c_int32
@@ -37,18 +39,9 @@ class Context:
         self._closers: list[Callable[[], None]] = []
 
     @property
-    def name(self) -> str:
-        """The GPU's name, such as "Orin"."""
-        text = ctypes.create_string_buffer(256)
-        self._driver.call("cuDeviceGetName", text, len(text), self._index)
-        return text.value.decode()
-
-    @property
-    def driver_version(self) -> str:
-        """The newest CUDA that the driver takes, such as "12.6"."""
-        number = c_int()
-        self._driver.call("cuDriverGetVersion", byref(number))
-        return f"{number.value // 1000}.{number.value % 1000 // 10}"
+    def facts(self) -> GpuFacts:
+        """What the driver says of this GPU."""
+        return read_gpu(self._index)
 
     def activate(self) -> None:
         """Make the context current in the calling thread."""
@@ -112,6 +105,12 @@ class Context:
         """Call this before what was made earlier is given back."""
         self._closers.append(closer)
 
+    def close_now(self, closer: Callable[[], None]) -> None:
+        """Call now what `on_close` was given, and not again."""
+        self._closers.remove(closer)
+        self.activate()
+        closer()
+
     def close(self) -> None:
         """Give back everything, the newest first."""
         if not self._closers and not self._handle:
@@ -171,36 +170,55 @@ class Stream:
         runnable = c_void_p()
         self._call("cuGraphInstantiateWithFlags", byref(runnable), graph, 0)
         self._call("cuGraphDestroy", graph)
-        self._context.on_close(lambda: self._call("cuGraphExecDestroy", runnable))
-        return Graph(self, runnable)
+        return Graph(self._context, self, runnable)
 
     def time_us(self, work: Callable[[], None]) -> float:
         """Return how long the GPU takes for what `work` puts into this stream, in microseconds."""
-        begin, end = c_void_p(), c_void_p()
-        for event in (begin, end):
-            self._context.call("cuEventCreate", byref(event), 0)
+        return self.laps_us((work,))[0]
+
+    def laps_us(self, parts: Sequence[Callable[[], None]]) -> list[float]:
+        """Return the time of each part of work that is put into this stream, in microseconds."""
+        marks = [c_void_p() for _ in range(len(parts) + 1)]
+        for mark in marks:
+            self._context.call("cuEventCreate", byref(mark), 0)
         try:
-            self._call("cuEventRecord", begin, self.handle)
-            work()
-            self._call("cuEventRecord", end, self.handle)
-            self._call("cuEventSynchronize", end)
-            elapsed_ms = c_float()
-            self._call("cuEventElapsedTime", byref(elapsed_ms), begin, end)
+            self._call("cuEventRecord", marks[0], self.handle)
+            for part, mark in zip(parts, marks[1:], strict=True):
+                part()
+                self._call("cuEventRecord", mark, self.handle)
+            self._call("cuEventSynchronize", marks[-1])
+            return [self._between_us(*pair) for pair in pairwise(marks)]
         finally:
-            for event in (begin, end):
-                self._call("cuEventDestroy_v2", event)
+            for mark in marks:
+                self._call("cuEventDestroy_v2", mark)
+
+    def _between_us(self, begin: c_void_p, end: c_void_p) -> float:
+        elapsed_ms = c_float()
+        self._call("cuEventElapsedTime", byref(elapsed_ms), begin, end)
         return elapsed_ms.value * 1000
 
 
 class Graph:
-    """Launches recorded once, started as one."""
+    """Launches and copies recorded once, started as one."""
 
-    def __init__(self, stream: Stream, handle: c_void_p) -> None:
+    def __init__(self, context: Context, stream: Stream, handle: c_void_p) -> None:
         """Take a graph of the driver; use `Stream.capture`."""
-        self._stream = stream
-        self._handle = handle
-        self._call = load_driver().call
+        self._context = context
+        self._launch = load_driver().functions["cuGraphLaunch"]
+        self._arguments = (handle, stream.handle)
+
+        def destroy() -> None:
+            load_driver().call("cuGraphExecDestroy", handle)
+
+        self._destroy = destroy
+        context.on_close(destroy)
 
     def launch(self) -> None:
-        """Put the recorded work into the stream."""
-        self._call("cuGraphLaunch", self._handle, self._stream.handle)
+        """Put the recorded work into the stream; the context is current already."""
+        status = self._launch(*self._arguments)
+        if status != 0:
+            raise load_driver().error("cuGraphLaunch", status)
+
+    def close(self) -> None:
+        """Give the graph back before the context does; its last launch is done."""
+        self._context.close_now(self._destroy)

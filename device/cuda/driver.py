@@ -55,6 +55,10 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 }
 
 # CUdevice_attribute, CUfunction_attribute, CUstream_flags, CUstreamCaptureMode.
+CLOCK_KHZ = 13
+SM_COUNT = 16
+MEMORY_CLOCK_KHZ = 36
+L2_BYTES = 38
 COMPUTE_MAJOR = 75
 COMPUTE_MINOR = 76
 MAX_DYNAMIC_SHARED_BYTES = 8
@@ -85,12 +89,14 @@ class Driver:
         """Call a function of the table; raises CudaError with the driver's own words."""
         status = self.functions[name](*arguments)
         if status != 0:
-            raise CudaError(f"{name} failed: {self._words(status)} (CUDA error {status})")
+            raise self.error(name, status)
 
-    def _words(self, status: int) -> str:
+    def error(self, name: str, status: int) -> CudaError:
+        """Return what a call's status means."""
         text = c_char_p()
         self._library.cuGetErrorString(c_int(status), byref(text))
-        return (text.value or b"unknown error").decode()
+        words = (text.value or b"unknown error").decode()
+        return CudaError(f"{name} failed: {words} (CUDA error {status})")
 
 
 @cache
@@ -105,17 +111,21 @@ def load_driver() -> Driver:
     return driver
 
 
+def device_attribute(number: int, index: int = 0) -> int:
+    """Return an attribute of a GPU; raises CudaError: no driver, or no such GPU."""
+    driver = load_driver()
+    count, value = c_int(), c_int()
+    driver.call("cuDeviceGetCount", byref(count))
+    if index >= count.value:
+        raise CudaError(f"there are {count.value} NVIDIA GPUs here, none has the index {index}")
+    driver.call("cuDeviceGetAttribute", byref(value), number, index)
+    return value.value
+
+
 def device_sm(index: int = 0) -> int:
     """Return the architecture of a GPU: 87 is compute capability 8.7.
 
     Raises CudaError: no driver, or no such GPU.
     """
-    driver = load_driver()
-    count = c_int()
-    driver.call("cuDeviceGetCount", byref(count))
-    if index >= count.value:
-        raise CudaError(f"there are {count.value} NVIDIA GPUs here, none has the index {index}")
-    major, minor = c_int(), c_int()
-    driver.call("cuDeviceGetAttribute", byref(major), COMPUTE_MAJOR, index)
-    driver.call("cuDeviceGetAttribute", byref(minor), COMPUTE_MINOR, index)
-    return major.value * 10 + minor.value
+    major = device_attribute(COMPUTE_MAJOR, index)
+    return major * 10 + device_attribute(COMPUTE_MINOR, index)

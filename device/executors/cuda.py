@@ -1,27 +1,38 @@
 """Runs a segment's kernels on an NVIDIA GPU: cubins from the engine, the driver, nothing else.
 
-All memory is taken when the segment is loaded, and its launches are recorded into one CUDA graph:
-an inference is a copy in, one graph launch and a copy out.
+All memory is taken when the segment is loaded. The launches for one set of sizes, with the copies
+in and out, are recorded into one CUDA graph: an inference starts it and waits. Weights and kernels
+are shared by all sessions of the process on the same engine file; each session has its own stream,
+workspace and graphs.
 """
 
-import ctypes
 import weakref
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from device.cuda.context import Bytes, Context, Parameter
+from device.cuda.context import Bytes, Context, Graph
 from device.cuda.driver import CudaError, device_sm
-from device.cuda_manifest import Argument, Cuda, Int32, Launch, Null, Place, Work, Workspace
+from device.cuda.launcher import Launcher
+from device.cuda.program import borrow_program, give_back_program
+from device.cuda.timing import repeated_us
+from device.cuda_manifest import Cuda, Launch, Place, Tactic, Work
+from device.cuda_tactics import fastest, tactic_key
 from device.engine import Engine
 from device.errors import SessionError
 from device.manifest import Segment, TensorInfo
+from device.timing_cache import add_timings, read_timings
 
 Array = npt.NDArray[Any]
+
+_KEPT_GRAPHS = 16  # sets of sizes whose graphs stay; the one used longest ago goes first
+_HOST_ALIGNMENT = 64  # bytes; a cache line of the CPU
 
 
 def why_not() -> str | None:
@@ -45,16 +56,41 @@ def misfit(implementation: Cuda) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Staged:
+class Phases:
+    """The GPU's time for the parts of an inference, in microseconds."""
+
+    copy_in_us: float
+    compute_us: float
+    copy_out_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Border:
     """A tensor that crosses between CPU and GPU: page-locked bytes here, their place there."""
 
+    tensor: TensorInfo
     host: Bytes
     address: int
 
-    def array(self, like: Array) -> Array:
-        """The bytes as an array of the shape and type of another."""
-        view: Array = self.host.view(like.dtype).reshape(like.shape)
+    def array(self, sizes: Mapping[str, int]) -> Array:
+        """The bytes here as an array."""
+        shape = [sizes[dim] if isinstance(dim, str) else dim or 0 for dim in self.tensor.shape]
+        dtype = np.dtype(self.tensor.dtype)
+        view: Array = np.ndarray(shape, dtype, self.host)
         return view
+
+
+@dataclass(frozen=True, slots=True)
+class _Binding:
+    """The segment for one set of sizes: arrays that the graph copies from and to, and the graph.
+
+    `tactics`: the chosen one of each piece of work.
+    """
+
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+    tactics: tuple[int, ...]
+    graph: Graph
 
 
 class CudaExecutor:
@@ -70,14 +106,19 @@ class CudaExecutor:
         implementation: Cuda,
         tensors: Mapping[str, TensorInfo],
         threads: int | None,
+        *,
+        timing_cache: Path | None = None,
     ) -> None:
         """Load kernels and weights, take the workspace, record the launches.
 
-        `tensors` and `threads` are for other executors. Raises SessionError if the driver refuses
-        any of it.
+        With `timing_cache` the fastest tactics run: those that the file lacks are timed and added
+        to it. Without, the first of each. `tensors` and `threads` are for other executors. Raises
+        SessionError if the driver refuses any of it.
         """
         self._where = f"{engine.path}: segment {segment.name!r}"
         self._implementation = implementation
+        self._timing_cache = timing_cache
+        self._dims = engine.manifest.dims
         try:
             self._context = Context()
         except CudaError as error:
@@ -90,93 +131,175 @@ class CudaExecutor:
 
     def _load(self, engine: Engine) -> None:
         context, implementation = self._context, self._implementation
-        self.description = f"{context.name}, CUDA {context.driver_version}"
-        weights = engine.entry(implementation.weights)
-        self._weights = context.allocate(weights.nbytes)
-        context.upload(self._weights, weights)
+        self._facts = context.facts
+        self.description = f"{self._facts.name}, CUDA {self._facts.cuda}"
+        key, self._program = borrow_program(engine, implementation)
+        context.on_close(partial(give_back_program, key))
         self._workspace = context.allocate(implementation.workspace_bytes)
         context.fill(self._workspace, 0, implementation.workspace_bytes)
-        modules = {
-            name: context.load(engine.entry(name))
-            for name in dict.fromkeys(kernel.cubin for kernel in implementation.kernels)
-        }
-        self._functions = [
-            context.function(modules[one.cubin], one.function, one.shared_bytes)
-            for one in implementation.kernels
-        ]
-        self._inputs = {one.tensor: self._stage(one) for one in implementation.inputs}
-        self._outputs = {one.tensor: self._stage(one) for one in implementation.outputs}
+        infos = {one.name: one for one in engine.manifest.tensors}
+        places = (*implementation.inputs, *implementation.outputs)
+        self._borders = self._take_borders(places, infos)
         self._stream = context.stream()
-        self._graph = self._stream.capture(self._launch_all)
+        self._launcher = Launcher(implementation, self._program, self._workspace, self._stream)
+        self._bindings: OrderedDict[tuple[int, ...], _Binding] = OrderedDict()
+        self._bind({dim.name: dim.opt for dim in self._dims})
 
     def run(
-        self, inputs: Mapping[str, Array], outputs: Mapping[str, Array | None]
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array | None],
+        sizes: Mapping[str, int],
     ) -> dict[str, Array]:
-        """Run the segment on contiguous arrays; every output is written into its array.
+        """Run the segment on contiguous arrays; an output without an array gets a new one.
 
-        Raises SessionError if the driver fails.
+        `sizes` are those of the engine's dynamic dimensions. Raises SessionError if the driver
+        fails.
         """
-        made: dict[str, Array] = {}
         try:
             self._context.activate()
+            binding = self._bind(sizes)
             for name, array in inputs.items():
-                staged = self._inputs[name]
-                np.copyto(staged.array(array), array)
-                self._stream.upload(staged.address, staged.host)
-            self._graph.launch()
-            for name in outputs:
-                self._stream.download(self._outputs[name].host, self._outputs[name].address)
+                np.copyto(binding.inputs[name], array)
+            binding.graph.launch()
             self._stream.wait()
         except CudaError as error:
             raise SessionError(f"{self._where} failed: {error}") from error
+        made: dict[str, Array] = {}
         for name, target in outputs.items():
-            assert target is not None  # the shapes of a cuda segment are known before running
-            np.copyto(target, self._outputs[name].array(target))
-            made[name] = target
+            if target is None:
+                made[name] = binding.outputs[name].copy()
+            else:
+                np.copyto(target, binding.outputs[name])
+                made[name] = target
         return made
 
+    @property
+    def tactics(self) -> tuple[int, ...]:
+        """Which tactic each piece of work runs, at the sizes used last."""
+        return self._latest.tactics
+
     def time_us(self, runs: int) -> list[float]:
-        """Return the GPU's time for the segment's kernels alone, run by run, in microseconds."""
-        self._context.activate()
-        return [self._stream.time_us(self._graph.launch) for _ in range(runs)]
+        """Return the GPU's time for the segment's kernels alone, run by run, in microseconds.
 
-    def time_works_us(self, runs: int) -> list[tuple[Work, float]]:
-        """Return the fastest of `runs` of each piece of work by itself, in microseconds.
-
-        A launch by itself pays for its own start, some microseconds that a graph hides.
+        It runs at the sizes used last, on what the last inference left in memory.
         """
         self._context.activate()
+        graph = self._stream.capture(self._start_all)
+        try:
+            return [self._stream.time_us(graph.launch) for _ in range(runs)]
+        finally:
+            graph.close()
+
+    def time_phases_us(self, runs: int) -> list[Phases]:
+        """Return the GPU's time for copies in, kernels and copies out, run by run."""
+        self._context.activate()
+        graph = self._stream.capture(self._start_all)
+        parts = (self._copy_in, graph.launch, self._copy_out)
+        try:
+            return [Phases(*self._stream.laps_us(parts)) for _ in range(runs)]
+        finally:
+            graph.close()
+
+    def time_works_us(self, runs: int) -> list[tuple[Work, float]]:
+        """Return the time of each piece of work by itself, the median of `runs`, in microseconds.
+
+        See `device.cuda.timing` for what stands in the L2 cache then.
+        """
+        self._context.activate()
+        works, chosen = self._implementation.works, self._latest.tactics
         return [
-            (one, min(self._stream.time_us(partial(self._do, one)) for _ in range(runs)))
-            for one in self._implementation.works
+            (one, repeated_us(self._stream, partial(self._start, one.tactics[at]), runs))
+            for one, at in zip(works, chosen, strict=True)
         ]
 
-    def _stage(self, place: Place) -> _Staged:
-        host = self._context.allocate_host(place.bytes)
-        return _Staged(host, self._workspace + place.offset)
+    @property
+    def _latest(self) -> _Binding:
+        return next(reversed(self._bindings.values()))
 
-    def _launch_all(self) -> None:
-        for one in self._implementation.works:
-            self._do(one)
+    def _bind(self, sizes: Mapping[str, int]) -> _Binding:
+        """Return the binding for these sizes, recorded now unless it is kept from before."""
+        point = tuple(sizes[dim.name] for dim in self._dims)
+        found = self._bindings.get(point)
+        if found is None:
+            found = self._record(sizes)
+            self._bindings[point] = found
+            if len(self._bindings) > _KEPT_GRAPHS:
+                self._bindings.popitem(last=False)[1].graph.close()
+        elif self._dims:
+            self._bindings.move_to_end(point)
+        return found
 
-    def _do(self, work: Work) -> None:
-        for launch in work.tactics[0].launches:
-            self._launch(launch)
+    def _record(self, sizes: Mapping[str, int]) -> _Binding:
+        one = self._implementation
+        inputs = {p.tensor: self._borders[p.tensor].array(sizes) for p in one.inputs}
+        outputs = {p.tensor: self._borders[p.tensor].array(sizes) for p in one.outputs}
+        tactics = self._choose()
 
-    def _launch(self, one: Launch) -> None:
-        kernel = self._implementation.kernels[one.kernel]
-        self._stream.launch(
-            self._functions[one.kernel],
-            one.grid,
-            kernel.threads,
-            kernel.shared_bytes,
-            [self._parameter(argument) for argument in one.arguments],
-        )
+        def work() -> None:
+            self._copy_in()
+            self._start_chosen(tactics)
+            self._copy_out()
 
-    def _parameter(self, argument: Argument) -> Parameter:
-        if isinstance(argument, Int32):
-            return ctypes.c_int32(argument.value)
-        if isinstance(argument, Null):
-            return ctypes.c_uint64(0)
-        base = self._workspace if isinstance(argument, Workspace) else self._weights
-        return ctypes.c_uint64(base + argument.offset)
+        return _Binding(inputs, outputs, tactics, self._stream.capture(work))
+
+    def _choose(self) -> tuple[int, ...]:
+        """Return the tactic of each piece of work, timing those that the cache lacks."""
+        works = self._implementation.works
+        if self._timing_cache is None:
+            return (0,) * len(works)
+        keys = [[self._key(tactic.launches) for tactic in one.tactics] for one in works]
+        times = dict(read_timings(self._timing_cache).times_us(self._facts))
+        measured: dict[str, float] = {}
+        for work, named in zip(works, keys, strict=True):
+            for tactic, key in zip(work.tactics, named, strict=True):
+                if len(named) > 1 and key not in times:
+                    took = repeated_us(self._stream, partial(self._start, tactic))
+                    times[key] = measured[key] = took
+            # The next work is timed on this one's result.
+            self._start(work.tactics[fastest(named, times)])
+        self._stream.wait()
+        if measured:
+            add_timings(self._timing_cache, self._facts, measured)
+        return tuple(fastest(named, times) for named in keys)
+
+    def _key(self, launches: tuple[Launch, ...]) -> str:
+        return tactic_key(launches, self._implementation.kernels, self._program.cubin_sha256)
+
+    def _take_borders(
+        self, places: tuple[Place, ...], infos: Mapping[str, TensorInfo]
+    ) -> dict[str, _Border]:
+        """Take page-locked memory for all tensors at the borders, in one allocation."""
+        starts, total = [], 0
+        for place in places:
+            starts.append(total)
+            total += -(-place.bytes // _HOST_ALIGNMENT) * _HOST_ALIGNMENT
+        host = self._context.allocate_host(total)
+        return {
+            place.tensor: _Border(
+                infos[place.tensor],
+                host[start : start + place.bytes],
+                self._workspace + place.offset,
+            )
+            for place, start in zip(places, starts, strict=True)
+        }
+
+    def _copy_in(self) -> None:
+        for place in self._implementation.inputs:
+            border = self._borders[place.tensor]
+            self._stream.upload(border.address, border.host)
+
+    def _copy_out(self) -> None:
+        for place in self._implementation.outputs:
+            border = self._borders[place.tensor]
+            self._stream.download(border.host, border.address)
+
+    def _start_all(self) -> None:
+        self._start_chosen(self._latest.tactics)
+
+    def _start_chosen(self, tactics: tuple[int, ...]) -> None:
+        for work, at in zip(self._implementation.works, tactics, strict=True):
+            self._start(work.tactics[at])
+
+    def _start(self, tactic: Tactic) -> None:
+        self._launcher.start(tactic.launches)

@@ -99,10 +99,14 @@ class EmulatedExecutor:
         )
 
     def run(
-        self, inputs: Mapping[str, Array], outputs: Mapping[str, Array | None]
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array | None],
+        sizes: Mapping[str, int],
     ) -> dict[str, Array]:
         """Run on arrays; write each output into its array, or a new one for None.
 
+        `sizes` are for other executors: these steps read them from the shapes.
         Raises SessionError if a step fails on these shapes.
         """
         values = dict(inputs)

@@ -113,11 +113,15 @@ class PortableExecutor:
         self._check("outputs", segment.outputs, self._session.get_outputs(), tensors)
 
     def run(
-        self, inputs: Mapping[str, Array], outputs: Mapping[str, Array | None]
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array | None],
+        sizes: Mapping[str, int],
     ) -> dict[str, Array]:
         """Run the segment on contiguous arrays and return its outputs by name.
 
         An output is written into the array given for it, or into a new one where None is given.
+        `sizes` are for other executors: onnxruntime reads them from the shapes.
         Raises SessionError if onnxruntime fails, or makes another shape than that of the array.
         """
         wrap = self._runtime.OrtValue.ortvalue_from_numpy  # looks at the array, no copy

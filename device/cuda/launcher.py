@@ -1,0 +1,41 @@
+"""Puts a segment's launches into a stream: manifest values become arguments of the driver."""
+
+import ctypes
+from collections.abc import Sequence
+
+from device.cuda.context import Parameter, Stream
+from device.cuda.program import Program
+from device.cuda_manifest import Argument, Cuda, Int32, Launch, Null, Workspace
+
+
+class Launcher:
+    """The launches of one segment, in one workspace."""
+
+    def __init__(
+        self, implementation: Cuda, program: Program, workspace: int, stream: Stream
+    ) -> None:
+        """Take the address of the workspace; the program stays the caller's to give back."""
+        self._implementation = implementation
+        self._program = program
+        self._workspace = workspace
+        self._stream = stream
+
+    def start(self, launches: Sequence[Launch]) -> None:
+        """Put launches into the stream, one after the other; raises CudaError."""
+        for one in launches:
+            kernel = self._implementation.kernels[one.kernel]
+            self._stream.launch(
+                self._program.function(one.kernel),
+                one.grid,
+                kernel.threads,
+                kernel.shared_bytes,
+                [self._parameter(argument) for argument in one.arguments],
+            )
+
+    def _parameter(self, argument: Argument) -> Parameter:
+        if isinstance(argument, Int32):
+            return ctypes.c_int32(argument.value)
+        if isinstance(argument, Null):
+            return ctypes.c_uint64(0)
+        base = self._workspace if isinstance(argument, Workspace) else self._program.weights
+        return ctypes.c_uint64(base + argument.offset)
