@@ -95,6 +95,11 @@ class Draft:
             return self.views[name]
         if name in self.network.constants:
             values = self.network.constants[name]
+            if values.dtype == object:
+                raise NotCoveredError(
+                    f"tensor {name!r} holds sizes of dynamic dimensions; kernels know them, but do "
+                    "not compute with them as data"
+                )
             self.views[name] = self.constant(values, self.stored(values.dtype.name))
             return self.views[name]
         raise NotCoveredError(f"tensor {name!r} is not in the memory of the GPU")

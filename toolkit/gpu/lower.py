@@ -14,8 +14,9 @@ Steps 1 to 5 are `draft_segment`: pure, without Triton. A segment that kernels c
 whole raises NotCoveredError and stays portable.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from device.cuda_manifest import (
 from device.manifest import Precision
 from toolkit.gpu import call as calls
 from toolkit.gpu import chains, places
+from toolkit.gpu.agreement import Difference, find_difference, point_text
 from toolkit.gpu.call import Call, KernelSpec
 from toolkit.gpu.compile import Progress, compile_kernels
 from toolkit.gpu.compile_messages import Compiled
@@ -51,6 +53,8 @@ from toolkit.gpu.pattern_rules import RULES
 from toolkit.gpu.patterns import apply_rules
 from toolkit.gpu.plugged import plugin_emitters
 from toolkit.gpu.quantized import read_quantized
+from toolkit.gpu.shapes import Trace
+from toolkit.gpu.sizes import most
 from toolkit.gpu.view import View, row_major
 from toolkit.memory import Lifetime, plan_memory
 from toolkit.plugins import Plugin
@@ -129,12 +133,20 @@ def draft_segment(
     gpu: GpuTarget,
     precision: Precision,
     plugins: Sequence[Plugin] = (),
+    traces: Sequence[Trace] = (),
 ) -> DraftedSegment:
-    """Do all that needs no compiler; raises NotCoveredError, and PluginError of plugins' nodes."""
+    """Do all that needs no compiler; raises NotCoveredError, and PluginError of plugins' nodes.
+
+    `traces`: points of the dynamic dimensions, the first of which blocks are chosen for. The draft
+    holds for all of them; one that would not is not covered.
+    """
     first: dict[str, str] = {}  # what is said of an operator itself, before its definition
     while True:
         try:
-            return _drafted(segment, weights, gpu, precision, plugins)
+            draft = partial(
+                _drafted, segment, weights, gpu=gpu, precision=precision, plugins=plugins
+            )
+            return _drafted_everywhere(draft, traces)
         except NotCoveredError as error:
             first = {**error.reasons, **first}
             expanded = expand_functions(segment, error.reasons)
@@ -145,15 +157,36 @@ def draft_segment(
             segment = expanded
 
 
+def _drafted_everywhere(
+    draft: Callable[[Trace | None], DraftedSegment], traces: Sequence[Trace]
+) -> DraftedSegment:
+    """Draft at every point, and return the first draft if all are the same."""
+    first = draft(traces[0] if traces else None)
+    for trace in traces[1:]:
+        other = draft(trace)
+        if other == first:
+            continue
+        found = find_difference(first.work, other.work) or Difference((), "has other constants")
+        nodes = ", ".join(map(repr, found.nodes)) or "the segment"
+        why = (
+            f"{nodes} {found.what} at {point_text(traces[0].space)} and at "
+            f"{point_text(trace.space)}; fix the sizes with --shape"
+        )
+        raise NotCoveredError(why, dict.fromkeys(found.nodes, why))
+    return first
+
+
 def _drafted(
     segment: bytes,
     weights: Mapping[str, Array],
+    trace: Trace | None,
+    *,
     gpu: GpuTarget,
     precision: Precision,
     plugins: Sequence[Plugin],
 ) -> DraftedSegment:
     emitters = {**EMITTERS, **plugin_emitters(plugins)}
-    network = read_quantized(read_network(segment, weights, emitters))
+    network = read_quantized(read_network(segment, weights, emitters, trace))
     network = apply_rules(network, RULES)
     _check(network, emitters)
     groups = group_operations(network)
@@ -248,7 +281,9 @@ def _lifetimes(
             first.setdefault(base, at)
             last[base] = at
     last.update({view.base: len(draft.work) for view in outputs})
-    return tuple(Lifetime(base, draft.allocations[base], first[base], last[base]) for base in first)
+    return tuple(
+        Lifetime(base, most(draft.allocations[base]), first[base], last[base]) for base in first
+    )
 
 
 def _largest_live(lives: Sequence[Lifetime]) -> int:

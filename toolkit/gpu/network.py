@@ -11,6 +11,8 @@ import onnx
 import onnx_ir as ir
 
 from toolkit.gpu.errors import NotCoveredError, not_covered
+from toolkit.gpu.shapes import Known, Trace, infer_sizes
+from toolkit.gpu.sizes import most
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -96,50 +98,70 @@ class Network:
 
 
 def read_network(
-    segment: bytes, weights: Mapping[str, Array], plugged: Collection[str] = ()
+    segment: bytes,
+    weights: Mapping[str, Array],
+    plugged: Collection[str] = (),
+    trace: Trace | None = None,
 ) -> Network:
     """Read a segment's ONNX bytes and the weights that are kept beside it.
 
-    `plugged`: operators of other domains that plugins compute, such as "my.domain::Op".
+    `plugged`: operators of other domains that plugins compute, such as "my.domain::Op". `trace`:
+    the point of dynamic dimensions at which shapes are read, as sizes with their formulas; what
+    computes with sizes is left out then.
     Raises NotCoveredError: subgraphs, and tensors whose shape or type is not known here, with the
     nodes that have or touch them.
     """
-    graph = ir.from_proto(onnx.ModelProto.FromString(segment)).graph
+    model = onnx.ModelProto.FromString(segment)
+    known = Known() if trace is None else infer_sizes(model, weights, trace)
+    graph = ir.from_proto(model).graph
+    leaving = [str(value.name) for value in graph.outputs]
     constants = {
         name: weights[name] if name in weights else _numpy(value.const_value)
         for name, value in graph.initializers.items()
     }
+    inputs = [str(value.name) for value in graph.inputs]
+    constants |= {name: known.constant(name) for name in inputs if name in known.values}
     operations: list[Operation] = []
     shapes: dict[str, Shape] = {}
     dtypes: dict[str, str] = {}
     unknown: dict[str, str] = {}
     reasons: dict[str, str] = {}
     for value in graph.inputs:
-        _note(value, shapes, dtypes, unknown)
+        _note(value, known, shapes, dtypes, unknown)
     for node in graph:
         if node.op_type == "Constant":
             constants[str(node.outputs[0].name)] = _constant(node)
             continue
+        if _sizes_alone(node, known, leaving):
+            constants.update({str(v.name): known.constant(str(v.name)) for v in node.outputs})
+            continue
         for value in node.outputs:
             if value.name:
-                _note(value, shapes, dtypes, unknown)
+                _note(value, known, shapes, dtypes, unknown)
         try:
             operations.append(_operation(node, plugged))
         except NotCoveredError as error:
             reasons[str(node.name)] = str(error)
-        touched = [str(v.name) for v in (*node.inputs, *node.outputs) if v is not None]
-        for why in (unknown[name] for name in touched if name in unknown):
-            reasons.setdefault(str(node.name), why)
+        reasons |= _unknown_of(node, unknown, reasons)
     if reasons:
         raise not_covered(reasons)
     return Network(
         tuple(operations),
-        tuple(str(value.name) for value in graph.inputs),
-        tuple(str(value.name) for value in graph.outputs),
+        tuple(inputs),
+        tuple(leaving),
         shapes,
         dtypes,
         constants,
     )
+
+
+def _unknown_of(
+    node: ir.Node, unknown: Mapping[str, str], reasons: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the reason of a node that touches a tensor that kernels cannot hold."""
+    touched = [str(v.name) for v in (*node.inputs, *node.outputs) if v is not None]
+    found = [unknown[name] for name in touched if name in unknown]
+    return {str(node.name): found[0]} if found and node.name not in reasons else {}
 
 
 def _numpy(tensor: ir.TensorProtocol | None) -> Array:
@@ -184,23 +206,41 @@ def _attribute(node: ir.Node, attr: ir.Attr) -> Attribute:
 
 
 def _note(
-    value: ir.Value, shapes: dict[str, Shape], dtypes: dict[str, str], unknown: dict[str, str]
+    value: ir.Value,
+    known: Known,
+    shapes: dict[str, Shape],
+    dtypes: dict[str, str],
+    unknown: dict[str, str],
 ) -> None:
     """Keep the shape and the type of a tensor, or why kernels cannot hold it."""
     name = str(value.name)
-    if value.shape is None or not all(isinstance(dim, int) for dim in value.shape):
+    shape = known.shapes.get(name) or _fixed_shape(value)
+    if shape is None:
         found = "unknown" if value.shape is None else str(value.shape)
         unknown[name] = (
-            f"tensor {name!r} has the shape {found}; kernels are compiled for fixed sizes, give "
-            "them with --shape"
+            f"tensor {name!r} has the shape {found}, which no formula gives; kernels are compiled "
+            "for known sizes, give them with --shape"
         )
         return
-    shape = tuple(int(dim) for dim in value.shape)  # type: ignore[arg-type]
     elements = math.prod(shape)
-    if not 1 <= elements <= MAX_ELEMENTS:
-        unknown[name] = f"tensor {name!r} has {elements} elements; kernels take 1 to {MAX_ELEMENTS}"
+    if not elements >= 1 or most(elements) > MAX_ELEMENTS:
+        unknown[name] = (
+            f"tensor {name!r} has {most(elements)} elements; kernels take 1 to {MAX_ELEMENTS}"
+        )
     elif value.dtype is None:
         unknown[name] = f"tensor {name!r} has no known type"
     else:
         shapes[name] = shape
         dtypes[name] = value.dtype.numpy().name
+
+
+def _fixed_shape(value: ir.Value) -> Shape | None:
+    if value.shape is None or not all(isinstance(dim, int) for dim in value.shape):
+        return None
+    return tuple(int(dim) for dim in value.shape)  # type: ignore[arg-type]
+
+
+def _sizes_alone(node: ir.Node, known: Known, outputs: Collection[str]) -> bool:
+    """Whether a node computes with sizes, whose results are known and stay in the segment."""
+    made = [str(value.name) for value in node.outputs]
+    return all(name in known.values and name not in outputs for name in made)

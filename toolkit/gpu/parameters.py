@@ -28,7 +28,7 @@ def integers_of(network: Network, op: Operation, at: int, name: str) -> tuple[in
     if name in op.attributes:
         return op.integers(name, ())
     values = constant_of(network, op, at)
-    return None if values is None else tuple(int(value) for value in values.reshape(-1))
+    return None if values is None else tuple(values.reshape(-1).tolist())
 
 
 def numbers_of(network: Network, op: Operation, at: int, name: str) -> tuple[float, ...] | None:

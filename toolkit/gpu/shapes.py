@@ -40,6 +40,13 @@ class Known:
     types: Mapping[str, int] = field(default_factory=dict)
     values: Mapping[str, Array] = field(default_factory=dict)
 
+    def constant(self, name: str) -> Array:
+        """Return known values in their ONNX type; an array of objects where sizes are in it."""
+        values = self.values[name]
+        if not _is_fixed(values):
+            return values
+        return values.astype(helper.tensor_dtype_to_np_dtype(self.types[name]))
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:
