@@ -95,10 +95,6 @@ REFUSED = {
         Case([node("Tanh", "x", "y")], {"x": (2, 3)}, {}),
         "'Tanh:y' (Tanh) has no kernel",
     ),
-    "three spatial dimensions": (
-        Case([node("MaxPool", "x", "y", kernel_shape=[2, 2, 2])], {"x": (1, 2, 4, 4, 4)}, {}),
-        "3 spatial dimensions",
-    ),
     "weights that are made while running": (
         Case([node("Conv", "x w", "y")], {"x": (1, 2, 4, 4), "w": (3, 2, 1, 1)}, {}),
         "weights that are not constant",

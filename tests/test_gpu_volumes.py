@@ -1,4 +1,4 @@
-"""Convolutions over one and three dimensions and transposed ones, against onnxruntime."""
+"""Convolutions over one and three dimensions and transposed ones, interpreted."""
 
 import gpu_interpreter
 import numpy as np

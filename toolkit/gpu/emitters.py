@@ -17,6 +17,7 @@ from toolkit.gpu import (
     reductions,
     resizes,
     rows,
+    volume_poolings,
     volumes,
 )
 from toolkit.gpu.draft import Draft
@@ -31,6 +32,8 @@ EMITTERS: Mapping[str, Emitter] = {
     "MatMul": products.emit_matmul,
     "MaxPool": poolings.emit_pool,
     "AveragePool": poolings.emit_pool,
+    "LpPool": volume_poolings.emit_volume_pool,
+    "MaxUnpool": volume_poolings.emit_unpool,
     "GlobalAveragePool": poolings.emit_global_average,
     "Resize": resizes.emit_resize,
     "Upsample": resizes.emit_resize,

@@ -19,6 +19,7 @@ EPILOGUES: dict[str, int] = {
     "MatMul": 1,
     "MaxPool": 0,
     "AveragePool": 0,
+    "LpPool": 0,
     "GlobalAveragePool": 0,
     "GlobalMaxPool": 0,
     "GlobalLpPool": 0,

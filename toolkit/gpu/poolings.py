@@ -2,19 +2,20 @@
 
 from toolkit.gpu import reductions
 from toolkit.gpu.draft import Draft
-from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.fusion import Group
 from toolkit.gpu.sizes import ceil_div
 from toolkit.gpu.tiles import row_tile
 from toolkit.gpu.view import channels_last
+from toolkit.gpu.volume_poolings import emit_volume_pool
 from toolkit.gpu.windows import read_window
 
 
 def emit_pool(draft: Draft, group: Group) -> None:
     """Add a MaxPool or AveragePool."""
     op = group.root_operation
-    if len(op.outputs) > 1:
-        raise NotCoveredError(f"node {op.name!r} ({op.kind}) returns indices; kernels do not")
+    if len(op.outputs) > 1 or len(draft.network.shapes[op.inputs[0]]) != 4:
+        emit_volume_pool(draft, group)
+        return
     shape, result = draft.network.shapes[op.inputs[0]], draft.network.shapes[group.result]
     window = read_window(op, op.integers("kernel_shape", ()), shape, result)
     x, x_pitch = draft.stored_pixels(op.inputs[0])
