@@ -26,6 +26,7 @@ from toolkit.gpu.call import KernelSpec
 from toolkit.gpu.compile_messages import Compiled
 from toolkit.gpu.coverage import Piece, cut_segments
 from toolkit.gpu.errors import NotCoveredError
+from toolkit.int8.ranges import RangeOptions
 from toolkit.node_view import NodeView
 from toolkit.planning.segments import PlannedSegment
 
@@ -98,6 +99,26 @@ def test_a_segment_without_refused_nodes_stays_as_it_is() -> None:
     assert not piece.portable
 
 
+def test_only_segments_of_the_gpu_are_cut() -> None:
+    views = [convolution(f"n{i}", [f"t{i}"], f"t{i + 1}") for i in range(6)]
+    names = [view.name for view in views]
+    planned = [
+        PlannedSegment("gpu.0", "gpu", tuple(names[:1])),
+        PlannedSegment("dla0.0", "dla0", tuple(names[1:3])),
+        PlannedSegment("gpu.1", "gpu", tuple(names[3:])),
+    ]
+    costs = CostModel(views, load_profile(PROFILE), precision="int8")
+    pieces = cut_segments(planned, views, {"n4": "odd"}, costs)
+    assert [(p.segment.name, p.segment.processor, p.segment.nodes) for p in pieces] == [
+        ("gpu.0", "gpu", ("n0",)),
+        ("dla0.0", "dla0", ("n1", "n2")),
+        ("gpu.1.0", "gpu", ("n3",)),
+        ("gpu.1.1", "gpu", ("n4",)),
+        ("gpu.1.2", "gpu", ("n5",)),
+    ]
+    assert [piece.portable for piece in pieces] == [False, False, False, True, False]
+
+
 def crossings_us(elements: int) -> float:
     """Two crossings of a tensor of float32, from the constants of the cost model."""
     costs, profile = load_costs(), load_profile(PROFILE)
@@ -130,12 +151,12 @@ def test_all_nodes_without_kernels_are_found_at_once(
     monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     monkeypatch.delitem(emitters.EMITTERS, "MaxPool")
-    monkeypatch.delitem(emitters.EMITTERS, "Softmax")
+    monkeypatch.delitem(emitters.EMITTERS, "AveragePool")
     case = Case(
         [
             node("MaxPool", "x", "a", kernel_shape=[2, 2]),
             node("Conv", "a w", "b"),
-            node("Softmax", "b", "c"),
+            node("AveragePool", "b", "c", kernel_shape=[2, 2]),
             node("MaxPool", "c", "y", kernel_shape=[2, 2]),
         ],
         {"x": (1, 8, 8, 8)},
@@ -143,7 +164,7 @@ def test_all_nodes_without_kernels_are_found_at_once(
     )
     with pytest.raises(NotCoveredError, match="and 2 more reasons") as caught:
         case.draft()
-    assert sorted(caught.value.reasons) == ["MaxPool:a", "MaxPool:y", "Softmax:c"]
+    assert sorted(caught.value.reasons) == ["AveragePool:c", "MaxPool:a", "MaxPool:y"]
 
 
 def test_emitters_that_refuse_are_all_heard(
@@ -245,7 +266,7 @@ def test_a_partly_covered_network_has_kernels_beside_portable_pieces(
     assert "'MaxPool:c' (MaxPool) has no kernel" in notes[0]
     full, half = 4 * 64 * 64 * 64, 4 * 64 * 32 * 32
     assert f"{full} bytes cross to the CPU and {half} back" in notes[0]
-    assert "1 nodes that have kernels run with it" in notes[1]
+    assert "kernels for 1 more nodes would not save their crossings" in notes[1]
     assert result.plan.segments[0].name == "gpu.0"  # the plan stays as it was made
 
 
@@ -265,6 +286,24 @@ def test_a_cut_engine_computes_what_the_uncut_one_does(
     session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
     (truth,) = session.run(["y"], feeds)
     np.testing.assert_allclose(found["y"], truth, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("cut_at_poolings")
+def test_what_crosses_in_an_int8_engine_is_int8_and_changes_no_bit(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = two_halves(tmp_path / "m.onnx", rng)
+    samples = [{"x": rng.normal(size=(1, 16, 64, 64)).astype(np.float32)} for _ in range(2)]
+    options = BuildOptions(data=samples, ranges=RangeOptions("minmax"))
+    cut_one = build_engine(model, PROFILE, tmp_path / "cut.engine", options)
+    monkeypatch.setattr(segments, "has_compiler", lambda: False)
+    whole = build_engine(model, PROFILE, tmp_path / "whole.engine", options)
+    assert len(cut_one.manifest.segments) > len(whole.manifest.segments) == 1
+    tensors = {tensor.name: tensor for tensor in cut_one.manifest.tensors}
+    between = [name for one in cut_one.manifest.segments[:-1] for name in one.outputs]
+    assert [tensors[name].dtype for name in between] == ["int8"] * len(between)
+    found, truth = (infer(result.path, samples[0])["y"] for result in (cut_one, whole))
+    assert np.array_equal(found, truth)
 
 
 @pytest.mark.usefixtures("cut_at_poolings")
@@ -296,5 +335,5 @@ def test_a_network_whose_covered_nodes_are_not_worth_it_stays_whole(
     result = build(model)
     assert [one.name for one in result.manifest.segments] == ["gpu.0"]
     (note,) = [note for note in result.notes if "no GPU kernels" in note]
-    assert "2 nodes that have kernels run with it" in note
-    assert "cross" not in note.split("longer")[1]
+    assert "kernels for 2 more nodes would not save their crossings" in note
+    assert "bytes cross" not in note

@@ -159,9 +159,7 @@ def _note(piece: Piece, manifest: Manifest) -> str:
     if len(reasons) > _MOST_REASONS:
         said.append(f"and {len(reasons) - _MOST_REASONS} more reasons")
     if piece.along:
-        said.append(
-            f"{len(piece.along)} nodes that have kernels run with it: crossings would take longer"
-        )
+        said.append(f"kernels for {len(piece.along)} more nodes would not save their crossings")
     into, out = _crossing_bytes(piece.segment.name, manifest)
     if into or out:
         said.append(f"{into} bytes cross to the CPU and {out} back in every inference")
