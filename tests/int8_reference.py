@@ -135,8 +135,16 @@ def _global_average(operands, _):
 
 
 def _resize(operands, _):
-    x, scales = _real(operands[0]), operands[-1]
-    return x.repeat(int(scales[2]), 2).repeat(int(scales[3]), 3)
+    x = _real(operands[0])
+    sizes = operands[-1]  # or scales
+    if sizes.dtype == np.int64:
+        sizes = sizes // x.shape
+    return x.repeat(int(sizes[2]), 2).repeat(int(sizes[3]), 3)
+
+
+def _sizes(operands):
+    shape = (operands[0].q if isinstance(operands[0], Grid) else operands[0]).shape
+    return [shape[at] if n == 0 else n for at, n in enumerate(operands[1].tolist())]
 
 
 _OPERATORS = {
@@ -155,7 +163,8 @@ _OPERATORS = {
     "Mul": lambda o, _: _real(o[0]) * _real(o[1]),
     "Sum": lambda o, _: sum((_real(x) for x in o[1:]), _real(o[0])),
     "Concat": lambda o, a: np.concatenate([_real(x) for x in o], a["axis"]),
-    "Reshape": lambda o, _: _real(o[0]).reshape(o[1]),
+    "Sigmoid": lambda o, _: np.float32(1) / (np.float32(1) + np.exp(-_real(o[0]))),
+    "Reshape": lambda o, _: _real(o[0]).reshape(_sizes(o)),
     "Flatten": lambda o, a: _real(o[0]).reshape(o[0].shape[0], -1),
     "Transpose": lambda o, a: _real(o[0]).transpose(a["perm"]),
 }

@@ -15,8 +15,8 @@ All other operators go on computing with real numbers. What is on a grid is stor
 view that it lies in carries s: reading it costs a factor. ONNX divides by s where RoundInt8
 multiplies by fl(1/s); where x / s is next to a half, q may differ by one.
 
-RoundInt8 moves up through operators that only move numbers, to the kernel that makes them. Of two
-with one grid around a rectifier the second is enough: rounding is monotone and keeps 0.
+RoundInt8 moves up through operators that only move numbers, to the kernel that makes them, and down
+through a rectifier, as rounding is monotone and keeps 0. Of two on one grid the first is enough.
 
 Constants read through DequantizeLinear are real numbers, with their integers kept beside them.
 """
@@ -39,6 +39,7 @@ _MOVES = frozenset(
     {"Concat", "DepthToSpace", "Flatten", "Identity", "Reshape", "SpaceToDepth", "Squeeze"}
     | {"Transpose", "Unsqueeze"}
 )
+_COPIES = frozenset({"Concat", "Resize"})  # moves whose kernels can change grids
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def read_quantized(network: Network) -> Network:
         return network
     found = _on_grids(network)
     while True:
-        simpler = _rounded_early(_rounded_once(_live(found)))
+        simpler = _rounded_early(_rounded_once(_rectified_first(_live(found))))
         if simpler.operations == found.operations:
             return found
         found = simpler
@@ -147,19 +148,43 @@ def _live(network: Network) -> Network:
     return replace(network, operations=tuple(reversed(kept)))
 
 
-def _rounded_once(network: Network) -> Network:
-    """RoundInt8(Relu(RoundInt8(x))) of one grid -> RoundInt8(Relu(x)); nothing else reads them."""
-    makers, readers = _makers(network), _reader_counts(network)
-    replaced: dict[int, Operation] = {}
+def _rectified_first(network: Network) -> Network:
+    """Relu(RoundInt8(x)) -> RoundInt8(Relu(x)), where nothing else reads the operand."""
+    made, makers, readers = Rewriting(network), _makers(network), _reader_counts(network)
+    swapped = {
+        op.inputs[0]: op
+        for op in network.operations
+        if op.kind == "Relu"
+        and readers[op.inputs[0]] == 1
+        and op.inputs[0] in makers
+        and makers[op.inputs[0]].kind == ROUND
+    }
     for op in network.operations:
-        relu = makers.get(op.inputs[0]) if op.kind == ROUND else None
-        inner = makers.get(relu.inputs[0]) if relu is not None and relu.kind == "Relu" else None
-        if relu is None or inner is None or inner.kind != ROUND:
+        if op.outputs[0] in swapped:
             continue
-        alone = readers[relu.outputs[0]] == readers[inner.outputs[0]] == 1
-        if alone and inner.attributes["scale"] == op.attributes["scale"]:
-            replaced[id(relu)] = replace(relu, inputs=inner.inputs)
-    return replace(network, operations=tuple(replaced.get(id(op), op) for op in network.operations))
+        inner = makers.get(op.inputs[0]) if op.inputs and op.inputs[0] in swapped else None
+        if inner is None:
+            made.operations.append(op)
+            continue
+        name, shape = op.outputs[0], made.shapes[op.outputs[0]]
+        rectified = made.tensor(f"{name} (unrounded)", shape, made.dtypes[name])
+        made.add(op, "Relu", inner.inputs, rectified)
+        made.add(inner, ROUND, (rectified,), name, inner.attributes)
+        made.scales[name] = inner.number("scale", 1.0)
+    return made.network()
+
+
+def _rounded_once(network: Network) -> Network:
+    """Leave out RoundInt8 of what lies on that grid already."""
+    made = Rewriting(network)
+    same: dict[str, str] = {}
+    for old in network.operations:
+        op = replace(old, inputs=tuple(same.get(name, name) for name in old.inputs))
+        if op.kind == ROUND and made.scales.get(op.inputs[0]) == op.attributes["scale"]:
+            same[op.outputs[0]] = op.inputs[0]
+        else:
+            made.operations.append(op)
+    return made.network()
 
 
 def _rounded_early(network: Network) -> Network:
@@ -183,7 +208,9 @@ def _rounded_early(network: Network) -> Network:
             continue
         scale = after.number("scale", 0.0)
         for name in _moved(op):
-            if (name, scale) not in on_grid:
+            # What lies on another grid for others changes grids as it is copied.
+            copied = op.kind in _COPIES and name in made.scales and readers[name] > 1
+            if not copied and (name, scale) not in on_grid:
                 on_grid[name, scale] = _on_grid(made, after, name, scale)
         moved = [on_grid.get((name, scale), name) for name in op.inputs]
         made.operations.append(replace(op, inputs=tuple(moved), outputs=after.outputs))
