@@ -2,7 +2,7 @@
 
     python scripts/bench_gpu.py [--networks resnet50] [--batches 1 8 32 128]
         [--precisions fp16 int8] [--peers eager compiled] [--engines FOLDER] [--json FILE]
-        [--layers]
+        [--timing-cache FILE] [--layers]
 
 Networks are those of `scripts/gpu_networks.py`, with random weights. Every subject runs as one CUDA
 graph on inputs that are on the GPU already; times are of the GPU, between two events around the
@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from calibration.table import CalibrationTable
+from device.cuda_manifest import Cuda
 from device.engine import open_engine
 from device.executors.cuda import CudaExecutor
 from device.session import Session
@@ -117,35 +118,41 @@ def time_peer(
     return half_error(run, x, truth), torch_time_us(run, half_input(x))
 
 
-def time_engine(path: Path, x: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
-    """Return the engine's error and its GPU time in microseconds."""
-    with open_engine(path) as engine:
-        (segment,) = engine.manifest.segments
-        with Session(engine) as session:
-            (report,) = session.reports
-            if report.implementation != "cuda":
-                raise SystemExit(f"the engine does not run on the GPU: {report.reason}")
-            error = relative_error(session.infer({"x": x})["y"], truth)
-        executor = CudaExecutor(engine, segment, segment.implementations[0], {}, None)
+def time_engine(
+    path: Path, x: np.ndarray, truth: np.ndarray, timing_cache: Path | None
+) -> tuple[float, float]:
+    """Return the engine's error and its GPU time in microseconds, on the input's numbers."""
+    with open_engine(path) as engine, Session(engine, timing_cache=timing_cache) as session:
+        (report,) = session.reports
+        if report.implementation != "cuda":
+            raise SystemExit(f"the engine does not run on the GPU: {report.reason}")
+        error = relative_error(session.infer({"x": x})["y"], truth)
+        (executor,) = session.executors
+        assert isinstance(executor, CudaExecutor)
         executor.time_us(WARM_UP)
         return error, statistics.median(executor.time_us(RUNS))
 
 
-def layer_table(path: Path) -> list[str]:
-    """Return a line for each launch: the time of its work by itself, kernel, grid and nodes."""
-    with open_engine(path) as engine:
-        (segment,) = engine.manifest.segments
-        implementation = segment.implementations[0]
-        executor = CudaExecutor(engine, segment, implementation, {}, None)
-        executor.time_us(WARM_UP)
-        rows = executor.time_works_us(20)
-    kernels = implementation.kernels
-    return [
-        f"{time:8.1f} {kernels[one.kernel].function:14} {one.grid!s:18} "
-        f"{kernels[one.kernel].registers} {kernels[one.kernel].spill_bytes} {' '.join(work.nodes)}"
-        for work, time in rows
-        for one in work.tactics[0].launches
-    ]
+def layer_table(path: Path, x: np.ndarray, timing_cache: Path | None) -> list[str]:
+    """Return a line for each piece of work: its time by itself, kernel, grid and nodes."""
+    with open_engine(path) as engine, Session(engine, timing_cache=timing_cache) as session:
+        session.infer({"x": x})
+        (executor,) = session.executors
+        assert isinstance(executor, CudaExecutor)
+        implementation = engine.manifest.segments[0].implementations[0]
+        assert isinstance(implementation, Cuda)
+        rows = executor.time_works_us(3)
+        chosen = executor.tactics
+    lines = []
+    for (work, time), at in zip(rows, chosen, strict=True):
+        launches = work.tactics[at].launches
+        kernel = implementation.kernels[launches[0].kernel]
+        lines.append(
+            f"{time:8.1f} {kernel.function:14} {launches[0].grid!s:18} {kernel.threads:3} "
+            f"{kernel.registers} {kernel.spill_bytes} {kernel.shared_bytes:6} {at} "
+            f"{' '.join(work.nodes)}"
+        )
+    return lines
 
 
 def ceilings() -> Ceilings:
@@ -244,9 +251,9 @@ def measure(asked: argparse.Namespace, name: str, limits: Ceilings, folder: Path
                         tables[name] = calibrated(network, size)
                     table = tables[name] if subject == "int8" else None
                     build(network, x.shape, BuildOptions(precision=subject, table=table), path)
-                error, time_us = time_engine(path, x, truth)
+                error, time_us = time_engine(path, x, truth, asked.timing_cache)
                 if asked.layers:
-                    print("\n".join(layer_table(path)))
+                    print("\n".join(layer_table(path, x, asked.timing_cache)))
                 if subject == "int8":
                     floor = floors_us(network, on_gpu, 1, limits.int8_tops, limits.memory_tbps)
             else:
@@ -268,6 +275,7 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="*", choices=PRECISIONS, default=["fp16", "int8"])
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--engines", type=Path, help="folder of engines; missing ones are built")
+    parser.add_argument("--timing-cache", type=Path, help="run the fastest tactics, timed here")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--layers", action="store_true", help="time every launch by itself")
     asked = parser.parse_args()
