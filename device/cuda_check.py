@@ -6,10 +6,12 @@ so a device takes only those that were signed for it.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 
-from device.cuda_manifest import Cuda, Int32, Kernel, Launch, Null, Place, Weights, Work, Workspace
-from device.manifest import ARENA_ALIGNMENT, ITEM_BYTES, Segment
+from device.cuda_manifest import Cuda, Int32, Kernel, Launch, Null, Place, Work, Workspace
+from device.cuda_sizes import evaluate
+from device.manifest import ARENA_ALIGNMENT, ITEM_BYTES, DimRange, Segment, TensorInfo
 from device.manifest_facts import Facts
 
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": the largest grid
@@ -35,7 +37,20 @@ def cuda(facts: Facts) -> Iterator[str]:
                 yield from _entries(one, facts, where)
                 yield from _places(one, segment, facts, where)
                 for at, work in enumerate(one.works):
-                    yield from _work(work, one, facts, f"{where}: work {at}")
+                    yield from _work(work, one, f"{where}: work {at}")
+                yield from _at_ends(one, facts, where)
+
+
+def _at_ends(one: Cuda, facts: Facts, where: str) -> Iterator[str]:
+    """Check what depends on sizes at the least, the best and the largest ones."""
+    dims = facts.manifest.dims
+    entry = facts.entries.get(one.weights)
+    ends = ([dim.min for dim in dims], [dim.opt for dim in dims], [dim.max for dim in dims])
+    for point in dict.fromkeys(map(tuple, ends)):
+        size = 0 if entry is None else entry.stop - entry.start
+        for problem in problems_at(one, point, size, facts.tensors, dims):
+            yield f"{where}: {problem}"
+            return
 
 
 def _sizes(one: Cuda, where: str) -> Iterator[str]:
@@ -94,54 +109,97 @@ def _places(one: Cuda, segment: Segment, facts: Facts, where: str) -> Iterator[s
 
 def _place(place: Place, one: Cuda, facts: Facts, where: str) -> Iterator[str]:
     tensor = facts.tensors[place.tensor]
-    size = ITEM_BYTES[tensor.dtype]
-    for dim in tensor.shape:
-        if not isinstance(dim, int):
-            yield f"{where}: tensor {place.tensor!r} has a size that is not fixed"
-            return
-        size *= dim
-    if place.bytes != size:
-        yield f"{where}: tensor {place.tensor!r} has {size} bytes, its place {place.bytes}"
+    if place.shape is None and all(isinstance(dim, int) for dim in tensor.shape):
+        size = prod(dim for dim in tensor.shape if isinstance(dim, int)) * ITEM_BYTES[tensor.dtype]
+        if place.bytes != size:
+            yield f"{where}: tensor {place.tensor!r} has {size} bytes, its place {place.bytes}"
+    elif place.shape is None or len(place.shape) != len(tensor.shape):
+        yield f"{where}: tensor {place.tensor!r} has sizes that are not fixed, its place others"
     if place.offset < 0 or place.offset % ARENA_ALIGNMENT:
         yield (
             f"{where}: tensor {place.tensor!r} lies at {place.offset}; it must be a multiple of "
             f"{ARENA_ALIGNMENT}"
         )
-    if place.offset + place.bytes > one.workspace_bytes:
+    if place.bytes < 0 or place.offset + place.bytes > one.workspace_bytes:
         yield (
             f"{where}: tensor {place.tensor!r} ends at {place.offset + place.bytes}, the "
             f"workspace at {one.workspace_bytes}"
         )
 
 
-def _work(work: Work, one: Cuda, facts: Facts, where: str) -> Iterator[str]:
+def _work(work: Work, one: Cuda, where: str) -> Iterator[str]:
     if not work.tactics:
         yield f"{where} has no tactic"
     for at, tactic in enumerate(work.tactics):
         for index, launch in enumerate(tactic.launches):
-            yield from _launch(launch, one, facts, f"{where}, tactic {at}, launch {index}")
+            yield from _launch(launch, one, f"{where}, tactic {at}, launch {index}")
 
 
-def _launch(launch: Launch, one: Cuda, facts: Facts, where: str) -> Iterator[str]:
+def _launch(launch: Launch, one: Cuda, where: str) -> Iterator[str]:
     if not 0 <= launch.kernel < len(one.kernels):
         yield f"{where} starts kernel {launch.kernel} of {len(one.kernels)}"
-        return
-    if any(not 1 <= n <= most for n, most in zip(launch.grid, MAX_GRID, strict=True)):
-        yield f"{where} has the grid {list(launch.grid)}, the limits are 1 and {list(MAX_GRID)}"
     if len(launch.arguments) > MAX_ARGUMENTS:
         yield f"{where} has {len(launch.arguments)} arguments, the limit is {MAX_ARGUMENTS}"
+
+
+def problems_at(
+    one: Cuda,
+    point: Sequence[int],
+    weights_bytes: int,
+    tensors: Mapping[str, TensorInfo],
+    dims: Sequence[DimRange],
+) -> Iterator[str]:
+    """Say what does not fit at one set of sizes of the dynamic dimensions, in their order.
+
+    These are the rules that formulas can break between the sizes that `cuda` looks at.
+    """
+    for place in (*one.inputs, *one.outputs):
+        yield from _fits(place, tensors[place.tensor], point, dims)
+    for at, work in enumerate(one.works):
+        for number, tactic in enumerate(work.tactics):
+            for index, launch in enumerate(tactic.launches):
+                where = f"work {at}, tactic {number}, launch {index}"
+                try:
+                    yield from _launch_at(launch, one, point, weights_bytes, where)
+                except ValueError as error:
+                    yield f"{where}: {error}"
+
+
+def _fits(
+    place: Place, tensor: TensorInfo, point: Sequence[int], dims: Sequence[DimRange]
+) -> Iterator[str]:
+    """Whether a tensor whose sizes are formulas has those of the manifest and fits its place."""
+    if place.shape is None:
+        return
+    sizes = {dim.name: size for dim, size in zip(dims, point, strict=True)}
+    try:
+        shape = [evaluate(size, point) for size in place.shape]
+    except ValueError as error:
+        yield f"tensor {place.tensor!r}: {error}"
+        return
+    known = [sizes[dim] if isinstance(dim, str) else dim for dim in tensor.shape]
+    if any(a not in (b, None) for a, b in zip(known, shape, strict=True)):
+        yield f"tensor {place.tensor!r} has the shape {known}, its place {shape}"
+    if min(shape, default=0) < 0 or prod(shape) * ITEM_BYTES[tensor.dtype] > place.bytes:
+        yield f"tensor {place.tensor!r} of shape {shape} does not fit {place.bytes} bytes"
+
+
+def _launch_at(
+    launch: Launch, one: Cuda, point: Sequence[int], weights_bytes: int, where: str
+) -> Iterator[str]:
+    """Check a launch at one set of sizes; raises ValueError for what is no formula."""
+    grid = [evaluate(side, point) for side in launch.grid]
+    if any(not 1 <= n <= most for n, most in zip(grid, MAX_GRID, strict=True)):
+        yield f"{where} has the grid {grid}, the limits are 1 and {list(MAX_GRID)}"
     for argument in launch.arguments:
         if isinstance(argument, Int32):
-            if not -_INT32 <= argument.value < _INT32:
-                yield f"{where} passes {argument.value}, which is no integer of 32 bits"
+            value = evaluate(argument.value, point)
+            if not -_INT32 <= value < _INT32:
+                yield f"{where} passes {value}, which is no integer of 32 bits"
         elif not isinstance(argument, Null):
-            yield from _address(argument, one, facts, where)
-
-
-def _address(argument: Workspace | Weights, one: Cuda, facts: Facts, where: str) -> Iterator[str]:
-    inside = isinstance(argument, Workspace)
-    entry = facts.entries[one.weights]
-    limit = one.workspace_bytes if inside else entry.stop - entry.start
-    if not 0 <= argument.offset < limit:
-        title = "workspace" if inside else "weights"
-        yield f"{where} passes the place {argument.offset} of the {title}, which has {limit} bytes"
+            inside = isinstance(argument, Workspace)
+            limit = one.workspace_bytes if inside else weights_bytes
+            offset = evaluate(argument.offset, point)
+            if not 0 <= offset < limit:
+                title = "workspace" if inside else "weights"
+                yield f"{where} passes the place {offset} of the {title}, which has {limit} bytes"

@@ -2,12 +2,14 @@
 
 A segment has one workspace: every tensor that it reads or writes lies there, at offsets that were
 planned on the host. A launch is a kernel, its grid and its arguments in the order that it takes
-them.
+them. What depends on a dynamic dimension is a formula over them (`device.cuda_sizes`).
 """
 
 from typing import Union
 
 import msgspec
+
+from device.cuda_sizes import Amount
 
 
 class _Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -21,19 +23,19 @@ class _Argument(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 class Workspace(_Argument, frozen=True, array_like=True, tag="workspace"):
     """The address `offset` bytes into the workspace."""
 
-    offset: int
+    offset: Amount
 
 
 class Weights(_Argument, frozen=True, array_like=True, tag="weights"):
     """The address `offset` bytes into the segment's weights."""
 
-    offset: int
+    offset: Amount
 
 
 class Int32(_Argument, frozen=True, array_like=True, tag="int32"):
     """A signed integer of 32 bits."""
 
-    value: int
+    value: Amount
 
 
 class Null(_Argument, frozen=True, array_like=True, tag="null"):
@@ -62,7 +64,7 @@ class Launch(_Value, frozen=True, kw_only=True):
     """One start of `kernels[kernel]`."""
 
     kernel: int
-    grid: tuple[int, int, int]
+    grid: tuple[Amount, Amount, Amount]
     arguments: tuple[Argument, ...]
 
 
@@ -83,11 +85,15 @@ class Work(_Value, frozen=True, kw_only=True):
 
 
 class Place(_Value, frozen=True, kw_only=True):
-    """Where an input or output of the segment lies in the workspace: C order, its own dtype."""
+    """Where an input or output of the segment lies in the workspace: C order, its own dtype.
+
+    `bytes` at the largest sizes. `shape` is there if dynamic dimensions decide it.
+    """
 
     tensor: str
     offset: int
     bytes: int
+    shape: tuple[Amount, ...] | None = None
 
 
 class Cuda(_Value, frozen=True, kw_only=True, tag="cuda", tag_field="kind"):

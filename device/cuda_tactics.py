@@ -9,29 +9,37 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from device.cuda_manifest import Int32, Kernel, Launch
+from device.cuda_sizes import evaluate
 
 _KEY_CHARACTERS = 32  # 128 bits of the hash: no two tactics meet by chance
 
 
 def tactic_key(
-    launches: Sequence[Launch], kernels: Sequence[Kernel], cubin_sha256: Callable[[int], str]
+    launches: Sequence[Launch],
+    kernels: Sequence[Kernel],
+    cubin_sha256: Callable[[int], str],
+    point: Sequence[int] = (),
 ) -> str:
     """Return what names a tactic in every engine: the code that runs and the sizes it runs on.
 
     Where its tensors lie is left out; that they lie at multiples of 256 bytes is the same
-    everywhere. `cubin_sha256` takes the number of a kernel.
+    everywhere. `cubin_sha256` takes the number of a kernel; `point` are the sizes of the dynamic
+    dimensions.
     """
     rows = []
     for one in launches:
         kernel = kernels[one.kernel]
-        arguments = [a.value if isinstance(a, Int32) else type(a).__name__ for a in one.arguments]
+        arguments = [
+            evaluate(a.value, point) if isinstance(a, Int32) else type(a).__name__
+            for a in one.arguments
+        ]
         rows.append(
             (
                 cubin_sha256(one.kernel),
                 kernel.function,
                 kernel.threads,
                 kernel.shared_bytes,
-                one.grid,
+                [evaluate(side, point) for side in one.grid],
                 arguments,
             )
         )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from device.cuda.context import Parameter, Stream
 from device.cuda.program import Program
 from device.cuda_manifest import Argument, Cuda, Int32, Launch, Null, Workspace
+from device.cuda_sizes import evaluate
 
 
 class Launcher:
@@ -20,22 +21,29 @@ class Launcher:
         self._workspace = workspace
         self._stream = stream
 
-    def start(self, launches: Sequence[Launch]) -> None:
-        """Put launches into the stream, one after the other; raises CudaError."""
+    def start(self, launches: Sequence[Launch], point: Sequence[int]) -> None:
+        """Put launches into the stream, one after the other, at these sizes of the dimensions.
+
+        Raises CudaError.
+        """
         for one in launches:
             kernel = self._implementation.kernels[one.kernel]
             self._stream.launch(
                 self._program.function(one.kernel),
-                one.grid,
+                (
+                    evaluate(one.grid[0], point),
+                    evaluate(one.grid[1], point),
+                    evaluate(one.grid[2], point),
+                ),
                 kernel.threads,
                 kernel.shared_bytes,
-                [self._parameter(argument) for argument in one.arguments],
+                [self._parameter(argument, point) for argument in one.arguments],
             )
 
-    def _parameter(self, argument: Argument) -> Parameter:
+    def _parameter(self, argument: Argument, point: Sequence[int]) -> Parameter:
         if isinstance(argument, Int32):
-            return ctypes.c_int32(argument.value)
+            return ctypes.c_int32(evaluate(argument.value, point))
         if isinstance(argument, Null):
             return ctypes.c_uint64(0)
         base = self._workspace if isinstance(argument, Workspace) else self._program.weights
-        return ctypes.c_uint64(base + argument.offset)
+        return ctypes.c_uint64(base + evaluate(argument.offset, point))

@@ -30,6 +30,7 @@ class Program:
         self._context = Context()
         try:
             weights = engine.entry(implementation.weights)
+            self.weights_bytes = weights.nbytes
             self.weights = self._context.allocate(weights.nbytes)
             self._context.upload(self.weights, weights)
         except BaseException:

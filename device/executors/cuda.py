@@ -8,7 +8,7 @@ workspace and graphs.
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,9 @@ from device.cuda.driver import CudaError, device_sm
 from device.cuda.launcher import Launcher
 from device.cuda.program import borrow_program, give_back_program
 from device.cuda.timing import repeated_us
+from device.cuda_check import problems_at
 from device.cuda_manifest import Cuda, Launch, Place, Tactic, Work
+from device.cuda_sizes import Amount, evaluate
 from device.cuda_tactics import fastest, tactic_key
 from device.engine import Engine
 from device.errors import SessionError
@@ -66,17 +68,20 @@ class Phases:
 
 @dataclass(frozen=True, slots=True)
 class _Border:
-    """A tensor that crosses between CPU and GPU: page-locked bytes here, their place there."""
+    """A tensor that crosses between CPU and GPU: page-locked bytes here, their place there.
 
-    tensor: TensorInfo
+    `shape` may hold formulas.
+    """
+
+    dtype: str
+    shape: Sequence[Amount]
     host: Bytes
     address: int
 
-    def array(self, sizes: Mapping[str, int]) -> Array:
-        """The bytes here as an array."""
-        shape = [sizes[dim] if isinstance(dim, str) else dim or 0 for dim in self.tensor.shape]
-        dtype = np.dtype(self.tensor.dtype)
-        view: Array = np.ndarray(shape, dtype, self.host)
+    def array(self, point: Sequence[int]) -> Array:
+        """The bytes here as an array, at these sizes of the dynamic dimensions."""
+        shape = [evaluate(size, point) for size in self.shape]
+        view: Array = np.ndarray(shape, np.dtype(self.dtype), self.host)
         return view
 
 
@@ -84,9 +89,10 @@ class _Border:
 class _Binding:
     """The segment for one set of sizes: arrays that the graph copies from and to, and the graph.
 
-    `tactics`: the chosen one of each piece of work.
+    `point`: the sizes; `tactics`: the chosen one of each piece of work.
     """
 
+    point: tuple[int, ...]
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
     tactics: tuple[int, ...]
@@ -137,9 +143,9 @@ class CudaExecutor:
         context.on_close(partial(give_back_program, key))
         self._workspace = context.allocate(implementation.workspace_bytes)
         context.fill(self._workspace, 0, implementation.workspace_bytes)
-        infos = {one.name: one for one in engine.manifest.tensors}
+        self._tensors = {one.name: one for one in engine.manifest.tensors}
         places = (*implementation.inputs, *implementation.outputs)
-        self._borders = self._take_borders(places, infos)
+        self._borders = self._take_borders(places, self._tensors)
         self._stream = context.stream()
         self._launcher = Launcher(implementation, self._program, self._workspace, self._stream)
         self._bindings: OrderedDict[tuple[int, ...], _Binding] = OrderedDict()
@@ -195,7 +201,12 @@ class CudaExecutor:
         """Return the GPU's time for copies in, kernels and copies out, run by run."""
         self._context.activate()
         graph = self._stream.capture(self._start_all)
-        parts = (self._copy_in, graph.launch, self._copy_out)
+        latest = self._latest
+        parts = (
+            partial(self._copy_in, latest.inputs),
+            graph.launch,
+            partial(self._copy_out, latest.outputs),
+        )
         try:
             return [Phases(*self._stream.laps_us(parts)) for _ in range(runs)]
         finally:
@@ -207,10 +218,15 @@ class CudaExecutor:
         See `device.cuda.timing` for what stands in the L2 cache then.
         """
         self._context.activate()
-        works, chosen = self._implementation.works, self._latest.tactics
+        works, latest = self._implementation.works, self._latest
         return [
-            (one, repeated_us(self._stream, partial(self._start, one.tactics[at]), runs))
-            for one, at in zip(works, chosen, strict=True)
+            (
+                one,
+                repeated_us(
+                    self._stream, partial(self._start, one.tactics[at], latest.point), runs
+                ),
+            )
+            for one, at in zip(works, latest.tactics, strict=True)
         ]
 
     @property
@@ -222,7 +238,7 @@ class CudaExecutor:
         point = tuple(sizes[dim.name] for dim in self._dims)
         found = self._bindings.get(point)
         if found is None:
-            found = self._record(sizes)
+            found = self._record(point)
             self._bindings[point] = found
             if len(self._bindings) > _KEPT_GRAPHS:
                 self._bindings.popitem(last=False)[1].graph.close()
@@ -230,41 +246,45 @@ class CudaExecutor:
             self._bindings.move_to_end(point)
         return found
 
-    def _record(self, sizes: Mapping[str, int]) -> _Binding:
+    def _record(self, point: tuple[int, ...]) -> _Binding:
         one = self._implementation
-        inputs = {p.tensor: self._borders[p.tensor].array(sizes) for p in one.inputs}
-        outputs = {p.tensor: self._borders[p.tensor].array(sizes) for p in one.outputs}
-        tactics = self._choose()
+        weights, dims = self._program.weights_bytes, self._dims
+        for problem in problems_at(one, point, weights, self._tensors, dims) if dims else ():
+            raise SessionError(f"{self._where} cannot run at these sizes: {problem}")
+        inputs = {p.tensor: self._borders[p.tensor].array(point) for p in one.inputs}
+        outputs = {p.tensor: self._borders[p.tensor].array(point) for p in one.outputs}
+        tactics = self._choose(point)
 
         def work() -> None:
-            self._copy_in()
-            self._start_chosen(tactics)
-            self._copy_out()
+            self._copy_in(inputs)
+            self._start_chosen(tactics, point)
+            self._copy_out(outputs)
 
-        return _Binding(inputs, outputs, tactics, self._stream.capture(work))
+        return _Binding(point, inputs, outputs, tactics, self._stream.capture(work))
 
-    def _choose(self) -> tuple[int, ...]:
+    def _choose(self, point: tuple[int, ...]) -> tuple[int, ...]:
         """Return the tactic of each piece of work, timing those that the cache lacks."""
         works = self._implementation.works
         if self._timing_cache is None:
             return (0,) * len(works)
-        keys = [[self._key(tactic.launches) for tactic in one.tactics] for one in works]
+        keys = [[self._key(tactic.launches, point) for tactic in one.tactics] for one in works]
         times = dict(read_timings(self._timing_cache).times_us(self._facts))
         measured: dict[str, float] = {}
         for work, named in zip(works, keys, strict=True):
             for tactic, key in zip(work.tactics, named, strict=True):
                 if len(named) > 1 and key not in times:
-                    took = repeated_us(self._stream, partial(self._start, tactic))
+                    took = repeated_us(self._stream, partial(self._start, tactic, point))
                     times[key] = measured[key] = took
             # The next work is timed on this one's result.
-            self._start(work.tactics[fastest(named, times)])
+            self._start(work.tactics[fastest(named, times)], point)
         self._stream.wait()
         if measured:
             add_timings(self._timing_cache, self._facts, measured)
         return tuple(fastest(named, times) for named in keys)
 
-    def _key(self, launches: tuple[Launch, ...]) -> str:
-        return tactic_key(launches, self._implementation.kernels, self._program.cubin_sha256)
+    def _key(self, launches: tuple[Launch, ...], point: tuple[int, ...]) -> str:
+        kernels = self._implementation.kernels
+        return tactic_key(launches, kernels, self._program.cubin_sha256, point)
 
     def _take_borders(
         self, places: tuple[Place, ...], infos: Mapping[str, TensorInfo]
@@ -277,29 +297,37 @@ class CudaExecutor:
         host = self._context.allocate_host(total)
         return {
             place.tensor: _Border(
-                infos[place.tensor],
+                infos[place.tensor].dtype,
+                _shape(place, infos[place.tensor]),
                 host[start : start + place.bytes],
                 self._workspace + place.offset,
             )
             for place, start in zip(places, starts, strict=True)
         }
 
-    def _copy_in(self) -> None:
-        for place in self._implementation.inputs:
-            border = self._borders[place.tensor]
-            self._stream.upload(border.address, border.host)
+    def _copy_in(self, inputs: Mapping[str, Array]) -> None:
+        for name, array in inputs.items():
+            border = self._borders[name]
+            self._stream.upload(border.address, border.host[: array.nbytes])
 
-    def _copy_out(self) -> None:
-        for place in self._implementation.outputs:
-            border = self._borders[place.tensor]
-            self._stream.download(border.host, border.address)
+    def _copy_out(self, outputs: Mapping[str, Array]) -> None:
+        for name, array in outputs.items():
+            border = self._borders[name]
+            self._stream.download(border.host[: array.nbytes], border.address)
 
     def _start_all(self) -> None:
-        self._start_chosen(self._latest.tactics)
+        self._start_chosen(self._latest.tactics, self._latest.point)
 
-    def _start_chosen(self, tactics: tuple[int, ...]) -> None:
+    def _start_chosen(self, tactics: tuple[int, ...], point: tuple[int, ...]) -> None:
         for work, at in zip(self._implementation.works, tactics, strict=True):
-            self._start(work.tactics[at])
+            self._start(work.tactics[at], point)
 
-    def _start(self, tactic: Tactic) -> None:
-        self._launcher.start(tactic.launches)
+    def _start(self, tactic: Tactic, point: tuple[int, ...]) -> None:
+        self._launcher.start(tactic.launches, point)
+
+
+def _shape(place: Place, tensor: TensorInfo) -> tuple[Amount, ...]:
+    """Return the sizes of a tensor at the border; all are numbers unless its place has formulas."""
+    if place.shape is not None:
+        return place.shape
+    return tuple(dim for dim in tensor.shape if isinstance(dim, int))

@@ -54,7 +54,7 @@ from toolkit.gpu.patterns import apply_rules
 from toolkit.gpu.plugged import plugin_emitters
 from toolkit.gpu.quantized import read_quantized
 from toolkit.gpu.shapes import Trace
-from toolkit.gpu.sizes import most
+from toolkit.gpu.sizes import amount, most
 from toolkit.gpu.view import View, row_major
 from toolkit.memory import Lifetime, plan_memory
 from toolkit.plugins import Plugin
@@ -70,7 +70,8 @@ class DraftedSegment:
     """A segment before compiling: work in order, where everything lies, packed weights.
 
     `offsets`: bytes from the start of the workspace to each allocation; `outputs` and `inputs`:
-    views of the segment's tensors in the order of the segment.
+    views of the segment's tensors in the order of the segment. `dynamic`: sizes may be formulas,
+    and what is planned in bytes is so for the largest ones.
     """
 
     work: tuple[calls.Work, ...]
@@ -80,6 +81,7 @@ class DraftedSegment:
     weights: bytes
     inputs: Mapping[str, View]
     outputs: Mapping[str, View]
+    dynamic: bool = False
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -208,6 +210,7 @@ def _drafted(
         weights=bytes(draft.weights),
         inputs=inputs,
         outputs=outputs,
+        dynamic=trace is not None,
     )
 
 
@@ -354,22 +357,27 @@ def _launch(
     arguments = tuple(_argument(given[name], drafted) for name in compiled.parameters)
     return Launch(
         kernel=index[compiled.sha256],
-        grid=call.grid,
+        grid=(amount(call.grid[0]), amount(call.grid[1]), amount(call.grid[2])),
         arguments=arguments + (() if in_cuda else _TRITON_TAIL),
     )
 
 
 def _argument(argument: calls.Argument, drafted: DraftedSegment) -> Argument:
     if isinstance(argument, int):
-        return Int32(argument)
+        return Int32(amount(argument))
     if isinstance(argument, calls.InWeights):
-        return Weights(argument.offset)
-    return Workspace(drafted.offsets[argument.base] + argument.offset)
+        return Weights(amount(argument.offset))
+    return Workspace(amount(drafted.offsets[argument.base] + argument.offset))
 
 
 def _places(views: Mapping[str, View], drafted: DraftedSegment) -> tuple[Place, ...]:
     return tuple(
-        Place(tensor=name, offset=drafted.offsets[view.base], bytes=_bytes(view))
+        Place(
+            tensor=name,
+            offset=drafted.offsets[view.base],
+            bytes=most(_bytes(view)),
+            shape=tuple(map(amount, view.shape)) if drafted.dynamic else None,
+        )
         for name, view in views.items()
     )
 

@@ -3,12 +3,13 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from device.manifest import Precision
+from device.manifest import DimRange, Precision
 from device.profile import Profile
 from toolkit.gpu.compile import Progress, has_compiler
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.lower import DraftedSegment, GpuSegment, compile_segment, draft_segment
+from toolkit.gpu.shapes import Trace, traces_of
 from toolkit.lower import LoweredSegment
 from toolkit.planning.segments import PlannedSegment
 from toolkit.plugins import Plugin
@@ -35,12 +36,13 @@ def lower_gpu_segments(
     on_progress: Progress | None = None,
     *,
     portable: Collection[str] = (),
+    dims: Sequence[DimRange] = (),
     plugins: Sequence[Plugin] = (),
 ) -> GpuSegments:
     """Make kernels for every segment that is planned on the GPU and not among `portable`.
 
-    Raises CompileError: a kernel does not compile, or does not fit the GPU of the profile;
-    PluginError: a plugin fails.
+    `dims`: the engine's dynamic dimensions. Raises CompileError: a kernel does not compile, or does
+    not fit the GPU of the profile; PluginError: a plugin fails.
     """
     on_gpu = [
         (segment, piece)
@@ -59,10 +61,16 @@ def lower_gpu_segments(
     gpu = GpuTarget(profile.gpu.sm, profile.gpu.sm_count.value)
     drafted: dict[str, DraftedSegment] = {}
     refused: dict[str, str] = {}
+    traces = trace_segments(lowered, dims)
     for segment, piece in on_gpu:
         try:
             drafted[segment.name] = draft_segment(
-                piece.onnx, piece.weights, gpu=gpu, precision=precision, plugins=plugins
+                piece.onnx,
+                piece.weights,
+                gpu=gpu,
+                precision=precision,
+                plugins=plugins,
+                traces=traces[piece.name],
             )
         except NotCoveredError as error:
             refused |= _refused(segment, error)
@@ -77,6 +85,22 @@ def lower_gpu_segments(
         except NotCoveredError as error:
             refused |= _refused(segment, error)
     return GpuSegments(refused=refused) if refused else GpuSegments(found)
+
+
+def trace_segments(
+    lowered: Sequence[LoweredSegment], dims: Sequence[DimRange]
+) -> dict[str, tuple[Trace, ...]]:
+    """Return what is known before each segment at the points at which it is drafted.
+
+    `lowered` are all segments in running order: sizes of one's inputs are those of another's
+    results.
+    """
+    found: dict[str, tuple[Trace, ...]] = {}
+    traces = traces_of(dims)
+    for piece in lowered:
+        found[piece.name] = traces
+        traces = tuple(trace.after(piece.onnx, piece.weights) for trace in traces)
+    return found
 
 
 def _refused(segment: PlannedSegment, error: NotCoveredError) -> dict[str, str]:

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from device.cuda_sizes import MAX_CHARACTERS
 from device.manifest import DimRange
 from toolkit.gpu import formulas
+from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.formulas import Formula
 
 
@@ -158,8 +160,19 @@ def fixed(size: int) -> bool:
 
 
 def amount(size: int) -> int | str:
-    """Return the number, or the formula as an engine writes it."""
-    return formulas.text(size.formula) if isinstance(size, Size) else int(size)
+    """Return the number, or the formula as an engine writes it.
+
+    Raises NotCoveredError: a formula that is too long to be read.
+    """
+    if not isinstance(size, Size):
+        return int(size)
+    text = formulas.text(size.formula)
+    if len(text) > MAX_CHARACTERS:
+        raise NotCoveredError(
+            f"a size of the segment is a formula of {len(text)} characters, the limit is "
+            f"{MAX_CHARACTERS}; fix a dimension with --shape"
+        )
+    return text
 
 
 def _subtract(a: Formula, b: Formula) -> Formula:
