@@ -88,10 +88,12 @@ def _conv(operands, attributes):
     windows = np.lib.stride_tricks.sliding_window_view(q, span, (2, 3))
     windows = windows[:, :, :: strides[0], :: strides[1], :: dilations[0], :: dilations[1]]
     parts = [
-        np.einsum("nchwij,fcij->nfhw", part, filters)
-        for part, filters in zip(np.split(windows, group, 1), np.split(w.q, group, 0), strict=True)
-    ]
-    return _ended(np.concatenate(parts, 1), x, w, bias, 1, 4)
+        np.tensordot(part.astype(np.float64), filters, ([1, 4, 5], [1, 2, 3])).transpose(0, 3, 1, 2)
+        for part, filters in zip(
+            np.split(windows, group, 1), np.split(w.q.astype(np.float64), group, 0), strict=True
+        )
+    ]  # float64 holds these integers exactly
+    return _ended(np.concatenate(parts, 1).astype(np.int64), x, w, bias, 1, 4)
 
 
 def _gemm(operands, attributes):

@@ -19,8 +19,12 @@ from gpu_graphs import OPSET, ORIN, Case, node, normal
 from onnx import TensorProto
 
 import configs
+from toolkit.gpu.draft import Draft
 from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.integer_products import integer_weights
 from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.gpu.network import IntegerConstant, Network, Operation
+from toolkit.gpu.view import View
 from toolkit.int8.quantize import calibrated_tensors, quantize, with_operands
 from toolkit.lower import lower_segments
 from toolkit.passes import run_passes
@@ -365,10 +369,10 @@ def quantized(model: ir.Model, feeds: Mapping[str, np.ndarray]) -> ir.Model:
     return quantize(graph, with_operands(graph, amax), segment, frozenset()).model
 
 
-def lowered(model: ir.Model) -> DraftedSegment:
+def lowered(model: ir.Model, precision: str = "int8") -> DraftedSegment:
     segment = {str(node.name): "gpu.0" for node in model.graph}
     (piece,) = lower_segments(model, segment, ["gpu.0"])
-    return draft_segment(piece.onnx, piece.weights, gpu=ORIN, precision="int8")
+    return draft_segment(piece.onnx, piece.weights, gpu=ORIN, precision=precision)
 
 
 def residual_block(rng: np.random.Generator) -> Case:
@@ -470,3 +474,119 @@ def test_the_shipped_detector_is_exact_and_int8_inside(rng: np.random.Generator)
     found = gpu_interpreter.run(segment, feeds)
     for name, truth in int8_reference.run(ir.to_proto(model), feeds).items():
         np.testing.assert_array_equal(found[name], truth, strict=True)
+
+
+@dataclass(frozen=True)
+class Other:
+    """A grid that is not symmetric, or not one for a whole tensor of (2, 6, 4, 5)."""
+
+    scale: tuple[int, ...]
+    zero: tuple[int, int]
+    dtype: str
+    axis: int = 1
+
+
+OTHERS = {
+    "asymmetric": Other((), (3, 200), "uint8"),
+    "int8 not around 0": Other((), (-90, 90), "int8"),
+    "a channel each": Other((6,), (0, 1), "int8"),
+    "asymmetric, a channel each": Other((6,), (0, 256), "uint8"),
+    "along the last": Other((5,), (-9, 9), "int8", axis=-1),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_grids_are_read_as_onnx_defines_them(name: str, rng: np.random.Generator) -> None:
+    other = OTHERS[name]
+    graph = Graph(rng, {"x": (2, 6, 4, 5)})
+    scale = graph.constant((2.0 ** rng.integers(-6, -3, other.scale)).astype(np.float32))
+    zero = graph.constant(rng.integers(*other.zero, other.scale).astype(other.dtype))
+    q = graph.add("QuantizeLinear", "x", scale, zero, axis=other.axis)
+    case = graph.case(graph.add("DequantizeLinear", q, scale, zero, axis=other.axis))
+    feeds = case.feeds(rng)
+    found = gpu_interpreter.run(case.draft("fp32"), feeds)
+    for output, truth in case.truth(feeds).items():  # powers of two: every step is exact
+        np.testing.assert_array_equal(found[output], truth, strict=True)
+
+
+def test_weights_of_blocks_are_dequantized(rng: np.random.Generator) -> None:
+    weight = rng.integers(-127, 128, (8, 6)).astype(np.int8)
+    scale = rng.uniform(0.01, 0.1, (2, 6)).astype(np.float32)
+    weights = {"w": weight, "s": scale, "z": np.zeros((2, 6), np.int8)}
+    nodes = [
+        onnx.helper.make_node(
+            "DequantizeLinear", ["w", "s", "z"], ["d"], "dequantize", axis=0, block_size=4
+        ),
+        node("MatMul", "x d", "y"),
+    ]
+    inputs = [onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT, (3, 8))]
+    outputs = [onnx.helper.make_tensor_value_info("y", TensorProto.FLOAT, (3, 6))]
+    constants = [onnx.numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = onnx.helper.make_graph(nodes, "blocks", inputs, outputs, constants)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)])
+    model = onnx.shape_inference.infer_shapes(model)
+    x = rng.normal(size=(3, 8)).astype(np.float32)
+    found = gpu_interpreter.run(lowered(ir.from_proto(model), "fp32"), {"x": x})["y"]
+    truth = x @ (weight * scale.repeat(4, 0))
+    np.testing.assert_allclose(found, truth, rtol=1e-4, atol=1e-5)
+
+
+def test_operators_on_integers_are_what_defines_them(rng: np.random.Generator) -> None:
+    weights = {
+        "xs": np.float32(0.02),
+        "xz": np.uint8(120),
+        "w": rng.integers(0, 256, (7, 6, 3, 3)).astype(np.uint8),
+        "ws": np.float32(0.01),
+        "wz": np.uint8(130),
+        "ys": np.float32(0.25),
+        "yz": np.uint8(100),
+        "b": rng.integers(-3000, 3000, 7).astype(np.int32),
+    }
+    names = ["xs", "xz", "w", "ws", "wz", "ys", "yz", "b"]
+    nodes = [
+        node("QuantizeLinear", "x xs xz", "q"),
+        node("QLinearConv", f"q {' '.join(names)}", "c", pads=[1, 1, 1, 1]),
+        node("DequantizeLinear", "c ys yz", "y"),
+    ]
+    case = Case(nodes, {"x": (1, 6, 5, 5)}, {n: np.asarray(v) for n, v in weights.items()})
+    feeds = case.feeds(rng)
+    found = gpu_interpreter.run(case.draft("fp32"), feeds)["y"]
+    steps = np.abs(found - case.truth(feeds)["y"]) / weights["ys"]
+    assert steps.max() <= 1 + 1e-5
+    assert (steps > 0.5).mean() < 0.02
+    assert len(np.unique(found)) > 20
+
+
+def test_a_bias_of_another_scale_is_rounded_to_that_of_the_sums(rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": (1, 6, 5, 5)})
+    y = graph.product("Conv", graph.rounded("x"), (7, 6, 3, 3))
+    bias = rng.normal(size=7).astype(np.float32)
+    graph.nodes[-1].input.append(graph.constant(bias))
+    case = graph.case(y)
+    feeds = case.feeds(rng)
+    segment = drafted(case)
+    assert stored_types(segment) == {"*i8"}
+    found = gpu_interpreter.run(segment, feeds)[y]
+    truth = int8_reference.run(case.model(), feeds)[y]
+    np.testing.assert_array_equal(found, truth, strict=True)
+    np.testing.assert_allclose(found, case.truth(feeds)[y], atol=1e-4)
+
+
+@pytest.mark.parametrize(("depth", "integers"), [(131071, True), (131072, False)])
+def test_sums_that_could_leave_int32_are_made_of_floats(depth: int, integers: bool) -> None:
+    operation = Operation("Gemm", "g", ("x", "w"), ("y",), {})
+    given = IntegerConstant(np.ones((depth, 1), np.int8), np.ones(1, np.float32), None)
+    network = Network((), ("x",), ("y",), {}, {}, {}, {"w": given}, {"x": 1.0})
+    draft = Draft(network, ORIN, "float16")
+    draft.views["x"] = View("x", "int8", (1, depth), (depth, 1), scale=1.0)
+    assert (integer_weights(draft, operation, 1, 1, depth) is not None) == integers
+
+
+def test_weights_in_int8_behind_an_activation_in_float_are_floats(rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": (1, 6, 5, 5)})
+    w = graph.integers(rng.integers(-127, 128, (7, 6, 3, 3)), rng.uniform(0.001, 0.002, 7))
+    case = graph.case(graph.add("Conv", "x", w))
+    feeds = case.feeds(rng)
+    found = gpu_interpreter.run(case.draft("fp32"), feeds)
+    for name, truth in case.truth(feeds).items():
+        np.testing.assert_allclose(found[name], truth, rtol=1e-4, atol=1e-4)
