@@ -15,9 +15,11 @@ from toolkit.gpu.view import Shape, View
 
 DEEPEST = 128  # numbers of a query, and of a value, that a block holds
 _LEAST = 16  # the smallest block side that a product of matrices takes
-# Blocks of queries x keys and the warps that compute one: large ones read keys less often.
-_TILES = ((128, 64, 8), (64, 64, 4), (128, 32, 4), (64, 32, 4))
-_SMALL_TILES = ((32, 32, 4), (16, 16, 4))  # where a thread holds its sums and operands itself
+# Blocks of queries x keys, the warps that compute one, and the widest heads for which nothing
+# spills (Triton 3.9 for sm_87 and sm_90). Large ones read keys less often.
+_TILES = ((128, 64, 8, 128), (64, 64, 4, 128), (128, 32, 4, 64), (64, 32, 4, 128))
+_TILES_FP32 = ((64, 32, 8, 64), (32, 32, 4, 128))  # each product is three, with parts of operands
+_SMALL_TILES = ((32, 32, 4, 64), (16, 16, 4, 128))  # where a thread multiplies numbers itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +126,14 @@ def _tiles(heads: _Heads, draft: Draft) -> tuple[_Tile, ...]:
     """Choose blocks: the largest that fills the GPU first, then the others."""
     gpu, rows = draft.gpu, opt(heads.q.shape[2])
     work = opt(heads.q.shape[0] * heads.q.shape[1])
-    sizes = _TILES if gpu.has_matrix_units else _SMALL_TILES
+    sizes = _TILES if draft.item_bytes == 2 else _TILES_FP32
+    sizes = sizes if gpu.has_matrix_units else _SMALL_TILES
     sides = max(_LEAST, power_of_two(rows))
-    fitting = [size for size in sizes if size[0] <= sides] or [(_LEAST, 32, 4)]
-    depth = _padded(heads.q.shape[3]) + _padded(heads.v.shape[3])
+    widths = _padded(heads.q.shape[3]), _padded(heads.v.shape[3])
+    fitting = [one for one in sizes if one[0] <= sides and max(widths) <= one[3]]
+    depth = sum(widths)
     found = []
-    for queries, keys, warps in fitting:
+    for queries, keys, warps, _ in fitting or [(_LEAST, _LEAST, 4, DEEPEST)]:
         stages = gpu.shared_bytes // (depth * (keys + queries) * draft.item_bytes)
         most = 3 if gpu.copies_while_computing else 1
         found.append(_Tile(queries, keys, warps, max(1, min(most, stages))))

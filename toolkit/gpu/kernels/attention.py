@@ -35,39 +35,46 @@ def attention(
     i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
     e = tl.arange(0, BLOCK_E)
+    j = tl.arange(0, BLOCK_N)
     q += batch * Q_STRIDES[0] + head * Q_STRIDES[1]
     k += batch * K_STRIDES[0] + head // SHARING * K_STRIDES[1]
     v += batch * V_STRIDES[0] + head // SHARING * V_STRIDES[1]
     y += batch * Y_STRIDES[0] + head * Y_STRIDES[1]
-    place = i[:, None] * Q_STRIDES[2] + d[None, :] * Q_STRIDES[3]
-    inside = (i < QUERIES)[:, None] & (d < DEPTH)[None, :]
-    query = tl.load(q + place, mask=inside, other=0.0)
+    some = (i < QUERIES)[:, None]
+    query_place = i[:, None] * Q_STRIDES[2] + d[None, :] * Q_STRIDES[3]
+    query = tl.load(q + query_place, mask=some & (d < DEPTH)[None, :], other=0.0)
 
-    END = KEYS
+    # What does not change with the block of keys is computed once.
+    k += d[:, None] * K_STRIDES[3] + j[None, :] * K_STRIDES[2]
+    v += j[:, None] * V_STRIDES[2] + e[None, :] * V_STRIDES[3]
+    if mask is not None:
+        mask += batch * MASK_STRIDES[0] + head * MASK_STRIDES[1]
+        mask += i[:, None] * MASK_STRIDES[2] + j[None, :] * MASK_STRIDES[3]
+    end = KEYS
     if CAUSAL:
-        END = tl.minimum(KEYS, (tl.program_id(0) + 1) * BLOCK_M)
+        end = tl.minimum(KEYS, (tl.program_id(0) + 1) * BLOCK_M)
     most = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     sums = tl.zeros((BLOCK_M, BLOCK_E), tl.float32)
-    for start in range(0, END, BLOCK_N):
-        j = start + tl.arange(0, BLOCK_N)
-        place = d[:, None] * K_STRIDES[3] + j[None, :] * K_STRIDES[2]
-        inside = (d < DEPTH)[:, None] & (j < KEYS)[None, :]
-        key = tl.load(k + place, mask=inside, other=0.0)
+    for start in range(0, end, BLOCK_N):
+        here = start + j < KEYS
+        key = tl.load(
+            k + start * K_STRIDES[2], mask=(d < DEPTH)[:, None] & here[None, :], other=0.0
+        )
+        value = tl.load(
+            v + start * V_STRIDES[2], mask=here[:, None] & (e < VALUES)[None, :], other=0.0
+        )
         s = tl.dot(query, key, input_precision=PRECISION)
         if CAP > 0.0:  # tanh(a) = 1 - 2 / (exp(2 a) + 1)
             power = tl.exp2(s * (2.0 * LOG2_E * SCALE / CAP))
             s = (CAP * LOG2_E) * (1.0 - 2.0 / (power + 1.0))
         else:
             s *= SCALE * LOG2_E
-        seen = (j < KEYS)[None, :]
+        seen = here[None, :]
         if CAUSAL:
-            seen = seen & (j[None, :] <= i[:, None])
+            seen = seen & ((start + j)[None, :] <= i[:, None])
         if mask is not None:
-            place = batch * MASK_STRIDES[0] + head * MASK_STRIDES[1]
-            place += i[:, None] * MASK_STRIDES[2] + j[None, :] * MASK_STRIDES[3]
-            inside = (i < QUERIES)[:, None] & (j < KEYS)[None, :]
-            given = tl.load(mask + place, mask=inside, other=0)
+            given = tl.load(mask + start * MASK_STRIDES[3], mask=some & here[None, :], other=0)
             if CHOOSES:
                 seen = seen & (given != 0)
             else:
@@ -80,14 +87,10 @@ def attention(
         weight = tl.exp2(s - shift[:, None])
         before = tl.exp2(most - shift)
         total = total * before + tl.sum(weight, 1)
-        place = j[:, None] * V_STRIDES[2] + e[None, :] * V_STRIDES[3]
-        inside = (j < KEYS)[:, None] & (e < VALUES)[None, :]
-        value = tl.load(v + place, mask=inside, other=0.0)
         sums *= before[:, None]
         sums = tl.dot(weight.to(value.dtype), value, sums, input_precision=PRECISION)
         most = grown
 
     result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
     place = i[:, None] * Y_STRIDES[2] + e[None, :] * Y_STRIDES[3]
-    inside = (i < QUERIES)[:, None] & (e < VALUES)[None, :]
-    tl.store(y + place, result.to(y.dtype.element_ty), mask=inside)
+    tl.store(y + place, result.to(y.dtype.element_ty), mask=some & (e < VALUES)[None, :])
