@@ -107,6 +107,10 @@ def _read_sizes(
                 f"{where} ({dim!r}), the engine takes {limits.min} to {limits.max}; "
                 "split it or build for a wider range"
             )
+        if size % limits.step:
+            raise SessionError(
+                f"{where} ({dim!r}), the engine takes multiples of {limits.step}; pad or resize it"
+            )
         if sizes.setdefault(dim, size) != size:
             raise SessionError(
                 f"{where} ({dim!r}), another input has {sizes[dim]} there; make them equal"

@@ -57,12 +57,13 @@ class TensorInfo(_Value, frozen=True, kw_only=True):
 
 
 class DimRange(_Value, frozen=True, kw_only=True):
-    """The sizes that a dynamic dimension may take: min <= opt <= max."""
+    """The sizes that a dynamic dimension may take: min <= opt <= max, all multiples of `step`."""
 
     name: str
     min: int
     opt: int
     max: int
+    step: int = 1
 
 
 class Portable(_Value, frozen=True, kw_only=True, tag="portable", tag_field="kind"):

@@ -95,6 +95,11 @@ def _dims(facts: Facts) -> Iterator[str]:
                 f"dimension {dim.name!r} has min {dim.min}, opt {dim.opt}, max {dim.max}; "
                 f"needed is 1 <= min <= opt <= max <= {MAX_ELEMENTS}"
             )
+        if dim.step < 1 or any(size % dim.step for size in (dim.min, dim.opt, dim.max)):
+            yield (
+                f"dimension {dim.name!r} goes in steps of {dim.step}; its min {dim.min}, opt "
+                f"{dim.opt} and max {dim.max} must be multiples of it"
+            )
 
 
 def _tensors(facts: Facts) -> Iterator[str]:

@@ -9,7 +9,7 @@ from toolkit.gpu.compile import Progress, has_compiler
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.lower import DraftedSegment, GpuSegment, compile_segment, draft_segment
-from toolkit.gpu.shapes import Trace, traces_of
+from toolkit.gpu.shapes import Trace, traces_of, with_steps
 from toolkit.lower import LoweredSegment
 from toolkit.planning.segments import PlannedSegment
 from toolkit.plugins import Plugin
@@ -20,12 +20,13 @@ class GpuSegments:
     """Segments with kernels, by name.
 
     `refused`: nodes that no kernel computes, and why; there are no segments then. `notes` say why
-    there are none at all.
+    there are none at all. `dims`: the dynamic dimensions, with the steps that kernels need.
     """
 
     segments: Mapping[str, GpuSegment] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    dims: tuple[DimRange, ...] = ()
 
 
 def lower_gpu_segments(
@@ -61,6 +62,7 @@ def lower_gpu_segments(
     gpu = GpuTarget(profile.gpu.sm, profile.gpu.sm_count.value)
     drafted: dict[str, DraftedSegment] = {}
     refused: dict[str, str] = {}
+    dims = with_steps([(piece.onnx, piece.weights) for piece in lowered], dims) if dims else ()
     traces = trace_segments(lowered, dims)
     for segment, piece in on_gpu:
         try:
@@ -84,7 +86,7 @@ def lower_gpu_segments(
             )
         except NotCoveredError as error:
             refused |= _refused(segment, error)
-    return GpuSegments(refused=refused) if refused else GpuSegments(found)
+    return GpuSegments(refused=refused) if refused else GpuSegments(found, dims=tuple(dims))
 
 
 def trace_segments(

@@ -8,11 +8,13 @@ is inferred with the sizes of one point too, and both must agree: that checks th
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from math import gcd, lcm
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
+from msgspec import structs
 from onnx import TensorProto, TypeProto, defs, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -26,6 +28,7 @@ Shape = tuple[int, ...]
 _MOST_VALUES = 256  # of a tensor that is taken for sizes
 _INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 _REALS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16)
+_STEPS = (2, 4, 8, 16, 32, 64)  # of dimensions, tried in this order: networks halve sizes
 _MOST_CORNERS = 3  # dimensions of which all combinations of ends are tried
 
 
@@ -65,7 +68,8 @@ def traces_of(dims: Sequence[DimRange]) -> tuple[Trace, ...]:
     """Return the points at which a segment is drafted, the one that blocks are chosen for first.
 
     They are the opt, the ends in all combinations (of more than three dimensions: all least and
-    all most), and two between, one of them odd: where a decision turns on a size, they differ.
+    all most), and two between, one of them odd if it may: where a decision turns on a size, they
+    differ.
     """
     if not dims:
         return ()
@@ -73,8 +77,51 @@ def traces_of(dims: Sequence[DimRange]) -> tuple[Trace, ...]:
     corners = list(product(*ends)) if len(dims) <= _MOST_CORNERS else list(zip(*ends, strict=True))
     between = [tuple(low + (high - low) * share // 7 for low, high in ends) for share in (2, 5)]
     odd = [tuple(min(n | 1, high) for n, (_, high) in zip(between[0], ends, strict=True))]
-    points = dict.fromkeys([tuple(dim.opt for dim in dims), *corners, *odd, *between[1:]])
+    found = [tuple(dim.opt for dim in dims), *corners, *odd, *between[1:]]
+    points = dict.fromkeys(
+        tuple(max(n // dim.step * dim.step, dim.min) for n, dim in zip(point, dims, strict=True))
+        for point in found
+    )
     return tuple(Trace(Space(tuple(dims), point)) for point in points)
+
+
+def with_steps(
+    segments: Sequence[tuple[bytes, Mapping[str, Array]]], dims: Sequence[DimRange]
+) -> tuple[DimRange, ...]:
+    """Return the dimensions with the least steps that make the most shapes known.
+
+    Tensors that are halved and doubled again fit others at some sizes only. `segments`: ONNX and
+    weights of all of them in running order.
+    """
+    best, fewest = tuple(dims), _unknown(segments, dims)
+    for step in _STEPS if fewest else ():
+        stepped = tuple(_stepped(dim, step) for dim in dims)
+        count = _unknown(segments, stepped)
+        if count < fewest:
+            best, fewest = stepped, count
+    for place, dim in enumerate(dims):
+        without = (*best[:place], dim, *best[place + 1 :])
+        if without != best and _unknown(segments, without) == fewest:
+            best = without
+    return best
+
+
+def _stepped(dim: DimRange, step: int) -> DimRange:
+    return structs.replace(dim, step=lcm(dim.step, gcd(step, dim.min, dim.opt, dim.max)))
+
+
+def _unknown(
+    segments: Sequence[tuple[bytes, Mapping[str, Array]]], dims: Sequence[DimRange]
+) -> int:
+    """Return how many tensors have no known shape, at the sizes that blocks are chosen for."""
+    trace, count = traces_of(dims)[0], 0
+    for onnx_bytes, weights in segments:
+        trace = trace.after(onnx_bytes, weights)
+        made = (
+            n for node in onnx.ModelProto.FromString(onnx_bytes).graph.node for n in node.output
+        )
+        count += sum(name not in trace.known.shapes for name in made if name)
+    return count
 
 
 def infer_sizes(model: onnx.ModelProto, weights: Mapping[str, Array], trace: Trace) -> Known:

@@ -36,7 +36,11 @@ class Space:
     def dim(self, place: int) -> int:
         """Return the size of dimension number `place`; a plain number where it has no choice."""
         low, high = self.ranges[place]
-        return low if low == high else self.size(formulas.dimension(place))
+        if low == high:
+            return low
+        step = formulas.number(self.dims[place].step)
+        steps = formulas.floor_divide(formulas.dimension(place), step)
+        return self.size(formulas.multiply(steps, step))
 
     def size(self, formula: Formula) -> int:
         """Return the value of a formula at the point, as a `Size` where it depends on one."""
