@@ -37,14 +37,11 @@ from device.manifest import (
     Precision,
     Provenance,
 )
-from device.profile import Profile
 from device.session import open_session
 from toolkit.assemble import assemble
-from toolkit.costs.model import CostModel
 from toolkit.errors import BuildError, first_line
-from toolkit.gpu.coverage import Piece, coverage_notes, cut_segments, place_in_pieces
+from toolkit.gpu.coverage import cover_segments, coverage_notes, place_in_pieces
 from toolkit.gpu.cuda_source import find_compiler
-from toolkit.gpu.segments import GpuSegments, lower_gpu_segments
 from toolkit.importer import ImportedModel, import_model
 from toolkit.int8.adjust import adjusted_for, adjusts_only
 from toolkit.int8.data import Source
@@ -56,8 +53,6 @@ from toolkit.int8.scale_rules import UnifiedRanges, unify_scales
 from toolkit.int8.steps import CORRECTION, EQUALISATION
 from toolkit.int8.table_file import fit_table, has_qdq, plain_notes, table_of_plain
 from toolkit.legalize import Applied
-from toolkit.lower import LoweredSegment, lower_segments
-from toolkit.node_view import views
 from toolkit.passes import PassReport, run_passes
 from toolkit.planning.plan import Model, Plan, PlanOptions, make_plan
 from toolkit.plugins import Plugin
@@ -147,50 +142,21 @@ def build_engine(
     give_shapes(graph, options.plugins)
     precision = _precision(options, target, graph, imported.name, plain)
     asked = replace(options.plan, precision=precision, tensorrt=target.tensorrt)
+    job = _Job(options, target, imported, asked, report)
     report("rewrite", 0.0)
-    calibrated = _calibrated(
-        graph,
-        plain,
-        imported,
-        profile=target.profile,
-        asked=asked,
-        options=options,
-        report=report,
-    )
-    graph, table, ranges = calibrated.prepared.model, calibrated.table, calibrated.ranges
-    amax = table.tensors if table is not None else {}
+    calibrated = _calibrated(graph, plain, job)
     report("plan", 0.0)
-    plan = make_plan(
-        Model(
-            imported.name,
-            graph.graph,
-            has_scale=amax.__contains__,
-            keep_float=frozenset(table.keep_float if table is not None else ()),
-            cuts=calibrated.prepared.cuts,
-        ),
-        target.profile,
-        asked,
-    )
+    plan = _planned(calibrated, job)
     report("lower", 0.0)
-    unified = _unify(graph, plan, table)
-    scale_rules = _scale_effect(unified, ranges)
-    manifest, entries, gpu_notes = _compile(
-        graph,
-        plan,
-        imported=imported,
-        target=target,
-        precision=precision,
-        table=table,
-        amax=unified.amax,
-        passes=passes,
-        plugins=options.plugins,
-        report=report,
-    )
+    unified = _unify(calibrated, plan)
+    manifest, entries, gpu_notes = _compile(calibrated, plan, unified.amax, passes, job)
+    ranges = calibrated.ranges
     report("write", 0.0)
     sample = ranges.sample if ranges is not None else None
     _write(path, manifest, entries, model=imported.name, sample=sample)
     report("write", 1.0)
-    notes = _notes(imported, precision, passes, table) + calibrated.notes + gpu_notes
+    scale_rules = _scale_effect(unified, ranges)
+    notes = _notes(imported, precision, passes, calibrated.table) + calibrated.notes + gpu_notes
     return BuildResult(
         path=path,
         target=target,
@@ -204,12 +170,41 @@ def build_engine(
     )
 
 
-def _unify(graph: ir.Model, plan: Plan, table: CalibrationTable | None) -> UnifiedRanges:
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is asked, of which model, for what; `plan` has the precision that was chosen."""
+
+    options: BuildOptions
+    target: Target
+    imported: ImportedModel
+    plan: PlanOptions
+    report: Progress
+
+
+def _planned(calibrated: "_Calibrated", job: _Job) -> Plan:
+    """Step 5."""
+    table = calibrated.table
+    has_scale = (table.tensors if table is not None else {}).__contains__
+    keep_float = frozenset(table.keep_float if table is not None else ())
+    prepared = calibrated.prepared
+    model = Model(
+        job.imported.name,
+        prepared.model.graph,
+        has_scale=has_scale,
+        keep_float=keep_float,
+        cuts=prepared.cuts,
+    )
+    return make_plan(model, job.target.profile, job.plan)
+
+
+def _unify(calibrated: "_Calibrated", plan: Plan) -> UnifiedRanges:
     """The ranges as the DLA wants them: equal where its layers tie tensors together."""
+    table = calibrated.table
     if table is None:
         return UnifiedRanges({}, (), ())
     kept = frozenset(table.keep_float)
     dla = [n for s in plan.segments if s.processor.startswith("dla") for n in s.nodes]
+    graph = calibrated.prepared.model
     return unify_scales(graph, table.tensors, [name for name in dla if name not in kept])
 
 
@@ -258,35 +253,38 @@ def _write(
 
 
 def _compile(
-    graph: ir.Model,
+    calibrated: "_Calibrated",
     plan: Plan,
-    *,
-    imported: ImportedModel,
-    target: Target,
-    precision: Precision,
-    table: CalibrationTable | None,
     amax: Mapping[str, float],
     passes: Sequence[PassReport],
-    plugins: tuple[Plugin, ...],
-    report: Progress,
+    job: _Job,
 ) -> tuple[Manifest, dict[str, np.ndarray], tuple[str, ...]]:
     """Steps 6 to 8; the last of the three are notes."""
-    cut = _cut(graph, plan, target=target, table=table, amax=amax, plugins=plugins, report=report)
+    graph, table, imported = calibrated.prepared.model, calibrated.table, job.imported
+    covered = cover_segments(
+        graph,
+        plan,
+        job.target.profile,
+        _quantizer(graph, plan, table, amax),
+        plugins=job.options.plugins,
+        on_progress=job.report,
+    )
+    has_kernels, has_plugins = bool(covered.gpu.segments), bool(job.options.plugins)
     manifest, entries = assemble(
-        cut.quantized.model,
-        [piece.segment for piece in cut.pieces],
-        cut.lowered,
-        cuda=cut.gpu.segments,
-        scales=cut.quantized.scales,
+        covered.quantized.model,
+        [piece.segment for piece in covered.pieces],
+        covered.lowered,
+        cuda=covered.gpu.segments,
+        scales=covered.quantized.scales,
         dims=imported.dims,
-        placements=place_in_pieces(plan.placements, cut.pieces),
-        profile=target.profile.name,
+        placements=place_in_pieces(plan.placements, covered.pieces),
+        profile=job.target.profile.name,
         provenance=Provenance(
             model=imported.name,
             model_sha256=imported.sha256,
-            precision=precision,
+            precision=plan.precision,
             passes=(*(step.name for step in passes if step.changes), *_adjusting(table)),
-            versions=_versions(target, kernels=bool(cut.gpu.segments), plugins=bool(plugins)),
+            versions=_versions(job.target, kernels=has_kernels, plugins=has_plugins),
             calibration=None
             if table is None
             else CalibrationInfo(
@@ -296,56 +294,18 @@ def _compile(
             ),
         ),
     )
-    return manifest, entries, cut.gpu.notes + coverage_notes(cut.pieces, manifest)
+    return manifest, entries, covered.gpu.notes + coverage_notes(covered.pieces, manifest)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """The graph in segments, with Q/DQ in INT8; pieces, lowered segments and kernels go along."""
-
-    quantized: QuantizedModel
-    pieces: tuple[Piece, ...]
-    lowered: tuple[LoweredSegment, ...]
-    gpu: GpuSegments
-
-
-def _cut(
-    graph: ir.Model,
-    plan: Plan,
-    *,
-    target: Target,
-    table: CalibrationTable | None,
-    amax: Mapping[str, float],
-    plugins: tuple[Plugin, ...],
-    report: Progress,
-) -> _Cut:
-    """Steps 6 and 7, again as long as nodes turn out to have no kernel; each round finds more."""
-    nodes = views(graph.graph)
-    costs = CostModel(nodes, target.profile, precision=plan.precision, power_mode=plan.power_mode)
+def _quantizer(
+    graph: ir.Model, plan: Plan, table: CalibrationTable | None, amax: Mapping[str, float]
+) -> Callable[[Mapping[str, str]], QuantizedModel]:
+    """Return step 6: the segment of each node -> the graph, with Q/DQ where there are ranges."""
+    if table is None:
+        return lambda segment_of: QuantizedModel(graph, segment_of, {})
     dla = frozenset(s.name for s in plan.segments if s.processor.startswith("dla"))
-    refused: dict[str, str] = {}
-    while True:
-        pieces = cut_segments(plan.segments, nodes, refused, costs)
-        segments = [piece.segment for piece in pieces]
-        homes = {node: segment.name for segment in segments for node in segment.nodes}
-        quantized = QuantizedModel(graph, homes, {})
-        if table is not None:
-            keep = frozenset(table.keep_float)
-            quantized = quantize(graph, amax, homes, dla, keep_float=keep)
-        names = [segment.name for segment in segments]
-        lowered = lower_segments(quantized.model, quantized.segment_of, names)
-        gpu = lower_gpu_segments(
-            segments,
-            lowered,
-            target.profile,
-            plan.precision,
-            report,
-            portable=[piece.segment.name for piece in pieces if piece.portable],
-            plugins=plugins,
-        )
-        if not gpu.refused:
-            return _Cut(quantized, pieces, lowered, gpu)
-        refused |= gpu.refused
+    keep = frozenset(table.keep_float)
+    return lambda segment_of: quantize(graph, amax, segment_of, dla, keep_float=keep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,24 +318,17 @@ class _Calibrated:
     notes: tuple[str, ...] = ()
 
 
-def _calibrated(
-    graph: ir.Model,
-    plain: PlainModel | None,
-    imported: ImportedModel,
-    *,
-    profile: Profile,
-    asked: PlanOptions,
-    options: BuildOptions,
-    report: Progress,
-) -> _Calibrated:
+def _calibrated(graph: ir.Model, plain: PlainModel | None, job: _Job) -> _Calibrated:
     """Steps 3 and 4: rewritten for the DLA, then ranges as given, measured, or stand-ins."""
+    options, imported, asked = job.options, job.imported, job.plan
+    profile = job.target.profile
     if asked.precision != "int8":
         return _Calibrated(prepare(graph, profile, asked))
     notes = plain_notes(plain) if plain is not None else ()
     if options.data is not None:
         prepared = prepare(graph, profile, asked)
         ranges = measure_ranges(
-            prepared.model, options.data, imported.sha256, options.ranges, report
+            prepared.model, options.data, imported.sha256, options.ranges, job.report
         )
         return _Calibrated(replace(prepared, model=ranges.model), ranges.table, ranges, notes)
     if options.dummy_ranges and options.table is None:

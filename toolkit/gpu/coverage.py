@@ -6,16 +6,24 @@ between GPU and CPU, so a piece gets kernels only where the cost model says that
 its crossings take.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import onnx_ir as ir
 from msgspec.structs import replace
 
 from device.manifest import Manifest, NodePlacement, Processor, largest_bytes
+from device.profile import Profile
 from toolkit.costs.bytes import tensor_bytes
 from toolkit.costs.model import CostModel
-from toolkit.node_view import NodeView
+from toolkit.gpu.compile import Progress
+from toolkit.gpu.segments import GpuSegments, lower_gpu_segments
+from toolkit.int8.quantize import QuantizedModel
+from toolkit.lower import LoweredSegment, lower_segments
+from toolkit.node_view import NodeView, views
+from toolkit.planning.plan import Plan
 from toolkit.planning.segments import PlannedSegment, find_crossings
+from toolkit.plugins import Plugin
 from toolkit.scheduling.problem import Flow, Network, Task
 from toolkit.scheduling.segmentation import segments_of
 
@@ -38,6 +46,54 @@ class Piece:
     def portable(self) -> bool:
         """Whether it is left to its portable implementation."""
         return bool(self.refused or self.along)
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """The pieces of a plan, each lowered, and the kernels of those that have some, by name."""
+
+    quantized: QuantizedModel
+    pieces: tuple[Piece, ...]
+    lowered: tuple[LoweredSegment, ...]
+    gpu: GpuSegments
+
+
+def cover_segments(
+    graph: ir.Model,
+    plan: Plan,
+    profile: Profile,
+    quantizer: Callable[[Mapping[str, str]], QuantizedModel],
+    *,
+    plugins: Sequence[Plugin] = (),
+    on_progress: Progress | None = None,
+) -> Covered:
+    """Lower a plan's segments, cut where nodes turn out to have no kernel.
+
+    `quantizer` takes the segment of each node and returns the graph with its Q/DQ. Every round
+    knows of more such nodes; the last makes kernels for all pieces that are left with any.
+    Raises CompileError and PluginError as `toolkit.gpu.segments.lower_gpu_segments`.
+    """
+    nodes = views(graph.graph)
+    costs = CostModel(nodes, profile, precision=plan.precision, power_mode=plan.power_mode)
+    refused: dict[str, str] = {}
+    while True:
+        pieces = cut_segments(plan.segments, nodes, refused, costs)
+        segments = [piece.segment for piece in pieces]
+        quantized = quantizer({node: s.name for s in segments for node in s.nodes})
+        names = [segment.name for segment in segments]
+        lowered = lower_segments(quantized.model, quantized.segment_of, names)
+        gpu = lower_gpu_segments(
+            segments,
+            lowered,
+            profile,
+            plan.precision,
+            on_progress,
+            portable=[piece.segment.name for piece in pieces if piece.portable],
+            plugins=plugins,
+        )
+        if not gpu.refused:
+            return Covered(quantized, pieces, lowered, gpu)
+        refused |= gpu.refused
 
 
 def cut_segments(
