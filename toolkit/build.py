@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -44,6 +44,7 @@ from toolkit.gpu.coverage import cover_segments, coverage_notes, place_in_pieces
 from toolkit.gpu.cuda_source import find_compiler
 from toolkit.importer import ImportedModel, import_model
 from toolkit.int8.adjust import adjusted_for, adjusts_only
+from toolkit.int8.best import best_options, idle_nodes, kept_nodes
 from toolkit.int8.data import Source
 from toolkit.int8.effect import Effect, effects_of
 from toolkit.int8.qdq_import import PlainModel, import_qdq
@@ -69,7 +70,8 @@ class BuildOptions:
     """What a build may be asked beside the model and the profile.
 
     `precision` None: int8 with `data` or `table`, else fp16 (fp32 where there is no GPU). A Q/DQ
-    model gives INT8 its ranges, unless there are `data`, `table` or `dummy_ranges`.
+    model gives INT8 its ranges, unless there are `data`, `table` or `dummy_ranges`. "best": the
+    same, but nodes that INT8 does not serve stay in floating point (`toolkit.int8.best`).
     `data` is what `toolkit.int8.data.open_data` takes: a folder or file of pictures or arrays, a
     video, or samples one after the other; `ranges` says how their ranges are found.
     `table` goes before `data`. `dummy_ranges` stand in for measured ones: the engine is good for
@@ -78,7 +80,7 @@ class BuildOptions:
     operators that the model has beside those of ONNX.
     """
 
-    precision: Precision | None = None
+    precision: Precision | Literal["best"] | None = None
     jetpack: str | None = None
     data: Source | None = None
     ranges: RangeOptions = field(default_factory=RangeOptions)
@@ -104,7 +106,10 @@ class ScaleEffect:
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """The engine that was written, and everything to say about it."""
+    """The engine that was written, and everything to say about it.
+
+    `kept`: the nodes of an INT8 engine that stay in floating point, with the reasons.
+    """
 
     path: Path
     target: Target
@@ -115,6 +120,7 @@ class BuildResult:
     notes: tuple[str, ...]
     calibration: Ranges | None
     scale_rules: ScaleEffect
+    kept: Mapping[str, str] = field(default_factory=dict)
 
 
 def build_engine(
@@ -167,6 +173,7 @@ def build_engine(
         notes=notes + _scale_notes(scale_rules),
         calibration=ranges,
         scale_rules=scale_rules,
+        kept=_kept(calibrated),
     )
 
 
@@ -316,6 +323,14 @@ class _Calibrated:
     table: CalibrationTable | None = None
     ranges: Ranges | None = None
     notes: tuple[str, ...] = ()
+    idle: Mapping[str, str] = field(default_factory=dict)
+
+
+def _kept(calibrated: _Calibrated) -> dict[str, str]:
+    if calibrated.table is None:
+        return {}
+    budget = calibrated.ranges.budget if calibrated.ranges is not None else None
+    return kept_nodes(calibrated.table.keep_float, calibrated.idle, budget)
 
 
 def _calibrated(graph: ir.Model, plain: PlainModel | None, job: _Job) -> _Calibrated:
@@ -327,10 +342,13 @@ def _calibrated(graph: ir.Model, plain: PlainModel | None, job: _Job) -> _Calibr
     notes = plain_notes(plain) if plain is not None else ()
     if options.data is not None:
         prepared = prepare(graph, profile, asked)
-        ranges = measure_ranges(
-            prepared.model, options.data, imported.sha256, options.ranges, job.report
-        )
-        return _Calibrated(replace(prepared, model=ranges.model), ranges.table, ranges, notes)
+        idle = _idle(prepared, job)
+        wanted = options.ranges
+        if options.precision == "best":
+            wanted = best_options(wanted, prepared.model, idle)
+        ranges = measure_ranges(prepared.model, options.data, imported.sha256, wanted, job.report)
+        prepared = replace(prepared, model=ranges.model)
+        return _Calibrated(prepared, ranges.table, ranges, notes, idle)
     if options.dummy_ranges and options.table is None:
         prepared = prepare(graph, profile, asked)
         return _Calibrated(prepared, dummy_table(prepared.model, imported.sha256), notes=notes)
@@ -352,12 +370,23 @@ def _calibrated(graph: ir.Model, plain: PlainModel | None, job: _Job) -> _Calibr
     if not early:
         adjusted = adjusted_for(prepared.model, table, imported.sha256)
         prepared = replace(prepared, model=adjusted)
-    return _Calibrated(prepared, fitted.table, notes=notes + fitted.notes)
+    idle = _idle(prepared, job)
+    kept = tuple(sorted({*fitted.table.keep_float, *idle}))
+    table = msgspec.structs.replace(fitted.table, keep_float=kept)
+    return _Calibrated(prepared, table, notes=notes + fitted.notes, idle=idle)
+
+
+def _idle(prepared: Prepared, job: _Job) -> dict[str, str]:
+    """The nodes that INT8 would not make faster, where the best precision is asked for."""
+    if job.options.precision != "best":
+        return {}
+    return idle_nodes(prepared.model, job.target.profile, job.plan.power_mode)
 
 
 def _plain(model: ir.Model, options: BuildOptions) -> PlainModel | None:
     """A Q/DQ model without its Q/DQ, where INT8 is asked for; None for others."""
-    wanted = options.precision == "int8" or (options.precision is None and _has_ranges(options))
+    wanted = options.precision in ("int8", "best")
+    wanted = wanted or (options.precision is None and _has_ranges(options))
     return import_qdq(model, any_weight_scale=True) if wanted and has_qdq(model) else None
 
 
@@ -370,7 +399,8 @@ def _precision(
 ) -> Precision:
     has_ranges = _has_ranges(options) or (plain is not None and bool(plain.amax))
     default: Precision = "int8" if has_ranges else "fp16" if target.profile.gpu else "fp32"
-    precision = options.precision or default
+    asked = options.precision
+    precision = default if asked is None or asked == "best" else asked
     if precision != "int8":
         return precision
     if not has_ranges:

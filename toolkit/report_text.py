@@ -3,7 +3,7 @@
 from calibration.table import IMPORTED
 from device.manifest import UNCALIBRATED, Manifest
 from toolkit.build import BuildResult
-from toolkit.int8.ranges_text import ranges_text
+from toolkit.int8.ranges_text import SHOWN, ranges_text
 from toolkit.planning.plan_text import render_plan
 
 
@@ -18,6 +18,11 @@ def build_text(result: BuildResult) -> str:
     lines += [f"note: {note}" for note in result.notes]
     if result.calibration is not None:
         lines.append(ranges_text(result.calibration))
+    for number, (node, why) in enumerate(result.kept.items()):
+        if number == SHOWN:
+            lines.append(f"  and {len(result.kept) - SHOWN} more nodes in floating point")
+            break
+        lines.append(f"  {node} stays in floating point: {why}")
     size = result.path.stat().st_size
     lines.append(f"engine: {result.path} ({size / 1e6:.2f} MB)")
     return "\n".join(lines)

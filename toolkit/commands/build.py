@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import msgspec
@@ -54,8 +54,9 @@ def parse_dims(
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="[default: MODEL.engine]")
 @click.option(
     "--precision",
-    type=click.Choice(["fp32", "fp16", "int8"]),
-    help="[default: int8 with --data or --table, else fp16; fp32 without a GPU]",
+    type=click.Choice(["fp32", "fp16", "int8", "best"]),
+    help="best: INT8 but for the nodes that it does not serve. "
+    "[default: int8 with --data or --table, else fp16; fp32 without a GPU]",
 )
 @calibration_options(required=False)
 @click.option(
@@ -91,7 +92,7 @@ def build(
     model: Path,
     profile: str,
     out: Path | None,
-    precision: Precision | None,
+    precision: Precision | Literal["best"] | None,
     data: Path | None,
     samples: int | None,
     method: str,
@@ -132,7 +133,7 @@ def build(
     ):
         if value and not data:
             raise click.UsageError(f"{option} belongs to calibration; give --data with it.")
-    if data and precision not in (None, "int8"):
+    if data and precision not in (None, "int8", "best"):
         raise click.UsageError(
             f"--data calibrates INT8; --precision {precision} has no use for it."
         )
@@ -174,6 +175,7 @@ def as_builtins(result: BuildResult) -> dict[str, Any]:
         "rewrites": [{"rewrite": row.rewrite, "node": row.node} for row in result.rewrites],
         "plan": plan_builtins(result.plan),
         "notes": list(result.notes),
+        "keep_float": dict(result.kept),
         "calibration": ranges_builtins(calibration) if calibration else None,
         "scale_rules": {
             "changes": result.scale_rules.changes,
