@@ -8,14 +8,16 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from device.cuda_sizes import evaluate
 from toolkit.gpu.call import Argument, Call, InTensor, InWeights
 from toolkit.gpu.dtypes import ELEMENT_TYPES
 from toolkit.gpu.kernel_files import kernel_function
 from toolkit.gpu.lower import DraftedSegment
+from toolkit.gpu.sizes import amount
 
 POISON = 0xFF  # a NaN in every float type: what nobody wrote shows
 
@@ -56,8 +58,13 @@ class Pointer:
 DTYPES = {row.pointer: row.name for row in ELEMENT_TYPES.values() if row.kind != "bool"}
 
 
-def run(drafted: DraftedSegment, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Run a segment's calls in order on poisoned memory and return its outputs."""
+def run(
+    drafted: DraftedSegment, feeds: Mapping[str, np.ndarray], point: Sequence[int] = ()
+) -> dict[str, np.ndarray]:
+    """Run a segment's calls in order on poisoned memory and return its outputs.
+
+    `point`: the sizes of the dynamic dimensions; formulas are read as a device reads them.
+    """
     workspace = np.full(drafted.workspace_bytes, POISON, np.uint8)
     weights = np.frombuffer(drafted.weights or b"\0", np.uint8)
     for name, view in drafted.inputs.items():
@@ -65,27 +72,54 @@ def run(drafted: DraftedSegment, feeds: Mapping[str, np.ndarray]) -> dict[str, n
         data = np.ascontiguousarray(feeds[name], view.dtype)
         workspace[at : at + data.nbytes] = data.reshape(-1).view(np.uint8)
     for call in drafted.calls:
-        start(call, drafted, workspace.ctypes.data, weights.ctypes.data)
+        start(call, drafted, workspace.ctypes.data, weights.ctypes.data, point)
     outputs = {}
     for name, view in drafted.outputs.items():
         at = drafted.offsets[view.base]
-        size = int(np.prod(view.shape)) * view.item_bytes
-        outputs[name] = workspace[at : at + size].view(view.dtype).reshape(view.shape).copy()
+        shape = [evaluate(amount(n), point) for n in view.shape]
+        size = int(np.prod(shape)) * view.item_bytes
+        outputs[name] = workspace[at : at + size].view(view.dtype).reshape(shape).copy()
     return outputs
 
 
-def start(call: Call, drafted: DraftedSegment, workspace: int, weights: int) -> None:
+def start(
+    call: Call, drafted: DraftedSegment, workspace: int, weights: int, point: Sequence[int] = ()
+) -> None:
     def value(argument: Argument, kind: str) -> object:
         dtype = DTYPES.get(kind.removesuffix(":16"), "")
         if isinstance(argument, InTensor):
-            return Pointer(workspace + drafted.offsets[argument.base] + argument.offset, dtype)
+            offset = evaluate(amount(argument.offset), point)
+            return Pointer(workspace + drafted.offsets[argument.base] + offset, dtype)
         if isinstance(argument, InWeights):
-            return Pointer(weights + argument.offset, dtype)
-        return argument
+            return Pointer(weights + evaluate(amount(argument.offset), point), dtype)
+        return evaluate(amount(argument), point)
 
     kernel = kernel_function(call.spec.kernel, call.spec.source)
     given = {
         name: value(argument, kind)
         for (name, kind), argument in zip(call.spec.signature, call.arguments, strict=True)
     }
-    kernel[call.grid](**given, **dict(call.spec.constants))
+    grid = tuple(evaluate(amount(side), point) for side in call.grid)
+    kernel[grid](**_joined(dict(call.spec.constants), given))
+
+
+def _joined(constants: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
+    """All parameters by name, with members of tuples in their places."""
+
+    def placed(value: object, members: list[tuple[list[str], object]]) -> object:
+        if not members:
+            return value
+        if not members[0][0]:
+            return members[0][1]
+        assert isinstance(value, tuple)
+        return tuple(
+            placed(one, [(path[1:], new) for path, new in members if path[0] == str(at)])
+            for at, one in enumerate(value)
+        )
+
+    paths = [(name.split("."), value) for name, value in given.items()]
+    names = dict.fromkeys((*constants, *(path[0] for path, _ in paths)))
+    return {
+        name: placed(constants.get(name), [(p[1:], new) for p, new in paths if p[0] == name])
+        for name in names
+    }

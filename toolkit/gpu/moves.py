@@ -148,5 +148,8 @@ def _copied(draft: Draft, view: View, shape: Shape, leaves: bool) -> View:
         target = View("", dtype, shape, channels_last(shape)).reshaped(view.shape)
         strides = strides if target is None else target.strides
     made = draft.copy(view, strides, dtype).reshaped(shape)
-    assert made is not None  # it was laid out for this shape
+    if made is None:  # it was laid out for this shape, so its sizes are
+        raise NotCoveredError(
+            f"{list(view.shape)} becomes {list(shape)}, as large as that at some sizes only"
+        )
     return made

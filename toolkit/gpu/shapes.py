@@ -186,7 +186,7 @@ class _Inference:
             self.add_constant(proto.attribute[0].t, None, proto.output[0])
             return
         node = self._node(proto)
-        inferred = self._inferred(proto, fixed=False)
+        inferred = self._inferred(proto, fixed=False) or {}
         ruled = self._ruled(node)
         real = self._inferred(proto, fixed=True)
         for at, name in enumerate(proto.output):
@@ -195,7 +195,7 @@ class _Inference:
                 continue
             self.types[name] = kind.tensor_type.elem_type
             shape = ruled[at] if ruled is not None and at < len(ruled) else self._shape(kind)
-            if shape is not None and _agree(shape, real.get(name)):
+            if shape is not None and real is not None and _agree(shape, real.get(name)):
                 self.shapes[name] = shape
         self._add_values(proto, node)
 
@@ -234,8 +234,11 @@ class _Inference:
         except Unknown:
             return (None,) * node.results
 
-    def _inferred(self, proto: onnx.NodeProto, *, fixed: bool) -> Mapping[str, TypeProto]:
-        """Return what ONNX's inference says, with sizes as names, or as numbers at the point."""
+    def _inferred(self, proto: onnx.NodeProto, *, fixed: bool) -> Mapping[str, TypeProto] | None:
+        """Return what ONNX's inference says, with sizes as names, or as numbers at the point.
+
+        None where the node's tensors do not fit each other.
+        """
         opset = next((one.version for one in self._opsets if one.domain == proto.domain), 0)
         types = {name: self._type(name, fixed) for name in proto.input if name in self.types}
         data = {
@@ -250,8 +253,10 @@ class _Inference:
             return onnx.shape_inference.infer_node_outputs(
                 schema, proto, types, data, opset_imports=self._opsets
             )
-        except (defs.SchemaError, onnx.shape_inference.InferenceError, RuntimeError):
-            return {}  # an operator of others, or shapes that do not fit: so nothing is known
+        except onnx.shape_inference.InferenceError:
+            return None
+        except (defs.SchemaError, RuntimeError):
+            return {}  # an operator of others: so nothing is known
 
     def _type(self, name: str, fixed: bool) -> TypeProto:
         shape = self.shapes.get(name)
