@@ -124,3 +124,16 @@ def test_lp_normalization_keeps_rows_of_zeros(
     agrees(
         gpu_interpreter.run(case.draft(precision), feeds)["y"], case.truth(feeds)["y"], precision
     )
+
+
+@PRECISIONS
+@pytest.mark.parametrize("shape", [(2, 10, 4, 5), (1, 3, 7, 1), (1, 70, 2, 2)])
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_normalization_by_the_channels_around(
+    size: int, shape: tuple[int, ...], precision: str, rng: np.random.Generator
+) -> None:
+    nodes = [
+        node("LRN", "x", "n", size=size, alpha=0.5, beta=0.6, bias=1.5),
+        node("Relu", "n", "y"),
+    ]
+    check(Case(nodes, {"x": shape}, {}), precision, rng)

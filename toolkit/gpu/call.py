@@ -15,12 +15,14 @@ KERNELS: dict[str, str] = {
     "pool": "pooling",
     "global_average": "pooling",
     "elementwise": "elementwise",
+    "transposing": "elementwise",
     "gather": "gather",
     "scatter": "gather",
     "pad": "pad",
     "resample": "resample",
     "softmax": "softmax",
     "normalize": "normalization",
+    "normalize_locally": "normalization",
     "volume": "volume",
     "pool_volume": "volume_pooling",
     "clear": "volume_pooling",
@@ -28,6 +30,7 @@ KERNELS: dict[str, str] = {
     "attention": "attention",
     "reduce": "reduction",
     "find_extreme": "reduction",
+    "rank": "ranking",
 }
 
 Constant = Union[  # noqa: UP007  (it names itself)

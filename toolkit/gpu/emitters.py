@@ -17,6 +17,7 @@ from toolkit.gpu import (
     reductions,
     resizes,
     rows,
+    selections,
     volume_poolings,
     volumes,
 )
@@ -55,6 +56,7 @@ EMITTERS: Mapping[str, Emitter] = {
     "ReduceSumSquare": reductions.emit_reduce,
     "ReduceLogSum": reductions.emit_reduce,
     "ReduceLogSumExp": reductions.emit_reduce,
+    "TopK": selections.emit_top_k,
     "ArgMax": reductions.emit_find_extreme,
     "ArgMin": reductions.emit_find_extreme,
     "GlobalMaxPool": reductions.emit_global_pool,
@@ -67,6 +69,7 @@ EMITTERS: Mapping[str, Emitter] = {
     "InstanceNormalization": rows.emit_group_normalization,
     "GroupNormalization": rows.emit_group_normalization,
     "MeanVarianceNormalization": rows.emit_mean_variance,
+    "LRN": rows.emit_local_normalization,
     "LpNormalization": rows.emit_lp_normalization,
     "Identity": moves.emit_same,
     "Reshape": moves.emit_reshape,

@@ -8,6 +8,7 @@ read was made before.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from toolkit.gpu.dtypes import is_float
 from toolkit.gpu.expressions import is_elementwise, tensors_read
 from toolkit.gpu.network import Network, Operation, Shape
 
@@ -31,6 +32,7 @@ EPILOGUES: dict[str, int] = {
     "GroupNormalization": 0,
     "MeanVarianceNormalization": 0,
     "LpNormalization": 0,
+    "LRN": 0,
 }
 MAX_OPERANDS = 4  # of an element-wise kernel
 
@@ -117,7 +119,10 @@ def _same_shapes(
     """Whether the operation works on the root's shape; only element-wise kernels broadcast."""
     if network.shapes[op.outputs[0]] != shape:
         return False
-    return alone or all(network.shapes.get(name) == shape for name in read)
+    # Kernels hand what they read beside the result to an expression as FP32.
+    return alone or all(
+        network.shapes.get(name) == shape and is_float(network.dtypes[name]) for name in read
+    )
 
 
 def _escaping(

@@ -6,7 +6,6 @@ from dataclasses import replace
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.dtypes import is_float
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.expressions import expression_of
 from toolkit.gpu.fusion import Group
 from toolkit.gpu.network import Operation
 from toolkit.gpu.view import Shape, View
@@ -94,7 +93,7 @@ def _reduce(
     x, y = views
     walk = plan_walk(views, along)
     tile = tile_rows(walk)
-    constants = draft.network.constants
+    op = group.root_operation
     starts = {"max": _LEAST, "min": _MOST, "prod": {True: 1.0, False: 1}}
     call = draft.make_call(
         "reduce",
@@ -105,7 +104,7 @@ def _reduce(
             "MODE": mode,
             "START": starts.get(mode, {True: 0.0, False: 0})[is_float(x.dtype)],
             "POWER": power,
-            "STEPS": expression_of(group.root_operation.outputs[0], group.after, constants).steps,
+            "STEPS": draft.expression(op.outputs[0], group.after).steps,
             **tile.constants(),
         },
         writes=(y,),

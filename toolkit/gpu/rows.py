@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from toolkit.gpu.chains import broadcast
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.expressions import expression_of
 from toolkit.gpu.fusion import Group
+from toolkit.gpu.sizes import ceil_div
 from toolkit.gpu.view import Shape, View, like
 from toolkit.gpu.walks import plan_walk, tile_rows
 
@@ -122,11 +122,37 @@ def emit_lp_normalization(draft: Draft, group: Group) -> None:
     _normalize(draft, group, _Normalization(x, y, along, f"l{op.integer('p', 2)}"))
 
 
+def emit_local_normalization(draft: Draft, group: Group) -> None:
+    """Add an LRN: normalization by the channels around each."""
+    op = group.root_operation
+    x = draft.read_float(op.inputs[0])
+    y = draft.make(group.result, _strides_like(draft, group, x))
+    walk = plan_walk([x, y], [1])
+    tile = tile_rows(walk)
+    call = draft.make_call(
+        "normalize_locally",
+        (tile.grid(walk)[0], ceil_div(walk.columns, tile.columns), 1),
+        {"x": x, "y": y, "rows": walk.rows},
+        {
+            **walk.constants("X", "Y"),
+            "SIZE": op.integer("size", 1),
+            "ALPHA": op.number("alpha", 1e-4),
+            "BETA": op.number("beta", 0.75),
+            "BIAS": op.number("bias", 1.0),
+            "STEPS": draft.expression(op.outputs[0], group.after).steps,
+            **tile.constants(),
+        },
+        writes=(y,),
+        warps=tile.warps,
+    )
+    draft.add(group.nodes, (call,))
+
+
 def _normalize(draft: Draft, group: Group, what: _Normalization) -> None:
     factors = [what.gain or what.x, what.bias or what.x]  # absent ones are not looked at
     walk = plan_walk([what.x, *factors, what.y], what.along)
     tile = tile_rows(walk)
-    constants = draft.network.constants
+    op = group.root_operation
     call = draft.make_call(
         "normalize",
         tile.grid(walk),
@@ -135,7 +161,7 @@ def _normalize(draft: Draft, group: Group, what: _Normalization) -> None:
             **walk.constants("X", "GAIN", "BIAS", "Y"),
             "MODE": what.mode,
             "EPSILON": what.epsilon,
-            "STEPS": expression_of(group.root_operation.outputs[0], group.after, constants).steps,
+            "STEPS": draft.expression(op.outputs[0], group.after).steps,
             **tile.constants(),
         },
         writes=(what.y,),

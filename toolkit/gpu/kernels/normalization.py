@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels.expression import evaluate
-from toolkit.gpu.kernels.walk import load_rows, store_walked
+from toolkit.gpu.kernels.walk import load_rows, store_walked, walk
 
 
 @triton.jit
@@ -95,5 +95,32 @@ def _finish(
         result *= load_rows(gain, r, rows, i, COLUMNS, OUTER, INNER, GAIN_STRIDES, 0.0)
     if bias is not None:
         result += load_rows(bias, r, rows, i, COLUMNS, OUTER, INNER, BIAS_STRIDES, 0.0)
+    result = evaluate((result,), STEPS)
+    store_walked(result, y, r, rows, i, COLUMNS, OUTER, INNER, Y_STRIDES)
+
+
+@triton.jit
+def normalize_locally(
+    x, y, rows,
+    COLUMNS: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr,
+    X_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr,
+    SIZE: tl.constexpr, ALPHA: tl.constexpr, BETA: tl.constexpr, BIAS: tl.constexpr,
+    STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """y[r, i] = STEPS(x[r, i] / (BIAS + ALPHA / SIZE sum_j x[r, j]^2)^BETA), j the SIZE around i.
+
+    Grid: (blocks of rows, blocks of columns).
+    """
+    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = x + walk(r, OUTER, X_STRIDES[0])[:, None]
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for at in range(SIZE):
+        j = i + at - (SIZE - 1) // 2
+        inside = (r < rows)[:, None] & ((j >= 0) & (j < COLUMNS))[None, :]
+        value = tl.load(row + j[None, :] * X_STRIDES[1][0], mask=inside, other=0.0).to(tl.float32)
+        total += value * value
+    value = load_rows(x, r, rows, i, COLUMNS, OUTER, INNER, X_STRIDES, 0.0)
+    result = value * tl.exp2(-BETA * tl.log2(BIAS + (ALPHA / SIZE) * total))
     result = evaluate((result,), STEPS)
     store_walked(result, y, r, rows, i, COLUMNS, OUTER, INNER, Y_STRIDES)
