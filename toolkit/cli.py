@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "ranges": ("toolkit.commands.ranges", "ranges", "Convert and compare INT8 ranges."),
     "inspect": ("toolkit.commands.inspect", "inspect", "Show what is inside an engine."),
     "compare": ("toolkit.commands.compare", "compare", "FP32, GPU INT8 and DLA INT8 in figures."),
+    "bench": ("toolkit.commands.bench", "bench", "How fast an engine is on this machine."),
     "run": ("toolkit.commands.run", "run", "Run a pipeline on this machine."),
     "bundle": ("toolkit.commands.bundle", "bundle", "Pack engine, pipeline and labels."),
     "deploy": ("toolkit.commands.deploy", "deploy", "Send a bundle to a device over MQTT."),

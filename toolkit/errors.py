@@ -17,6 +17,10 @@ class BuildError(TandemError):
     """An engine cannot be built from a model, a profile and a calibration table."""
 
 
+class BenchError(TandemError):
+    """An engine cannot be measured as asked."""
+
+
 class PluginError(TandemError):
     """A plugin cannot be loaded, or does not do what it says."""
 

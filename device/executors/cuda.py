@@ -6,6 +6,7 @@ are shared by all sessions of the process on the same engine file; each session 
 workspace and graphs.
 """
 
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -59,8 +60,12 @@ def misfit(implementation: Cuda) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """The GPU's time for the parts of an inference, in microseconds."""
+    """The GPU's time for the parts of an inference, in microseconds.
 
+    `enqueue_us` is the CPU's time to put the kernels into the stream, as one graph.
+    """
+
+    enqueue_us: float
     copy_in_us: float
     compute_us: float
     copy_out_us: float
@@ -202,15 +207,28 @@ class CudaExecutor:
         self._context.activate()
         graph = self._stream.capture(self._start_all)
         latest = self._latest
+        enqueued_us: list[float] = []
+
+        def launch() -> None:
+            begin = time.perf_counter()
+            graph.launch()
+            enqueued_us.append((time.perf_counter() - begin) * 1e6)
+
         parts = (
             partial(self._copy_in, latest.inputs),
-            graph.launch,
+            launch,
             partial(self._copy_out, latest.outputs),
         )
         try:
-            return [Phases(*self._stream.laps_us(parts)) for _ in range(runs)]
+            laps = [self._stream.laps_us(parts) for _ in range(runs)]
         finally:
             graph.close()
+        return [Phases(us, *lap) for us, lap in zip(enqueued_us, laps, strict=True)]
+
+    def functions(self, tactic: Tactic) -> tuple[str, ...]:
+        """Return the names of the kernels that a tactic starts, in order."""
+        kernels = self._implementation.kernels
+        return tuple(kernels[launch.kernel].function for launch in tactic.launches)
 
     def time_works_us(self, runs: int) -> list[tuple[Work, float]]:
         """Return the time of each piece of work by itself, the median of `runs`, in microseconds.

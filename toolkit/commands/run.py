@@ -81,6 +81,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     show_default=True,
     help="Scales of the DLA in software: 16 bits and a shift, or exact.",
 )
+@click.option(
+    "--timing-cache",
+    type=click.Path(path_type=Path),
+    help="Run the fastest GPU tactics; those that the file lacks are timed and added to it.",
+)
 def run(
     target: Path,
     pipeline: Path | None,
@@ -92,6 +97,7 @@ def run(
     as_json: bool,
     dla: Dla,
     scales: Scales,
+    timing_cache: Path | None,
 ) -> None:
     """Run a pipeline on this machine: a bundle, or an engine with --pipeline and --labels.
 
@@ -105,7 +111,9 @@ def run(
         engine = stack.enter_context(open_engine(parts.engine))
         if engine.manifest.uncalibrated:
             console.print(Text(UNCALIBRATED, style="bold red"))
-        session = stack.enter_context(Session(engine, dla=dla, scales=scales))
+        session = stack.enter_context(
+            Session(engine, dla=dla, scales=scales, timing_cache=timing_cache)
+        )
         stop = stack.enter_context(_interruptible())
         view = _View(config, console, live=not as_json)
         with view:

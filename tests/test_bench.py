@@ -1,0 +1,237 @@
+"""`tandem bench`: figures of many times, the machine's state, and what is refused."""
+
+import dataclasses
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from engine_fixtures import picture, split_network, write_network
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from device.engine import open_engine
+from toolkit.bench.distribution import distribution
+from toolkit.bench.measure import BenchOptions, GpuTimes, Layer, measure
+from toolkit.bench.report import BenchResult, bench_builtins, bench_table
+from toolkit.bench.state import readings, versions
+from toolkit.cli import tandem
+from toolkit.errors import BenchError
+from toolkit.machine import Machine, this_machine
+
+FAST = ("--duration", "0", "--warmup", "0")
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    return write_network(tmp_path / "m.engine", split_network())
+
+
+def bench(*words: object) -> Result:
+    return CliRunner().invoke(tandem, ["bench", *map(str, words)])
+
+
+@given(st.lists(st.floats(1e-4, 1e4), min_size=1, max_size=300))
+def test_percentiles_are_times_that_were_measured(times_ms: list[float]) -> None:
+    found = distribution(times_ms)
+    named = {"median_ms": 50, "p90_ms": 90, "p95_ms": 95, "p99_ms": 99}
+    for name, percent in named.items():
+        value = getattr(found, name)
+        assert value == np.percentile(times_ms, percent, method="inverted_cdf")
+    assert (found.min_ms, found.max_ms) == (min(times_ms), max(times_ms))
+    assert found.mean_ms == pytest.approx(np.mean(times_ms))
+    assert found.count == len(times_ms)
+
+
+def test_a_portable_engine_is_measured_and_says_that_no_gpu_was(engine: Path) -> None:
+    shown = bench(engine, *FAST, "--profile")
+    assert shown.exit_code == 0, shown.output
+    assert "no segment runs on a GPU here" in shown.output
+    assert "throughput" in shown.output
+    assert "portable" in shown.output
+
+
+def test_json_holds_the_times_and_the_machine(engine: Path) -> None:
+    found = json.loads(bench(engine, *FAST, "--json").stdout)
+    measured = found["measured"]
+    assert measured["latency"]["count"] == measured["inferences"] >= 10
+    assert measured["throughput_qps"] == pytest.approx(measured["inferences"] / measured["wall_s"])
+    assert measured["gpu"] == []
+    assert found["versions"]["numpy"] == np.__version__
+    with open_engine(engine) as opened:
+        assert found["sha256"] == opened.sha256
+        assert found["precision"] == opened.manifest.provenance.precision
+
+
+def test_iterations_are_for_each_stream(engine: Path) -> None:
+    with open_engine(engine) as opened:
+        found = measure(opened, BenchOptions(iterations=7, warmup_s=0, streams=3))
+    assert found.inferences == found.latency.count == 21
+
+
+def test_a_profile_has_a_row_for_each_segment_on_the_cpu(engine: Path) -> None:
+    with open_engine(engine) as opened:
+        found = measure(opened, BenchOptions(iterations=1, warmup_s=0, profile=True))
+        segments = opened.manifest.segments
+    assert [row.segment for row in found.layers] == [one.name for one in segments]
+    assert [row.nodes for row in found.layers] == [one.nodes for one in segments]
+    assert sum(row.share for row in found.layers) == pytest.approx(1)
+
+
+def test_the_machine_is_read_while_the_engine_runs(engine: Path) -> None:
+    called: list[bool] = []
+    with open_engine(engine) as opened:
+        options = BenchOptions(iterations=1, warmup_s=0)
+        measure(opened, options, under_load=lambda: called.append(True))
+    assert called == [True]
+
+
+def test_inputs_come_from_a_file(engine: Path, tmp_path: Path) -> None:
+    with open_engine(engine) as opened:
+        (name,) = opened.manifest.inputs
+    np.savez(tmp_path / "x.npz", **{name: picture()})
+    assert bench(engine, *FAST, "--input", tmp_path / "x.npz").exit_code == 0
+    np.savez(tmp_path / "wrong.npz", elsewhere=picture())
+    refused = bench(engine, *FAST, "--input", tmp_path / "wrong.npz")
+    assert "does not take 'elsewhere'" in str(refused.exception)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 broken"])
+def test_a_file_that_is_no_npz_is_refused(engine: Path, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.npz").write_bytes(content)
+    refused = bench(engine, *FAST, "--input", tmp_path / "x.npz")
+    assert isinstance(refused.exception, BenchError)
+    assert "numpy.savez" in str(refused.exception)
+
+
+def test_one_array_is_no_npz(engine: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", picture())
+    refused = bench(engine, *FAST, "--input", tmp_path / "x.npy")
+    assert "one array without a name" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--shape", "elsewhere=1x2"), "no such input"),
+        (("--shape", "{name}=1x2"), "the engine takes"),
+        (("--batch", "7"), "has the fixed batch"),
+    ],
+)
+def test_sizes_that_the_engine_does_not_have_are_refused(
+    engine: Path, words: tuple[str, ...], said: str
+) -> None:
+    with open_engine(engine) as opened:
+        (name,) = opened.manifest.inputs
+    refused = bench(engine, *FAST, *(word.format(name=name) for word in words))
+    assert isinstance(refused.exception, BenchError)
+    assert said in str(refused.exception)
+
+
+def test_an_input_file_has_its_own_shapes(engine: Path) -> None:
+    assert bench(engine, "--input", "x.npz", "--batch", "2").exit_code == 2
+
+
+def machine(root: Path, files: Mapping[str, str], commands: Mapping[str, str]) -> Machine:
+    """A machine with these files, and programs with this output."""
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+    def command(words: Sequence[str]) -> str | None:
+        return commands.get(words[0])
+
+    return dataclasses.replace(this_machine(), root=root, command=command)
+
+
+def test_a_jetson_says_its_clocks_and_its_power_mode(tmp_path: Path) -> None:
+    files = {
+        "proc/device-tree/model": "NVIDIA Jetson Orin NX Engineering Reference Kit\0",
+        "sys/class/devfreq/17000000.ga10b/cur_freq": "918000000\n",
+        "sys/class/devfreq/17000000.ga10b/max_freq": "1173000000\n",
+        "sys/kernel/debug/bpmp/debug/clk/emc/rate": "3199000000\n",
+        "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": "1984000\n",
+        "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "schedutil\n",
+        "proc/cpuinfo": "processor\t: 0\nprocessor\t: 1\n",
+    }
+    commands = {"nvpmodel": "NV Power Mode: MAXN_SUPER\n2\n"}
+    assert readings(machine(tmp_path, files, commands)) == {
+        "board": "NVIDIA Jetson Orin NX Engineering Reference Kit",
+        "GPU clock": "918 MHz",
+        "GPU clock, highest": "1173 MHz",
+        "memory clock": "3199 MHz",
+        "CPU clock": "1984 MHz",
+        "CPU governor": "schedutil",
+        "CPU cores": "2",
+        "power mode": "MAXN_SUPER",
+    }
+
+
+def test_a_computer_with_a_gpu_says_what_nvidia_smi_prints(tmp_path: Path) -> None:
+    files = {"proc/cpuinfo": "processor : 0\nmodel name : A CPU @ 2 GHz\n"}
+    commands = {"nvidia-smi": "1980 MHz, 1980 MHz, 3201 MHz, 184.32 W, [N/A], 43, P0\n"}
+    assert readings(machine(tmp_path, files, commands)) == {
+        "CPU": "A CPU @ 2 GHz",
+        "CPU cores": "1",
+        "GPU clock": "1980 MHz",
+        "GPU clock, highest": "1980 MHz",
+        "GPU memory clock": "3201 MHz",
+        "GPU power": "184.32 W",
+        "GPU temperature": "43 C",
+        "GPU performance state": "P0",
+    }
+
+
+@pytest.mark.parametrize("output", ["", "No devices were found\n", "1, 2\n"])
+def test_what_is_no_answer_of_nvidia_smi_is_left_out(tmp_path: Path, output: str) -> None:
+    assert readings(machine(tmp_path, {}, {"nvidia-smi": output})) == {}
+
+
+def test_a_clock_that_is_no_number_is_left_out(tmp_path: Path) -> None:
+    files = {"sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": "<unknown>\n"}
+    assert readings(machine(tmp_path, files, {})) == {}
+
+
+def test_a_report_of_a_gpu_has_trtexec_s_rows_and_fits_80_columns(engine: Path) -> None:
+    times = distribution([0.1, 0.2, 345.678])
+    gpu = GpuTimes(segment="gpu0", enqueue=times, copy_in=times, compute=times, copy_out=times)
+    layer = Layer(
+        segment="gpu0",
+        nodes=("a", "b", "c", "d"),
+        kernels=("matmul", "add"),
+        tactic=1,
+        tactics=3,
+        time_ms=0.0125,
+        share=1.0,
+    )
+    with open_engine(engine) as opened:
+        measured = measure(opened, BenchOptions(iterations=1, warmup_s=0))
+        manifest = opened.manifest
+    measured = msgspec.structs.replace(measured, gpu=(gpu,), layers=(layer,), items=4)
+    result = BenchResult(
+        engine="m.engine",
+        sha256="0" * 64,
+        profile="h200",
+        precision="fp16",
+        measured=measured,
+        machine={"GPU clock": "1980 MHz"},
+        versions=versions(this_machine()),
+    )
+    console = Console(width=80, record=True, quiet=False, file=io.StringIO())
+    console.print(bench_table(result, manifest))
+    shown = console.export_text()
+    for word in ("latency (infer)", "enqueue (CPU)", "H2D", "GPU compute", "D2H", "345.68"):
+        assert word in shown
+    assert "a b c and 1 more" in shown
+    assert "matmul + add" in shown
+    assert "2 of 3" in shown
+    assert "12.5" in shown
+    assert "at batch 4" in shown
+    assert "1980 MHz" in shown
+    assert "…" not in shown
+    assert json.loads(json.dumps(bench_builtins(result)))["measured"]["gpu"][0]["segment"] == "gpu0"

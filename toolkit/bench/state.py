@@ -1,0 +1,110 @@
+"""The state of a machine that decides how fast it is: processors, clocks, power, versions.
+
+Readings are names with values in the words of the system, as its own tools print them; what this
+machine does not say is left out. A table says where each stands.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from toolkit.machine import Machine
+
+# nvidia-smi's names of what it is asked, with ours.
+_NVIDIA_SMI: tuple[tuple[str, str], ...] = (
+    ("clocks.sm", "GPU clock"),
+    ("clocks.max.sm", "GPU clock, highest"),
+    ("clocks.mem", "GPU memory clock"),
+    ("power.draw", "GPU power"),
+    ("power.limit", "GPU power limit"),
+    ("temperature.gpu", "GPU temperature"),
+    ("pstate", "GPU performance state"),
+)
+_DEGREES = {"GPU temperature"}  # nvidia-smi prints no unit with it
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A reading in a file below the root, found by patterns; its number times `factor`."""
+
+    name: str
+    patterns: tuple[str, ...]
+    factor: float = 1.0
+    unit: str = ""
+
+
+# On a Jetson (jetson_stats reads the same files), and for the CPU on any Linux.
+_FILES: tuple[_File, ...] = (
+    _File("board", ("proc/device-tree/model",)),
+    _File(
+        "GPU clock",
+        ("sys/class/devfreq/*.ga10b/cur_freq", "sys/class/devfreq/*gpu*/cur_freq"),
+        1e-6,
+        "MHz",
+    ),
+    _File(
+        "GPU clock, highest",
+        ("sys/class/devfreq/*.ga10b/max_freq", "sys/class/devfreq/*gpu*/max_freq"),
+        1e-6,
+        "MHz",
+    ),
+    _File("memory clock", ("sys/kernel/debug/bpmp/debug/clk/emc/rate",), 1e-6, "MHz"),
+    _File("CPU clock", ("sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq",), 1e-3, "MHz"),
+    _File("CPU governor", ("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",)),
+)
+_PACKAGES = ("tandem-edge", "onnxruntime", "numpy")
+
+
+def readings(machine: Machine) -> Mapping[str, str]:
+    """Return what the machine says of itself now: run it while the engine is at work."""
+    found = {**_cpu(machine), **_files(machine), **_nvpmodel(machine), **_nvidia_smi(machine)}
+    return {name: value for name, value in found.items() if value}
+
+
+def versions(machine: Machine) -> Mapping[str, str]:
+    """Return the versions of Python and of the packages that run engines."""
+    found = {"Python": ".".join(map(str, machine.python))}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu(machine: Machine) -> dict[str, str]:
+    text = machine.text("proc/cpuinfo")
+    name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    count = len(re.findall(r"^processor\s*:", text, re.MULTILINE))
+    return {"CPU": name[1] if name else "", "CPU cores": str(count) if count else ""}
+
+
+def _files(machine: Machine) -> dict[str, str]:
+    found = {}
+    for one in _FILES:
+        path = machine.first(*one.patterns)
+        text = machine.text(path.removeprefix(str(machine.root)).lstrip("/")) if path else ""
+        if text and one.unit:
+            text = f"{float(text) * one.factor:.0f} {one.unit}" if text.isdecimal() else ""
+        found[one.name] = text
+    return found
+
+
+def _nvpmodel(machine: Machine) -> dict[str, str]:
+    mode = re.search(r"NV Power Mode:\s*(\S+)", machine.command(("nvpmodel", "-q")) or "")
+    return {"power mode": mode[1] if mode else ""}
+
+
+def _nvidia_smi(machine: Machine) -> dict[str, str]:
+    query = ",".join(key for key, _ in _NVIDIA_SMI)
+    words = ("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader", "--id=0")
+    values = (machine.command(words) or "").strip().split(", ")
+    if len(values) != len(_NVIDIA_SMI):
+        return {}
+    names = (name for _, name in _NVIDIA_SMI)
+    return {
+        name: f"{value} C" if name in _DEGREES else value
+        for name, value in zip(names, values, strict=True)
+        if "N/A" not in value and "Not Supported" not in value
+    }
