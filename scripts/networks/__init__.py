@@ -11,7 +11,17 @@ from functools import partial
 
 import onnx_ir as ir
 
-from scripts.networks import classic, darknet, ssd, yolo, yolov7, yolox
+from scripts.networks import (
+    classic,
+    darknet,
+    mobile,
+    segmentation,
+    ssd,
+    transformers,
+    yolo,
+    yolov7,
+    yolox,
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,12 @@ NETWORKS: dict[str, Network] = {
     "densenet121": Network(classic.densenet121),
     "mobilenet_v1": Network(classic.mobilenet_v1),
     "mobilenet_v2": Network(classic.mobilenet_v2),
+    "mobilenet_v3": Network(mobile.mobilenet_v3, 224),
     "efficientnet_lite0": Network(classic.efficientnet_lite0),
+    "efficientnet_b0": Network(mobile.efficientnet_b0, 224),
+    "vit_small": Network(transformers.vit_small, 224),
+    "encoder": Network(transformers.encoder),
+    "deeplab": Network(segmentation.deeplab, 512),
     "unet": Network(classic.unet, 512),
     "ssd_mobilenet_v1": Network(ssd.ssd_mobilenet_v1),
     "ssd_resnet34": Network(ssd.ssd_resnet34),
