@@ -273,6 +273,7 @@ def _compile(
         plan,
         job.target.profile,
         _quantizer(graph, plan, table, amax),
+        dims=imported.dims,
         plugins=job.options.plugins,
         on_progress=job.report,
     )
@@ -283,7 +284,7 @@ def _compile(
         covered.lowered,
         cuda=covered.gpu.segments,
         scales=covered.quantized.scales,
-        dims=imported.dims,
+        dims=covered.gpu.dims or imported.dims,
         placements=place_in_pieces(plan.placements, covered.pieces),
         profile=job.target.profile.name,
         provenance=Provenance(

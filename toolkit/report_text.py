@@ -1,7 +1,7 @@
 """What `tandem build` and `tandem inspect` print."""
 
 from calibration.table import IMPORTED
-from device.manifest import UNCALIBRATED, Manifest
+from device.manifest import UNCALIBRATED, DimRange, Manifest
 from toolkit.build import BuildResult
 from toolkit.int8.ranges_text import SHOWN, ranges_text
 from toolkit.planning.plan_text import render_plan
@@ -50,7 +50,7 @@ def manifest_text(manifest: Manifest) -> str:
             tensor = tensors[name]
             shape = "x".join("?" if dim is None else str(dim) for dim in tensor.shape)
             lines.append(f"{title} {name}: {tensor.dtype} {shape}")
-    lines += [f"dimension {d.name}: {d.min} .. {d.opt} .. {d.max}" for d in manifest.dims]
+    lines += [_dimension(dim) for dim in manifest.dims]
     for segment in manifest.segments:
         kinds = ", ".join(type(item).__name__.lower() for item in segment.implementations)
         us = sum(row.predicted_us for row in manifest.plan if row.segment == segment.name)
@@ -66,3 +66,8 @@ def manifest_text(manifest: Manifest) -> str:
         )
     lines.append(f"arena: {manifest.memory.arena_bytes} bytes")
     return "\n".join(lines)
+
+
+def _dimension(dim: DimRange) -> str:
+    steps = f" in steps of {dim.step}" if dim.step > 1 else ""
+    return f"dimension {dim.name}: {dim.min} .. {dim.opt} .. {dim.max}{steps}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 from msgspec.structs import replace
 
-from device.manifest import Manifest, NodePlacement, Processor, largest_bytes
+from device.manifest import DimRange, Manifest, NodePlacement, Processor, largest_bytes
 from device.profile import Profile
 from toolkit.costs.bytes import tensor_bytes
 from toolkit.costs.model import CostModel
@@ -64,13 +64,15 @@ def cover_segments(
     profile: Profile,
     quantizer: Callable[[Mapping[str, str]], QuantizedModel],
     *,
+    dims: Sequence[DimRange] = (),
     plugins: Sequence[Plugin] = (),
     on_progress: Progress | None = None,
 ) -> Covered:
     """Lower a plan's segments, cut where nodes turn out to have no kernel.
 
-    `quantizer` takes the segment of each node and returns the graph with its Q/DQ. Every round
-    knows of more such nodes; the last makes kernels for all pieces that are left with any.
+    `quantizer` takes the segment of each node and returns the graph with its Q/DQ; `dims` are the
+    dynamic dimensions. Every round knows of more such nodes; the last makes kernels for all pieces
+    that are left with any.
     Raises CompileError and PluginError as `toolkit.gpu.segments.lower_gpu_segments`.
     """
     nodes = views(graph.graph)
@@ -89,6 +91,7 @@ def cover_segments(
             plan.precision,
             on_progress,
             portable=[piece.segment.name for piece in pieces if piece.portable],
+            dims=dims,
             plugins=plugins,
         )
         if not gpu.refused:

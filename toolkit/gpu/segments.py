@@ -20,7 +20,8 @@ class GpuSegments:
     """Segments with kernels, by name.
 
     `refused`: nodes that no kernel computes, and why; there are no segments then. `notes` say why
-    there are none at all. `dims`: the dynamic dimensions, with the steps that kernels need.
+    there are none at all, or what holds for all. `dims`: the dynamic dimensions, with the steps
+    that kernels need.
     """
 
     segments: Mapping[str, GpuSegment] = field(default_factory=dict)
@@ -86,7 +87,17 @@ def lower_gpu_segments(
             )
         except NotCoveredError as error:
             refused |= _refused(segment, error)
-    return GpuSegments(refused=refused) if refused else GpuSegments(found, dims=tuple(dims))
+    return GpuSegments(refused=refused) if refused else _found(found, dims)
+
+
+def _found(segments: Mapping[str, GpuSegment], dims: Sequence[DimRange]) -> GpuSegments:
+    notes = tuple(
+        f"dimension {dim.name!r} goes in steps of {dim.step}: at other sizes tensors of the "
+        "network do not fit each other"
+        for dim in dims
+        if dim.step > 1
+    )
+    return GpuSegments(segments, notes=notes, dims=tuple(dims))
 
 
 def trace_segments(
