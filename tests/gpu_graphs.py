@@ -30,6 +30,7 @@ class Case:
     weights: Mapping[str, np.ndarray]
     outputs: Sequence[str] = ("y",)
     dtypes: Mapping[str, str] = field(default_factory=dict)
+    opset: int = OPSET
 
     def model(self) -> onnx.ModelProto:
         graph = helper.make_graph(
@@ -39,7 +40,7 @@ class Case:
             [helper.make_tensor_value_info(n, self._type(n), None) for n in self.outputs],
             [numpy_helper.from_array(value, name) for name, value in self.weights.items()],
         )
-        opset = [helper.make_opsetid("", OPSET)]
+        opset = [helper.make_opsetid("", self.opset)]
         model = helper.make_model(graph, opset_imports=opset, ir_version=9)
         return onnx.shape_inference.infer_shapes(model, strict_mode=True)
 

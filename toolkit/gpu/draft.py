@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ from toolkit.gpu.expressions import Expression, converting, expression_of, opera
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.network import Network, Operation
 from toolkit.gpu.operators import Step
-from toolkit.gpu.orders import order_of
-from toolkit.gpu.sizes import Size, ceil_div
+from toolkit.gpu.orders import Order, Tiles, order_of, tiles_of
+from toolkit.gpu.sizes import Size, ceil_div, power_of_two
 from toolkit.gpu.view import Shape, View, channels_last, like, row_major
 
 Array = npt.NDArray[Any]
@@ -219,25 +220,59 @@ class Draft:
 
         Steps work on what is stored; without any the real numbers are copied, to the target's grid.
         """
-        steps = steps or converting(operands[0].scale, target.scale)
-        way = order_of(target.shape, [v.strides for v in (target, *operands)])
+        steps = tuple(steps) or converting(operands[0].scale, target.scale)
+        order = order_of(target.shape, [v.strides for v in (target, *operands)])
+        tiles = tiles_of(order)
         names = ("x0", "x1", "x2", "x3")
         given = dict(zip(names, operands, strict=False))
-        elements = target.elements
-        call = self.make_call(
+        tensors = {**{n: given.get(n) for n in names}, "y": target}
+        if tiles is None:
+            call = self._in_order(tensors, order, steps, target)
+        else:
+            call = self._in_tiles(tensors, tiles, steps, target)
+        self.add(nodes, (call,))
+
+    def _in_order(
+        self, tensors: Mapping[str, View | None], order: Order, steps: tuple[Step, ...], y: View
+    ) -> Call:
+        return self.make_call(
             "elementwise",
-            (ceil_div(elements, _BLOCK), 1, 1),
-            {**{n: given.get(n) for n in names}, "y": target, "elements": elements},
+            (ceil_div(y.elements, _BLOCK), 1, 1),
+            {**tensors, "elements": y.elements},
             {
-                "SHAPE": (0, *way.shape[1:]),
-                "STRIDES": way.strides[1:],
-                "Y_STRIDES": way.strides[0],
-                "STEPS": tuple(steps),
+                "SHAPE": (0, *order.shape[1:]),
+                "STRIDES": order.strides[1:],
+                "Y_STRIDES": order.strides[0],
+                "STEPS": steps,
                 "BLOCK": _BLOCK,
             },
-            writes=(target,),
+            writes=(y,),
         )
-        self.add(nodes, (call,))
+
+    def _in_tiles(
+        self, tensors: Mapping[str, View | None], tiles: Tiles, steps: tuple[Step, ...], y: View
+    ) -> Call:
+        block_n = min(power_of_two(tiles.columns), 64)
+        block_m = min(power_of_two(tiles.rows), 2 * _BLOCK // block_n)
+        block_n = min(power_of_two(tiles.columns), 2 * _BLOCK // block_m)
+        each = ceil_div(tiles.rows, block_m) * ceil_div(tiles.columns, block_n)
+        return self.make_call(
+            "transposing",
+            (prod(tiles.shape) * each, 1, 1),
+            tensors,
+            {
+                "ROWS": tiles.rows,
+                "COLUMNS": tiles.columns,
+                "SHAPE": (0, *tiles.shape[1:]),
+                "STRIDES": tiles.strides,
+                "ROW_STRIDES": tiles.row_strides,
+                "COLUMN_STRIDES": tiles.column_strides,
+                "STEPS": steps,
+                "BLOCK_M": block_m,
+                "BLOCK_N": block_n,
+            },
+            writes=(y,),
+        )
 
     def add(self, nodes: tuple[str, ...], *tactics: Tactic) -> None:
         """Add what `nodes` compute, in one or several ways; the first is the best by estimate."""

@@ -48,6 +48,7 @@ from toolkit.gpu.expressions import is_elementwise
 from toolkit.gpu.functions import expand_functions
 from toolkit.gpu.fusion import Group, group_operations
 from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.move_rules import MOVE_RULES
 from toolkit.gpu.network import Array, Network, read_network
 from toolkit.gpu.pattern_rules import RULES
 from toolkit.gpu.patterns import apply_rules
@@ -189,7 +190,7 @@ def _drafted(
 ) -> DraftedSegment:
     emitters = {**EMITTERS, **plugin_emitters(plugins)}
     network = read_quantized(read_network(segment, weights, emitters, trace))
-    network = apply_rules(network, RULES)
+    network = apply_rules(network, (*RULES, *MOVE_RULES))
     _check(network, emitters)
     groups = group_operations(network)
     draft = Draft(network, gpu, _STORED[precision])

@@ -58,11 +58,13 @@ class View:
             start, at = at, at + (group[0] != 1)
             joined = prod(n for n, _ in old[start:at])
             while prod(group) != joined:
-                if prod(group) < joined:
+                if prod(group) < joined and len(found) + len(group) < len(shape):
                     group.append(shape[len(found) + len(group)])
-                else:
+                elif at < len(old):
                     joined *= old[at][0]
                     at += 1
+                else:
+                    return None  # sizes that are equal at some points of a range only
             pairs = zip(old[start:at], old[start + 1 : at], strict=False)
             if any(s != n * inner for (_, s), (n, inner) in pairs):
                 return None

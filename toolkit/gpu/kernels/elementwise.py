@@ -5,6 +5,9 @@
 i runs over the output in the order of SHAPE. Each tensor has its own strides, in elements: 0
 repeats it (broadcast, nearest-neighbour upscaling), others permute or slice it. So a change of
 layout or type is an expression without steps.
+
+Where an operand is fastest in another dimension than the result, `transposing` goes over both in
+tiles, so that neighbouring threads read as well as write neighbours.
 """
 
 import triton
@@ -16,7 +19,13 @@ from toolkit.gpu.kernels.walk import walk
 
 @triton.jit
 def _read(x, i, mask, SHAPE: tl.constexpr, STRIDES: tl.constexpr):
-    value = tl.load(x + walk(i, SHAPE, STRIDES), mask=mask, other=0)
+    return _load(x + walk(i, SHAPE, STRIDES), mask)
+
+
+@triton.jit
+def _load(place, mask):
+    """Return floats as FP32, and all else in its own type."""
+    value = tl.load(place, mask=mask, other=0)
     if value.dtype.is_floating():
         value = value.to(tl.float32)
     return value
@@ -40,3 +49,43 @@ def elementwise(
         v = v + (_read(x3, i, mask, SHAPE, STRIDES[3]),)
     result = evaluate(v, STEPS)
     tl.store(y + walk(i, SHAPE, Y_STRIDES), result.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def transposing(
+    x0, x1, x2, x3, y,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SHAPE: tl.constexpr, STRIDES: tl.constexpr,
+    ROW_STRIDES: tl.constexpr, COLUMN_STRIDES: tl.constexpr,
+    STEPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Grid: (tiles of all matrices of ROWS x COLUMNS). STRIDES begin with those of y; SHAPE counts
+    matrices.
+    """
+    COLUMN_TILES: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N
+    TILES: tl.constexpr = (ROWS + BLOCK_M - 1) // BLOCK_M * COLUMN_TILES
+    tile = tl.program_id(0)
+    matrix = tile // TILES + tl.zeros((1, 1), tl.int32)
+    row = tile % TILES // COLUMN_TILES * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    column = tile % COLUMN_TILES * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    mask = (row < ROWS) & (column < COLUMNS)
+    at = (matrix, row, column)
+    v = (_load(x0 + _place(at, SHAPE, STRIDES[1], ROW_STRIDES[1], COLUMN_STRIDES[1]), mask),)
+    if x1 is not None:
+        place = _place(at, SHAPE, STRIDES[2], ROW_STRIDES[2], COLUMN_STRIDES[2])
+        v = v + (_load(x1 + place, mask),)
+    if x2 is not None:
+        place = _place(at, SHAPE, STRIDES[3], ROW_STRIDES[3], COLUMN_STRIDES[3])
+        v = v + (_load(x2 + place, mask),)
+    if x3 is not None:
+        place = _place(at, SHAPE, STRIDES[4], ROW_STRIDES[4], COLUMN_STRIDES[4])
+        v = v + (_load(x3 + place, mask),)
+    result = evaluate(v, STEPS)
+    place = _place(at, SHAPE, STRIDES[0], ROW_STRIDES[0], COLUMN_STRIDES[0])
+    tl.store(y + place, result.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _place(
+    at, SHAPE: tl.constexpr, STRIDES: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr
+):  # fmt: skip
+    return walk(at[0], SHAPE, STRIDES) + at[1] * ROW + at[2] * COLUMN

@@ -143,13 +143,15 @@ def whole_power(x, n):
     """
     count = tl.abs(n)
     count = tl.where(count > 63, 62 + (count & 1), count)
-    found = tl.full(x.shape, 1, x.dtype)
+    zero = tl.zeros_like(x)
+    one = zero + 1
+    found = one
     square = x
     for bit in tl.static_range(6):
         found = tl.where(((count >> bit) & 1) != 0, found * square, found)
         square = square * square
-    inverse = tl.where((found == 1) | (found == -1), found, tl.zeros_like(found))
-    return tl.where(n < 0, inverse, found)
+    unit = (found == one) | (found == zero - one)
+    return tl.where((n < 0) & (unit == 0), zero, found)
 
 
 @triton.jit
