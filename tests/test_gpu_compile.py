@@ -1,6 +1,5 @@
 """Kernels are compiled for other machines' GPUs, once, and the same way each time."""
 
-import queue
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,9 +11,8 @@ import pytest
 from gpu_graphs import ORIN, Case, convolution, node
 
 import toolkit.gpu.compile as compiling
-from toolkit.gpu.call import KernelSpec
-from toolkit.gpu.compile import cache_folder, compile_kernels, has_compiler
-from toolkit.gpu.compile_messages import Request
+from toolkit.gpu.call import Call, KernelSpec, Work
+from toolkit.gpu.compile import cache_folder, compile_kernels, compile_work, has_compiler
 from toolkit.gpu.errors import CompileError, NotCoveredError
 from toolkit.gpu.gpu import GpuTarget, sm_limits
 from toolkit.gpu.lower import GpuSegment, lower_gpu
@@ -114,14 +112,53 @@ def test_no_board_s_convolution_spills_registers(sm: int, rng: np.random.Generat
     assert [kernel.spill_bytes for kernel in kernels if kernel.spill_bytes] == []
 
 
-def test_a_kernel_that_compiles_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "LONGEST_S", 0.3)
-    idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
-    command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
-        idle.put(worker)
-        request = Request(
-            kernel="softmax", signature=(), constants={}, warps=4, stages=2, exact=False, sm=87
-        )
-        with pytest.raises(NotCoveredError, match="kernel softmax for sm_87 takes longer than"):
-            compiling._ask(idle, request)
+SLOW_COMPILER = """
+import sys, time
+from toolkit.gpu.compile_messages import Answer, Compiled, Request, read_message, write_message
+
+while (request := read_message(sys.stdin.buffer, Request)) is not None:
+    time.sleep(600 if request.kernel == "slow" else 0)
+    kernel = Compiled(function=request.kernel, cubin=b"", parameters=(), threads=32,
+                      shared_bytes=0, registers=None, spill_bytes=None)
+    write_message(sys.stdout.buffer, Answer(compiled=kernel))
+"""
+
+
+@pytest.fixture
+def slow_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that never end with a kernel called "slow" and need no Triton."""
+
+    def start(_: str) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-c", SLOW_COMPILER]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    monkeypatch.setattr(compiling, "_worker", start)
+    monkeypatch.setattr(compiling, "version", lambda name: "some")
+    monkeypatch.setattr(compiling, "LONGEST_S", 3.0)
+
+
+def work(node: str, *tactics: tuple[str, ...]) -> Work:
+    def call(kernel: str) -> Call:
+        spec = KernelSpec(kernel, (), (("NODE", node),), warps=1, stages=1)
+        return Call(spec, (1, 1, 1), (), (), ())
+
+    return Work((node,), tuple(tuple(call(name) for name in tactic) for tactic in tactics))
+
+
+@pytest.mark.usefixtures("slow_compiler")
+def test_a_tactic_that_compiles_for_ever_is_left_out() -> None:
+    works = [work("a", ("fast", "slow"), ("fast",), ("other",)), work("b", ("fast",))]
+    kept, compiled = compile_work(works, ORIN)
+    assert [[[call.spec.kernel for call in t] for t in one.tactics] for one in kept] == [
+        [["fast"], ["other"]],
+        [["fast"]],
+    ]
+    assert sorted(spec.kernel for spec in compiled) == ["fast", "fast", "other"]
+
+
+@pytest.mark.usefixtures("slow_compiler")
+def test_work_that_compiles_for_ever_names_its_nodes() -> None:
+    works = [work("a", ("fast",)), work("b", ("slow",)), work("c", ("other",))]
+    with pytest.raises(NotCoveredError, match="kernel slow for sm_87 takes longer than 3 s") as e:
+        compile_work(works, ORIN)
+    assert list(e.value.reasons) == ["b"]

@@ -21,7 +21,8 @@ from device.session import open_session
 from toolkit.build import BuildOptions, BuildResult, build_engine
 from toolkit.costs.constants import load_costs
 from toolkit.costs.model import CostModel
-from toolkit.gpu import emitters, lower, segments
+from toolkit.gpu import compile as compiling
+from toolkit.gpu import emitters, segments
 from toolkit.gpu.call import KernelSpec
 from toolkit.gpu.compile_messages import Compiled
 from toolkit.gpu.coverage import Piece, cut_segments
@@ -225,7 +226,7 @@ def without_compiler(
 def cut_at_poolings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(emitters.EMITTERS, "MaxPool")
     monkeypatch.setattr(segments, "has_compiler", lambda: True)
-    monkeypatch.setattr(lower, "compile_kernels", without_compiler)
+    monkeypatch.setattr(compiling, "compile_kernels", without_compiler)
     monkeypatch.setattr("toolkit.build.version", lambda name: f"some {name}")
 
 

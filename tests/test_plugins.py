@@ -205,6 +205,7 @@ def test_the_example_s_kernels_compile_for_boards(
     if found is None or (sm == 72 and found.version.startswith("nvcc 13")):
         specs.pop("soft_disparity", None)  # CUDA 13 ends at sm_75
     for compiled in compile_kernels(tuple(specs.values()), gpu):
+        assert compiled is not None
         assert compiled.cubin.startswith(b"\x7fELF")
         assert compiled.function in specs
         assert compiled.threads == 128
@@ -264,7 +265,9 @@ def test_a_kernel_file_that_changes_is_compiled_anew(
         file.write_text(f'extern "C" __global__ void odd(float* y) {{ y[0] *= {factor}; }}')
         plugin = doubler(launches=lambda node: [launch(node, file, y=node.outputs[0])])
         specs = [c.spec for c in draft(doubled(tmp_path), [plugin]).calls if c.spec.source]
-        cubins.append(compile_kernels(specs, ORIN)[0].cubin)
+        (compiled,) = compile_kernels(specs, ORIN)
+        assert compiled is not None
+        cubins.append(compiled.cubin)
     assert cubins[0] != cubins[1]
     file.write_text("// changed after the draft")
     shutil.rmtree(tmp_path / "cache")

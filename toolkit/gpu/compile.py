@@ -11,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,10 +22,10 @@ from pathlib import Path
 import msgspec
 
 from device.files import replacing
-from toolkit.gpu.call import KernelSpec
+from toolkit.gpu.call import KernelSpec, Work
 from toolkit.gpu.compile_messages import Answer, Compiled, Request, read_message, write_message
 from toolkit.gpu.cuda_source import find_compiler
-from toolkit.gpu.errors import CompileError, NotCoveredError
+from toolkit.gpu.errors import CompileError, NotCoveredError, not_covered
 from toolkit.gpu.gpu import GpuTarget
 
 Progress = Callable[[str, float], None]
@@ -35,27 +36,58 @@ _KERNELS = Path(__file__).parent / "kernels"
 _CACHED = msgspec.msgpack.Decoder(Compiled)
 
 
+def compile_work(
+    works: Sequence[Work], gpu: GpuTarget, on_progress: Progress | None = None
+) -> tuple[tuple[Work, ...], Mapping[KernelSpec, Compiled]]:
+    """Compile all tactics, and leave out those of which a kernel takes too long to compile.
+
+    Raises as `compile_kernels`, and NotCoveredError for work that no tactic is left of.
+    """
+    specs = tuple(dict.fromkeys(c.spec for work in works for t in work.tactics for c in t))
+    found = zip(specs, compile_kernels(specs, gpu, on_progress), strict=True)
+    compiled = {spec: one for spec, one in found if one is not None}
+    kept: list[Work] = []
+    reasons: dict[str, str] = {}
+    for work in works:
+        tactics = tuple(t for t in work.tactics if all(call.spec in compiled for call in t))
+        kept.append(replace(work, tactics=tactics))
+        if not tactics:
+            slow = next(c.spec.kernel for c in work.tactics[0] if c.spec not in compiled)
+            why = f"kernel {slow} for sm_{gpu.sm} takes longer than {LONGEST_S:.0f} s to compile"
+            if not work.nodes:
+                raise NotCoveredError(why)
+            reasons |= dict.fromkeys(work.nodes, why)
+    if reasons:
+        raise not_covered(reasons)
+    return tuple(kept), compiled
+
+
 def compile_kernels(
     specs: Sequence[KernelSpec], gpu: GpuTarget, on_progress: Progress | None = None
-) -> tuple[Compiled, ...]:
+) -> tuple[Compiled | None, ...]:
     """Compile kernels for a GPU, those not in the cache in as many processes as there are cores.
 
+    None stands for one that takes longer than LONGEST_S.
     Raises CompileError: Triton is not installed, a kernel does not compile, or it takes more shared
-    memory than a block of this GPU gets; NotCoveredError: one takes too long to compile.
+    memory than a block of this GPU gets.
     """
     common = _common_key(gpu)
     paths = [_cache_path(spec, common) for spec in specs]
-    found = {at: one for at, path in enumerate(paths) if (one := _cached(path)) is not None}
+    found: dict[int, Compiled | None] = {
+        at: one for at, path in enumerate(paths) if (one := _cached(path)) is not None
+    }
     missing = [at for at in range(len(specs)) if at not in found]
     compiled = _compile_each([_request(specs[at], gpu) for at in missing])
     for done, (place, one) in enumerate(compiled, 1):
         at = missing[place]
-        _keep(paths[at], one)
         found[at] = one
+        if one is not None:
+            _keep(paths[at], one)
         if on_progress is not None:
             on_progress("compile", done / len(missing))
     for at, spec in enumerate(specs):
-        _check_shared(spec, found[at], gpu)
+        if (one := found[at]) is not None:
+            _check_shared(spec, one, gpu)
     return tuple(found[at] for at in range(len(specs)))
 
 
@@ -91,18 +123,23 @@ def _check_shared(spec: KernelSpec, compiled: Compiled, gpu: GpuTarget) -> None:
         )
 
 
-def _compile_each(requests: Sequence[Request]) -> Iterator[tuple[int, Compiled]]:
+def _compile_each(requests: Sequence[Request]) -> Iterator[tuple[int, Compiled | None]]:
     """Yield (position, compiled) as the workers finish; the first failure ends it."""
     count = min(os.cpu_count() or 1, len(requests))
     idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
     with ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-kernels-"))
+        workers = stack.enter_context(ExitStack())
+
+        def start() -> None:
+            idle.put(workers.enter_context(_worker(scratch)))
+
         for _ in range(count):
-            idle.put(stack.enter_context(_worker(scratch)))
+            start()
         pool = ThreadPoolExecutor(max(count, 1))
         # Leaves the pool before the workers: their last answers are awaited, the rest given up.
         stack.callback(pool.shutdown, cancel_futures=True)
-        futures = {pool.submit(_ask, idle, one): at for at, one in enumerate(requests)}
+        futures = {pool.submit(_ask, idle, start, one): at for at, one in enumerate(requests)}
         for future in as_completed(futures):
             yield futures[future], future.result()
 
@@ -123,7 +160,10 @@ def _worker(scratch: str) -> "subprocess.Popen[bytes]":
     )
 
 
-def _ask(idle: "queue.SimpleQueue[subprocess.Popen[bytes]]", request: Request) -> Compiled:
+def _ask(
+    idle: "queue.SimpleQueue[subprocess.Popen[bytes]]", start: Callable[[], None], request: Request
+) -> Compiled | None:
+    """Have an idle worker compile; None where that takes too long: `start` then adds a worker."""
     worker = idle.get()
     watch = threading.Timer(LONGEST_S, worker.kill)
     watch.start()
@@ -134,15 +174,12 @@ def _ask(idle: "queue.SimpleQueue[subprocess.Popen[bytes]]", request: Request) -
         answer = read_message(worker.stdout, Answer)
     except BrokenPipeError:
         answer = None
-    finally:
-        late = watch.finished.is_set()
-        watch.cancel()
-        idle.put(worker)
+    late = watch.finished.is_set()
+    watch.cancel()
     if answer is None and late:
-        raise NotCoveredError(
-            f"kernel {request.title} for sm_{request.sm} takes longer than {LONGEST_S:.0f} s to "
-            "compile"
-        )
+        start()
+        return None
+    idle.put(worker)
     if answer is None:
         raise CompileError(f"the compiler ended on kernel {request.title} for sm_{request.sm}")
     if answer.compiled is None:

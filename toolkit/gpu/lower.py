@@ -15,7 +15,7 @@ whole raises NotCoveredError and stays portable.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -38,7 +38,7 @@ from toolkit.gpu import call as calls
 from toolkit.gpu import chains, places
 from toolkit.gpu.agreement import Difference, find_difference, point_text
 from toolkit.gpu.call import Call, KernelSpec
-from toolkit.gpu.compile import Progress, compile_kernels
+from toolkit.gpu.compile import Progress, compile_work
 from toolkit.gpu.compile_messages import Compiled
 from toolkit.gpu.draft import ALIGNMENT, WEIGHTS, Draft
 from toolkit.gpu.dtypes import ELEMENT_TYPES
@@ -122,11 +122,9 @@ def lower_gpu(
 def compile_segment(
     name: str, drafted: DraftedSegment, *, gpu: GpuTarget, on_progress: Progress | None = None
 ) -> GpuSegment:
-    """Do the rest; raises as `toolkit.gpu.compile.compile_kernels`."""
-    calls = (c for work in drafted.work for tactic in work.tactics for c in tactic)
-    specs = tuple(dict.fromkeys(call.spec for call in calls))
-    compiled = compile_kernels(specs, gpu, on_progress)
-    return _written(name, drafted, dict(zip(specs, compiled, strict=True)), gpu)
+    """Do the rest; raises as `toolkit.gpu.compile.compile_work`."""
+    work, compiled = compile_work(drafted.work, gpu, on_progress)
+    return _written(name, replace(drafted, work=work), compiled, gpu)
 
 
 def draft_segment(
