@@ -16,7 +16,6 @@ KERNELS: dict[str, str] = {
     "global_average": "pooling",
     "elementwise": "elementwise",
     "transposing": "elementwise",
-    "transposing": "elementwise",
     "gather": "gather",
     "scatter": "gather",
     "pad": "pad",
