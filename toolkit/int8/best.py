@@ -2,10 +2,10 @@
 
 A node stays in floating point
 
-1. where INT8 saves nothing: its kernel takes as long in FP16 by the cost model, as one does that
-   is bound by its launch. A node stays INT8 beside others that read its operand in INT8, for which
-   the tensor would be made twice; and so does every node where there is a DLA, which computes in
-   INT8 or not at all fast;
+1. where INT8 saves nothing: by the cost model its kernel saves less than LEAST_GAIN of its time,
+   and the kernels that make its operands are not bound by memory, so that they write FP16 as fast.
+   A node stays INT8 beside others that read its operand in INT8, for which the tensor would be
+   made twice; and so does every node where there is a DLA, which is made for INT8;
 2. where the budget asks for it (`calibration.budget`); by default the noise of INT8 may have 1 % of
    the power of the signal at every output.
 """
@@ -23,6 +23,8 @@ from toolkit.int8.quantize import QuantizedOp, int8_nodes, is_activation
 from toolkit.int8.ranges import RangeOptions
 from toolkit.node_view import view
 
+# Of a kernel's time in FP16; the cost model is fitted to whole networks and knows no smaller gain.
+LEAST_GAIN = 0.02
 DEFAULT_BUDGET = Budget("sqnr", "least", 20.0)
 
 
@@ -45,7 +47,11 @@ def idle_nodes(graph: ir.Model, profile: Profile, power_mode: str | None) -> dic
     for node, row in rows:
         kernel = kernel_of[str(node.name)]
         times = [sum(model.node(name, "gpu").time_us for name in kernel) for model in (int8, fp16)]
-        if times[0] >= times[1] and all(readers[name] == 1 for name in _operands(node, row)):
+        operands = _operands(node, row)
+        made_by = {kernel_of[name] for name in operands.values() if name in kernel_of}
+        slower = any(int8.node(one[0], "gpu").bound_by == "memory" for one in made_by - {kernel})
+        alone = all(readers[name] == 1 for name in operands)
+        if times[0] > (1 - LEAST_GAIN) * times[1] and alone and not slower:
             found[str(node.name)] = (
                 f"INT8 saves nothing: {times[0]:.1f} us, FP16 {times[1]:.1f} us predicted"
             )
@@ -76,8 +82,13 @@ def kept_nodes(
     return {node: reason(node) for node in keep_float}
 
 
-def _operands(node: ir.Node, row: QuantizedOp) -> set[str]:
-    """The activations that a node reads in INT8."""
+def _operands(node: ir.Node, row: QuantizedOp) -> dict[str, str]:
+    """The activations that a node reads in INT8, with the nodes that make them."""
     indexes = range(len(node.inputs)) if row.activations is None else row.activations
     values = (node.inputs[at] for at in indexes if at < len(node.inputs))
-    return {str(value.name) for value in values if value is not None and is_activation(value)}
+    found = {}
+    for value in values:
+        if value is not None and is_activation(value):
+            maker = value.producer()
+            found[str(value.name)] = "" if maker is None else str(maker.name)
+    return found
