@@ -94,7 +94,7 @@ def test_the_machine_is_read_while_the_engine_runs(engine: Path) -> None:
 def test_inputs_come_from_a_file(engine: Path, tmp_path: Path) -> None:
     with open_engine(engine) as opened:
         (name,) = opened.manifest.inputs
-    np.savez(tmp_path / "x.npz", **{name: picture()})
+    np.savez(tmp_path / "x.npz", **{name: picture()})  # type: ignore[arg-type]
     assert bench(engine, *FAST, "--input", tmp_path / "x.npz").exit_code == 0
     np.savez(tmp_path / "wrong.npz", elsewhere=picture())
     refused = bench(engine, *FAST, "--input", tmp_path / "wrong.npz")
