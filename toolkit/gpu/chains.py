@@ -49,4 +49,4 @@ def broadcast(view: View, shape: Shape) -> View:
 
 def _wide(view: View) -> tuple[int, ...]:
     """Strides of the dimensions that are no single ones."""
-    return tuple(s for s, n in zip(view.strides, view.shape, strict=True) if n > 1)
+    return tuple(s for s, n in zip(view.strides, view.shape, strict=True) if n != 1)

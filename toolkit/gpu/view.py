@@ -83,7 +83,7 @@ class View:
         batch, channels, height, width = self.shape
         # The first of these that is no single one steps over exactly one pixel.
         steps = ((width, self.strides[3]), (height, self.strides[2]), (batch, self.strides[0]))
-        pitch = next((stride for size, stride in steps if size > 1), channels)
+        pitch = next((stride for size, stride in steps if size != 1), channels)
         wanted = channels_last(self.shape, pitch)
         fits = pitch >= channels and _same(self.shape, self.strides, wanted)
         return pitch if fits else None

@@ -78,7 +78,7 @@ def tile_rows(walk: Walk) -> RowTile:
     """Choose the block: neighbours in memory are read by neighbouring threads."""
     rows, columns = power_of_two(walk.rows), power_of_two(walk.columns)
     across, along = (opt(steps[-1]) for steps in walk.strides[0])
-    if walk.rows > 1 and 0 < across < along:
+    if walk.rows != 1 and 0 < across < along:
         block = min(rows, 64)
         return RowTile(block, min(columns, _SHARED // block), 4)
     held = columns if columns <= _LONGEST else _HELD
