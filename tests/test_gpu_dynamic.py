@@ -1,0 +1,396 @@
+"""Segments drafted once for all sizes of their dynamic dimensions, interpreted at several."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import gpu_interpreter
+import numpy as np
+import pytest
+from gpu_graphs import ORIN, Case, convolution, node, normal
+from onnx import helper
+
+from device.manifest import DimRange
+from toolkit.gpu import emitters
+from toolkit.gpu.draft import Draft
+from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.fusion import Group
+from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.gpu.shapes import traces_of, with_steps
+
+# After gpu_interpreter: it tells Triton to interpret before Triton is imported.
+pytest.importorskip("triton", reason="Triton is not installed")
+
+Rng = np.random.Generator
+LIMITS = {"fp32": 1e-5, "fp16": 1e-2}
+BATCH = DimRange(name="batch", min=1, opt=2, max=4)
+HEIGHT = DimRange(name="height", min=5, opt=8, max=13)
+WIDTH = DimRange(name="width", min=6, opt=9, max=12)
+TOKENS = DimRange(name="tokens", min=1, opt=9, max=20)
+PICTURE = (BATCH, HEIGHT, WIDTH)
+ROWS = (BATCH, TOKENS)
+
+
+def draft(
+    case: Case, dims: Sequence[DimRange], precision: str = "fp32"
+) -> tuple[DraftedSegment, tuple[DimRange, ...]]:
+    piece = case.segment()
+    stepped = with_steps([(piece.onnx, piece.weights)], dims)
+    drafted = draft_segment(
+        piece.onnx, piece.weights, gpu=ORIN, precision=precision, traces=traces_of(stepped)
+    )
+    return drafted, stepped
+
+
+def points(dims: Sequence[DimRange], rng: Rng) -> list[tuple[int, ...]]:
+    """The least sizes, the largest, and one set between."""
+    between = tuple(
+        int(rng.integers(dim.min // dim.step, dim.max // dim.step + 1)) * dim.step for dim in dims
+    )
+    return [tuple(dim.min for dim in dims), tuple(dim.max for dim in dims), between]
+
+
+def feeds_at(case: Case, dims: Sequence[DimRange], point: Sequence[int], rng: Rng) -> dict:
+    sizes = {dim.name: size for dim, size in zip(dims, point, strict=True)}
+    return {
+        name: rng.normal(size=[sizes.get(dim, dim) for dim in shape]).astype(np.float32)
+        for name, shape in case.inputs.items()
+    }
+
+
+def check(case: Case, dims: Sequence[DimRange], rng: Rng, precision: str = "fp32") -> None:
+    drafted, stepped = draft(case, dims, precision)
+    for point in points(stepped, rng):
+        feeds = feeds_at(case, stepped, point, rng)
+        found = gpu_interpreter.run(drafted, feeds, point)
+        for name, truth in case.truth(feeds).items():
+            assert found[name].shape == truth.shape, point
+            difference = np.linalg.norm(found[name].astype(np.float64) - truth)
+            assert difference <= LIMITS[precision] * np.linalg.norm(truth) + 1e-30, point
+
+
+def picture(
+    *nodes: object, channels: int = 8, outputs: Sequence[str] = ("y",), **weights: np.ndarray
+) -> Case:
+    return Case(nodes, {"x": ("batch", channels, "height", "width")}, weights, outputs)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def upscaling(name: str, output: str) -> object:
+    """Each pixel s times along rows and columns."""
+    how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return helper.make_node(
+        "Resize", [name, "", "s"], [output], name=f"Resize:{output}", mode="nearest", **how
+    )
+
+
+def conv(rng: Rng, filters: int, taps: tuple[int, int], channels: int = 8, **how: object) -> Case:
+    return convolution(rng, ("batch", channels, "height", "width"), filters, taps, **how)
+
+
+PICTURES: dict[str, Callable[[Rng], Case]] = {
+    "convolution": lambda r: conv(r, 12, (3, 3), pads=[1, 1, 1, 1]),
+    "strided convolution": lambda r: conv(r, 12, (3, 3), pads=[1, 1, 1, 1], strides=[2, 2]),
+    "convolution of all sizes": lambda r: conv(r, 6, (4, 3), auto_pad="SAME_UPPER", strides=[2, 2]),
+    "pointwise convolution": lambda r: conv(r, 20, (1, 1)),
+    "grouped convolution": lambda r: conv(r, 12, (3, 3), group=4),
+    "depthwise convolution": lambda r: conv(r, 8, (3, 3), group=8, pads=[1, 1, 1, 1]),
+    "convolution with a residual": lambda r: picture(
+        node("Conv", "x w", "a", pads=[1, 1, 1, 1]),
+        node("Add", "a x", "b"),
+        node("Relu", "b", "y"),
+        w=normal(r, 8, 8, 3, 3),
+    ),
+    "transposed convolution": lambda r: picture(
+        node("ConvTranspose", "x w", "y", strides=[2, 2], kernel_shape=[2, 2]),
+        w=normal(r, 8, 6, 2, 2),
+    ),
+    "maximum": lambda _: picture(
+        node("MaxPool", "x", "y", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    ),
+    "maximum of the last, partial window": lambda _: picture(
+        node("MaxPool", "x", "y", kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1)
+    ),
+    "average": lambda _: picture(
+        node("AveragePool", "x", "y", kernel_shape=[3, 2], pads=[1, 0, 1, 1])
+    ),
+    "average of the picture": lambda _: picture(node("GlobalAveragePool", "x", "y")),
+    "mean along rows": lambda _: picture(node("ReduceMean", "x a", "y", keepdims=0), a=ints(3)),
+    "largest": lambda _: picture(node("ReduceMax", "x a", "y"), a=ints(1, 2)),
+    "softmax of channels": lambda _: picture(node("Softmax", "x", "y", axis=1)),
+    "softmax of rows": lambda _: picture(node("Softmax", "x", "y", axis=-1)),
+    "normalization of pictures": lambda r: picture(
+        node("InstanceNormalization", "x s b", "y"),
+        s=r.normal(size=8).astype(np.float32),
+        b=r.normal(size=8).astype(np.float32),
+    ),
+    "chain": lambda r: picture(
+        node("Mul", "x s", "a"),
+        node("Sigmoid", "a", "b"),
+        node("Mul", "a b", "y"),
+        s=r.normal(size=(8, 1, 1)).astype(np.float32),
+    ),
+    "concatenation of channels": lambda r: picture(
+        node("Conv", "x w", "a"), node("Concat", "a x", "y", axis=1), w=normal(r, 4, 8, 1, 1)
+    ),
+    "concatenation of rows": lambda _: picture(
+        node("Relu", "x", "a"), node("Concat", "a x", "y", axis=2)
+    ),
+    "halves": lambda _: picture(
+        node("Relu", "x", "r"),
+        helper.make_node("Split", ["r"], ["a", "b"], name="Split:a", axis=1, num_outputs=2),
+        node("Mul", "a b", "y"),
+    ),
+    "slice": lambda _: picture(
+        node("Slice", "x s e a", "y"), s=ints(1, 2), e=ints(-1, 1 << 40), a=ints(2, 3)
+    ),
+    "every second": lambda _: picture(
+        node("Slice", "x s e a t", "y"), s=ints(0), e=ints(1 << 40), a=ints(3), t=ints(2)
+    ),
+    "transposition": lambda _: picture(node("Transpose", "x", "y", perm=[0, 2, 3, 1])),
+    "zeros around": lambda _: picture(node("Pad", "x p", "y"), p=ints(0, 0, 1, 2, 0, 0, 0, 1)),
+    "upscaled": lambda _: picture(
+        upscaling("x", "y"), s=np.array([1, 1, 2, 2], np.float32)
+    ),
+    "blocks of channels as pixels": lambda _: picture(
+        node("DepthToSpace", "x", "y", blocksize=2)
+    ),
+    "flattened": lambda _: picture(node("Flatten", "x", "y", axis=2)),
+    "channels shuffled by sizes that are read": lambda _: picture(
+        node("Shape", "x", "s"),
+        node("Gather", "s zero", "n"),
+        node("Gather", "s two", "h"),
+        node("Gather", "s three", "w"),
+        node("Concat", "n groups h w", "t", axis=0),
+        node("Concat", "n all h w", "u", axis=0),
+        node("Reshape", "x t", "a"),
+        node("Transpose", "a", "b", perm=[0, 2, 1, 3, 4]),
+        node("Reshape", "b u", "y"),
+        zero=ints(0), two=ints(2), three=ints(3), groups=ints(2, 4), all=ints(8),
+    ),
+    "expanded to a size that is read": lambda r: picture(
+        node("Shape", "x", "s"),
+        node("Expand", "c s", "e"),
+        node("Add", "x e", "y"),
+        c=r.normal(size=(1, 8, 1, 1)).astype(np.float32),
+    ),
+    "classifier": lambda r: picture(
+        node("Conv", "x w", "a", pads=[1, 1, 1, 1], strides=[2, 2]),
+        node("GlobalAveragePool", "a", "b"),
+        node("Flatten", "b", "c"),
+        node("Gemm", "c v", "y", transB=1),
+        w=normal(r, 12, 8, 3, 3), v=normal(r, 5, 12),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_of_any_size_in_the_range(name: str, rng: Rng) -> None:
+    check(PICTURES[name](rng), PICTURE, rng)
+
+
+def rows(*nodes: object, outputs: Sequence[str] = ("y",), **weights: np.ndarray) -> Case:
+    return Case(nodes, {"x": ("batch", "tokens", 32)}, weights, outputs)
+
+
+SEQUENCES: dict[str, Callable[[Rng], Case]] = {
+    "product": lambda r: rows(node("MatMul", "x w", "y"), w=normal(r, 32, 20)),
+    "product with bias and activation": lambda r: rows(
+        node("MatMul", "x w", "a"),
+        node("Add", "a b", "c"),
+        node("Relu", "c", "y"),
+        w=normal(r, 32, 20), b=r.normal(size=20).astype(np.float32),
+    ),
+    "products of pairs": lambda _: rows(
+        node("Transpose", "x", "t", perm=[0, 2, 1]), node("MatMul", "x t", "y")
+    ),
+    "normalization": lambda r: rows(
+        node("LayerNormalization", "x s b", "y", axis=-1),
+        s=r.normal(size=32).astype(np.float32), b=r.normal(size=32).astype(np.float32),
+    ),
+    "largest of a row": lambda _: rows(node("ReduceMax", "x a", "y", keepdims=0), a=ints(1)),
+    "first token": lambda _: rows(node("Gather", "x i", "y", axis=1), i=np.array(0, np.int64)),
+    "attention": lambda r: attention(r),  # noqa: PLW0108  (it is defined below)
+}  # fmt: skip
+
+
+def attention(rng: Rng) -> Case:
+    """Two heads of 16, of one product, with the sizes read while running."""
+    nodes = [
+        node("MatMul", "x w", "qkv"),
+        node("Shape", "x", "s"),
+        node("Slice", "s first second", "nt"),
+        node("Concat", "nt parts", "five", axis=0),
+        node("Concat", "nt width", "three", axis=0),
+        node("Reshape", "qkv five", "r"),
+        node("Transpose", "r", "p", perm=[2, 0, 3, 1, 4]),
+        *(node("Gather", f"p {name}_at", name, axis=0) for name in "qkv"),
+        node("Transpose", "k", "kt", perm=[0, 1, 3, 2]),
+        node("MatMul", "q kt", "a"),
+        node("Mul", "a scale", "b"),
+        node("Softmax", "b", "c", axis=-1),
+        node("MatMul", "c v", "d"),
+        node("Transpose", "d", "e", perm=[0, 2, 1, 3]),
+        node("Reshape", "e three", "f"),
+        node("MatMul", "f o", "g"),
+        node("Add", "g x", "y"),
+    ]
+    weights = {
+        "w": normal(rng, 32, 96),
+        "o": normal(rng, 32, 32),
+        "first": ints(0),
+        "second": ints(2),
+        "parts": ints(3, 2, 16),
+        "width": ints(32),
+        "scale": np.array(0.25, np.float32),
+        **{f"{name}_at": np.array(at, np.int64) for at, name in enumerate("qkv")},
+    }
+    return rows(*nodes, **weights)
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_sequences_of_any_length_in_the_range(name: str, rng: Rng) -> None:
+    check(SEQUENCES[name](rng), ROWS, rng)
+
+
+def residual_network(rng: Rng) -> Case:
+    """A stem, two blocks with shortcuts, a classifier."""
+    nodes, weights, channels, last = [], {}, 8, "x"
+    for at, (filters, stride) in enumerate([(8, 2), (8, 1), (16, 2)]):
+        weights |= {
+            f"u{at}": normal(rng, filters, channels, 3, 3),
+            f"v{at}": normal(rng, filters, filters, 3, 3),
+            f"w{at}": normal(rng, filters, channels, 1, 1),
+        }
+        nodes += [
+            node("Conv", f"{last} u{at}", f"a{at}", pads=[1, 1, 1, 1], strides=[stride, stride]),
+            node("Relu", f"a{at}", f"b{at}"),
+            node("Conv", f"b{at} v{at}", f"c{at}", pads=[1, 1, 1, 1]),
+            node("Conv", f"{last} w{at}", f"d{at}", strides=[stride, stride]),
+            node("Add", f"c{at} d{at}", f"e{at}"),
+            node("Relu", f"e{at}", f"f{at}"),
+        ]
+        channels, last = filters, f"f{at}"
+    nodes += [
+        node("MaxPool", last, "p", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+        node("GlobalAveragePool", "p", "g"),
+        node("Flatten", "g", "h"),
+        node("Gemm", "h z", "y", transB=1),
+    ]
+    return picture(*nodes, **weights, z=normal(rng, 5, 16))
+
+
+def detector(rng: Rng) -> Case:
+    """Two scales, the coarse one upscaled beside the fine one; boxes of both in one row."""
+    nodes = [
+        node("Conv", "x w0", "a", pads=[1, 1, 1, 1], strides=[2, 2]),
+        node("Sigmoid", "a", "as"),
+        node("Mul", "a as", "fine"),
+        node("Conv", "fine w1", "b", pads=[1, 1, 1, 1], strides=[2, 2]),
+        node("Relu", "b", "coarse"),
+        upscaling("coarse", "up"),
+        node("Concat", "up fine", "both", axis=1),
+        node("Conv", "both w2", "fine_boxes"),
+        node("Conv", "coarse w3", "coarse_boxes"),
+        node("Shape", "x", "shape"),
+        node("Gather", "shape zero", "n", axis=0),
+        node("Concat", "n boxes", "flat", axis=0),
+        node("Reshape", "fine_boxes flat", "f"),
+        node("Reshape", "coarse_boxes flat", "c"),
+        node("Concat", "f c", "all", axis=2),
+        helper.make_node("Split", ["all", "parts"], ["box", "class"], name="Split", axis=1),
+        node("Sigmoid", "class", "score"),
+        node("Concat", "box score", "y", axis=1),
+    ]
+    weights = {
+        "w0": normal(rng, 12, 8, 3, 3),
+        "w1": normal(rng, 16, 12, 3, 3),
+        "w2": normal(rng, 7, 28, 1, 1),
+        "w3": normal(rng, 7, 16, 1, 1),
+        "s": np.array([1, 1, 2, 2], np.float32),
+        "zero": ints(0),
+        "boxes": ints(7, -1),
+        "parts": ints(4, 3),
+    }
+    return picture(*nodes, **weights)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_residual_network_takes_pictures_of_any_size(precision: str, rng: Rng) -> None:
+    check(residual_network(rng), PICTURE, rng, precision)
+
+
+def test_a_detector_takes_the_sizes_at_which_its_scales_fit(rng: Rng) -> None:
+    height = DimRange(name="height", min=8, opt=12, max=20)
+    width = DimRange(name="width", min=8, opt=16, max=24)
+    case = detector(rng)
+    _, dims = draft(case, (BATCH, height, width))
+    assert [dim.step for dim in dims] == [1, 4, 4]
+    check(case, (BATCH, height, width), rng, "fp16")
+
+
+def test_a_detector_whose_range_holds_sizes_that_do_not_fit_is_refused(rng: Rng) -> None:
+    odd = DimRange(name="height", min=8, opt=12, max=21)
+    with pytest.raises(NotCoveredError, match="'both' has the shape"):
+        draft(detector(rng), (BATCH, odd, WIDTH))
+
+
+def test_a_dimension_of_one_size_is_a_number(rng: Rng) -> None:
+    fixed = [DimRange(name=dim.name, min=dim.opt, opt=dim.opt, max=dim.opt) for dim in PICTURE]
+    drafted, _ = draft(residual_network(rng), fixed)
+    plain = Case(
+        residual_network(np.random.default_rng(0)).nodes,
+        {"x": (BATCH.opt, 8, HEIGHT.opt, WIDTH.opt)},
+        residual_network(np.random.default_rng(0)).weights,
+    ).draft()
+    assert [call.spec for call in drafted.calls] == [call.spec for call in plain.calls]
+
+
+def test_memory_is_planned_for_the_largest_sizes(rng: Rng) -> None:
+    drafted, _ = draft(picture(node("Relu", "x", "y")), PICTURE)
+    largest = 4 * BATCH.max * 8 * HEIGHT.max * WIDTH.max
+    assert drafted.workspace_bytes >= 2 * largest
+    assert drafted.workspace_bytes < 2 * largest + 512
+
+
+Emitter = Callable[[Draft, Group], None]
+
+
+def losing(how: Callable[[int], int]) -> Emitter:
+    """A kernel that is told of sizes in a way that may lose their formulas."""
+
+    def emit(draft: Draft, group: Group) -> None:
+        view = draft.read(group.root_operation.inputs[0])
+        y = draft.make(group.result)
+        elements = how(y.shape[0]) * 8 * y.shape[2] * y.shape[3]
+        call = draft.make_call(
+            "elementwise",
+            (elements, 1, 1),
+            {"x0": view, "x1": None, "x2": None, "x3": None, "y": y, "elements": elements},
+            {"BLOCK": 1, "STEPS": ()},
+            writes=(y,),
+        )
+        draft.add(group.nodes, (call,))
+
+    return emit
+
+
+LOSSES: Mapping[str, Callable[[int], int]] = {
+    "a plain number": int,
+    "a product of numpy": lambda size: int(np.prod([size])),
+    "a count": lambda size: len(range(size)),
+    "a decision": lambda size: 2 * size if size > 2 else size,
+    "a number of bits": lambda size: size.bit_length(),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_kernel_that_loses_a_formula_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = picture(node("Transpose", "x", "y", perm=[0, 1, 3, 2]))
+    monkeypatch.setitem(emitters.EMITTERS, "Transpose", losing(lambda size: size))
+    draft(case, PICTURE)
+    monkeypatch.setitem(emitters.EMITTERS, "Transpose", losing(LOSSES[name]))
+    with pytest.raises(NotCoveredError, match=r"'Transpose:y'.*batch=2.*batch=") as refusal:
+        draft(case, PICTURE)
+    assert set(refusal.value.reasons) == {"Transpose:y"}
