@@ -20,6 +20,7 @@ from onnx.parser import parse_function
 
 from calibration.table import read_table
 from device.executors import cuda
+from device.manifest import DimRange
 from device.session import open_session
 from toolkit.build import BuildOptions, BuildResult, build_engine
 from toolkit.errors import PluginError
@@ -28,6 +29,7 @@ from toolkit.gpu.compile import compile_kernels, has_compiler
 from toolkit.gpu.cuda_source import COMPILERS, CudaCompiler, compile_source, find_compiler
 from toolkit.gpu.errors import CompileError, NotCoveredError
 from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.gpu.shapes import traces_of
 from toolkit.importer import import_model
 from toolkit.int8.ranges import RangeOptions
 from toolkit.lower import lower_segments
@@ -61,7 +63,10 @@ def call(plugin: Plugin, inputs: str, output: str, **attributes: object) -> onnx
 
 
 def write(
-    path: Path, nodes: Sequence[onnx.NodeProto], inputs: Mapping[str, tuple[int, ...]], rank: int
+    path: Path,
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Mapping[str, tuple[int | str, ...]],
+    rank: int,
 ) -> Path:
     save(path, nodes, dict(inputs), {"y": (None,) * rank})
     model = onnx.load(path)
@@ -111,13 +116,23 @@ def build(model: Path, profile: str = "laptop", **options: object) -> BuildResul
 
 
 def draft(
-    model: Path, plugins: Sequence[Plugin] = STEREO, precision: str = "fp16"
+    model: Path,
+    plugins: Sequence[Plugin] = STEREO,
+    precision: str = "fp16",
+    dims: Sequence[DimRange] = (),
 ) -> DraftedSegment:
-    graph, _ = run_passes(import_model(model, plugins=plugins).model)
+    graph, _ = run_passes(import_model(model, plugins=plugins, dims=dims).model)
     give_shapes(graph, plugins)
     homes = {str(node.name): "gpu0" for node in graph.graph}
     (piece,) = lower_segments(graph, homes, ["gpu0"])
-    return draft_segment(piece.onnx, piece.weights, gpu=ORIN, precision=precision, plugins=plugins)
+    return draft_segment(
+        piece.onnx,
+        piece.weights,
+        gpu=ORIN,
+        precision=precision,
+        plugins=plugins,
+        traces=traces_of(dims, plugins),
+    )
 
 
 @pytest.fixture
@@ -166,8 +181,8 @@ def test_tensors_are_converted_to_the_types_that_a_kernel_takes(tmp_path: Path) 
         one.spec.kernel: [kind.split(":")[0] for _, kind in one.spec.signature]
         for one in drafted.calls
     }
-    assert types["cost_volume"] == ["*fp16", "*fp16", "*fp16"]
-    assert types["soft_disparity"] == ["*fp32", "*fp32"]
+    assert types["cost_volume"] == ["*fp16", "*fp16", "*fp16", "i32", "i32"]
+    assert types["soft_disparity"] == ["*fp32", "*fp32", "i32", "i32"]
 
 
 @needs_triton
@@ -187,6 +202,37 @@ def test_the_example_s_triton_kernel_computes_what_its_function_does(
         assert found.shape == truth.shape
         difference = np.linalg.norm(found - truth)
         assert difference <= LIMITS[precision] * np.linalg.norm(truth)
+
+
+@needs_triton
+def test_the_example_s_triton_kernel_takes_every_size_of_a_range(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    dims = [
+        DimRange(name="batch", min=1, opt=2, max=3),
+        DimRange(name="height", min=2, opt=4, max=6),
+        DimRange(name="width", min=5, opt=60, max=90),
+    ]
+    sides = dict.fromkeys(("left", "right"), ("batch", 4, "height", "width"))
+    node = call(COST, "left right", "y", disparities=6)
+    model = write(tmp_path / "m.onnx", [node], sides, 4)
+    drafted = draft(model, precision="fp32", dims=dims)
+    between = tuple(int(rng.integers(dim.min, dim.max + 1)) for dim in dims)
+    for batch, height, width in ((1, 2, 5), (3, 6, 90), between):
+        feeds = pictures(rng, (batch, 4, height, width))
+        found = gpu_interpreter.run(drafted, feeds, (batch, height, width))["y"]
+        np.testing.assert_allclose(found, cost_of(feeds, 6), rtol=1e-4, atol=1e-5)
+
+
+def test_a_constant_that_follows_a_dynamic_dimension_is_refused(tmp_path: Path) -> None:
+    def launches(node: Node) -> list[Launch]:
+        made = launch(node, EXAMPLE.with_name("cost_volume.py"), y=node.outputs[0])
+        return [replace(made, constants={"ROWS": node.input(0).shape[0]})]
+
+    model = write(tmp_path / "m.onnx", [call(doubler(), "x", "y")], {"x": ("rows", 3)}, 2)
+    dims = [DimRange(name="rows", min=1, opt=2, max=3)]
+    with pytest.raises(NotCoveredError, match="'ROWS' of kernel odd follows a dynamic dimension"):
+        draft(model, [doubler(launches=launches)], dims=dims)
 
 
 @needs_triton
@@ -221,12 +267,12 @@ def test_each_compiler_of_cuda_makes_cubins_without_a_gpu(
         pytest.skip(f"{find.__name__} is not installed")
     monkeypatch.setattr(cuda_source, "COMPILERS", (find,))
     file = EXAMPLE.with_name("soft_disparity.cu")
-    constants = {"DISPARITIES": 5, "PIXELS": 64, "BATCH": 2}
+    constants = {"DISPARITIES": 5}
     cubin = compile_source(file, "soft_disparity", constants, 87)
     assert cubin.startswith(b"\x7fELF")
-    assert cubin != compile_source(file, "soft_disparity", {**constants, "DISPARITIES": 6}, 87)
-    with pytest.raises(CompileError, match=r"soft_disparity.cu\(\d+\): error: .*\"BATCH\""):
-        compile_source(file, "soft_disparity", {"DISPARITIES": 5, "PIXELS": 64}, 87)
+    assert cubin != compile_source(file, "soft_disparity", {"DISPARITIES": 6}, 87)
+    with pytest.raises(CompileError, match=r"soft_disparity.cu\(\d+\): error: .*\"DISPARITIES\""):
+        compile_source(file, "soft_disparity", {}, 87)
     with pytest.raises(CompileError, match=r"holds no function .* soft"):
         compile_source(file, "soft", constants, 87)
 

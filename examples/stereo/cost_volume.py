@@ -10,24 +10,24 @@ def cost_volume(
     left,
     right,
     cost,
+    height,
+    width,
     DISPARITIES: tl.constexpr,
     CHANNELS: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """A block makes COLUMNS pixels of a row for all d: what it reads of `left` stays in cache."""
     x = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     y = tl.program_id(1)
     n = tl.program_id(2)
-    inside = x < WIDTH
-    row = (n * CHANNELS * HEIGHT + y) * WIDTH + x
+    inside = x < width
+    row = (n * CHANNELS * height + y) * width + x
     for d in range(DISPARITIES):
         total = tl.zeros((COLUMNS,), tl.float32)
         for c in range(CHANNELS):
-            at = row + c * HEIGHT * WIDTH
+            at = row + c * height * width
             a = tl.load(left + at, inside, 0.0).to(tl.float32)
             b = tl.load(right + at - d, inside & (x >= d), 0.0).to(tl.float32)
             total += a * b
-        to = ((n * DISPARITIES + d) * HEIGHT + y) * WIDTH + x
+        to = ((n * DISPARITIES + d) * height + y) * width + x
         tl.store(cost + to, (total / CHANNELS).to(cost.dtype.element_ty), inside)

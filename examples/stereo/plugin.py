@@ -82,12 +82,16 @@ def cost_volume_launches(node: Node) -> Sequence[Launch]:
         Launch(
             Kernel(FOLDER / "cost_volume.py", "cost_volume"),
             grid=(-(-width // COLUMNS), height, batch),
-            arguments={"left": node.input(0), "right": node.input(1), "cost": node.outputs[0]},
+            arguments={
+                "left": node.input(0),
+                "right": node.input(1),
+                "cost": node.outputs[0],
+                "height": height,
+                "width": width,
+            },
             constants={
                 "DISPARITIES": int(node.number("disparities")),
                 "CHANNELS": channels,
-                "HEIGHT": height,
-                "WIDTH": width,
                 "COLUMNS": COLUMNS,
             },
         )
@@ -107,8 +111,13 @@ def soft_disparity_launches(node: Node) -> Sequence[Launch]:
         Launch(
             Kernel(FOLDER / "soft_disparity.cu", "soft_disparity"),
             grid=(-(-batch * height * width // THREADS), 1, 1),
-            arguments={"cost": node.input(0), "disparity": node.outputs[0]},
-            constants={"DISPARITIES": disparities, "PIXELS": height * width, "BATCH": batch},
+            arguments={
+                "cost": node.input(0),
+                "disparity": node.outputs[0],
+                "batch": batch,
+                "pixels": height * width,
+            },
+            constants={"DISPARITIES": disparities},
             warps=THREADS // 32,
         )
     ]

@@ -13,6 +13,7 @@ from toolkit.gpu.dtypes import is_float
 from toolkit.gpu.emitters import Emitter
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.fusion import Group
+from toolkit.gpu.sizes import Size
 from toolkit.gpu.view import View, row_major
 from toolkit.plugins import Kernel, Launch, Node, Plugin, Tensor
 from toolkit.plugins.functions import complete_attributes
@@ -115,6 +116,12 @@ def _call(
                 f"{plugin.title}: the argument {name!r} of kernel {launch.kernel.function} is "
                 f"{value!r}; give a tensor of the node, or an integer"
             )
+    dynamic = [name for name, value in launch.constants.items() if isinstance(value, Size)]
+    if dynamic:
+        raise NotCoveredError(
+            f"{plugin.title}: the constant {dynamic[0]!r} of kernel {launch.kernel.function} "
+            "follows a dynamic dimension; give it to the kernel as an argument"
+        )
     call = draft.make_call(
         launch.kernel.function,
         launch.grid,

@@ -8,8 +8,10 @@ from device.profile import Profile
 from toolkit.gpu.compile import Progress, has_compiler
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.gpu import GpuTarget
-from toolkit.gpu.lower import DraftedSegment, GpuSegment, compile_segment, draft_segment
+from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.gpu.finish import GpuSegment, compile_segment
 from toolkit.gpu.shapes import Trace, traces_of, with_steps
+from toolkit.gpu.tactics import TacticOptions
 from toolkit.lower import LoweredSegment
 from toolkit.planning.segments import PlannedSegment
 from toolkit.plugins import Plugin
@@ -40,11 +42,13 @@ def lower_gpu_segments(
     portable: Collection[str] = (),
     dims: Sequence[DimRange] = (),
     plugins: Sequence[Plugin] = (),
+    tactics: TacticOptions | None = None,
 ) -> GpuSegments:
     """Make kernels for every segment that is planned on the GPU and not among `portable`.
 
     `dims`: the engine's dynamic dimensions. Raises CompileError: a kernel does not compile, or does
-    not fit the GPU of the profile; PluginError: a plugin fails.
+    not fit the GPU of the profile; PluginError: a plugin fails; BuildError: a workspace does not
+    keep the limit of `tactics`.
     """
     on_gpu = [
         (segment, piece)
@@ -60,11 +64,13 @@ def lower_gpu_segments(
                 "pip install 'tandem-edge[gpu-build]'",
             )
         )
-    gpu = GpuTarget(profile.gpu.sm, profile.gpu.sm_count.value)
+    tactics = tactics or TacticOptions()
+    gpu = GpuTarget(profile.gpu.sm, profile.gpu.sm_count.value, exhaustive=tactics.exhaustive)
     drafted: dict[str, DraftedSegment] = {}
     refused: dict[str, str] = {}
-    dims = with_steps([(piece.onnx, piece.weights) for piece in lowered], dims) if dims else ()
-    traces = trace_segments(lowered, dims)
+    pairs = [(piece.onnx, piece.weights) for piece in lowered]
+    dims = with_steps(pairs, dims, plugins) if dims else ()
+    traces = trace_segments(lowered, dims, plugins)
     for segment, piece in on_gpu:
         try:
             drafted[segment.name] = draft_segment(
@@ -83,7 +89,12 @@ def lower_gpu_segments(
     for segment, _ in on_gpu:
         try:
             found[segment.name] = compile_segment(
-                segment.name, drafted[segment.name], gpu=gpu, on_progress=on_progress
+                segment.name,
+                drafted[segment.name],
+                gpu=gpu,
+                dims=dims,
+                tactics=tactics,
+                on_progress=on_progress,
             )
         except NotCoveredError as error:
             refused |= _refused(segment, error)
@@ -97,11 +108,12 @@ def _found(segments: Mapping[str, GpuSegment], dims: Sequence[DimRange]) -> GpuS
         for dim in dims
         if dim.step > 1
     )
-    return GpuSegments(segments, notes=notes, dims=tuple(dims))
+    chosen = tuple(note for segment in segments.values() for note in segment.notes)
+    return GpuSegments(segments, notes=notes + chosen, dims=tuple(dims))
 
 
 def trace_segments(
-    lowered: Sequence[LoweredSegment], dims: Sequence[DimRange]
+    lowered: Sequence[LoweredSegment], dims: Sequence[DimRange], plugins: Sequence[Plugin] = ()
 ) -> dict[str, tuple[Trace, ...]]:
     """Return what is known before each segment at the points at which it is drafted.
 
@@ -109,7 +121,7 @@ def trace_segments(
     results.
     """
     found: dict[str, tuple[Trace, ...]] = {}
-    traces = traces_of(dims)
+    traces = traces_of(dims, plugins)
     for piece in lowered:
         found[piece.name] = traces
         traces = tuple(trace.after(piece.onnx, piece.weights) for trace in traces)

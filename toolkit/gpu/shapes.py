@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnx_ir as ir
 from msgspec import structs
 from onnx import TensorProto, TypeProto, defs, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -21,6 +22,8 @@ from onnx.reference import ReferenceEvaluator
 from device.manifest import DimRange
 from toolkit.gpu.shape_rules import RULES, VALUES, Node, Unknown
 from toolkit.gpu.sizes import Space
+from toolkit.plugins import Plugin, Tensor
+from toolkit.plugins.functions import shapes_of
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -29,6 +32,7 @@ _MOST_VALUES = 256  # of a tensor that is taken for sizes
 _INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 _REALS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16)
 _STEPS = (2, 4, 8, 16, 32, 64)  # of dimensions, tried in this order: networks halve sizes
+_ONNX_DOMAINS = ("", "ai.onnx")
 _MOST_CORNERS = 3  # dimensions of which all combinations of ends are tried
 
 
@@ -57,6 +61,7 @@ class Trace:
 
     space: Space
     known: Known = field(default_factory=Known)
+    plugins: tuple[Plugin, ...] = ()
 
     def after(self, segment: bytes, weights: Mapping[str, Array]) -> "Trace":
         """Return the trace with all tensors of a segment."""
@@ -64,7 +69,7 @@ class Trace:
         return replace(self, known=infer_sizes(model, weights, self))
 
 
-def traces_of(dims: Sequence[DimRange]) -> tuple[Trace, ...]:
+def traces_of(dims: Sequence[DimRange], plugins: Sequence[Plugin] = ()) -> tuple[Trace, ...]:
     """Return the points at which a segment is drafted, the one that blocks are chosen for first.
 
     They are the opt, the ends in all combinations (of more than three dimensions: all least and
@@ -82,26 +87,28 @@ def traces_of(dims: Sequence[DimRange]) -> tuple[Trace, ...]:
         tuple(max(n // dim.step * dim.step, dim.min) for n, dim in zip(point, dims, strict=True))
         for point in found
     )
-    return tuple(Trace(Space(tuple(dims), point)) for point in points)
+    return tuple(Trace(Space(tuple(dims), point), plugins=tuple(plugins)) for point in points)
 
 
 def with_steps(
-    segments: Sequence[tuple[bytes, Mapping[str, Array]]], dims: Sequence[DimRange]
+    segments: Sequence[tuple[bytes, Mapping[str, Array]]],
+    dims: Sequence[DimRange],
+    plugins: Sequence[Plugin] = (),
 ) -> tuple[DimRange, ...]:
     """Return the dimensions with the least steps that make the most shapes known.
 
     Tensors that are halved and doubled again fit others at some sizes only. `segments`: ONNX and
     weights of all of them in running order.
     """
-    best, fewest = tuple(dims), _unknown(segments, dims)
+    best, fewest = tuple(dims), _unknown(segments, dims, plugins)
     for step in _STEPS if fewest else ():
         stepped = tuple(_stepped(dim, step) for dim in dims)
-        count = _unknown(segments, stepped)
+        count = _unknown(segments, stepped, plugins)
         if count < fewest:
             best, fewest = stepped, count
     for place, dim in enumerate(dims):
         without = (*best[:place], dim, *best[place + 1 :])
-        if without != best and _unknown(segments, without) == fewest:
+        if without != best and _unknown(segments, without, plugins) == fewest:
             best = without
     return best
 
@@ -111,10 +118,12 @@ def _stepped(dim: DimRange, step: int) -> DimRange:
 
 
 def _unknown(
-    segments: Sequence[tuple[bytes, Mapping[str, Array]]], dims: Sequence[DimRange]
+    segments: Sequence[tuple[bytes, Mapping[str, Array]]],
+    dims: Sequence[DimRange],
+    plugins: Sequence[Plugin],
 ) -> int:
     """Return how many tensors have no known shape, at the sizes that blocks are chosen for."""
-    trace, count = traces_of(dims)[0], 0
+    trace, count = traces_of(dims, plugins)[0], 0
     for onnx_bytes, weights in segments:
         trace = trace.after(onnx_bytes, weights)
         made = (
@@ -147,6 +156,9 @@ class _Inference:
         self._space = trace.space
         self._opsets = list(model.opset_import)
         self._places = {dim.name: place for place, dim in enumerate(trace.space.dims)}
+        declared = (*model.graph.value_info, *model.graph.output)
+        self._declared = {value.name: value for value in declared}
+        self._plugins = {plugin.title: plugin for plugin in trace.plugins}
         self._names: dict[int, str] = {}  # a formula -> what ONNX's inference calls it
         self._sizes: dict[str, int] = {}
         self.shapes = dict(trace.known.shapes)
@@ -185,6 +197,11 @@ class _Inference:
         if proto.op_type == "Constant" and proto.attribute[0].name == "value":
             self.add_constant(proto.attribute[0].t, None, proto.output[0])
             return
+        if proto.domain not in _ONNX_DOMAINS:
+            self._add_plugged(proto)
+            return
+        if any(name and name not in self.types for name in proto.input):
+            return
         node = self._node(proto)
         inferred = self._inferred(proto, fixed=False) or {}
         ruled = self._ruled(node)
@@ -198,6 +215,25 @@ class _Inference:
             if shape is not None and real is not None and _agree(shape, real.get(name)):
                 self.shapes[name] = shape
         self._add_values(proto, node)
+
+    def _add_plugged(self, proto: onnx.NodeProto) -> None:
+        """Note the results of a plugin's operator, by its shape function; of others nothing."""
+        plugin = self._plugins.get(f"{proto.domain}::{proto.op_type}")
+        read = [name for name in proto.input if name]
+        if plugin is None or any(name not in self.shapes for name in read):
+            return
+        inputs = [
+            Tensor(name, helper.tensor_dtype_to_np_dtype(self.types[name]).name, self.shapes[name])
+            if name
+            else None
+            for name in proto.input
+        ]
+        attributes = [ir.from_proto(one) for one in proto.attribute]
+        shapes = shapes_of(plugin, proto.name, inputs, attributes, len(proto.output))
+        for name, shape in zip(proto.output, shapes, strict=True):
+            if name in self._declared:
+                self.types[name] = self._declared[name].type.tensor_type.elem_type
+                self.shapes[name] = shape
 
     def _add_values(self, proto: onnx.NodeProto, node: Node) -> None:
         """Note the values of a result, if it is computed from sizes and constants alone."""

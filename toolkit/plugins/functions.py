@@ -1,13 +1,13 @@
 """Plugins in a model: their functions beside the graph, and the shapes of their outputs."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
 
 from toolkit.errors import PluginError, first_line
 from toolkit.passes.shapes import infer_shapes
-from toolkit.plugins import Attribute, Node, Plugin, Tensor
+from toolkit.plugins import Attribute, Node, Plugin, Shape, Tensor
 
 IR_VERSION = 8  # the first that knows functions
 _DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -59,6 +59,33 @@ def give_shapes(model: ir.Model, plugins: Sequence[Plugin]) -> None:
     found = [(node, plugin) for node, plugin in calls.items() if plugin is not None]
     while [node for node, plugin in found if _give(node, plugin)]:
         infer_shapes(model)  # what comes after may be known now
+
+
+def shapes_of(
+    plugin: Plugin,
+    node: str,
+    inputs: Sequence[Tensor | None],
+    attributes: Iterable[ir.Attr],
+    count: int,
+) -> tuple[Shape, ...]:
+    """Return the shapes of a node's `count` outputs, as the plugin says.
+
+    Raises PluginError: its shape function fails, or gives another number of them.
+    """
+    given = {attr.name: _value(plugin, node, attr) for attr in attributes}
+    seen = Node(node, tuple(inputs), (), complete_attributes(plugin, node, given))
+    try:
+        shapes = tuple(tuple(shape) for shape in plugin.shapes(seen))
+    except Exception as error:
+        raise PluginError(
+            f"{plugin.title}: its shape function fails on node {node!r}: {first_line(error)}"
+        ) from error
+    if len(shapes) != count:
+        raise PluginError(
+            f"{plugin.title}: its shape function gives {len(shapes)} shapes for node {node!r}, "
+            f"which has {count} outputs"
+        )
+    return shapes
 
 
 def complete_attributes(
@@ -123,20 +150,8 @@ def _give(node: ir.Node, plugin: Plugin) -> bool:
     pairs = zip(inputs, node.inputs, strict=True)
     if any(one is None and value is not None for one, value in pairs):
         return False  # dynamic, or waiting for others
-    name = str(node.name)
-    given = {key: _value(plugin, name, attr) for key, attr in node.attributes.items()}
-    seen = Node(name, tuple(inputs), (), complete_attributes(plugin, name, given))
-    try:
-        shapes = [tuple(shape) for shape in plugin.shapes(seen)]
-    except Exception as error:
-        raise PluginError(
-            f"{plugin.title}: its shape function fails on node {node.name!r}: {first_line(error)}"
-        ) from error
-    if len(shapes) != len(node.outputs):
-        raise PluginError(
-            f"{plugin.title}: its shape function gives {len(shapes)} shapes for node "
-            f"{node.name!r}, which has {len(node.outputs)} outputs"
-        )
+    attributes = node.attributes.values()
+    shapes = shapes_of(plugin, str(node.name), inputs, attributes, len(node.outputs))
     made = zip(node.outputs, shapes, strict=True)
     return [value for value, shape in made if _agree(plugin, value, shape)] != []
 
