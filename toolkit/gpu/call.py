@@ -20,6 +20,8 @@ KERNELS: dict[str, str] = {
     "scatter": "gather",
     "pad": "pad",
     "resample": "resample",
+    "grid_sample": "grid_sample",
+    "scan": "scan",
     "softmax": "softmax",
     "normalize": "normalization",
     "normalize_locally": "normalization",

@@ -17,6 +17,20 @@ def emit_same(draft: Draft, group: Group) -> None:
     draft.views[op.outputs[0]] = draft.read(op.inputs[0])
 
 
+def emit_bit_cast(draft: Draft, group: Group) -> None:
+    """BitCast: the same bits as another type of the same width."""
+    op = group.root_operation
+    source, target = (draft.network.dtypes[name] for name in (op.inputs[0], op.outputs[0]))
+    view = draft.read(op.inputs[0])
+    made = replace(view, dtype=target)
+    if view.dtype != source or draft.stored(target) != target or made.item_bytes != view.item_bytes:
+        raise NotCoveredError(
+            f"node {op.name!r} (BitCast) takes {source} as {target}, of which kernels hold "
+            f"{view.dtype} and {draft.stored(target)}"
+        )
+    draft.views[op.outputs[0]] = made
+
+
 def emit_reshape(draft: Draft, group: Group) -> None:
     """Reshape, Flatten, Squeeze, Unsqueeze: a view, after a copy where pixels lie otherwise."""
     _reshape(draft, group, draft.read(group.root_operation.inputs[0]))

@@ -1,0 +1,91 @@
+"""Values of pictures, or of volumes, at the points of a grid (ONNX, operator GridSample).
+
+    y[p] = sum over taps t of  w(c - t) x[f(t)],   c = (g[p] + 1) (SIZE - 1) / 2       ALIGN
+                                                   c = ((g[p] + 1) SIZE - 1) / 2       else
+
+in each dimension: the taps are the integers next to c, w is 1 for the nearest, 1 - |d|, or the
+cubic of R. Keys (1981) with a = -0.75. f mirrors what is outside, takes the nearest inside, or
+leaves it out.
+"""
+
+import triton
+import triton.language as tl
+
+from toolkit.gpu.kernels.functions import whole
+from toolkit.gpu.kernels.walk import walk
+
+
+@triton.jit
+def _coordinate(g, SIZE: tl.constexpr, ALIGN: tl.constexpr, MODE: tl.constexpr):
+    if ALIGN:
+        c = 0.5 * (g + 1.0) * (SIZE - 1)
+    else:
+        c = 0.5 * ((g + 1.0) * SIZE - 1.0)
+    c = tl.where(tl.abs(c) < 1e6, c, -1e6)  # a number that has an integer; NaN has none
+    if MODE == "nearest":
+        c = whole(c)
+    return c
+
+
+@triton.jit
+def _weight(d, MODE: tl.constexpr):
+    d = tl.abs(d)
+    if MODE == "nearest":
+        w = tl.zeros_like(d) + 1.0
+    elif MODE == "linear":
+        w = 1.0 - d
+    else:
+        near = (1.25 * d - 2.25) * d * d + 1.0
+        far = -0.75 * (((d - 5.0) * d + 8.0) * d - 4.0)
+        w = tl.where(d <= 1.0, near, far)
+    return w
+
+
+@triton.jit
+def _inside(t, SIZE: tl.constexpr, ALIGN: tl.constexpr, PADDING: tl.constexpr):
+    """Return the index that a tap reads; what has none stays outside."""
+    if PADDING == "reflection":
+        EDGE: tl.constexpr = 1 if ALIGN else 0  # the first and the last element are not repeated
+        PERIOD: tl.constexpr = 2 * (SIZE - EDGE) if SIZE > EDGE else 1
+        t = (t % PERIOD + PERIOD) % PERIOD
+        t = tl.where(t >= SIZE, PERIOD - 1 + EDGE - t, t)
+    elif PADDING == "border":
+        t = tl.where(t < 0, 0, tl.where(t >= SIZE, SIZE - 1, t))
+    return t
+
+
+@triton.jit
+def grid_sample(
+    x, points, y, elements,
+    SHAPE: tl.constexpr, X_STRIDES: tl.constexpr, G_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr,
+    SIZES: tl.constexpr, STEPS: tl.constexpr, G_STEP: tl.constexpr,
+    MODE: tl.constexpr, PADDING: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid: (blocks of results). SIZES and STEPS of the dimensions of a picture; one of the points
+    holds its place in the last of them first, G_STEP apart.
+    """
+    DIMS: tl.constexpr = len(SIZES)
+    TAPS: tl.constexpr = 1 if MODE == "nearest" else 2 if MODE == "linear" else 4
+    FIRST: tl.constexpr = -1 if MODE == "cubic" else 0
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < elements
+    source = x + walk(i, SHAPE, X_STRIDES)
+    point = points + walk(i, SHAPE, G_STRIDES)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for tap in range(TAPS**DIMS):
+        weight = tl.zeros((BLOCK,), tl.float32) + 1.0
+        place = tl.zeros((BLOCK,), tl.int32)
+        inside = mask
+        rest = tap
+        for back in tl.static_range(DIMS):
+            D: tl.constexpr = DIMS - 1 - back
+            g = tl.load(point + back * G_STEP, mask=mask, other=0.0).to(tl.float32)
+            c = _coordinate(g, SIZES[D], ALIGN, MODE)
+            t = tl.floor(c).to(tl.int32) + rest % TAPS + FIRST
+            weight *= _weight(c - t.to(tl.float32), MODE)
+            t = _inside(t, SIZES[D], ALIGN, PADDING)
+            inside = inside & (t >= 0) & (t < SIZES[D])
+            place += t * STEPS[D]
+            rest = rest // TAPS
+        total += weight * tl.load(source + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + walk(i, SHAPE, Y_STRIDES), total.to(y.dtype.element_ty), mask=mask)
