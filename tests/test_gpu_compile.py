@@ -15,7 +15,7 @@ from toolkit.gpu.call import Call, KernelSpec, Work
 from toolkit.gpu.compile import cache_folder, compile_kernels, compile_work, has_compiler
 from toolkit.gpu.errors import CompileError, NotCoveredError
 from toolkit.gpu.gpu import GpuTarget, sm_limits
-from toolkit.gpu.lower import GpuSegment, lower_gpu
+from toolkit.gpu.finish import GpuSegment, lower_gpu
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
 

@@ -21,7 +21,7 @@ from device.manifest import (
     largest_bytes,
 )
 from toolkit.errors import BuildError
-from toolkit.gpu.lower import GpuSegment
+from toolkit.gpu.finish import GpuSegment
 from toolkit.importer import IO_DTYPES
 from toolkit.lower import LoweredSegment
 from toolkit.memory import Lifetime, plan_memory

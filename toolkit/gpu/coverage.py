@@ -18,6 +18,7 @@ from toolkit.costs.bytes import tensor_bytes
 from toolkit.costs.model import CostModel
 from toolkit.gpu.compile import Progress
 from toolkit.gpu.segments import GpuSegments, lower_gpu_segments
+from toolkit.gpu.tactics import TacticOptions
 from toolkit.int8.quantize import QuantizedModel
 from toolkit.lower import LoweredSegment, lower_segments
 from toolkit.node_view import NodeView, views
@@ -66,6 +67,7 @@ def cover_segments(
     *,
     dims: Sequence[DimRange] = (),
     plugins: Sequence[Plugin] = (),
+    tactics: TacticOptions | None = None,
     on_progress: Progress | None = None,
 ) -> Covered:
     """Lower a plan's segments, cut where nodes turn out to have no kernel.
@@ -73,7 +75,7 @@ def cover_segments(
     `quantizer` takes the segment of each node and returns the graph with its Q/DQ; `dims` are the
     dynamic dimensions. Every round knows of more such nodes; the last makes kernels for all pieces
     that are left with any.
-    Raises CompileError and PluginError as `toolkit.gpu.segments.lower_gpu_segments`.
+    Raises as `toolkit.gpu.segments.lower_gpu_segments`.
     """
     nodes = views(graph.graph)
     costs = CostModel(nodes, profile, precision=plan.precision, power_mode=plan.power_mode)
@@ -93,6 +95,7 @@ def cover_segments(
             portable=[piece.segment.name for piece in pieces if piece.portable],
             dims=dims,
             plugins=plugins,
+            tactics=tactics,
         )
         if not gpu.refused:
             return Covered(quantized, pieces, lowered, gpu)

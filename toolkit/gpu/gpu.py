@@ -79,10 +79,14 @@ _TF32 = 80  # the first SM whose tensor cores take FP32 operands, rounded to TF3
 
 @dataclass(frozen=True, slots=True)
 class GpuTarget:
-    """`sm` 87 is compute capability 8.7; `sm_count` the processors that a launch should fill."""
+    """`sm` 87 is compute capability 8.7; `sm_count` the processors that a launch should fill.
+
+    `exhaustive`: every tactic is wanted, not the best few by estimate.
+    """
 
     sm: int
     sm_count: int
+    exhaustive: bool = False
 
     @property
     def shared_bytes(self) -> int:

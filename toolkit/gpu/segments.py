@@ -7,9 +7,9 @@ from device.manifest import DimRange, Precision
 from device.profile import Profile
 from toolkit.gpu.compile import Progress, has_compiler
 from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.finish import GpuSegment, compile_segment
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.lower import DraftedSegment, draft_segment
-from toolkit.gpu.finish import GpuSegment, compile_segment
 from toolkit.gpu.shapes import Trace, traces_of, with_steps
 from toolkit.gpu.tactics import TacticOptions
 from toolkit.lower import LoweredSegment

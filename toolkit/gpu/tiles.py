@@ -86,7 +86,8 @@ def product_tiles(product: Product, gpu: GpuTarget) -> tuple[Tile, ...]:
     """Return the best tiles by estimate, the best first."""
     tiles = [_tile(product, *shape, gpu) for shape in _SHAPES if _fits(product, shape, gpu)]
     tiles.sort(key=lambda tile: estimate_cycles(product, tile, gpu))
-    return tuple(tiles[: _CARRIED if gpu.has_matrix_units else 1])
+    carried = _CARRIED if gpu.has_matrix_units else 1
+    return tuple(tiles if gpu.exhaustive else tiles[:carried])
 
 
 def estimate_cycles(product: Product, tile: Tile, gpu: GpuTarget) -> float:

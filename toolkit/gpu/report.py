@@ -1,0 +1,117 @@
+"""What the static checks say of a segment's kernels and memory, without a GPU."""
+
+import msgspec
+
+from toolkit.gpu.finish import GpuSegment
+from toolkit.gpu.occupancy import Limit, occupancy
+
+
+class KernelReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One kernel: what a block of it takes, and how many warps an SM holds of it.
+
+    `registers` and `spill_bytes` (local memory) are of one thread; they and what follows from them
+    are None where Triton came without the tool that reads them. `nodes` are the first that it
+    computes. `occupancy` is a share of 1, and `bound_by` what it runs out of.
+    """
+
+    function: str
+    nodes: tuple[str, ...]
+    threads: int
+    shared_bytes: int
+    registers: int | None
+    spill_bytes: int | None
+    blocks: int | None
+    occupancy: float | None
+    bound_by: Limit | None
+
+
+class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One segment: its kernels, its pieces of work with their tactics, its memory in bytes.
+
+    `largest_live_bytes` is the most that is alive at once: the workspace cannot be smaller.
+    """
+
+    segment: str
+    sm: int
+    works: int
+    tactics: int
+    workspace_bytes: int
+    largest_live_bytes: int
+    weights_bytes: int
+    kernels: tuple[KernelReport, ...]
+
+
+def report_segment(name: str, segment: GpuSegment) -> GpuReport:
+    """Look at a compiled segment; raises CompileError for an SM that is not known."""
+    one = segment.implementation
+    nodes: dict[int, tuple[str, ...]] = {}
+    for work in one.works:
+        for tactic in work.tactics:
+            for launch in tactic.launches:
+                nodes.setdefault(launch.kernel, work.nodes)
+    kernels = []
+    for at, kernel in enumerate(one.kernels):
+        found = (
+            None
+            if kernel.registers is None
+            else occupancy(
+                one.sm,
+                threads=kernel.threads,
+                registers=kernel.registers,
+                shared_bytes=kernel.shared_bytes,
+            )
+        )
+        kernels.append(
+            KernelReport(
+                function=kernel.function,
+                nodes=nodes.get(at, ()),
+                threads=kernel.threads,
+                shared_bytes=kernel.shared_bytes,
+                registers=kernel.registers,
+                spill_bytes=kernel.spill_bytes,
+                blocks=found.blocks if found else None,
+                occupancy=found.share if found else None,
+                bound_by=found.limit if found else None,
+            )
+        )
+    return GpuReport(
+        segment=name,
+        sm=one.sm,
+        works=len(one.works),
+        tactics=sum(len(work.tactics) for work in one.works),
+        workspace_bytes=segment.workspace_bytes,
+        largest_live_bytes=segment.largest_live_bytes,
+        weights_bytes=segment.entries[one.weights].nbytes,
+        kernels=tuple(kernels),
+    )
+
+
+def report_lines(report: GpuReport) -> list[str]:
+    """Say it in a few lines: memory, the lowest occupancy, and every kernel that spills."""
+    kernels = report.kernels
+    lines = [
+        f"GPU segment {report.segment} (sm_{report.sm}): {report.works} pieces of work, "
+        f"{report.tactics} tactics, {len(kernels)} kernels; weights {_mib(report.weights_bytes)}, "
+        f"workspace {_mib(report.workspace_bytes)} (at least {_mib(report.largest_live_bytes)} "
+        "alive at once)"
+    ]
+    known = [(k.occupancy, k.function, k) for k in kernels if k.occupancy is not None]
+    if not known:
+        return [*lines, "  registers and occupancy are not known: Triton came without cuobjdump"]
+    share, _, lowest = min(known, key=lambda row: row[:2])
+    lines.append(
+        f"  lowest occupancy {share:.0%}: {lowest.function}, {lowest.registers} registers, "
+        f"{lowest.shared_bytes} bytes of shared memory, {lowest.threads} threads "
+        f"(bound by {lowest.bound_by})"
+    )
+    spilling = sorted((k for k in kernels if k.spill_bytes), key=lambda k: -(k.spill_bytes or 0))
+    lines += [
+        f"  {kernel.function} spills {kernel.spill_bytes} bytes a thread "
+        f"({' '.join(kernel.nodes[:1]) or 'change of layout'})"
+        for kernel in spilling
+    ]
+    return lines if spilling else [*lines, "  no kernel spills registers"]
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.2f} MiB"

@@ -1,0 +1,101 @@
+"""Every allocation of a segment -> its place in one workspace, and what a limit leaves out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from toolkit.errors import BuildError
+from toolkit.gpu.call import Tactic, Work
+from toolkit.memory import Lifetime, plan_memory
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Work with its memory: `offsets` in bytes from the workspace's start, by allocation.
+
+    `largest_live_bytes` is the most that is alive at once: no workspace can be smaller.
+    """
+
+    work: tuple[Work, ...]
+    offsets: Mapping[str, int]
+    workspace_bytes: int
+    largest_live_bytes: int
+
+
+def fit_workspace(
+    work: Sequence[Work],
+    sizes: Mapping[str, int],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    limit: int | None = None,
+) -> Fitted:
+    """Place all allocations that the work touches; `sizes` are their bytes.
+
+    Tactics with memory of their own (scratch) go, the largest first, until the workspace keeps
+    `limit` bytes. Raises BuildError: it does not without them, either.
+    """
+    while True:
+        lives = _lifetimes(work, sizes, inputs, outputs)
+        memory = plan_memory(lives)
+        fitted = Fitted(
+            work=tuple(work),
+            offsets={buffer.tensor: buffer.offset for buffer in memory.buffers},
+            workspace_bytes=memory.arena_bytes,
+            largest_live_bytes=_largest_live(lives),
+        )
+        if limit is None or memory.arena_bytes <= limit:
+            return fitted
+        less = _without_largest_scratch(work, sizes)
+        if less is None:
+            raise BuildError(
+                f"the GPU workspace takes {memory.arena_bytes} bytes, the limit is {limit}; "
+                f"{fitted.largest_live_bytes} bytes are alive at once whatever is done. Raise "
+                "--workspace-mib, or build for a smaller batch or picture"
+            )
+        work = less
+
+
+def _lifetimes(
+    work: Sequence[Work], sizes: Mapping[str, int], inputs: Sequence[str], outputs: Sequence[str]
+) -> tuple[Lifetime, ...]:
+    """Return from which piece of work to which every allocation is in use."""
+    first = dict.fromkeys(inputs, 0)
+    last = dict(first)
+    for at, one in enumerate(work):
+        for base in one.touched:
+            first.setdefault(base, at)
+            last[base] = at
+    last.update(dict.fromkeys(outputs, len(work)))
+    return tuple(Lifetime(base, sizes[base], first[base], last[base]) for base in first)
+
+
+def _largest_live(lives: Sequence[Lifetime]) -> int:
+    starts = {life.first for life in lives}
+    return max(
+        (sum(one.bytes for one in lives if one.first <= at <= one.last) for at in starts), default=0
+    )
+
+
+def _without_largest_scratch(
+    work: Sequence[Work], sizes: Mapping[str, int]
+) -> tuple[Work, ...] | None:
+    """Return the work without the tactic that has the most memory of its own, None without any."""
+    found = [
+        (sum(sizes[base] for base in _scratch(tactic, one)), at, number)
+        for at, one in enumerate(work)
+        for number, tactic in enumerate(one.tactics)
+    ]
+    largest, at, number = max(found, default=(0, 0, 0))
+    if not largest:
+        return None
+    tactics = work[at].tactics
+    left = replace(work[at], tactics=(*tactics[:number], *tactics[number + 1 :]))
+    return (*work[:at], left, *work[at + 1 :])
+
+
+def _scratch(tactic: Tactic, work: Work) -> set[str]:
+    """Return the allocations that only this tactic of the work touches."""
+    if len(work.tactics) == 1:
+        return set()
+    others = (one for one in work.tactics if one is not tactic)
+    taken = {base for one in others for call in one for base in (*call.reads, *call.writes)}
+    return {base for call in tactic for base in (*call.reads, *call.writes)} - taken
