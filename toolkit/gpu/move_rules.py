@@ -207,21 +207,6 @@ def reversed_sequence(around: Surroundings, op: Operation, made: Rewriting) -> R
     return ()
 
 
-def compressed(around: Surroundings, op: Operation, made: Rewriting) -> Replaced:
-    """Compress(x, constant condition) -> Gather of the places where it holds."""
-    condition = around.network.constants.get(op.input(1)) if op.kind == "Compress" else None
-    if condition is None:
-        return None
-    output, source = op.outputs[0], op.inputs[0]
-    places = made.constant(f"{output} (places)", np.flatnonzero(condition))
-    if "axis" not in op.attributes:
-        count = int(np.prod(made.shapes[source]))
-        flat = made.tensor(f"{output} (flat)", (count,), made.dtypes[source])
-        source = made.add(op, "Reshape", (source,), flat)
-    made.add(op, "Gather", (source, places), output, {"axis": op.integer("axis", 0)})
-    return ()
-
-
 def dropout(around: Surroundings, op: Operation, made: Rewriting) -> Replaced:
     """Dropout(x) -> x, outside of training; its mask is all ones."""
     training = around.network.constants.get(op.input(2), np.array(False))
@@ -253,7 +238,6 @@ MOVE_RULES: tuple[Rule, ...] = (
     eye,
     one_hot,
     reversed_sequence,
-    compressed,
     dropout,
     cast_like,
 )

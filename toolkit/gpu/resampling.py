@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[np.float64]
+_ROUNDING = 1e-5  # of coordinates, whose scales are given in FP32: this near an end is inside
 Mode = Literal["nearest", "linear", "cubic"]
 
 
@@ -61,7 +62,7 @@ def table_of(axis: Axis, how: Filter) -> Table:
         places, weights = _weighted(x, how, axis.size, stretch)
     found = np.clip(places, 0, axis.size - 1).astype(np.int32)
     if how.coordinates == "tf_crop_and_resize":
-        found[(x < 0) | (x > axis.size - 1)] = -1
+        found[(x < -_ROUNDING) | (x > axis.size - 1 + _ROUNDING)] = -1
     return Table(found, None if weights is None else weights.astype(np.float32))
 
 
