@@ -68,8 +68,8 @@ class Tile:
 class Product:
     """A product of matrices, or `products` of them, to choose a tile for.
 
-    `depth` is summed in runs of `run` that lie side by side (a product: all of it; a convolution:
-    the channels under one tap). `item_bytes` of an operand, `stored_bytes` of what is read and
+    `depth` products are summed for each result, `run` of them with numbers that no other row reads
+    (a convolution: under one tap). `item_bytes` of an operand, `stored_bytes` of what is read and
     written for each result: itself and a residual.
     """
 
@@ -143,14 +143,10 @@ def _tile(product: Product, rows: int, columns: int, warps: int, gpu: GpuTarget)
 
 
 def _depth(product: Product, gpu: GpuTarget) -> int:
-    """Products at a time: a whole line, or what divides the run if that is not much less."""
+    """Products at a time: a whole line, or the depth if it is less."""
     least = _LEAST_DEPTH[product.item_bytes]
     most = _DEEPEST_BYTES // product.item_bytes if gpu.has_matrix_units else least
-    depth = max(least, min(most, power_of_two(product.depth)))
-    dividing = opt(product.run) & -opt(product.run)  # the largest power of two that divides it
-    if product.run != product.depth and dividing * product.item_bytes >= 32:
-        return max(least, min(depth, dividing))
-    return depth
+    return max(least, min(most, power_of_two(product.depth)))
 
 
 def _blocks_at_once(product: Product, tile: Tile, gpu: GpuTarget) -> int:

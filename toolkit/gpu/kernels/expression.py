@@ -237,9 +237,13 @@ def _is_nan(a):
 
 @triton.jit
 def _round_int8(a):
-    """Round to the nearest whole number in -128..127, halves to even."""
-    a = tl.minimum(tl.maximum(a, -128.0), 127.0)
-    return (a + 12582912.0) - 12582912.0  # 1.5 * 2**23: no float32 so large has a fraction
+    """Round to the nearest whole number in -128..127, halves to even; the result is int32.
+
+    No float32 as large as 1.5 * 2**23 has a fraction, so the sum rounds, and its last bits are the
+    number. GPUs convert floats to integers eight times as slowly as they add.
+    """
+    a = tl.minimum(tl.maximum(a, -128.0), 127.0) + 12582912.0
+    return a.to(tl.int32, bitcast=True) - 0x4B400000
 
 
 @triton.jit
@@ -269,6 +273,19 @@ def add_product(total, a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def as_float(a):
+    """Return the numbers as float32.
+
+    Bytes become the last bits of 1.5 * 2**23: GPUs convert them eight times as slowly as they add.
+    """
+    if a.dtype == tl.int8:
+        result = (a.to(tl.int32) + 0x4B400000).to(tl.float32, bitcast=True) - 12582912.0
+    else:
+        result = a.to(tl.float32)
+    return result
+
+
+@triton.jit
 def store_rows(
     total, bias, scale, residual, y, row, column, rows, COLUMNS: tl.constexpr,
     Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr, STEPS: tl.constexpr,
@@ -286,7 +303,7 @@ def store_rows(
         total = total.to(tl.float32) * factor[None, :]
     if residual is not None:
         place = row[:, None] * R_PITCH + column[None, :]
-        operand = tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+        operand = as_float(tl.load(residual + place, mask=inside, other=0))
         total = evaluate((total, operand), STEPS)
     else:
         total = evaluate((total,), STEPS)
