@@ -14,8 +14,8 @@ import toolkit.gpu.compile as compiling
 from toolkit.gpu.call import Call, KernelSpec, Work
 from toolkit.gpu.compile import cache_folder, compile_kernels, compile_work, has_compiler
 from toolkit.gpu.errors import CompileError, NotCoveredError
-from toolkit.gpu.gpu import GpuTarget, sm_limits
 from toolkit.gpu.finish import GpuSegment, lower_gpu
+from toolkit.gpu.gpu import GpuTarget, sm_limits
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
 

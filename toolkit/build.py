@@ -42,6 +42,8 @@ from toolkit.assemble import assemble
 from toolkit.errors import BuildError, first_line
 from toolkit.gpu.coverage import cover_segments, coverage_notes, place_in_pieces
 from toolkit.gpu.cuda_source import find_compiler
+from toolkit.gpu.report import GpuReport, report_segment
+from toolkit.gpu.tactics import TacticOptions
 from toolkit.importer import ImportedModel, import_model
 from toolkit.int8.adjust import adjusted_for, adjusts_only
 from toolkit.int8.best import best_options, idle_nodes, kept_nodes
@@ -77,7 +79,7 @@ class BuildOptions:
     `table` goes before `data`. `dummy_ranges` stand in for measured ones: the engine is good for
     timing only, and says so. `shapes` and `dims` as in `toolkit.importer.import_model`.
     `plan`: what the plan aims at; its precision and TensorRT are those of the build. `plugins`:
-    operators that the model has beside those of ONNX.
+    operators that the model has beside those of ONNX. `tactics`: what GPU kernels to choose among.
     """
 
     precision: Precision | Literal["best"] | None = None
@@ -90,6 +92,7 @@ class BuildOptions:
     dims: tuple[DimRange, ...] = ()
     plan: PlanOptions = field(default_factory=PlanOptions)
     plugins: tuple[Plugin, ...] = ()
+    tactics: TacticOptions = field(default_factory=TacticOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,8 @@ class ScaleEffect:
 class BuildResult:
     """The engine that was written, and everything to say about it.
 
-    `kept`: the nodes of an INT8 engine that stay in floating point, with the reasons.
+    `kept`: the nodes of an INT8 engine that stay in floating point, with the reasons. `gpu`: the
+    kernels and the memory of each segment that has any.
     """
 
     path: Path
@@ -121,6 +125,7 @@ class BuildResult:
     calibration: Ranges | None
     scale_rules: ScaleEffect
     kept: Mapping[str, str] = field(default_factory=dict)
+    gpu: tuple[GpuReport, ...] = ()
 
 
 def build_engine(
@@ -155,25 +160,26 @@ def build_engine(
     plan = _planned(calibrated, job)
     report("lower", 0.0)
     unified = _unify(calibrated, plan)
-    manifest, entries, gpu_notes = _compile(calibrated, plan, unified.amax, passes, job)
+    compiled = _compile(calibrated, plan, unified.amax, passes, job)
     ranges = calibrated.ranges
     report("write", 0.0)
     sample = ranges.sample if ranges is not None else None
-    _write(path, manifest, entries, model=imported.name, sample=sample)
+    _write(path, compiled.manifest, compiled.entries, model=imported.name, sample=sample)
     report("write", 1.0)
     scale_rules = _scale_effect(unified, ranges)
-    notes = _notes(imported, precision, passes, calibrated.table) + calibrated.notes + gpu_notes
+    notes = _notes(imported, precision, passes, calibrated.table) + calibrated.notes
     return BuildResult(
         path=path,
         target=target,
-        manifest=manifest,
+        manifest=compiled.manifest,
         plan=plan,
         passes=passes,
         rewrites=calibrated.prepared.applied,
-        notes=notes + _scale_notes(scale_rules),
+        notes=notes + compiled.notes + _scale_notes(scale_rules),
         calibration=ranges,
         scale_rules=scale_rules,
         kept=_kept(calibrated),
+        gpu=compiled.gpu,
     )
 
 
@@ -259,14 +265,24 @@ def _write(
         unproven.unlink(missing_ok=True)
 
 
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """What is to be written, and what to say of it."""
+
+    manifest: Manifest
+    entries: Mapping[str, np.ndarray[Any, Any]]
+    notes: tuple[str, ...]
+    gpu: tuple[GpuReport, ...]
+
+
 def _compile(
     calibrated: "_Calibrated",
     plan: Plan,
     amax: Mapping[str, float],
     passes: Sequence[PassReport],
     job: _Job,
-) -> tuple[Manifest, dict[str, np.ndarray], tuple[str, ...]]:
-    """Steps 6 to 8; the last of the three are notes."""
+) -> _Compiled:
+    """Steps 6 to 8."""
     graph, table, imported = calibrated.prepared.model, calibrated.table, job.imported
     covered = cover_segments(
         graph,
@@ -275,6 +291,7 @@ def _compile(
         _quantizer(graph, plan, table, amax),
         dims=imported.dims,
         plugins=job.options.plugins,
+        tactics=job.options.tactics,
         on_progress=job.report,
     )
     has_kernels, has_plugins = bool(covered.gpu.segments), bool(job.options.plugins)
@@ -302,7 +319,12 @@ def _compile(
             ),
         ),
     )
-    return manifest, entries, covered.gpu.notes + coverage_notes(covered.pieces, manifest)
+    return _Compiled(
+        manifest,
+        entries,
+        covered.gpu.notes + coverage_notes(covered.pieces, manifest),
+        tuple(report_segment(name, one) for name, one in covered.gpu.segments.items()),
+    )
 
 
 def _quantizer(

@@ -9,6 +9,7 @@ import msgspec
 
 from calibration.table import write_table
 from device.manifest import DimRange, Precision
+from device.timing_cache import TimingCache
 from toolkit.build import BuildOptions, BuildResult, build_engine
 from toolkit.commands.calibration_options import (
     calibration_options,
@@ -18,6 +19,8 @@ from toolkit.commands.calibration_options import (
 )
 from toolkit.commands.plan_options import plan_options
 from toolkit.commands.plugin_option import plugin_option
+from toolkit.commands.tactic_options import tactic_options
+from toolkit.gpu.tactics import TacticOptions
 from toolkit.int8.ranges_text import effects_builtins, ranges_builtins
 from toolkit.int8.steps import Switch
 from toolkit.int8.table_file import read_ranges
@@ -85,6 +88,7 @@ def parse_dims(
     help="Keep a dimension dynamic within a range.",
 )
 @plugin_option
+@tactic_options
 @plan_options
 @click.option("--jetpack", help="JetPack version on the board. [default: newest with its DLA]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -108,6 +112,9 @@ def build(
     shapes: dict[str, tuple[int, ...]],
     dims: tuple[DimRange, ...],
     plugins: tuple[Plugin, ...],
+    timings: TimingCache | None,
+    exhaustive: bool,
+    workspace_mib: float | None,
     objective: str,
     power_mode: str | None,
     max_crossings: int | None,
@@ -153,6 +160,11 @@ def build(
         dims=dims,
         plan=PlanOptions(objective=objective, power_mode=power_mode, max_crossings=max_crossings),
         plugins=plugins,
+        tactics=TacticOptions(
+            exhaustive=exhaustive,
+            workspace_bytes=None if workspace_mib is None else int(workspace_mib * 2**20),
+            timings=timings,
+        ),
     )
     with progress_bar(model.name) as report:
         result = build_engine(model, profile, out or model.with_suffix(".engine"), options, report)
@@ -175,6 +187,7 @@ def as_builtins(result: BuildResult) -> dict[str, Any]:
         "rewrites": [{"rewrite": row.rewrite, "node": row.node} for row in result.rewrites],
         "plan": plan_builtins(result.plan),
         "notes": list(result.notes),
+        "gpu": [msgspec.to_builtins(report) for report in result.gpu],
         "keep_float": dict(result.kept),
         "calibration": ranges_builtins(calibration) if calibration else None,
         "scale_rules": {

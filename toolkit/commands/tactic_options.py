@@ -1,0 +1,49 @@
+"""What `tandem build` asks about the tactics of GPU kernels."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from device.timing_cache import TimingCache, read_timings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def parse_timings(
+    ctx: click.Context, param: click.Parameter, value: Path | None
+) -> TimingCache | None:
+    """A timing cache that is there: a build measures nothing."""
+    if value is None:
+        return None
+    if not value.exists():
+        raise click.BadParameter(
+            f"{value} does not exist; `tandem bench ENGINE --timing-cache {value.name}` writes it "
+            "on the board"
+        )
+    return read_timings(value)
+
+
+def tactic_options(command: F) -> F:
+    """Add --timing-cache (as `timings`), --exhaustive and --workspace-mib."""
+    options = (
+        click.option(
+            "--timing-cache",
+            "timings",
+            type=click.Path(path_type=Path),
+            callback=parse_timings,
+            help="Times measured on the board: carry the fastest GPU kernels only.",
+        ),
+        click.option(
+            "--exhaustive", is_flag=True, help="Carry every GPU tactic, not the best by estimate."
+        ),
+        click.option(
+            "--workspace-mib",
+            type=click.FloatRange(min=0, max=2**20),
+            help="Most memory of a GPU segment beside its weights.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
