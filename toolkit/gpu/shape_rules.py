@@ -82,15 +82,14 @@ def _windows(node: Node, size: Shape, taps: Sequence[int], channels: int) -> Sha
         if auto.startswith("SAME"):
             found.append(ceil_div(spatial[at], strides[at]))
             continue
-        padded = spatial[at] + (pads[at] + pads[rank + at] if auto == "NOTSET" else 0)
+        before, after = (pads[at], pads[rank + at]) if auto == "NOTSET" else (0, 0)
         if node.attributes.get("ceil_mode", 0):
-            places = ceil_div(padded - span, strides[at]) + 1
-            # A window that would start in the padding after the picture is not there.
-            if (places - 1) * strides[at] >= spatial[at] + pads[at]:
-                places -= 1
+            # Windows that start on the picture or before it, and reach no further than to a part
+            # of the next step: min(ceil((n - span) / stride) + 1, ceil(start / stride)).
+            past = min(after - span + strides[at], 0)
+            found.append(ceil_div(spatial[at] + before + past, strides[at]))
         else:
-            places = (padded - span) // strides[at] + 1
-        found.append(places)
+            found.append((spatial[at] + before + after - span) // strides[at] + 1)
     return ((batch, channels, *found),) * node.results
 
 
