@@ -19,6 +19,8 @@ from toolkit.gpu.fusion import Group
 from toolkit.gpu.integer_products import integer_weights
 from toolkit.gpu.network import Array
 from toolkit.gpu.sizes import ceil_div
+from toolkit.gpu.stems import CHANNELS as STEM_CHANNELS
+from toolkit.gpu.stems import is_stem, make_stem
 from toolkit.gpu.tiles import Product, Tile, product_tiles, row_tile
 from toolkit.gpu.view import View, channels_last
 from toolkit.gpu.volumes import emit_volume_convolution
@@ -53,7 +55,14 @@ def emit_convolution(draft: Draft, group: Group) -> None:
     ending = ending_of(draft, group, op.input(2), integer)
     shape, result = draft.network.shapes[op.inputs[0]], draft.network.shapes[group.result]
     window = read_window(op, weights.shape[2:], shape, result)
-    x, x_pitch = (draft.stored_pixels if integer else draft.pixels)(op.inputs[0])
+    values = integer.values if integer else weights
+    if is_stem(weights, op.integer("group", 1), window, shape) and (
+        integer or draft.read(op.inputs[0]).scale is None
+    ):
+        stem = make_stem(draft, op.inputs[0], values, window, result)
+        values, window, x, x_pitch = stem.weights, stem.window, stem.x, STEM_CHANNELS
+    else:
+        x, x_pitch = (draft.stored_pixels if integer else draft.pixels)(op.inputs[0])
     residual, r_pitch = None, 0
     if ending.residual is not None:
         residual, r_pitch = draft.stored_pixels(ending.residual)
@@ -63,7 +72,7 @@ def emit_convolution(draft: Draft, group: Group) -> None:
     picture = _Picture(
         x=x,
         x_pitch=x_pitch,
-        weights=integer.values if integer else weights,
+        weights=values,
         groups=op.integer("group", 1),
         window=window,
         y=y,
@@ -99,6 +108,7 @@ def _implicit(draft: Draft, p: _Picture) -> None:
                 "weights": weights,
                 "bias": p.ending.bias,
                 "scale": p.ending.scale,
+                "numbers": p.ending.numbers,
                 "residual": p.residual,
                 "y": p.y,
                 "batch": p.x.shape[0],
@@ -146,6 +156,7 @@ def _depthwise(draft: Draft, p: _Picture) -> None:
             "weights": draft.constant(p.weights[:, 0].transpose(1, 2, 0), p.x.dtype),
             "bias": p.ending.bias,
             "scale": p.ending.scale,
+            "numbers": p.ending.numbers,
             "residual": p.residual,
             "y": p.y,
             "batch": p.x.shape[0],
@@ -175,6 +186,7 @@ def _pointwise(draft: Draft, p: _Picture) -> None:
         "b": weights,
         "bias": p.ending.bias,
         "scale": p.ending.scale,
+        "numbers": p.ending.numbers,
         "residual": p.residual,
         "y": p.y,
         "rows": product.rows,

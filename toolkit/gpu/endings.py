@@ -9,6 +9,7 @@ from toolkit.gpu.call import Call, Constant
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.dtypes import ELEMENT_TYPES
 from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.expressions import with_numbers
 from toolkit.gpu.fusion import Group
 from toolkit.gpu.integer_products import IntegerEnding
 from toolkit.gpu.network import Array, Operation
@@ -24,11 +25,13 @@ _PICTURES = ("Conv", "ConvTranspose")  # their columns are channels, the second 
 class Ending:
     """What a kernel does with its sums: bias, factors and residual (or None), and steps.
 
-    Sums of INT8 have `scale`, a factor for each column, and a bias in INT32.
+    Sums of INT8 have `scale`, a factor for each column, a bias in INT32, and `numbers`: what steps
+    multiply by on the way between grids.
     """
 
     bias: View | None
     scale: View | None
+    numbers: View | None
     residual: str | None
     steps: tuple[Step, ...]
 
@@ -62,7 +65,11 @@ def ending_of(
         packed = draft.constant(np.broadcast_to(values.reshape(-1), (columns,)), "float32")
     expression = draft.expression(op.outputs[0], group.after)
     residual = expression.operands[1] if len(expression.operands) > 1 else None
-    return Ending(packed, scale, residual, expression.steps)
+    steps, given = expression.steps, None
+    if integer is not None:
+        steps, numbers = with_numbers(steps)
+        given = draft.constant(np.array(numbers), "float32") if numbers else None
+    return Ending(packed, scale, given, residual, steps)
 
 
 def weight_matrix(draft: Draft, values: Array, dtype: str) -> View:

@@ -51,6 +51,19 @@ def converting(source: float | None, target: float | None) -> tuple[Step, ...]:
     return (*real, ("round_int8", len(real), inverse(target)))
 
 
+def with_numbers(steps: tuple[Step, ...]) -> tuple[tuple[Step, ...], tuple[float, ...]]:
+    """Take the scales out of steps: kernels are given them, and differ in nothing else."""
+    numbers: list[float] = []
+    found: list[Step] = []
+    for step in steps:
+        if step[0] not in ("real", "round_int8"):
+            found.append(step)
+            continue
+        found.append((f"{step[0]}_by", step[1], len(numbers)))
+        numbers.append(float(step[2]))  # type: ignore[arg-type]
+    return tuple(found), tuple(numbers)
+
+
 def operands_of(
     root: str | None, operations: Sequence[Operation], constants: Constants
 ) -> tuple[str, ...]:

@@ -106,6 +106,7 @@ def _matmul(draft: Draft, group: Group, left: View, right: View, ending: Ending)
         "b": right,
         "bias": ending.bias,
         "scale": ending.scale,
+        "numbers": ending.numbers,
         "residual": products.residual,
         "y": y,
         "rows": rows,

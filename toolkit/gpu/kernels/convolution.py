@@ -19,7 +19,7 @@ from toolkit.gpu.kernels.expression import add_product, store_rows
 
 @triton.jit
 def convolution(
-    x, weights, bias, scale, residual, y, batch,
+    x, weights, bias, scale, numbers, residual, y, batch,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, FILTERS: tl.constexpr,
     W_PITCH: tl.constexpr, Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
@@ -80,4 +80,6 @@ def convolution(
     if residual is not None:
         residual += group * FILTERS
     y += group * FILTERS
-    store_rows(total, bias, scale, residual, y, p, f, pixels, FILTERS, Y_PITCH, R_PITCH, STEPS)
+    store_rows(
+        total, bias, scale, residual, y, p, f, pixels, FILTERS, Y_PITCH, R_PITCH, STEPS, numbers
+    )

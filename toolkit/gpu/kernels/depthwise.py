@@ -16,7 +16,7 @@ from toolkit.gpu.kernels.expression import store_rows
 
 @triton.jit
 def depthwise(
-    x, weights, bias, scale, residual, y, batch,
+    x, weights, bias, scale, numbers, residual, y, batch,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
@@ -50,4 +50,6 @@ def depthwise(
             b = tl.load(weights + tap * CHANNELS + c, mask=c < CHANNELS, other=0)
             total += a.to(NUMBER) * b.to(NUMBER)[None, :]
 
-    store_rows(total, bias, scale, residual, y, p, c, pixels, CHANNELS, Y_PITCH, R_PITCH, STEPS)
+    store_rows(
+        total, bias, scale, residual, y, p, c, pixels, CHANNELS, Y_PITCH, R_PITCH, STEPS, numbers
+    )

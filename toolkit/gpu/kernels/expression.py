@@ -4,8 +4,9 @@
     v[n + i] = STEPS[i] of earlier values
     result   = the last v
 
-A step is (operator, index of a value, ...); what follows the indices are numbers. Triton unrolls
-the steps while it compiles, so an expression costs its arithmetic and nothing else.
+A step is (operator, index of a value, ...); what follows the indices are numbers, or places of
+numbers that the kernel is given, so that kernels of one shape and other scales are one kernel.
+Triton unrolls the steps while it compiles, so an expression costs its arithmetic and nothing else.
 """
 
 import triton
@@ -15,7 +16,7 @@ from toolkit.gpu.kernels import functions
 
 
 @triton.jit
-def _apply(v, STEP: tl.constexpr):
+def _apply(v, STEP: tl.constexpr, numbers):
     """Return the value of one step: arithmetic, and what networks use most."""
     OP: tl.constexpr = STEP[0]
     if OP == "constant":
@@ -75,6 +76,10 @@ def _apply(v, STEP: tl.constexpr):
         result = v[STEP[1]].to(tl.float32) * STEP[2]
     elif OP == "round_int8":
         result = _round_int8(v[STEP[1]] * STEP[2])
+    elif OP == "real_by":
+        result = v[STEP[1]].to(tl.float32) * tl.load(numbers + STEP[2])
+    elif OP == "round_int8_by":
+        result = _round_int8(v[STEP[1]] * tl.load(numbers + STEP[2]))
     elif OP == "cast":
         result = _cast(v[STEP[1]], STEP[2])
     else:
@@ -253,10 +258,10 @@ def _clip(a, LOW: tl.constexpr, HIGH: tl.constexpr):
 
 
 @triton.jit
-def evaluate(v, STEPS: tl.constexpr):
+def evaluate(v, STEPS: tl.constexpr, numbers=None):
     """Return the value of the last step; `v` is a tuple of blocks of one shape."""
     for i in tl.static_range(len(STEPS)):
-        v = v + (_apply(v, STEPS[i]),)
+        v = v + (_apply(v, STEPS[i], numbers),)
     return v[len(v) - 1]
 
 
@@ -288,7 +293,7 @@ def as_float(a):
 @triton.jit
 def store_rows(
     total, bias, scale, residual, y, row, column, rows, COLUMNS: tl.constexpr,
-    Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr, STEPS: tl.constexpr,
+    Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr, STEPS: tl.constexpr, numbers=None,
 ):  # fmt: skip
     """Store y[row, column] = STEPS((total + bias[column]) scale[column], residual[row, column]).
 
@@ -304,8 +309,8 @@ def store_rows(
     if residual is not None:
         place = row[:, None] * R_PITCH + column[None, :]
         operand = as_float(tl.load(residual + place, mask=inside, other=0))
-        total = evaluate((total, operand), STEPS)
+        total = evaluate((total, operand), STEPS, numbers)
     else:
-        total = evaluate((total,), STEPS)
+        total = evaluate((total,), STEPS, numbers)
     place = row[:, None] * Y_PITCH + column[None, :]
     tl.store(y + place, total.to(y.dtype.element_ty), mask=inside)

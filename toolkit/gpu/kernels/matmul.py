@@ -16,7 +16,7 @@ from toolkit.gpu.kernels.expression import add_product, store_rows
 
 @triton.jit
 def matmul(
-    a, b, bias, scale, residual, y, rows,
+    a, b, bias, scale, numbers, residual, y, rows,
     DEPTH: tl.constexpr, COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
     A_OUTER: tl.constexpr, A_BATCH: tl.constexpr, A_ROW: tl.constexpr, A_COLUMN: tl.constexpr,
@@ -51,4 +51,6 @@ def matmul(
     y += outer * Y_OUTER + i * Y_BATCH
     if residual is not None:
         residual += outer * R_OUTER + i * R_BATCH
-    store_rows(total, bias, scale, residual, y, m, n, rows, COLUMNS, Y_PITCH, R_PITCH, STEPS)
+    store_rows(
+        total, bias, scale, residual, y, m, n, rows, COLUMNS, Y_PITCH, R_PITCH, STEPS, numbers
+    )
