@@ -5,6 +5,7 @@ of simpler operators. The nodes of a definition carry the name of the node that 
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import onnx
 import onnx.inliner
@@ -15,6 +16,8 @@ from toolkit.passes import run_passes
 
 Types = Mapping[str, onnx.ValueInfoProto]
 Weights = Mapping[str, onnx.TensorProto]
+Schema = Any  # defs.OpSchema: the stubs of onnx leave out all that speaks of functions
+_DOMAIN = "definition"  # of an operator that is to be replaced
 
 
 def expand_functions(segment: bytes, names: Collection[str]) -> bytes | None:
@@ -29,11 +32,9 @@ def expand_functions(segment: bytes, names: Collection[str]) -> bytes | None:
     nodes: list[onnx.NodeProto] = []
     expanded = False
     for node in graph.node:
-        body = None
         schema = _schema(node, model.opset_import) if node.name in names else None
-        if schema is not None:
-            body = _definition(node, schema, model, types, weights)
-        if body is None:
+        body = None if schema is None else _definition(node, schema, model, types, weights)
+        if body is None or any(one.op_type == node.op_type for one in body.node):
             nodes.append(node)
             continue
         expanded = True
@@ -47,23 +48,22 @@ def expand_functions(segment: bytes, names: Collection[str]) -> bytes | None:
     return model.SerializeToString()
 
 
-def _schema(
-    node: onnx.NodeProto, imports: Sequence[onnx.OperatorSetIdProto]
-) -> defs.OpSchema | None:
+def _schema(node: onnx.NodeProto, imports: Sequence[onnx.OperatorSetIdProto]) -> Schema | None:
     """Return what ONNX says of an operator that it defines by others; None for all others."""
     if node.domain not in ("", "ai.onnx"):
         return None
-    version = next(one.version for one in imports if one.domain in ("", "ai.onnx"))
     try:
-        schema = defs.get_schema(node.op_type, version, "")
+        schema = defs.get_schema(node.op_type, _opset(imports), "")
     except defs.SchemaError:
         return None
-    # The stubs of onnx do not have these two.
-    has = schema.has_function or schema.has_context_dependent_function  # type: ignore[attr-defined]
-    return schema if has else None
+    return schema if schema.all_function_opset_versions else None  # type: ignore[attr-defined]
 
 
-def _with_defaults(node: onnx.NodeProto, schema: defs.OpSchema) -> onnx.NodeProto:
+def _opset(imports: Sequence[onnx.OperatorSetIdProto]) -> int:
+    return next(one.version for one in imports if one.domain in ("", "ai.onnx"))
+
+
+def _with_defaults(node: onnx.NodeProto, schema: Schema) -> onnx.NodeProto:
     """Return a node with all its attributes: a definition reads those left to their defaults."""
     given = {one.name for one in node.attribute}
     whole = onnx.NodeProto()
@@ -74,30 +74,51 @@ def _with_defaults(node: onnx.NodeProto, schema: defs.OpSchema) -> onnx.NodeProt
     return whole
 
 
+def _function(
+    node: onnx.NodeProto, schema: Schema, opset: int, types: Types, weights: Weights
+) -> onnx.FunctionProto:
+    """Return the definition of an operator as a function of a domain of its own."""
+    at = [one for one in schema.all_function_opset_versions if one <= opset][-1]
+    if at in schema.function_opset_versions:
+        raw = schema.get_function_with_opset_version(at)
+    else:
+        kinds = [_typed(n, types, weights).type if n else onnx.TypeProto() for n in node.input]
+        raw = schema.get_context_dependent_function_with_opset_version(
+            at, node.SerializeToString(), [kind.SerializeToString() for kind in kinds]
+        )
+    function = onnx.FunctionProto.FromString(raw)
+    function.domain, function.name = _DOMAIN, node.op_type
+    del function.opset_import[:]
+    function.opset_import.append(helper.make_opsetid("", opset))
+    return function
+
+
 def _definition(
     node: onnx.NodeProto,
-    schema: defs.OpSchema,
+    schema: Schema,
     model: onnx.ModelProto,
     types: Types,
     weights: Weights,
-) -> onnx.GraphProto | None:
-    """Return what defines a node, folded, with shapes; None where that is the node itself."""
+) -> onnx.GraphProto:
+    """Return what defines a node, folded, with shapes."""
+    whole = _with_defaults(node, schema)
+    function = _function(whole, schema, _opset(model.opset_import), types, weights)
+    whole.domain = _DOMAIN
     read = [name for name in dict.fromkeys(node.input) if name]
     small = [weights[name] for name in read if name in weights and _is_inside(weights[name])]
     held = {one.name for one in small}
     alone = helper.make_graph(
-        [_with_defaults(node, schema)],
+        [whole],
         "definition",
         [_typed(name, types, weights) for name in read],
         [types[name] for name in node.output if name],
         small,
     )
-    whole = helper.make_model(alone, opset_imports=model.opset_import, ir_version=model.ir_version)
-    inlined = onnx.inliner.inline_selected_functions(
-        whole, [("", node.op_type)], inline_schema_functions=True
+    imports = [*model.opset_import, helper.make_opsetid(_DOMAIN, 1)]
+    one_node = helper.make_model(
+        alone, opset_imports=imports, ir_version=model.ir_version, functions=[function]
     )
-    if [one.op_type for one in inlined.graph.node] == [node.op_type]:
-        return None
+    inlined = onnx.inliner.inline_local_functions(one_node)
     for one in [one for one in inlined.graph.input if one.name in held]:
         inlined.graph.input.remove(one)  # was there for its type alone
     folded, _ = run_passes(ir.from_proto(inlined))
