@@ -1,11 +1,12 @@
 """Engines that are on the GPU as a whole, for the GPU's tests and benchmarks."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from device.engine import write_engine
-from device.manifest import Precision, Provenance
+from device.manifest import DimRange, Precision, Provenance
 from device.profile import load_profile
 from toolkit.assemble import assemble
 from toolkit.gpu.segments import GpuSegments, lower_gpu_segments
@@ -15,20 +16,27 @@ from toolkit.passes import run_passes
 from toolkit.planning.segments import PlannedSegment
 
 
-def build_on_gpu(model: Path, out: Path, *, profile: str, precision: Precision) -> GpuSegments:
+def build_on_gpu(
+    model: Path,
+    out: Path,
+    *,
+    profile: str,
+    precision: Precision,
+    dims: Sequence[DimRange] = (),
+) -> GpuSegments:
     """Write an engine whose only segment is on the GPU, whatever a plan would say."""
-    imported = import_model(model)
+    imported = import_model(model, dims=dims)
     graph, _ = run_passes(imported.model)
     names = tuple(str(node.name) for node in graph.graph)
     planned = [PlannedSegment("gpu0", "gpu", names)]
     lowered = lower_segments(graph, dict.fromkeys(names, "gpu0"), ["gpu0"])
-    gpu = lower_gpu_segments(planned, lowered, load_profile(profile), precision)
+    gpu = lower_gpu_segments(planned, lowered, load_profile(profile), precision, dims=dims)
     manifest, entries = assemble(
         graph,
         planned,
         lowered,
         scales={},
-        dims=imported.dims,
+        dims=gpu.dims or imported.dims,
         placements=(),
         profile=profile,
         provenance=Provenance(
