@@ -1,0 +1,257 @@
+"""Which tactics an engine carries, what memory they take, and what is said of its kernels."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from gpu_graphs import ORIN, Case, convolution, node
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device.cuda.facts import GpuFacts
+from device.cuda_manifest import Cuda, Kernel, Launch, Tactic
+from device.cuda_manifest import Work as EngineWork
+from device.cuda_tactics import tactic_key
+from device.timing_cache import TimingCache
+from toolkit.errors import BuildError
+from toolkit.gpu.call import Call, KernelSpec, Work
+from toolkit.gpu.compile import has_compiler
+from toolkit.gpu.finish import GpuSegment, lower_gpu
+from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.report import report_lines, report_segment
+from toolkit.gpu.tactics import TacticOptions, fastest_first, timed_text, times_for
+from toolkit.gpu.workspace import fit_workspace
+
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
+
+BOARD = GpuFacts(
+    name="Orin",
+    sm=87,
+    sm_count=8,
+    sm_mhz=1173,
+    memory_mhz=3199,
+    l2_bytes=4194304,
+    cuda="12.6",
+    driver="36.4.3",
+    power_mode="2",
+)
+SPEC = KernelSpec("matmul", (), (), 4, 1)
+
+
+def call(reads: str, writes: str) -> Call:
+    return Call(SPEC, (1, 1, 1), (), tuple(reads.split()), tuple(writes.split()))
+
+
+def names(work: Sequence[Work]) -> list[list[str]]:
+    """What the last call of each tactic is named after: its grid's width."""
+    return [[str(tactic[-1].grid[0]) for tactic in one.tactics] for one in work]
+
+
+def numbered(*counts: int) -> tuple[Work, ...]:
+    """Work with this many tactics each, told apart by their grids."""
+    return tuple(
+        Work(
+            (f"n{at}",), tuple((Call(SPEC, (number + 1, 1, 1), (), (), ()),) for number in range(n))
+        )
+        for at, n in enumerate(counts)
+    )
+
+
+def cache(**times: float) -> TimingCache:
+    return TimingCache().with_times(BOARD, times)
+
+
+def test_the_fastest_tactic_stays_alone_or_comes_first() -> None:
+    work, keys = numbered(3, 2), [["a", "b", "c"], ["d", "e"]]
+    (times,) = cache(a=3.0, b=1.0, c=2.0, d=1.0).devices
+    assert names(fastest_first(work, keys, times, only=True)) == [["2"], ["1", "2"]]
+    assert names(fastest_first(work, keys, times, only=False)) == [["2", "1", "3"], ["1", "2"]]
+
+
+def test_times_are_those_of_the_gpu_of_this_kind_that_has_most() -> None:
+    fewer = msgspec.structs.replace(BOARD, power_mode="0")
+    larger = msgspec.structs.replace(BOARD, sm_count=16)
+    timings = (
+        TimingCache()
+        .with_times(fewer, {"a": 1.0})
+        .with_times(larger, {"a": 1.0, "b": 1.0, "c": 1.0})
+        .with_times(BOARD, {"a": 1.0, "b": 1.0})
+    )
+    found = times_for(timings, ORIN, [["a", "b"], ["c"]])
+    assert found is not None
+    assert found.gpu == BOARD
+    assert "Orin (driver 36.4.3, power mode 2), 1 of 1 choices" in timed_text(
+        "gpu0", [["a", "b"], ["c"]], found, ORIN
+    )
+
+
+@pytest.mark.parametrize("gpu", [GpuTarget(87, 16), GpuTarget(90, 8)])
+def test_times_of_another_kind_of_gpu_are_not_used(gpu: GpuTarget) -> None:
+    assert times_for(cache(a=1.0), gpu, [["a"]]) is None
+    said = timed_text("gpu0", [["a", "b"]], None, gpu)
+    assert f"sm_{gpu.sm} with {gpu.sm_count} SMs" in said
+    assert "by estimate" in said
+
+
+def test_times_of_other_tactics_are_not_used() -> None:
+    assert times_for(cache(a=1.0), ORIN, [["b"]]) is None
+
+
+SPLIT = (
+    Work(("first",), ((call("x", "y"),),)),
+    # One tactic in place, two with scratch of their own.
+    Work(
+        ("second",),
+        (
+            (call("y", "large"), call("large", "z")),
+            (call("y", "z"),),
+            (call("y", "small"), call("small", "z")),
+        ),
+    ),
+)
+SIZES = {"x": 256, "y": 256, "z": 256, "large": 4096, "small": 1024}
+
+
+@pytest.mark.parametrize(
+    ("limit", "tactics"),
+    [(None, 3), (5632, 3), (5631, 2), (1536, 2), (1535, 1), (512, 1)],
+)
+def test_tactics_whose_scratch_breaks_the_limit_are_left_out(
+    limit: int | None, tactics: int
+) -> None:
+    fitted = fit_workspace(SPLIT, SIZES, ["x"], ["z"], limit)
+    assert len(fitted.work[1].tactics) == tactics
+    assert limit is None or fitted.workspace_bytes <= limit
+    assert (call("y", "z"),) in fitted.work[1].tactics
+
+
+def test_a_workspace_that_cannot_keep_the_limit_is_refused_with_the_numbers() -> None:
+    with pytest.raises(BuildError, match=r"takes 512 bytes, the limit is 511; 512 bytes are alive"):
+        fit_workspace(SPLIT, SIZES, ["x"], ["z"], 511)
+
+
+@given(
+    st.lists(st.integers(1, 5000), min_size=2, max_size=8),
+    st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), min_size=1, max_size=8),
+)
+def test_tensors_that_live_at_once_share_no_byte(
+    sizes: list[int], edges: list[tuple[int, int]]
+) -> None:
+    count = len(sizes)
+    work = tuple(Work((), ((call(f"t{a % count}", f"t{b % count}"),),)) for a, b in edges)
+    known = {f"t{at}": size for at, size in enumerate(sizes)}
+    first, last = f"t{edges[0][0] % count}", f"t{edges[-1][1] % count}"
+    fitted = fit_workspace(work, known, [first], [last])
+    uses: dict[str, list[int]] = {first: [0], last: [len(work)]}
+    for at, one in enumerate(work):
+        for base in one.touched:
+            uses.setdefault(base, []).append(at)
+    assert set(fitted.offsets) == set(uses)
+    live = 0
+    for at in range(len(work) + 1):
+        held = [name for name, when in uses.items() if min(when) <= at <= max(when)]
+        ends = [(fitted.offsets[name], fitted.offsets[name] + known[name]) for name in held]
+        ordered = sorted(ends)
+        assert all(a[1] <= b[0] for a, b in pairwise(ordered))
+        live = max(live, sum(known[name] for name in held))
+    assert fitted.largest_live_bytes == live <= fitted.workspace_bytes
+
+
+def segment(*kernels: Kernel) -> GpuSegment:
+    launches = [Launch(kernel=at, grid=(1, 1, 1), arguments=()) for at in range(len(kernels))]
+    works = tuple(
+        EngineWork(nodes=(f"node{at}",), tactics=(Tactic(launches=(one,)),))
+        for at, one in enumerate(launches)
+    )
+    one = Cuda(
+        sm=87,
+        kernels=kernels,
+        works=works,
+        weights="w",
+        workspace_bytes=2**20,
+        inputs=(),
+        outputs=(),
+    )
+    return GpuSegment(one, {"w": np.zeros(2**21, np.uint8)}, (), 2**20, 2**19)
+
+
+def kernel(name: str, **fields: object) -> Kernel:
+    one = Kernel(
+        cubin=name, function=name, threads=128, shared_bytes=0, registers=32, spill_bytes=0
+    )
+    return msgspec.structs.replace(one, **fields)
+
+
+def test_the_report_names_the_lowest_occupancy_and_every_spill() -> None:
+    found = report_segment(
+        "gpu0", segment(kernel("fine"), kernel("large", registers=255, spill_bytes=64))
+    )
+    lines = "\n".join(report_lines(found))
+    # 1536 threads an SM, 65536 registers: 2 blocks of 4 warps with 8192 registers each.
+    assert [row.occupancy for row in found.kernels] == [1.0, pytest.approx(8 / 48)]
+    assert "lowest occupancy 17%: large, 255 registers" in lines
+    assert "large spills 64 bytes a thread (node1)" in lines
+    assert "weights 2.00 MiB, workspace 1.00 MiB (at least 0.50 MiB" in lines
+
+
+def test_the_report_says_that_nothing_spills() -> None:
+    lines = report_lines(report_segment("gpu0", segment(kernel("fine"))))
+    assert lines[-1] == "  no kernel spills registers"
+
+
+def test_the_report_says_that_registers_are_not_known() -> None:
+    bare = kernel("bare", registers=None, spill_bytes=None)
+    found = report_segment("gpu0", segment(bare))
+    assert found.kernels[0].occupancy is None
+    assert "not known" in report_lines(found)[-1]
+
+
+def small(rng: np.random.Generator) -> Case:
+    return convolution(rng, (1, 8, 8, 8), 16, (3, 3), node("Relu", "c", "y"))
+
+
+@needs_compiler
+def test_a_build_with_the_board_s_times_carries_the_fastest_alone(
+    rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    piece = small(rng).segment()
+
+    def lower(tactics: TacticOptions) -> GpuSegment:
+        gpu = GpuTarget(87, 8, exhaustive=tactics.exhaustive)
+        return lower_gpu(
+            piece.name, piece.onnx, piece.weights, gpu=gpu, precision="fp16", tactics=tactics
+        )
+
+    plain = lower(TacticOptions())
+    at, chosen = next(
+        (at, work) for at, work in enumerate(plain.implementation.works) if len(work.tactics) > 1
+    )
+    sha256 = [one.sha256 for one in plain.kernels]
+    keys = [
+        tactic_key(tactic.launches, plain.implementation.kernels, sha256.__getitem__)
+        for tactic in chosen.tactics
+    ]
+    times = {key: float(len(keys) - place) for place, key in enumerate(keys)}  # the last is fastest
+    found = lower(TacticOptions(timings=cache(**times)))
+    (tactic,) = found.implementation.works[at].tactics
+    functions = [found.implementation.kernels[launch.kernel].cubin for launch in tactic.launches]
+    expected = [
+        plain.implementation.kernels[one.kernel].cubin for one in chosen.tactics[-1].launches
+    ]
+    assert functions == expected
+    assert len(found.kernels) < len(plain.kernels)
+    assert set(found.entries) < set(plain.entries)
+    assert "1 of 1 choices" in found.notes[0]
+
+
+def test_an_exhaustive_build_carries_more(rng: np.random.Generator) -> None:
+    case = convolution(rng, (1, 64, 32, 32), 128, (3, 3), node("Relu", "c", "y"))
+    few, every = (
+        case.draft("fp16", GpuTarget(87, 8, exhaustive=exhaustive)) for exhaustive in (False, True)
+    )
+    more = [len(b.tactics) - len(a.tactics) for a, b in zip(few.work, every.work, strict=True)]
+    assert max(more) > 0 <= min(more)
