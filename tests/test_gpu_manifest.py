@@ -32,21 +32,26 @@ from device.cuda_manifest import (
 from device.engine import write_engine
 from device.errors import EngineError
 from device.executors import cuda
-from device.manifest import Manifest
+from device.manifest import Manifest, TensorInfo, largest_bytes
 from device.manifest_facts import Facts, gather_facts
 from device.session import open_session
 
 Parts = tuple[Manifest, dict[str, np.ndarray]]
 
 
-def parts() -> Parts:
+def parts(batch: int | str = 1) -> Parts:
     """A small engine whose first segment has kernels too."""
-    manifest, entries = engine_parts(split_network())
+    manifest, entries = engine_parts(split_network(batch))
     segment = manifest.segments[0]
     tensors = {one.name: one for one in manifest.tensors}
-    sizes = {n: nbytes(tensors[n]) for n in (*segment.inputs, *segment.outputs)}
-    offsets = {name: 4096 * at for at, name in enumerate(sizes)}
-    places = {n: Place(tensor=n, offset=offsets[n], bytes=sizes[n]) for n in sizes}
+    ranges = {dim.name: dim for dim in manifest.dims}
+    names = (*segment.inputs, *segment.outputs)
+    sizes = {n: largest_bytes(tensors[n], ranges) or 0 for n in names}
+    offsets = {name: 16384 * at for at, name in enumerate(sizes)}
+    places = {
+        n: Place(tensor=n, offset=offsets[n], bytes=sizes[n], shape=formulas_of(tensors[n]))
+        for n in sizes
+    }
     implementation = Cuda(
         sm=87,
         kernels=(Kernel(cubin="cuda/a.cubin", function="matmul", threads=128, shared_bytes=0),),
@@ -67,7 +72,7 @@ def parts() -> Parts:
             ),
         ),
         weights="cuda/a.weights",
-        workspace_bytes=4096 * len(sizes) + max(sizes.values()),
+        workspace_bytes=16384 * len(sizes) + max(sizes.values()),
         inputs=tuple(places[n] for n in segment.inputs),
         outputs=tuple(places[n] for n in segment.outputs),
     )
@@ -80,8 +85,11 @@ def parts() -> Parts:
     return msgspec.structs.replace(manifest, segments=segments), entries
 
 
-def nbytes(tensor: Any) -> int:
-    return int(np.prod(tensor.shape)) * np.dtype(tensor.dtype).itemsize
+def formulas_of(tensor: TensorInfo) -> tuple[int | str, ...] | None:
+    """The sizes of a tensor of the small engine, whose one dimension is the batch."""
+    if "batch" not in tensor.shape:
+        return None
+    return tuple("d0" if dim == "batch" else int(dim or 0) for dim in tensor.shape)
 
 
 def changed(manifest: Manifest, **fields: object) -> Manifest:
@@ -159,6 +167,64 @@ CASES: dict[str, tuple[Callable[[Cuda], dict[str, object]], bool]] = {
 }
 
 
+# The same for an engine whose batch is 1 to 4: formulas of it.
+DYNAMIC: dict[str, tuple[Callable[[Cuda], dict[str, object]], bool]] = {
+    "as it is": (lambda _: {}, True),
+    "a grid of the batch": (launch(grid=("4*d0", "(d0+3)//4", 1)), True),
+    "an unknown dimension": (launch(grid=("d1", 1, 1)), False),
+    "no formula": (launch(grid=("batch", 1, 1)), False),
+    "an empty grid for one": (launch(grid=("d0-1", 1, 1)), False),
+    "a grid too high for four": (launch(grid=(1, "16384*d0", 1)), False),
+    "the highest grid for four": (launch(grid=(1, "16383*d0", 1)), True),
+    "an integer too large for four": (arguments(Int32("536870912*d0")), False),
+    "the largest integer for four": (arguments(Int32("536870912*d0-1")), True),
+    "division by zero": (arguments(Int32("7//(d0-1)")), False),
+    "a place of the weights": (arguments(Weights("16*d0-1")), True),
+    "after the weights": (arguments(Weights("16*d0")), False),
+    "a place of the workspace": (arguments(Workspace("4*(d0-1)")), True),
+    "before the workspace": (arguments(Workspace("2-d0")), False),
+    "another batch": (part("inputs", shape=("d0+1", 3, 16, 16)), False),
+    "half of a picture": (part("inputs", shape=("d0", 3, 16, 8)), False),
+    "another rank": (part("inputs", shape=("d0", 3, 256)), False),
+    "no shape": (part("inputs", shape=None), False),
+    "less room than four need": (part("inputs", bytes=3 * 16 * 16 * 4 * 4 - 4), False),
+    "more room than four need": (part("inputs", bytes=3 * 16 * 16 * 4 * 4 + 4), True),
+    "negative room": (part("inputs", bytes=-1), False),
+}
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_formulas_keep_the_limits_at_all_ends(name: str, tmp_path: Path) -> None:
+    manifest, entries = parts("batch")
+    change, fine = DYNAMIC[name]
+    one = manifest.segments[0].implementations[0]
+    assert isinstance(one, Cuda)
+    manifest = changed(manifest, **change(one))
+    if fine:
+        write_engine(tmp_path / "m.engine", manifest, entries)
+        return
+    with pytest.raises(EngineError, match="segment"):
+        write_engine(tmp_path / "m.engine", manifest, entries)
+
+
+def test_what_fits_at_the_ends_only_is_found_before_it_runs(tmp_path: Path) -> None:
+    manifest, entries = parts("batch")
+    one = manifest.segments[0].implementations[0]
+    assert isinstance(one, Cuda)
+    hump = launch(grid=("1-(d0-1)*(4-d0)*(d0-2)", 1, 1))  # 1 at 1, 2 and 4; -1 at 3
+    manifest = changed(manifest, **hump(one))
+    write_engine(tmp_path / "m.engine", manifest, entries)
+    (changed_one, *_) = manifest.segments[0].implementations
+    assert isinstance(changed_one, Cuda)
+    tensors = {tensor.name: tensor for tensor in manifest.tensors}
+
+    def problems(batch: int) -> list[str]:
+        return list(cuda_check.problems_at(changed_one, (batch,), 64, tensors, manifest.dims))
+
+    assert [problems(batch) for batch in (1, 2, 4)] == [[], [], []]
+    assert "has the grid [-1, 1, 1]" in problems(3)[0]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_limits_of_kernels_launches_and_places(name: str, tmp_path: Path) -> None:
     manifest, entries = parts()
@@ -177,14 +243,15 @@ ODD = st.one_of(
     st.integers(-(2**65), 2**65),
     st.none(),
     st.text(max_size=3),
+    st.lists(st.sampled_from(["d0", "d9", "3", "+", "-", "*", "//", "(", ")"])).map("".join),
     st.lists(st.integers(), max_size=3),
 )
 
 
-@given(data=st.data())
-def test_any_value_anywhere_is_accepted_or_refused(data: st.DataObject) -> None:
+@given(data=st.data(), batch=st.sampled_from([1, "batch"]))
+def test_any_value_anywhere_is_accepted_or_refused(data: st.DataObject, batch: int | str) -> None:
     """No value in the JSON of a cuda implementation raises anything but what it should."""
-    manifest, entries = parts()
+    manifest, entries = parts(batch)
     document = json.loads(msgspec.json.encode(manifest))
     place: Any = document["segments"][0]["implementations"][0]
     while True:

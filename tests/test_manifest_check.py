@@ -86,6 +86,8 @@ BROKEN: list[tuple[Path, object, str]] = [
     (("dims", 0, "min"), 3, "dimension 'batch' has min 3, opt 2, max 4"),
     (("dims", 0, "opt"), 5, "dimension 'batch' has min 1, opt 5, max 4"),
     (("dims", 0, "max"), TWO, "dimension 'batch' has min 1, opt 2, max 2147483648"),
+    (("dims", 0, "step"), 0, "dimension 'batch' goes in steps of 0"),
+    (("dims", 0, "step"), 2, "goes in steps of 2; its min 1, opt 2 and max 4 must be multiples"),
     (("segments", 1, "name"), "gpu.0", "segments: 'gpu.0' stands there twice"),
     (("segments", 0, "inputs"), ["x", "x"], "inputs of segment 'gpu.0': 'x' stands there twice"),
     (("segments", 0, "inputs"), ["nope"], "segment 'gpu.0' uses 'nope', which is not among"),

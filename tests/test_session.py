@@ -246,6 +246,17 @@ def test_tensors_of_unknown_size_pass_through(tmp_path: Path) -> None:
         np.testing.assert_array_equal(kept, np.nonzero(np.ones((2, 4))))
 
 
+def test_a_size_between_the_steps_of_a_dimension_is_refused(tmp_path: Path) -> None:
+    network = two_inputs()
+    stepped = replace(network, dims=(DimRange(name="n", min=2, opt=2, max=4, step=2),))
+    with opened(tmp_path, stepped) as session:
+        a, b = np.zeros((3, 4), np.int8), np.zeros((3, 4), np.float32)
+        said = r"'a' has the size 3 in dimension 0 \('n'\), the engine takes multiples of 2; pad or"
+        with pytest.raises(SessionError, match=said):
+            session.infer({"a": a, "b": b})
+        session.infer({"a": np.zeros((4, 4), np.int8), "b": np.zeros((4, 4), np.float32)})
+
+
 def test_inputs_that_disagree_on_a_dimension_are_refused(tmp_path: Path) -> None:
     with opened(tmp_path, two_inputs()) as session:
         a, b = np.zeros((2, 4), np.int8), np.zeros((3, 4), np.float32)
