@@ -14,7 +14,7 @@ from toolkit.gpu.view import View, like
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-COPIES = {"elementwise", "transposing"}
+COPIES = {"elementwise", "transposing", "pad"}  # a border may widen its channels
 
 
 def agree(case: Case, feeds: Mapping[str, np.ndarray], precision: str = "fp32") -> None:
@@ -207,8 +207,41 @@ def test_a_border_of_zeros_is_part_of_a_convolution(rng: np.random.Generator) ->
     nodes = [node("Pad", "x p", "b"), node("Conv", "b w", "y", pads=[1, 0, 0, 0])]
     weights = {"p": ints(0, 0, 0, 1, 0, 0, 2, 1), "w": normal(rng, 6, 3, 3, 3)}
     case = Case(nodes, {"x": (1, 3, 6, 6)}, weights)
-    assert "pad" not in [call.spec.kernel for call in case.draft().calls]
+    kernels = [call.spec.kernel for call in case.draft().calls]
+    assert sum(kernel in COPIES for kernel in kernels) == 2  # the borders of the segment
     close(case, floats(rng, case), rel=1e-4)
+
+
+def test_growing_concatenations_copy_nothing(rng: np.random.Generator) -> None:
+    nodes = [node("Conv", "x w0", "c0")]
+    weights = {"w0": normal(rng, 6, 3, 1, 1)}
+    parts = ["c0"]
+    for at in range(1, 4):
+        weights[f"w{at}"] = normal(rng, 4, 6 + 4 * (at - 1), 3, 3)
+        nodes += [
+            node("Concat", " ".join(parts), f"j{at}", axis=1),
+            node("Conv", f"j{at} w{at}", f"c{at}", pads=[1, 1, 1, 1]),
+        ]
+        parts.append(f"c{at}")
+    nodes += [node("Concat", " ".join(parts), "j", axis=1), node("Relu", "j", "y")]
+    case = Case(nodes, {"x": (2, 3, 5, 5)}, weights)
+    kernels = [call.spec.kernel for call in case.draft().calls]
+    assert sum(kernel in COPIES for kernel in kernels) == 2  # the border, and Relu
+    close(case, floats(rng, case), rel=1e-4)
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_chains_write_into_a_concatenation(axis: int, rng: np.random.Generator) -> None:
+    nodes = [
+        node("Sigmoid", "a", "s"),
+        node("Exp", "b", "e"),
+        node("Concat", "s e", "y", axis=axis),
+    ]
+    shapes = [[2, 3, 4], [2, 3, 4]]
+    shapes[1][axis] = 5
+    case = Case(nodes, {"a": tuple(shapes[0]), "b": tuple(shapes[1])}, {})
+    assert len(case.draft("fp16").calls) == 2
+    close(case, floats(rng, case))
 
 
 @pytest.mark.parametrize("indices", [ints(2, 0, -1), ints(1, 3, 5), np.array(-2), ints(5, 3, 1)])

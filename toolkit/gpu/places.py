@@ -1,27 +1,31 @@
 """Concatenation in place."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.fusion import Group
 from toolkit.gpu.moves import part_of
 from toolkit.gpu.network import Operation
-from toolkit.gpu.view import channels_last
+from toolkit.gpu.view import View, channels_last
 
 # Roots that write a (N, C, H, W) tensor channels-last wherever they are told to.
-_WRITE_ANYWHERE = frozenset({"Conv", "MaxPool", "AveragePool", "Resize"})
+_WRITE_PIXELS = frozenset({"Conv", "MaxPool", "AveragePool", "Resize"})
 
 
 def emit_concat(draft: Draft, group: Group) -> None:
-    """Concat: copies what was not written in place."""
+    """Concat: a view of parts that lie in a row, else copies of what was not written in place."""
     op = group.root_operation
     name = op.outputs[0]
-    shape = draft.network.shapes[name]
-    axis = op.integer("axis", 0) % len(shape)
+    axis = op.integer("axis", 0) % len(draft.network.shapes[name])
+    sources = [draft.read(part) for part in op.inputs]
+    joined = _in_a_row(sources, axis)
+    if joined is not None:
+        draft.views[name] = joined
+        return
     whole = draft.views.get(name) or draft.make(name, _concat_strides(draft, op))
     start = 0
-    for part in op.inputs:
-        source = draft.read(part)
+    for source in sources:
         target = part_of(whole, axis, start, source.shape[axis])
         if source != target:
             draft.elementwise(target, [source], (), group.nodes)
@@ -29,38 +33,65 @@ def emit_concat(draft: Draft, group: Group) -> None:
 
 
 def plan_homes(draft: Draft, groups: Sequence[Group]) -> None:
-    """Give tensors that a concatenation of channels joins a home inside its result.
+    """Give tensors that a concatenation joins a home inside its result.
 
-    Takes those that one kernel writes, channels-last, for this concatenation first. The later
-    concatenation is planned first, so one inside another lands in the outer one.
+    Takes those that one kernel writes for this concatenation first. The later concatenation is
+    planned first: one inside another, or of its first parts only, lands in the outer one.
     """
     makers = {group.result: group for group in groups}
     for group in reversed(groups):
         op = group.root
-        if op is None or op.kind != "Concat" or op.outputs[0] in draft.network.outputs:
+        if op is None or op.kind != "Concat" or op.outputs[0] in draft.views:
             continue
-        name = op.outputs[0]
-        shape = draft.network.shapes[name]
-        if len(shape) != 4 or op.integer("axis", 0) % 4 != 1:
-            continue
-        parts = [(part, makers.get(part)) for part in op.inputs]
-        if not any(maker and _writes_anywhere(maker) for _, maker in parts):
-            continue
-        whole = draft.homes.get(name) or draft.fresh(name, channels_last(shape))
-        draft.views[name] = whole
-        start = 0
-        for part, maker in parts:
-            size = draft.network.shapes[part][1] if part in draft.network.shapes else 0
-            free = part not in draft.homes and part not in draft.network.outputs
-            same = draft.network.scales.get(part) == whole.scale
-            if maker and free and same and _writes_anywhere(maker):
-                draft.homes[part] = part_of(whole, 1, start, size)
-            start += size or draft.network.constants[part].shape[1]
+        axis = op.integer("axis", 0) % len(draft.network.shapes[op.outputs[0]])
+        homes = [draft.homes[part] for part in op.inputs if part in draft.homes]
+        if len(homes) < len(op.inputs) or _in_a_row(homes, axis) is None:
+            _plan(draft, op, axis, [makers.get(part) for part in op.inputs])
 
 
-def _writes_anywhere(group: Group) -> bool:
+def _plan(draft: Draft, op: Operation, axis: int, makers: Sequence[Group | None]) -> None:
+    """Plan the homes of the parts of one concatenation."""
+    name = op.outputs[0]
+    shape = draft.network.shapes[name]
+    leaves = name in draft.network.outputs
+    pixels = len(shape) == 4 and axis == 1 and not leaves
+    if len(shape) == 4 and not pixels and not leaves:
+        return  # its layout is that of its parts, which is not known yet
+    if not any(maker and _may_write(maker, pixels) for maker in makers):
+        return
+    whole = draft.homes.get(name) or draft.fresh(name, channels_last(shape) if pixels else None)
+    draft.views[name] = whole
+    start = 0
+    for part, maker in zip(op.inputs, makers, strict=True):
+        known = draft.network.shapes.get(part)
+        size = draft.network.constants[part].shape[axis] if known is None else known[axis]
+        home = part_of(whole, axis, start, size)
+        free = part not in draft.homes and part not in draft.network.outputs
+        same = draft.network.scales.get(part) == whole.scale
+        if maker and free and same and _may_write(maker, home.pixel_pitch() is not None):
+            draft.homes[part] = home
+        start += size
+
+
+def _may_write(maker: Group, pixels: bool) -> bool:
+    """Whether a group writes into a home; some write pixels, with channels last, and no other."""
     # A concatenation inside a concatenation is planned after its outer one, and moves into it.
-    return group.root is None or group.root.kind in (*_WRITE_ANYWHERE, "Concat")
+    if maker.root is None or maker.root.kind == "Concat":
+        return True
+    return pixels and maker.root.kind in _WRITE_PIXELS
+
+
+def _in_a_row(parts: Sequence[View], axis: int) -> View | None:
+    """Return the view that parts form which lie one after the other; None where they do not."""
+    first, end = parts[0], parts[0].offset
+    for part in parts:
+        same = (part.base, part.dtype, part.scale) == (first.base, first.dtype, first.scale)
+        if not same or part.strides != first.strides or part.offset != end:
+            return None
+        end += part.shape[axis] * part.strides[axis]
+    size = sum(part.shape[axis] for part in parts)
+    shape = (*first.shape[:axis], size, *first.shape[axis + 1 :])
+    return replace(first, shape=shape)
 
 
 def _concat_strides(draft: Draft, op: Operation) -> tuple[int, ...] | None:
