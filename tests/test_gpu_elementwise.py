@@ -18,57 +18,46 @@ INTEGERS = [n for n, row in ELEMENT_TYPES.items() if row.kind == "integer"]
 SIGNED = [n for n in INTEGERS if not n.startswith("u")]
 REL = 1e-5  # of FP32
 
-# Operator, attributes, and what its operands are drawn from: least and largest.
+# Attributes, and what operands are drawn from: least and largest.
 FLOATS = {
-    "Abs": ("Abs", {}, (-3, 3)),
-    "Acos": ("Acos", {}, (-1, 1)),
-    "Acosh": ("Acosh", {}, (1, 9)),
-    "Asin": ("Asin", {}, (-1, 1)),
-    "Asinh": ("Asinh", {}, (-9, 9)),
-    "Atan": ("Atan", {}, (-9, 9)),
-    "Atanh": ("Atanh", {}, (-0.99, 0.99)),
-    "Ceil": ("Ceil", {}, (-3, 3)),
-    "Celu": ("Celu", {"alpha": 0.7}, (-3, 3)),
-    "Cos": ("Cos", {}, (-300, 300)),
-    "Cosh": ("Cosh", {}, (-5, 5)),
-    "Elu": ("Elu", {"alpha": 1.3}, (-3, 3)),
-    "Erf": ("Erf", {}, (-3, 3)),
-    "Exp": ("Exp", {}, (-9, 9)),
-    "Floor": ("Floor", {}, (-3, 3)),
-    "HardSigmoid": ("HardSigmoid", {"alpha": 0.3, "beta": 0.4}, (-4, 4)),
-    "HardSwish": ("HardSwish", {}, (-5, 5)),
-    "LeakyRelu": ("LeakyRelu", {"alpha": 0.2}, (-3, 3)),
-    "Log": ("Log", {}, (0.01, 9)),
-    "Mish": ("Mish", {}, (-9, 30)),
-    "Neg": ("Neg", {}, (-3, 3)),
-    "Reciprocal": ("Reciprocal", {}, (0.1, 3)),
-    "Relu": ("Relu", {}, (-3, 3)),
-    "Round": ("Round", {}, (-9, 9)),
-    "Selu": ("Selu", {}, (-3, 3)),
-    "Shrink": ("Shrink", {"lambd": 0.6, "bias": 0.2}, (-2, 2)),
-    "Sigmoid": ("Sigmoid", {}, (-9, 9)),
-    "Sign": ("Sign", {}, (-1, 1)),
-    "Sin": ("Sin", {}, (-300, 300)),
-    "Sinh": ("Sinh", {}, (-5, 5)),
-    "Softplus": ("Softplus", {}, (-9, 30)),
-    "Softsign": ("Softsign", {}, (-9, 9)),
-    "Sqrt": ("Sqrt", {}, (0, 9)),
-    "Tan": ("Tan", {}, (-1.5, 1.5)),
-    "Tanh": ("Tanh", {}, (-9, 9)),
-    "ThresholdedRelu": ("ThresholdedRelu", {"alpha": 0.7}, (-2, 2)),
+    "Abs": ({}, (-3, 3)),
+    "Acos": ({}, (-1, 1)),
+    "Acosh": ({}, (1, 9)),
+    "Asin": ({}, (-1, 1)),
+    "Asinh": ({}, (-9, 9)),
+    "Atan": ({}, (-9, 9)),
+    "Atanh": ({}, (-0.99, 0.99)),
+    "Ceil": ({}, (-3, 3)),
+    "Celu": ({"alpha": 0.7}, (-3, 3)),
+    "Cos": ({}, (-300, 300)),
+    "Cosh": ({}, (-5, 5)),
+    "Elu": ({"alpha": 1.3}, (-3, 3)),
+    "Erf": ({}, (-3, 3)),
+    "Exp": ({}, (-9, 9)),
+    "Floor": ({}, (-3, 3)),
+    "HardSigmoid": ({"alpha": 0.3, "beta": 0.4}, (-4, 4)),
+    "HardSwish": ({}, (-5, 5)),
+    "LeakyRelu": ({"alpha": 0.2}, (-3, 3)),
+    "Log": ({}, (0.01, 9)),
+    "Mish": ({}, (-9, 30)),
+    "Neg": ({}, (-3, 3)),
+    "Reciprocal": ({}, (0.1, 3)),
+    "Relu": ({}, (-3, 3)),
+    "Round": ({}, (-9, 9)),
+    "Selu": ({}, (-3, 3)),
+    "Shrink": ({"lambd": 0.6, "bias": 0.2}, (-2, 2)),
+    "Sigmoid": ({}, (-9, 9)),
+    "Sign": ({}, (-1, 1)),
+    "Sin": ({}, (-300, 300)),
+    "Sinh": ({}, (-5, 5)),
+    "Softplus": ({}, (-9, 30)),
+    "Softsign": ({}, (-9, 9)),
+    "Sqrt": ({}, (0, 9)),
+    "Tan": ({}, (-1.5, 1.5)),
+    "Tanh": ({}, (-9, 9)),
+    "ThresholdedRelu": ({"alpha": 0.7}, (-2, 2)),
 }
-PAIRS = {
-    "Add": ("Add", {}),
-    "Div": ("Div", {}),
-    "Mod": ("Mod", {"fmod": 1}),
-    "Mul": ("Mul", {}),
-    "PRelu": ("PRelu", {}),
-    "Sub": ("Sub", {}),
-    "Max": ("Max", {}),
-    "Min": ("Min", {}),
-    "Mean": ("Mean", {}),
-    "Sum": ("Sum", {}),
-}
+PAIRS = ("Add", "Div", "Mod", "Mul", "PRelu", "Sub", "Max", "Min", "Mean", "Sum")
 WHOLE_PAIRS = {
     "Add": ("Add", {}),
     "Div": ("Div", {}),
@@ -119,8 +108,8 @@ def integers(rng: np.random.Generator, dtype: str) -> np.ndarray:
 
 @pytest.mark.parametrize("name", FLOATS)
 def test_functions_of_floats(name: str, rng: np.random.Generator) -> None:
-    kind, attributes, limits = FLOATS[name]
-    case = Case([node(kind, "x", "y", **attributes)], {"x": SHAPE}, {})
+    attributes, limits = FLOATS[name]
+    case = Case([node(name, "x", "y", **attributes)], {"x": SHAPE}, {})
     agree(case, {"x": uniform(rng, limits)}, rel=2e-5)
 
 
@@ -152,8 +141,8 @@ def test_infinities_of_one_sign(sides: dict[str, int]) -> None:
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("shape", [SHAPE, (5, 1), (7,), (1, 1, 1)])
 def test_two_floats(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> None:
-    kind, attributes = PAIRS[name]
-    case = Case([node(kind, "a b", "y", **attributes)], {"a": SHAPE, "b": shape}, {})
+    attributes = {"fmod": 1} if name == "Mod" else {}
+    case = Case([node(name, "a b", "y", **attributes)], {"a": SHAPE, "b": shape}, {})
     feeds = {n: rng.normal(size=s).astype(np.float32) for n, s in case.inputs.items()}
     agree(case, feeds)
 
@@ -390,13 +379,12 @@ def test_a_constant_for_each_channel_is_part_of_a_convolution(
     constant = rng.uniform(0.5, 2, form).astype(np.float32)
     weights = {**case.weights, "k": constant, "v": normal(rng, 4, 8, 1, 1)}
     case = Case(case.nodes, case.inputs, weights)
-    kernels = [call.spec.kernel for call in case.draft().calls]
-    assert kernels.count("transposing") == 2  # the borders
+    assert len(case.draft().calls) == 4  # two convolutions and the borders
     agree(case, {"x": rng.normal(size=(2, 3, 5, 5)).astype(np.float32)}, rel=1e-4)
 
 
 def test_every_operator_of_the_table_is_tested() -> None:
-    tested = {row[0] for row in (*FLOATS.values(), *PAIRS.values(), *WHOLE_PAIRS.values())}
+    tested = {*FLOATS, *PAIRS, *(kind for kind, _ in WHOLE_PAIRS.values())}
     tested |= {one.op_type for chain in FUSED.values() for one in chain} | set(COMPARISONS)
     tested |= {"And", "Or", "Xor", "Not", "BitShift", "BitwiseNot", "Cast", "Clip", "Gelu"}
     tested |= {"IsInf", "IsNaN", "Pow", "RoundInt8", "Swish", "Where"}
