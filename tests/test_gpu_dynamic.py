@@ -1,15 +1,21 @@
 """Segments drafted once for all sizes of their dynamic dimensions, interpreted at several."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import gpu_interpreter
 import numpy as np
+import onnx
 import pytest
 from gpu_dynamic_graphs import attention, detector, ints, picture, residual_network, rows, upscaling
 from gpu_graphs import ORIN, Case, convolution, node, normal
 from onnx import helper
 
+from device.errors import SessionError
+from device.executors import cuda
 from device.manifest import DimRange
+from device.session import open_session
+from scripts.gpu_engine import build_on_gpu, relative_error
 from toolkit.gpu import emitters
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.errors import NotCoveredError
@@ -277,3 +283,45 @@ def test_a_kernel_that_loses_a_formula_is_found(name: str, monkeypatch: pytest.M
     with pytest.raises(NotCoveredError, match=r"'Transpose:y'.*batch=2.*batch=") as refusal:
         draft(case, PICTURE)
     assert set(refusal.value.reasons) == {"Transpose:y"}
+
+
+ON_THE_GPU: Mapping[str, tuple[Callable[[Rng], Case], tuple[DimRange, ...]]] = {
+    "residual": (residual_network, PICTURE),
+    "detector": (
+        detector,
+        (
+            BATCH,
+            DimRange(name="height", min=16, opt=64, max=128),
+            DimRange(name="width", min=16, opt=64, max=160),
+        ),
+    ),
+    "attention": (attention, (BATCH, DimRange(name="tokens", min=1, opt=100, max=300))),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", ON_THE_GPU)
+def test_one_engine_runs_all_sizes_of_its_range(
+    name: str, precision: str, tmp_path: Path, rng: Rng
+) -> None:
+    if cuda.why_not() is not None:
+        pytest.skip(str(cuda.why_not()))
+    make, dims = ON_THE_GPU[name]
+    case, path = make(rng), tmp_path / "m.engine"
+    onnx.save(case.model(), tmp_path / "m.onnx")
+    built = build_on_gpu(tmp_path / "m.onnx", path, profile="h200", precision=precision, dims=dims)
+    limit = {"fp32": 1e-4, "fp16": 1e-2}[precision]
+    with open_session(path) as session:
+        assert [report.implementation for report in session.reports] == ["cuda"]
+        # More sets of sizes than graphs are kept, and the first again.
+        sets = [points(built.dims, rng) for _ in range(7)]
+        for point in (*(point for some in sets for point in some), sets[0][0]):
+            feeds = feeds_at(case, built.dims, point, rng)
+            found = session.infer(feeds)
+            for output, truth in case.truth(feeds).items():
+                assert found[output].shape == truth.shape
+                assert relative_error(found[output], truth) < limit, point
+        beyond = [dim.max + dim.step for dim in built.dims]
+        with pytest.raises(SessionError, match=f"{built.dims[0].min} to {built.dims[0].max}"):
+            session.infer(feeds_at(case, built.dims, beyond, rng))
