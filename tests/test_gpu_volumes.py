@@ -110,3 +110,17 @@ def test_a_residual_joins_a_transposed_convolution(
     ]
     case = Case(nodes, {"x": (1, 8, 4, 5), "r": (1, 6, 8, 10)}, {"w": normal(rng, 8, 6, 2, 2)})
     check(case, precision, rng)
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("taps", [(3,), (2, 3), (2, 1, 2)])
+def test_weights_that_are_made_while_running(
+    taps: tuple[int, ...], group: int, rng: np.random.Generator
+) -> None:
+    shape = (2, 6, *(7, 6, 5)[: len(taps)])
+    case = Case(
+        [node("Conv", "x w b", "y", group=group)],
+        {"x": shape, "w": (8, 6 // group, *taps)},
+        {"b": rng.normal(size=8).astype(np.float32)},
+    )
+    check(case, "fp32", rng)

@@ -47,7 +47,8 @@ class _Picture:
 def emit_convolution(draft: Draft, group: Group) -> None:
     """Add a convolution with bias, residual and activation: one call."""
     op = group.root_operation
-    if len(draft.network.shapes[group.result]) != 4:
+    made = op.inputs[1] not in draft.network.constants
+    if made or len(draft.network.shapes[group.result]) != 4:
         emit_volume_convolution(draft, group)
         return
     weights = constant_weights(draft, op, 1)

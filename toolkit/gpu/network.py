@@ -175,8 +175,17 @@ def _constant(node: ir.Node) -> Array:
     return _numpy(node.attributes["value"].as_tensor())
 
 
+# Operators that make as many elements as the numbers they read ask for.
+_SIZED_BY_NUMBERS = frozenset({"NonMaxSuppression", "NonZero", "StringSplit", "Unique"})
+
+
 def _operation(node: ir.Node, plugged: Collection[str]) -> Operation:
     kind = node.op_type
+    if node.op_type in _SIZED_BY_NUMBERS:
+        raise NotCoveredError(
+            f"node {node.name!r} ({node.op_type}) makes a tensor whose size depends on the numbers "
+            "in another; kernels are started for sizes known before"
+        )
     if node.domain not in ("", "ai.onnx"):
         kind = f"{node.domain}::{node.op_type}"
     if kind != node.op_type and kind not in plugged:

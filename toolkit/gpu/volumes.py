@@ -1,6 +1,6 @@
 """Convolutions over one or three dimensions, and transposed ones over one to three -> calls."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -19,7 +19,7 @@ from toolkit.gpu.fusion import Group
 from toolkit.gpu.network import Array, Operation
 from toolkit.gpu.sizes import ceil_div
 from toolkit.gpu.tiles import Product, Tile, product_tiles
-from toolkit.gpu.view import Shape, View, like
+from toolkit.gpu.view import Shape, View, like, row_major
 from toolkit.gpu.windows import Three, VolumeWindow, three
 
 
@@ -33,7 +33,7 @@ class _Volume:
     x: View
     y: View
     residual: View | None
-    weights: Array
+    weights: View
     taps: Three
     strides: Three
     dilations: Three
@@ -45,22 +45,17 @@ class _Volume:
 def emit_volume_convolution(draft: Draft, group: Group) -> None:
     """Add a Conv over one or three dimensions."""
     op = group.root_operation
-    weights = constant_weights(draft, op, 1)
-    taps = three(weights.shape[2:], 1)
-    groups = op.integer("group", 1)
     shape, result = draft.network.shapes[op.inputs[0]], draft.network.shapes[group.result]
     check_volume(op, shape)
-    window = VolumeWindow.read(op, weights.shape[2:])
-    # (group, filter, channel, taps) -> (group, taps, channel, filter)
-    each = weights.reshape(groups, weights.shape[0] // groups, weights.shape[1], -1)
-    packed = each.transpose(0, 3, 2, 1).reshape(1, groups, -1, each.shape[1])
+    weights = _filters(draft, op)
+    window = VolumeWindow.read(op, op.integers("kernel_shape", weights.taps))
     _emit(
         draft,
         group,
         _Volume(
             *_operands(draft, group),
-            weights=packed,
-            taps=taps,
+            weights=weights.packed,
+            taps=three(weights.taps, 1),
             strides=three(window.strides, 1),
             dilations=three(window.dilations, 1),
             pads=three(window.pads_of_convolution(shape[2:], result[2:])[0], 0),
@@ -86,7 +81,9 @@ def emit_transposed_convolution(draft: Draft, group: Group) -> None:
         group,
         _Volume(
             *_operands(draft, group),
-            weights=packed.reshape(*packed.shape[:2], -1, packed.shape[-1]),
+            weights=weight_matrix(
+                draft, packed.reshape(*packed.shape[:2], -1, packed.shape[-1]), draft.dtype
+            ),
             taps=three(packed.shape[2:5], 1),
             strides=strides,
             dilations=(-1, -1, -1),
@@ -95,6 +92,34 @@ def emit_transposed_convolution(draft: Draft, group: Group) -> None:
             ending=ending_of(draft, group, op.input(2)),
         ),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Filters:
+    """Weights as (1, groups, taps x channels, filters of a group), and the taps."""
+
+    packed: View
+    taps: Shape
+
+
+def _filters(draft: Draft, op: Operation) -> _Filters:
+    """Return the weights of a Conv, packed now or by a kernel if they are made while running."""
+    groups, name = op.integer("group", 1), op.inputs[1]
+    if name in draft.network.constants:
+        weights = draft.network.constants[name]
+        # (group, filter, channel, taps) -> (group, taps, channel, filter)
+        each = weights.reshape(groups, weights.shape[0] // groups, weights.shape[1], -1)
+        packed = each.transpose(0, 3, 2, 1).reshape(1, groups, -1, each.shape[1])
+        return _Filters(weight_matrix(draft, packed, draft.dtype), weights.shape[2:])
+    view = draft.read_float(name)
+    moved = view.permuted((0, *range(2, len(view.shape)), 1))
+    if not moved.is_row_major():
+        moved = draft.copy(moved, row_major(moved.shape), draft.dtype)
+    filters, depth = view.shape[0] // groups, prod(view.shape[1:])
+    packed_view = replace(
+        moved, shape=(1, groups, depth, filters), strides=(0, filters * depth, 1, depth)
+    )
+    return _Filters(packed_view, view.shape[2:])
 
 
 def check_volume(op: Operation, shape: Shape) -> None:
@@ -151,7 +176,7 @@ def _emit(draft: Draft, group: Group, p: _Volume) -> None:
     out = three(p.y.shape[2:], 1)
     steps = p.strides if p.transposed else (1, 1, 1)
     places = p.y.shape[0] * prod(ceil_div(n, step) for n, step in zip(out, steps, strict=True))
-    weights = weight_matrix(draft, p.weights, p.x.dtype)
+    weights = p.weights
     read = 0 if p.residual is None else p.residual.item_bytes
     product = Product(
         rows=places,
