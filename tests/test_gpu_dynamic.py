@@ -11,15 +11,20 @@ from gpu_dynamic_graphs import attention, detector, ints, picture, residual_netw
 from gpu_graphs import ORIN, Case, convolution, node, normal
 from onnx import helper
 
+from device.cuda_manifest import Cuda, Int32
+from device.engine import open_engine
 from device.errors import SessionError
 from device.executors import cuda
 from device.manifest import DimRange
 from device.session import open_session
 from scripts.gpu_engine import build_on_gpu, relative_error
 from toolkit.gpu import emitters
+from toolkit.gpu.compile import compile_kernels
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.fusion import Group
+from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.kernel_files import kernel_function
 from toolkit.gpu.lower import DraftedSegment, draft_segment
 from toolkit.gpu.shapes import traces_of, with_steps
 
@@ -283,6 +288,44 @@ def test_a_kernel_that_loses_a_formula_is_found(name: str, monkeypatch: pytest.M
     with pytest.raises(NotCoveredError, match=r"'Transpose:y'.*batch=2.*batch=") as refusal:
         draft(case, PICTURE)
     assert set(refusal.value.reasons) == {"Transpose:y"}
+
+
+@pytest.fixture
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile into a cache that the tests of one run share."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "kernels"))
+
+
+@pytest.mark.usefixtures("_own_cache")
+def test_an_engine_holds_formulas_and_arguments_in_the_order_of_the_kernel(
+    tmp_path: Path, rng: Rng
+) -> None:
+    case = picture(node("Relu", "x", "r"), node("Transpose", "r", "y", perm=[0, 2, 3, 1]))
+    onnx.save(case.model(), tmp_path / "m.onnx")
+    path = tmp_path / "m.engine"
+    build_on_gpu(tmp_path / "m.onnx", path, profile="orin-nano-8gb", precision="fp32", dims=PICTURE)
+    with open_engine(path) as engine:
+        manifest = engine.manifest
+    assert manifest.dims == PICTURE
+    one = next(i for i in manifest.segments[0].implementations if isinstance(i, Cuda))
+    assert one.inputs[0].shape == ("d0", 8, "d1", "d2")
+    assert one.outputs[0].shape == ("d0", "d1", "d2", 8)
+    assert one.outputs[0].bytes == 4 * 8 * BATCH.max * HEIGHT.max * WIDTH.max
+    specs = [call.spec for call in draft(case, PICTURE)[0].calls]
+    launches = [launch for work in one.works for launch in work.tactics[0].launches]
+    for spec, launch in zip(specs, launches, strict=True):
+        (compiled,) = compile_kernels([spec], GpuTarget(87, 8))
+        assert set(compiled.parameters) == {name for name, _ in spec.signature}
+        order = list(kernel_function(spec.kernel, None).arg_names)
+        places = [order.index(name.split(".")[0]) for name in compiled.parameters]
+        assert places == sorted(places)
+        numbers = {name for name, kind in spec.signature if kind.startswith("i32")}
+        kinds = [isinstance(argument, Int32) for argument in launch.arguments]
+        assert kinds == [name in numbers for name in compiled.parameters] + [False, False]
+    with open_session(path) as session:
+        for point in points(PICTURE, rng):
+            feeds = feeds_at(case, PICTURE, point, rng)
+            np.testing.assert_array_equal(session.infer(feeds)["y"], case.truth(feeds)["y"])
 
 
 ON_THE_GPU: Mapping[str, tuple[Callable[[Rng], Case], tuple[DimRange, ...]]] = {
