@@ -182,7 +182,7 @@ def _gather(draft: Draft, group: Group, x: View, indices: list[_Index]) -> None:
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {"x": x, **_named(indices), "y": y, "elements": y.elements},
         {
-            "SHAPE": way.shape,
+            "SHAPE": (0, *way.shape[1:]),
             "Y_STRIDES": way.strides[0],
             "X_STRIDES": way.strides[1],
             "J_STRIDES": way.strides[2:],
@@ -214,7 +214,7 @@ def _scatter(
         (ceil_div(updates.elements, _BLOCK), 1, 1),
         {"x": updates, **_named(indices), "y": whole, "elements": updates.elements},
         {
-            "SHAPE": way.shape,
+            "SHAPE": (0, *way.shape[1:]),
             "Y_STRIDES": way.strides[1],
             "X_STRIDES": way.strides[2],
             "J_STRIDES": way.strides[3:],

@@ -30,7 +30,7 @@ def emit_pad(draft: Draft, group: Group) -> None:
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {"x": x, "y": y, "elements": y.elements},
         {
-            "SHAPE": way.shape,
+            "SHAPE": (0, *way.shape[1:]),
             "Y_STRIDES": way.strides[0],
             "X_STRIDES": way.strides[1],
             "DIMS": tuple(way.places[at] for at in bordered),

@@ -11,7 +11,7 @@ from toolkit.gpu.network import Operation
 from toolkit.gpu.orders import order_of
 from toolkit.gpu.parameters import integers_of, numbers_of
 from toolkit.gpu.resampling import Axis, Filter, Mode, table_of
-from toolkit.gpu.sizes import Size, ceil_div
+from toolkit.gpu.sizes import Size, ceil_div, most
 from toolkit.gpu.view import Shape, View, channels_last, like
 
 # Coordinates and rounding with which pixel i of the result comes from floor(i / factor).
@@ -73,17 +73,12 @@ def _split(view: View, factors: list[int], repeat: bool) -> View:
 
 
 def _axes(draft: Draft, op: Operation, shape: Shape, result: Shape) -> dict[int, Axis]:
-    """Return the dimensions that change, with their scales."""
-    if any(isinstance(size, Size) for size in (*shape, *result)):
-        raise NotCoveredError(
-            f"node {op.name!r} ({op.kind}) resizes {list(shape)} to {list(result)}; with dynamic "
-            "sizes kernels repeat whole pixels only"
-        )
+    """Return the dimensions that change, with their scales; dynamic ones at their largest."""
     rank = len(shape)
     old = "scales" in op.attributes or op.kind == "Upsample" or len(op.inputs) == 2  # no region
-    chosen = op.integers("axes", tuple(range(rank)))
-    axes = [at % rank for at in chosen]
+    axes = [at % rank for at in op.integers("axes", tuple(range(rank)))]
     scales = numbers_of(draft.network, op, 1 if old else 2, "scales")
+    _check_dynamic(op, shape, result, scales is not None)
     if scales is None:
         scales = _from_sizes(draft, op, shape, axes)
     if len(scales) != len(axes):
@@ -94,8 +89,23 @@ def _axes(draft: Draft, op: Operation, shape: Shape, result: Shape) -> dict[int,
     for at, (axis, scale) in enumerate(zip(axes, scales, strict=True)):
         part = (region[at], region[at + len(axes)]) if crops and region else (0.0, 1.0)
         if scale != 1 or result[axis] != shape[axis] or part != (0.0, 1.0):
-            found[axis] = Axis(shape[axis], result[axis], scale, part)
+            found[axis] = Axis(most(shape[axis]), most(result[axis]), scale, part)
     return found
+
+
+def _check_dynamic(op: Operation, shape: Shape, result: Shape, scaled: bool) -> None:
+    """Refuse dynamic sizes where the taps of an index depend on them."""
+    how = _filter(op)
+    same = how.coordinates in ("half_pixel", "asymmetric") and not how.exclude_outside
+    if any(isinstance(size, Size) for size in (*shape, *result)) and not (scaled and same):
+        raise NotCoveredError(
+            f"node {op.name!r} ({op.kind}) resizes {list(shape)} to {list(result)}; dynamic sizes "
+            "are resized by constant scales with half_pixel or asymmetric coordinates"
+        )
+
+
+def _dynamic(size: int) -> int | None:
+    return size if isinstance(size, Size) else None
 
 
 def _from_sizes(
@@ -160,15 +170,17 @@ def _add(draft: Draft, group: Group, x: View, y: View, axes: Mapping[int, Axis])
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {"x": x, **names, "y": y, "elements": y.elements},
         {
-            "SHAPE": way.shape,
+            "SHAPE": (0, *way.shape[1:]),
             "Y_STRIDES": way.strides[0],
             "X_STRIDES": way.strides[1],
             "DIM_A": way.places[dims[0]],
             "STEP_A": x.strides[dims[0]],
             "TAPS_A": taps[0],
+            "SIZE_A": _dynamic(x.shape[dims[0]]),
             "DIM_B": way.places[dims[-1]],
             "STEP_B": x.strides[dims[-1]],
             "TAPS_B": taps[1] if len(taps) > 1 else 1,
+            "SIZE_B": _dynamic(x.shape[dims[-1]]),
             "OUTSIDE": op.number("extrapolation_value", 0.0) if crops else None,
             "BLOCK": _BLOCK,
         },

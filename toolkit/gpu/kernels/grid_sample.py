@@ -46,9 +46,9 @@ def _inside(t, SIZE: tl.constexpr, ALIGN: tl.constexpr, PADDING: tl.constexpr):
     """Return the index that a tap reads; what has none stays outside."""
     if PADDING == "reflection":
         EDGE: tl.constexpr = 1 if ALIGN else 0  # the first and the last element are not repeated
-        PERIOD: tl.constexpr = 2 * (SIZE - EDGE) if SIZE > EDGE else 1
-        t = (t % PERIOD + PERIOD) % PERIOD
-        t = tl.where(t >= SIZE, PERIOD - 1 + EDGE - t, t)
+        period = 2 * (SIZE - EDGE) + (SIZE == EDGE)
+        t = (t % period + period) % period
+        t = tl.where(t >= SIZE, period - 1 + EDGE - t, t)
     elif PADDING == "border":
         t = tl.where(t < 0, 0, tl.where(t >= SIZE, SIZE - 1, t))
     return t

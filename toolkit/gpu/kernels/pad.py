@@ -21,9 +21,9 @@ def _mapped(c, SIZE: tl.constexpr, MODE: tl.constexpr):
     elif MODE == "wrap":
         c = (c % SIZE + SIZE) % SIZE
     elif MODE == "reflect":
-        PERIOD: tl.constexpr = 2 * SIZE - 2 if SIZE > 1 else 1
-        c = (c % PERIOD + PERIOD) % PERIOD
-        c = tl.where(c >= SIZE, PERIOD - c, c)
+        period = 2 * SIZE - 2 + (SIZE == 1)
+        c = (c % period + period) % period
+        c = tl.where(c >= SIZE, period - c, c)
     return c
 
 
