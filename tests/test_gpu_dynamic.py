@@ -144,6 +144,17 @@ PICTURES: dict[str, Callable[[Rng], Case]] = {
     ),
     "transposition": lambda _: picture(node("Transpose", "x", "y", perm=[0, 2, 3, 1])),
     "zeros around": lambda _: picture(node("Pad", "x p", "y"), p=ints(0, 0, 1, 2, 0, 0, 0, 1)),
+    "mirrored": lambda _: picture(
+        node("Pad", "x p", "y", mode="reflect"), p=ints(0, 0, 1, 2, 0, 0, 0, 1)
+    ),
+    "columns by number": lambda _: picture(node("Gather", "x i", "y", axis=3), i=ints(3, 1, 1)),
+    "running sums": lambda _: picture(node("CumSum", "x a", "y"), a=np.array(3)),
+    "tiles": lambda _: picture(node("Tile", "x r", "y"), r=ints(1, 2, 1, 3)),
+    "depth to space": lambda _: picture(node("DepthToSpace", "x", "y", blocksize=2)),
+    "resized": lambda _: picture(
+        helper.make_node("Resize", ["x", "", "s"], ["y"], name="Resize:y", mode="linear"),
+        s=np.array([1, 1, 2, 1.5], np.float32),
+    ),
     "upscaled": lambda _: picture(
         upscaling("x", "y"), s=np.array([1, 1, 2, 2], np.float32)
     ),
