@@ -28,6 +28,8 @@ PUBLISHED = [
     ("densenet121", 7_978_856, 2.834),
     ("mobilenet_v1", 4_231_976, 0.569),
     ("mobilenet_v2", 3_504_872, 0.301),
+    ("squeezenet", 1_235_496, 0.349),
+    ("shufflenet_v2", 2_278_604, 0.145),
     ("mobilenet_v3", 5_483_032, 0.217),
     ("efficientnet_b0", 5_288_548, 0.386),
     ("vit_small", 22_050_664, 4.6),

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from scripts.networks import (
     classic,
+    compact,
     darknet,
     mobile,
     segmentation,
@@ -52,6 +53,8 @@ NETWORKS: dict[str, Network] = {
     "densenet121": Network(classic.densenet121),
     "mobilenet_v1": Network(classic.mobilenet_v1),
     "mobilenet_v2": Network(classic.mobilenet_v2),
+    "squeezenet": Network(compact.squeezenet, 224),
+    "shufflenet_v2": Network(compact.shufflenet_v2, 224),
     "mobilenet_v3": Network(mobile.mobilenet_v3, 224),
     "efficientnet_lite0": Network(classic.efficientnet_lite0),
     "efficientnet_b0": Network(mobile.efficientnet_b0, 224),
