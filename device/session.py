@@ -4,7 +4,6 @@ All tensors between segments live in one arena, laid out by the engine's memory 
 and write them there, nothing is copied on the way.
 """
 
-import mmap
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from device.arrays import array_for, fresh_array, take_arena
 from device.cuda_manifest import Cuda
 from device.engine import Engine, PathLike, open_engine
 from device.errors import SessionError
@@ -164,7 +164,7 @@ class Session:
         self._outputs = manifest.outputs
         self._ranges = {dim.name: dim for dim in manifest.dims}
         self._buffers = {buffer.tensor: buffer for buffer in manifest.memory.buffers}
-        self._arena = _take(manifest.memory.arena_bytes, str(engine.path))
+        self._arena = take_arena(manifest.memory.arena_bytes, str(engine.path))
         self._lock = threading.Lock()
         emulation = None if dla == "portable" else Emulation(dla, scales)
         loaded = [
@@ -200,6 +200,38 @@ class Session:
         """
         values = self._run(feeds, outputs or {}, _ignore)
         return {name: values[name] for name in self._outputs}
+
+    def arrays(
+        self, sizes: Mapping[str, int] | None = None
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return arrays for feeds and for outputs, to fill and to pass to `infer` again and again.
+
+        On a GPU they are page-locked, and nothing is copied on the CPU. `sizes` are those of the
+        dynamic dimensions, or those that the engine was built for. Every inference overwrites the
+        outputs; all stay valid after the session. Raises SessionError: sizes that are not taken,
+        an output whose size is not known beforehand, or a session that is closed.
+        """
+        known = {dim.name: dim.opt for dim in self.dims}
+        unknown = [name for name in sizes or {} if name not in known]
+        if unknown:
+            raise SessionError(
+                f"the engine has no dynamic dimension {unknown[0]!r}; it has "
+                f"{', '.join(map(repr, known)) or 'none'}"
+            )
+        known |= sizes or {}
+        made = {one.name: array_for(one, known) for one in (*self.inputs, *self.outputs)}
+        check_feeds({one.name: made[one.name] for one in self.inputs}, self.inputs, self._ranges)
+        with self._lock:
+            if self._closed:
+                raise SessionError("the session is closed; open a new one")
+            for _, executor in self._steps:
+                if isinstance(executor, cuda.CudaExecutor):
+                    found = executor.arrays(known)
+                    made.update({name: found[name] for name in made if name in found})
+        return (
+            {one.name: made[one.name] for one in self.inputs},
+            {one.name: made[one.name] for one in self.outputs},
+        )
 
     def segment_times_ms(self, feeds: Mapping[str, Array]) -> dict[str, float]:
         """Run the engine once and return the time of each segment, in milliseconds."""
@@ -248,7 +280,7 @@ class Session:
             shape.append(sizes[dim] if isinstance(dim, str) else dim)
         if name in self._outputs:
             # Straight into an array of the caller's: in the arena the next run would overwrite it.
-            return _fresh(name, shape, tensor.dtype)
+            return fresh_array(name, shape, tensor.dtype)
         buffer = self._buffers.get(name)
         return None if buffer is None else self._view(buffer, tensor.dtype, shape)
 
@@ -343,44 +375,3 @@ def _load(
 
 def _ignore(segment: str, seconds: float) -> None:
     """Hear of no times."""
-
-
-def _fresh(name: str, shape: list[int], dtype: str) -> Array:
-    try:
-        return np.empty(shape, dtype)
-    except MemoryError as error:
-        raise SessionError(
-            f"there is no memory for output {name!r} of shape {shape} and dtype {dtype}; "
-            "stop other programs or feed a smaller batch"
-        ) from error
-
-
-def _take(arena_bytes: int, where: str) -> Array:
-    """Return the arena: page-aligned bytes, which take memory only once they are written."""
-    available = _available_bytes()
-    if available is not None and arena_bytes > available:
-        raise SessionError(
-            f"{where} needs {arena_bytes} bytes for its tensors, {available} are free; "
-            "stop other programs or build for a smaller batch"
-        )
-    if arena_bytes == 0:
-        return np.empty(0, np.uint8)
-    try:
-        return np.frombuffer(mmap.mmap(-1, arena_bytes), np.uint8)
-    except (OSError, OverflowError, MemoryError) as error:
-        raise SessionError(
-            f"{where} needs {arena_bytes} bytes for its tensors, which the system does not give "
-            f"({error}); stop other programs or build for a smaller batch"
-        ) from error
-
-
-def _available_bytes() -> int | None:
-    """Return the memory that a program can still get, in bytes, None where nobody says."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from device.engine import open_engine
+from device.errors import SessionError
 from toolkit.bench.distribution import distribution
 from toolkit.bench.measure import BenchOptions, GpuTimes, Layer, measure
 from toolkit.bench.report import BenchResult, bench_builtins, bench_table
@@ -131,6 +132,32 @@ def test_sizes_that_the_engine_does_not_have_are_refused(
     refused = bench(engine, *FAST, *(word.format(name=name) for word in words))
     assert isinstance(refused.exception, BenchError)
     assert said in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    ("options", "batch"),
+    [
+        (BenchOptions(), 2),  # what the engine was built for
+        (BenchOptions(batch=4), 4),
+        (BenchOptions(shapes={"x": (3, *picture().shape[1:])}), 3),
+    ],
+)
+def test_dynamic_dimensions_have_the_sizes_asked_for(
+    options: BenchOptions, batch: int, tmp_path: Path
+) -> None:
+    path = write_network(tmp_path / "m.engine", split_network("batch"))
+    with open_engine(path) as opened:
+        assert [dim.opt for dim in opened.manifest.dims] == [2]
+        found = measure(opened, dataclasses.replace(options, iterations=1, warmup_s=0))
+    assert found.items == batch
+    assert found.shapes["x"][0] == batch
+
+
+def test_a_size_out_of_range_is_refused(tmp_path: Path) -> None:
+    path = write_network(tmp_path / "m.engine", split_network("batch"))
+    refused = bench(path, *FAST, "--batch", "5")
+    assert isinstance(refused.exception, SessionError)
+    assert "takes 1 to 4" in str(refused.exception)
 
 
 def test_an_input_file_has_its_own_shapes(engine: Path) -> None:

@@ -1,5 +1,6 @@
 """Sessions on a GPU: several at once, shared weights, tactics by measured times."""
 
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,6 +169,21 @@ def test_outputs_are_written_into_given_arrays(tmp_path: Path, rng: np.random.Ge
         target = np.full_like(expected, np.nan)
         assert session.infer(feeds, {"y": target})["y"] is target
     assert np.array_equal(target, expected)
+
+
+def test_page_locked_arrays_give_the_same_and_outlive_the_session(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    one = case(rng)
+    given = one.feeds(rng)
+    with open_session(build(one, tmp_path)) as session:
+        expected = session.infer(given)["y"]
+        feeds, outputs = session.arrays()
+        feeds["x"][...] = given["x"]
+        assert session.infer(feeds, outputs)["y"] is outputs["y"]
+    gc.collect()
+    assert np.array_equal(outputs["y"], expected)
+    feeds["x"][...] = 0
 
 
 def test_bench_times_the_gpu(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -25,6 +25,7 @@ from engine_fixtures import (
 from msgspec.structs import replace as changed
 from onnx.reference import ReferenceEvaluator
 
+from device import arrays
 from device import session as session_module
 from device.engine import open_engine, write_engine
 from device.errors import SessionError
@@ -429,11 +430,11 @@ def test_more_memory_than_there_is_is_refused(tmp_path: Path) -> None:
     with open_engine(path) as engine:
         needed = engine.manifest.memory.arena_bytes
     assert needed > 2_000_000_000
-    code = "import sys; from device.session import _take; _take(int(sys.argv[1]), 'it')"
-    free = session_module._available_bytes()
+    code = "import sys; from device.arrays import take_arena; take_arena(int(sys.argv[1]), 'it')"
+    free = arrays._available_bytes()
     assert free is not None
     with pytest.raises(SessionError, match=f"it needs {free * 4} bytes for its tensors, .* free"):
-        session_module._take(free * 4, "it")
+        arrays.take_arena(free * 4, "it")
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); {code}"
     done = subprocess.run(
         [sys.executable, "-c", limited, str(needed)], capture_output=True, text=True, check=False

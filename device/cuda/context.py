@@ -6,6 +6,7 @@ called from any thread: it makes the context current first. What an object holds
 """
 
 import ctypes
+import weakref
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_float, c_void_p
 from itertools import pairwise
@@ -60,12 +61,17 @@ class Context:
         return address.value
 
     def allocate_host(self, size: int) -> Bytes:
-        """Return `size` bytes of the CPU that the GPU can copy from and to by itself."""
-        pointer = c_void_p()
+        """Return `size` bytes of the CPU that the GPU can copy from and to by itself.
+
+        They stay as long as an array looks into them, also after `close`.
+        """
+        pointer, context = c_void_p(), c_void_p()
         self.call("cuMemAllocHost_v2", byref(pointer), max(size, 1))
-        self._closers.append(lambda: self._driver.call("cuMemFreeHost", pointer))
+        self._driver.call("cuDevicePrimaryCtxRetain", byref(context), self._index)
         assert pointer.value is not None
         memory = (ctypes.c_ubyte * size).from_address(pointer.value)
+        # At the end of the process the system takes all of it.
+        weakref.finalize(memory, _free_host, pointer, context, self._index).atexit = False
         return np.ctypeslib.as_array(memory)
 
     def upload(self, address: int, data: Bytes) -> None:
@@ -121,6 +127,13 @@ class Context:
         if self._handle:
             self._driver.call("cuDevicePrimaryCtxRelease_v2", self._index)
             self._handle = c_void_p()
+
+
+def _free_host(pointer: c_void_p, context: c_void_p, index: int) -> None:
+    driver = load_driver()
+    driver.call("cuCtxSetCurrent", context)
+    driver.call("cuMemFreeHost", pointer)
+    driver.call("cuDevicePrimaryCtxRelease_v2", index)
 
 
 class Stream:
