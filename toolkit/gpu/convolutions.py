@@ -16,15 +16,19 @@ from toolkit.gpu.endings import (
     weight_matrix,
 )
 from toolkit.gpu.fusion import Group
+from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.integer_products import integer_weights
 from toolkit.gpu.network import Array
-from toolkit.gpu.sizes import ceil_div
+from toolkit.gpu.sizes import ceil_div, opt
 from toolkit.gpu.stems import CHANNELS as STEM_CHANNELS
 from toolkit.gpu.stems import is_stem, make_stem
 from toolkit.gpu.tiles import Product, Tile, product_tiles, row_tile
 from toolkit.gpu.view import View, channels_last
 from toolkit.gpu.volumes import emit_volume_convolution
 from toolkit.gpu.windows import Window, read_window
+
+# Rows that a block of a depthwise convolution makes at a time; of equally good ones the first.
+_STRIPS = (4, 7, 2, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,34 +151,61 @@ def _product(p: _Picture, depth: int, run: int) -> Product:
 
 def _depthwise(draft: Draft, p: _Picture) -> None:
     channels = p.weights.shape[0]
-    pixels = p.y.shape[0] * p.y.shape[2] * p.y.shape[3]
-    tile = row_tile(pixels, channels)
-    call = draft.make_call(
-        "depthwise",
-        (ceil_div(pixels, tile.rows), ceil_div(channels, tile.columns), 1),
-        {
-            "x": p.x,
-            "weights": draft.constant(p.weights[:, 0].transpose(1, 2, 0), p.x.dtype),
-            "bias": p.ending.bias,
-            "scale": p.ending.scale,
-            "numbers": p.ending.numbers,
-            "residual": p.residual,
-            "y": p.y,
-            "batch": p.x.shape[0],
-        },
-        {
-            **_sizes(p),
-            "CHANNELS": channels,
-            **p.window.constants(),
-            "STEPS": p.ending.steps,
-            "BLOCK_M": tile.rows,
-            "BLOCK_N": tile.columns,
-        },
-        writes=(p.y,),
-        warps=tile.warps,
-        stages=tile.stages,
-    )
-    draft.add(p.nodes, (call,))
+    weights = draft.constant(p.weights[:, 0].transpose(1, 2, 0), p.x.dtype)
+
+    def call(rows: int) -> Call:
+        tile = row_tile(_strips(p, rows), channels)
+        return draft.make_call(
+            "depthwise",
+            (ceil_div(_strips(p, rows), tile.rows), ceil_div(channels, tile.columns), 1),
+            {
+                "x": p.x,
+                "weights": weights,
+                "bias": p.ending.bias,
+                "scale": p.ending.scale,
+                "numbers": p.ending.numbers,
+                "residual": p.residual,
+                "y": p.y,
+                "batch": p.x.shape[0],
+            },
+            {
+                **_sizes(p),
+                "CHANNELS": channels,
+                **p.window.constants(),
+                "STEPS": p.ending.steps,
+                "ROWS": rows,
+                "BLOCK_M": tile.rows,
+                "BLOCK_N": tile.columns,
+            },
+            writes=(p.y,),
+            warps=tile.warps,
+            stages=tile.stages,
+        )
+
+    draft.add(p.nodes, *((call(rows),) for rows in _rows_at_once(p, draft.gpu)))
+
+
+def _strips(p: _Picture, rows: int) -> int:
+    """Return how many strips of `rows` pixels above each other the result has."""
+    return p.y.shape[0] * ceil_div(p.y.shape[2], rows) * p.y.shape[3]
+
+
+def _rows_at_once(p: _Picture, gpu: GpuTarget) -> tuple[int, ...]:
+    """Return how many rows a block of a depthwise convolution makes, the best by estimate first.
+
+    More rows read less, while there are blocks enough for the GPU and no row of a block is empty.
+    """
+    if p.window.taps[0] * p.window.taps[1] >= 50:
+        return (1,)
+    channels, height = p.weights.shape[0], opt(p.y.shape[2])
+
+    def order(rows: int) -> tuple[bool, int, int]:
+        strips = opt(_strips(p, rows))
+        tile = row_tile(strips, channels)
+        blocks = ceil_div(strips, tile.rows) * ceil_div(channels, tile.columns)
+        return blocks < gpu.sm_count, -height % rows, _STRIPS.index(rows)
+
+    return tuple(sorted(_STRIPS, key=order)[: len(_STRIPS) if gpu.exhaustive else 2])
 
 
 def _pointwise(draft: Draft, p: _Picture) -> None:

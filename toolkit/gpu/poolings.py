@@ -1,13 +1,22 @@
 """Pooling -> calls."""
 
+from dataclasses import dataclass
+
 from toolkit.gpu import reductions
+from toolkit.gpu.call import Call
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.fusion import Group
-from toolkit.gpu.sizes import ceil_div
+from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.operators import Step
+from toolkit.gpu.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.gpu.tiles import row_tile
-from toolkit.gpu.view import channels_last
+from toolkit.gpu.view import View, channels_last
 from toolkit.gpu.volume_poolings import emit_volume_pool
 from toolkit.gpu.windows import read_window
+
+# A global average holds this many numbers at a time: several loads of 16 bytes for each thread.
+_AVERAGE_CHANNELS = 32
+_AVERAGE_PIXELS = 128
 
 
 def emit_pool(draft: Draft, group: Group) -> None:
@@ -57,20 +66,61 @@ def emit_global_average(draft: Draft, group: Group) -> None:
     x, x_pitch = draft.stored_pixels(op.inputs[0])
     batch, channels, height, width = x.shape
     y = draft.make(group.result, channels_last(draft.network.shapes[group.result]))
-    tile = row_tile(height * width, channels)
-    call = draft.make_call(
-        "global_average",
-        (batch, ceil_div(channels, tile.columns), 1),
-        {"x": x, "y": y, "batch": batch},
-        {
-            "PIXELS": height * width,
-            "CHANNELS": channels,
-            "X_PITCH": x_pitch,
-            "Y_PITCH": y.pixel_pitch(),
-            "STEPS": draft.expression(op.outputs[0], group.after, x.scale).steps,
-            "BLOCK_M": tile.rows,
-            "BLOCK_N": tile.columns,
-        },
-        writes=(y,),
+    steps = draft.expression(op.outputs[0], group.after, x.scale).steps
+    pixels = height * width
+    parts = _parts(opt(batch), channels, opt(pixels), draft.gpu)
+    if parts == 1 or not fixed(pixels):
+        call = _average(draft, _Average(x, x_pitch, y, pixels, 1, pixels, steps))
+        draft.add(group.nodes, (call,))
+        return
+    # Few images do not fill the GPU: parts of their pixels are summed first.
+    sums = draft.allocate(
+        f"{y.base} (sums)",
+        "float32",
+        (batch, channels, parts, 1),
+        (channels * parts, 1, channels, 1),
     )
-    draft.add(group.nodes, (call,))
+    first = _average(draft, _Average(x, x_pitch, sums, pixels, parts, 1, ()))
+    second = _average(draft, _Average(sums, channels, y, parts, 1, pixels, steps))
+    draft.add(group.nodes, (first, second))
+
+
+@dataclass(frozen=True, slots=True)
+class _Average:
+    """A call: sums over `parts` of `pixels` of x, divided, to y; y has a row for each part."""
+
+    x: View
+    x_pitch: int
+    y: View
+    pixels: int
+    parts: int
+    divisor: int
+    steps: tuple[Step, ...]
+
+
+def _parts(batch: int, channels: int, pixels: int, gpu: GpuTarget) -> int:
+    """Return into how many parts the pixels are split, so that blocks fill the GPU twice."""
+    blocks = batch * ceil_div(channels, _AVERAGE_CHANNELS)
+    return max(1, min(2 * gpu.sm_count // blocks, pixels // _AVERAGE_PIXELS))
+
+
+def _average(draft: Draft, one: _Average) -> Call:
+    batch, channels = one.x.shape[:2]
+    pixels = min(power_of_two(ceil_div(one.pixels, one.parts)), _AVERAGE_PIXELS)
+    return draft.make_call(
+        "global_average",
+        (batch, ceil_div(channels, _AVERAGE_CHANNELS), one.parts),
+        {"x": one.x, "y": one.y, "batch": batch},
+        {
+            "PIXELS": one.pixels,
+            "CHANNELS": channels,
+            "X_PITCH": one.x_pitch,
+            "Y_PITCH": channels if one.parts > 1 else one.y.pixel_pitch(),
+            "PARTS": one.parts,
+            "DIVISOR": one.divisor,
+            "STEPS": one.steps,
+            "BLOCK_M": pixels,
+            "BLOCK_N": _AVERAGE_CHANNELS,
+        },
+        writes=(one.y,),
+    )

@@ -2,8 +2,9 @@
 
     y[p, c] = STEPS((sum_t a[p, t, c] w[t, c] + bias[c]) scale[c], residual[p, c])
 
-Row p is an output pixel, c a channel, t a tap; a[p, t, c] is the input under the tap, 0 outside the
-picture. There is no product of matrices in this: it runs at the speed of memory.
+p is an output pixel, c a channel, t a tap; a[p, t, c] is the input under the tap, 0 outside the
+picture. There is no product of matrices in this: it runs at the speed of memory, so a block makes
+ROWS output rows, and reads each input pixel once for all of them that it lies under.
 
 Weights are [tap row, tap column, channel], row-major.
 """
@@ -24,32 +25,78 @@ def depthwise(
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
     PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
-    STEPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (blocks of pixels, blocks of channels)."""
-    p = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    """Grid: (blocks of strips, blocks of channels). A strip is ROWS pixels above each other."""
+    strip = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    pixels = batch * OUT_HEIGHT * OUT_WIDTH
-    image = p // (OUT_HEIGHT * OUT_WIDTH)
-    top = p // OUT_WIDTH % OUT_HEIGHT * STRIDE_H - PAD_TOP
-    left = p % OUT_WIDTH * STRIDE_W - PAD_LEFT
+    STRIPS = (OUT_HEIGHT + ROWS - 1) // ROWS  # above each other
+    image = strip // (STRIPS * OUT_WIDTH)
+    row = strip // OUT_WIDTH % STRIPS * ROWS
+    column = strip % OUT_WIDTH
+    top = tl.where(image < batch, row * STRIDE_H - PAD_TOP, -(2**24))  # none beyond the last image
+    left = column * STRIDE_W - PAD_LEFT
+    corner = ((image * HEIGHT + row * STRIDE_H - PAD_TOP) * WIDTH + left) * X_PITCH
+    x += corner[:, None] + c[None, :]
 
     NUMBER: tl.constexpr = tl.float32 if scale is None else tl.int32
-    total = tl.zeros((BLOCK_M, BLOCK_N), NUMBER)
+    total = (tl.zeros((BLOCK_M, BLOCK_N), NUMBER),) * ROWS
     TAPS: tl.constexpr = TAP_ROWS * TAP_COLUMNS
-    AT_ONCE: tl.constexpr = TAPS if TAPS < 50 else 1  # thousands unrolled compile for minutes
-    for start in range(0, TAPS, AT_ONCE):
-        for part in tl.static_range(AT_ONCE):
-            tap = start + part
-            h = top + tap // TAP_COLUMNS * DILATION_H
-            w = left + tap % TAP_COLUMNS * DILATION_W
-            inside = (p < pixels) & (h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)
-            place = ((image * HEIGHT + h) * WIDTH + w) * X_PITCH
+    if TAPS < 50:
+        for column_tap in tl.static_range(TAP_COLUMNS):
+            w = left + column_tap * DILATION_W
+            beside = (w >= 0) & (w < WIDTH)
+            for under in tl.static_range((ROWS - 1) * STRIDE_H + (TAP_ROWS - 1) * DILATION_H + 1):
+                h = top + under
+                inside = (beside & (h >= 0) & (h < HEIGHT))[:, None] & (c < CHANNELS)[None, :]
+                offset = (under * WIDTH + column_tap * DILATION_W) * X_PITCH
+                a = tl.load(x + offset, mask=inside, other=0).to(NUMBER)
+                total = _add_row(
+                    total, a, weights + column_tap * CHANNELS + c, c < CHANNELS, under,
+                    TAP_COLUMNS * CHANNELS, TAP_ROWS, STRIDE_H, DILATION_H, ROWS, NUMBER,
+                )  # fmt: skip
+    else:  # thousands unrolled compile for minutes
+        tl.static_assert(ROWS == 1, "large windows make one row at a time")
+        one = total[0]
+        for tap in range(TAPS):
+            under = tap // TAP_COLUMNS * DILATION_H
+            aside = tap % TAP_COLUMNS * DILATION_W
+            h, w = top + under, left + aside
+            inside = (h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)
             inside = inside[:, None] & (c < CHANNELS)[None, :]
-            a = tl.load(x + place[:, None] + c[None, :], mask=inside, other=0)
+            a = tl.load(x + (under * WIDTH + aside) * X_PITCH, mask=inside, other=0)
             b = tl.load(weights + tap * CHANNELS + c, mask=c < CHANNELS, other=0)
-            total += a.to(NUMBER) * b.to(NUMBER)[None, :]
+            one += a.to(NUMBER) * b.to(NUMBER)[None, :]
+        total = (one,)
 
-    store_rows(
-        total, bias, scale, residual, y, p, c, pixels, CHANNELS, Y_PITCH, R_PITCH, STEPS, numbers
-    )
+    pixels = batch * OUT_HEIGHT * OUT_WIDTH
+    for i in tl.static_range(ROWS):
+        p = (image * OUT_HEIGHT + row + i) * OUT_WIDTH + column
+        p = tl.where(row + i < OUT_HEIGHT, p, pixels)  # none below the last row
+        store_rows(
+            total[i], bias, scale, residual, y, p, c, pixels, CHANNELS, Y_PITCH, R_PITCH, STEPS,
+            numbers,
+        )  # fmt: skip
+
+
+@triton.jit
+def _add_row(
+    total, a, weights, present, under: tl.constexpr, PITCH: tl.constexpr,
+    TAP_ROWS: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr,
+    ROWS: tl.constexpr, NUMBER: tl.constexpr,
+):  # fmt: skip
+    """Add what an input row, `under` rows below the first, gives to each output row."""
+    sums = ()
+    for i in tl.static_range(ROWS):
+        if _lies_under(under - i * STRIDE, TAP_ROWS, DILATION):
+            b = tl.load(weights + (under - i * STRIDE) // DILATION * PITCH, mask=present, other=0)
+            sums = sums + (total[i] + a * b.to(NUMBER)[None, :],)
+        else:
+            sums = sums + (total[i],)
+    return sums
+
+
+@triton.constexpr_function
+def _lies_under(below, taps, dilation):
+    """Whether a row this far below the first lies under a tap of a filter."""
+    return below >= 0 and below % dilation == 0 and below // dilation < taps

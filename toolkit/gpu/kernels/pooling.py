@@ -2,7 +2,7 @@
 
     y[p, c] = STEPS(max_t a[p, t, c])                     pool, MODE "max"
     y[p, c] = STEPS(sum_t a[p, t, c] / counted taps)      pool, MODE "average"
-    y[i, c] = STEPS(sum_p x[i, p, c] / pixels)            global_average
+    y[i, c] = STEPS(sum_p x[i, p, c] / pixels)            global_average, in one call or two
 
 Row p is an output pixel, c a channel, t a tap of the window. An average counts the taps inside the
 picture, with COUNT_PADS those in its padding too.
@@ -11,7 +11,7 @@ picture, with COUNT_PADS those in its padding too.
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import store_rows
+from toolkit.gpu.kernels.expression import as_float, store_rows
 
 
 @triton.jit
@@ -69,17 +69,24 @@ def pool(
 def global_average(
     x, y, batch,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr, Y_PITCH: tl.constexpr,
-    STEPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PARTS: tl.constexpr, DIVISOR: tl.constexpr, STEPS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (images, blocks of channels)."""
+    """Grid: (images, blocks of channels, parts). Sums of PARTS of the pixels are divided by
+    DIVISOR; a row of y is a part of an image.
+    """
+    PART = (PIXELS + PARTS - 1) // PARTS
     image = tl.program_id(0)
     c = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    part = tl.program_id(2)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, PIXELS, BLOCK_M):
-        p = start + tl.arange(0, BLOCK_M)
-        inside = (p < PIXELS)[:, None] & (c < CHANNELS)[None, :]
+    for start in range(0, PART, BLOCK_M):
+        at = start + tl.arange(0, BLOCK_M)
+        p = part * PART + at
+        inside = ((at < PART) & (p < PIXELS))[:, None] & (c < CHANNELS)[None, :]
         place = (image * PIXELS + p[:, None]) * X_PITCH + c[None, :]
-        total += tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    mean = tl.div_rn(tl.sum(total, 0)[None, :], PIXELS * 1.0)
-    row = image + tl.arange(0, 1)
-    store_rows(mean, None, None, None, y, row, c, batch, CHANNELS, Y_PITCH, 0, STEPS)
+        total += as_float(tl.load(x + place, mask=inside, other=0))
+    mean = tl.div_rn(tl.sum(total, 0)[None, :], DIVISOR * 1.0)
+    row = image * PARTS + part + tl.arange(0, 1)
+    rows = batch * PARTS
+    store_rows(mean, None, None, None, y, row, c, rows, CHANNELS, Y_PITCH, 0, STEPS)

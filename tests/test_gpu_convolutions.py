@@ -1,0 +1,114 @@
+"""The special ways to convolve and to average, all tactics, and the choice of tiles."""
+
+from dataclasses import replace
+
+import gpu_interpreter
+import numpy as np
+import pytest
+from gpu_graphs import Case, convolution, node
+
+from toolkit.gpu.call import Work
+from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.lower import DraftedSegment
+from toolkit.gpu.tiles import Product, estimate_cycles, product_tiles
+
+# After gpu_interpreter: it tells Triton to interpret before Triton is imported.
+pytest.importorskip("triton", reason="Triton is not installed")
+
+EVERY = GpuTarget(sm=90, sm_count=8, exhaustive=True)
+LIMIT = 1e-5  # FP32: the order of sums
+
+
+def kernels(drafted: DraftedSegment) -> list[str]:
+    return [call.spec.kernel for call in drafted.calls]
+
+
+def check(drafted: DraftedSegment, case: Case, rng: np.random.Generator) -> None:
+    feeds = case.feeds(rng)
+    found = gpu_interpreter.run(drafted, feeds)
+    for name, truth in case.truth(feeds).items():
+        difference = np.linalg.norm(found[name].astype(np.float64) - truth)
+        assert difference < LIMIT * np.linalg.norm(truth), name
+
+
+STEMS = {
+    "as in a ResNet": ((1, 3, 20, 17), 8, (7, 7), {"strides": [2, 2], "pads": [3, 3, 3, 3]}),
+    "as in a VGG": ((2, 3, 9, 8), 5, (3, 3), {"pads": [1, 1, 1, 1]}),
+    "patches": ((1, 3, 16, 12), 6, (4, 4), {"strides": [4, 4]}),
+    "grey": ((1, 1, 9, 10), 4, (3, 5), {"strides": [1, 2], "pads": [0, 2, 1, 1]}),
+    "four channels, rows apart": ((1, 4, 12, 7), 4, (3, 2), {"dilations": [2, 1]}),
+    "what the stride leaves out": ((1, 2, 11, 11), 4, (2, 2), {"strides": [3, 3]}),
+}
+
+
+@pytest.mark.parametrize("name", STEMS)
+def test_few_channels_are_read_from_a_picture_with_a_border(
+    name: str, rng: np.random.Generator
+) -> None:
+    shape, filters, taps, attributes = STEMS[name]
+    case = convolution(rng, shape, filters, taps, **attributes)
+    drafted = case.draft()
+    assert kernels(drafted)[:2] == ["pad", "convolution"]
+    check(drafted, case, rng)
+
+
+def test_columns_of_taps_apart_are_read_one_by_one(rng: np.random.Generator) -> None:
+    case = convolution(rng, (1, 3, 9, 9), 4, (3, 3), dilations=[1, 2])
+    assert "pad" not in kernels(case.draft())
+
+
+WAYS = {
+    "3x3": ((2, 24, 9, 8), 40, (3, 3), {"pads": [1, 1, 1, 1]}),
+    "pointwise": ((2, 24, 9, 8), 40, (1, 1), {}),
+    "depthwise": ((2, 12, 13, 6), 12, (3, 3), {"group": 12, "pads": [1, 1, 1, 1]}),
+    "depthwise, strided": ((1, 9, 15, 14), 9, (5, 5), {"group": 9, "strides": [2, 2]}),
+    "depthwise, rows apart": ((1, 9, 15, 9), 9, (3, 3), {"group": 9, "dilations": [3, 2]}),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_every_tactic_gives_the_result(name: str, rng: np.random.Generator) -> None:
+    shape, filters, taps, attributes = WAYS[name]
+    case = convolution(rng, shape, filters, taps, **attributes)
+    drafted = case.draft(gpu=EVERY)
+    (at,) = [at for at, work in enumerate(drafted.work) if len(work.tactics) > 1]
+    for tactic in drafted.work[at].tactics:
+        work = [*drafted.work]
+        work[at] = Work(work[at].nodes, (tactic,))
+        check(replace(drafted, work=tuple(work)), case, rng)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_an_average_over_many_pixels_is_made_in_parts(batch: int, rng: np.random.Generator) -> None:
+    case = Case([node("GlobalAveragePool", "x", "y")], {"x": (batch, 33, 40, 37)}, {})
+    drafted = case.draft()
+    assert kernels(drafted).count("global_average") == 2
+    check(drafted, case, rng)
+
+
+def test_many_pictures_are_averaged_at_once(rng: np.random.Generator) -> None:
+    case = Case([node("GlobalAveragePool", "x", "y")], {"x": (17, 8, 20, 20)}, {})
+    drafted = case.draft()
+    assert kernels(drafted).count("global_average") == 1
+    check(drafted, case, rng)
+
+
+def test_tiles_fit_the_gpu_and_the_first_is_the_fastest_by_estimate(
+    rng: np.random.Generator,
+) -> None:
+    for sm, count in ((72, 8), (75, 40), (80, 108), (86, 20), (87, 16), (90, 132), (110, 20)):
+        gpu = GpuTarget(sm, count, exhaustive=True)
+        for _ in range(40):
+            rows, columns, depth = (int(2 ** rng.uniform(0, top)) for top in (18, 11, 13))
+            item = int(rng.choice([1, 2, 4]))
+            product = Product(rows, columns, depth, depth, item, 2 * item)
+            tiles = product_tiles(product, gpu)
+            assert tiles
+            for tile in tiles:
+                operands = (tile.rows + tile.columns) * tile.depth * item * tile.stages
+                assert operands <= gpu.shared_bytes
+                assert tile.rows * tile.columns <= 128 * 32 * tile.warps
+            times = [estimate_cycles(product, tile, gpu) for tile in tiles]
+            assert times == sorted(times)
+            carried = product_tiles(product, GpuTarget(sm, count))
+            assert carried == tiles[: len(carried)]
