@@ -23,7 +23,7 @@ MAX_ELEMENTS = 2**31 - 1  # of one tensor: kernels index with 32 bits
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One ONNX node; an input that is left out is "".
+    """One ONNX node; an input or output that is left out is "".
 
     `others`: names of the ONNX nodes that it computes beside the node `name`.
     """
@@ -179,6 +179,10 @@ def _constant(node: ir.Node) -> Array:
 _SIZED_BY_NUMBERS = frozenset({"NonMaxSuppression", "NonZero", "StringSplit", "Unique"})
 
 
+# Operators that are written as others, which make the outputs that are read.
+_LEAVE_OUT = frozenset({"GRU", "LSTM", "RNN"})
+
+
 def _operation(node: ir.Node, plugged: Collection[str]) -> Operation:
     kind = node.op_type
     if node.op_type in _SIZED_BY_NUMBERS:
@@ -197,9 +201,22 @@ def _operation(node: ir.Node, plugged: Collection[str]) -> Operation:
         kind=kind,
         name=str(node.name),
         inputs=tuple("" if value is None else str(value.name) for value in node.inputs),
-        outputs=tuple(str(value.name) for value in node.outputs if value.name),
+        outputs=_outputs(node),
         attributes={name: _attribute(node, attr) for name, attr in node.attributes.items()},
     )
+
+
+def _outputs(node: ir.Node) -> tuple[str, ...]:
+    """Return the names of the outputs up to the last that has one; "" for those left out."""
+    names = [str(value.name or "") for value in node.outputs]
+    while names and not names[-1]:
+        names.pop()
+    if "" in names and node.op_type not in _LEAVE_OUT:
+        raise NotCoveredError(
+            f"node {node.name!r} ({node.op_type}) leaves out output {names.index('')}; kernels make "
+            "all before the last"
+        )
+    return tuple(names)
 
 
 def _attribute(node: ir.Node, attr: ir.Attr) -> Attribute:
@@ -208,6 +225,8 @@ def _attribute(node: ir.Node, attr: ir.Attr) -> Attribute:
         return attr.value  # type: ignore[no-any-return]
     if attr.type in (kinds.INTS, kinds.FLOATS):
         return tuple(attr.value)
+    if attr.type == kinds.STRINGS:
+        return ",".join(attr.value)
     raise NotCoveredError(
         f"node {node.name!r} ({node.op_type}) has the attribute {attr.name!r} of type "
         f"{attr.type.name}; kernels take numbers and texts"

@@ -9,6 +9,7 @@ from toolkit.gpu.attentions import DEEPEST
 from toolkit.gpu.einsums import einsum_as_matmul
 from toolkit.gpu.network import Array, Operation, Shape
 from toolkit.gpu.patterns import Rule, Surroundings
+from toolkit.gpu.recurrences import recurrence_in_steps
 from toolkit.gpu.rewriting import Rewriting
 
 _NORMS = ("LayerNormalization", "RMSNormalization")
@@ -282,6 +283,7 @@ def _rows_of_keys(around: Surroundings, made: Rewriting, op: Operation, name: st
 
 
 RULES: tuple[Rule, ...] = (
+    recurrence_in_steps,
     einsum_as_matmul,
     general_gemm,
     batch_normalization,
