@@ -513,3 +513,33 @@ def test_dense_strides_keep_the_order_of_others(rng: np.random.Generator) -> Non
         lies = np.empty([shape[at] for at in order]).transpose(np.argsort(order))
         strides = tuple(s // 8 for s in lies.strides)
         assert like(strides, shape) == strides
+
+
+MOVES_OF_INTEGERS = {
+    "slice": (node("Slice", "r starts ends", "m"), {"starts": ints(0, 1), "ends": ints(9, 4)}),
+    "expand": (node("Expand", "r shape", "m"), {"shape": ints(2, 6, 5, 5)}),
+    "tile": (node("Tile", "r repeats", "m"), {"repeats": ints(1, 1, 2, 1)}),
+    "gather": (node("Gather", "r places", "m", axis=1), {"places": ints(4, 0, 3)}),
+    "depth to space": (node("DepthToSpace", "r", "m", blocksize=1), {}),
+}
+
+
+@pytest.mark.parametrize("name", MOVES_OF_INTEGERS)
+def test_what_lies_as_int8_is_moved_as_it_lies(name: str, rng: np.random.Generator) -> None:
+    move, weights = MOVES_OF_INTEGERS[name]
+    nodes = [
+        node("QuantizeLinear", "x s z", "q"),
+        node("DequantizeLinear", "q s z", "r"),
+        move,
+        node("QuantizeLinear", "m s z", "p"),
+        node("DequantizeLinear", "p s z", "y"),
+    ]
+    # A scale that divides without rounding, so that every runtime rounds alike.
+    grid = {"s": np.array(2**-5, np.float32), "z": np.array(0, np.int8)}
+    case = Case(nodes, {"x": (1, 6, 5, 5)}, {**weights, **grid})
+    feeds = floats(rng, case)
+    drafted = case.draft("int8")
+    found = gpu_interpreter.run(drafted, feeds)["y"]
+    np.testing.assert_array_equal(found, case.truth(feeds)["y"])
+    first, *_ = drafted.calls
+    assert dict(first.spec.signature)["y"].startswith("*i8")

@@ -36,8 +36,8 @@ ROUND, TO_INTEGERS, FROM_INTEGERS = "RoundInt8", "ToIntegers", "FromIntegers"
 SYMMETRIC_ZERO: Mapping[str, int] = {"int8": 0, "uint8": 128}
 # Operators that make their result of the numbers of their first operand (Concat: of all).
 _MOVES = frozenset(
-    {"Concat", "DepthToSpace", "Flatten", "Identity", "Reshape", "SpaceToDepth", "Squeeze"}
-    | {"Transpose", "Unsqueeze"}
+    {"Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice"}
+    | {"SpaceToDepth", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
 )
 _COPIES = frozenset({"Concat", "Resize"})  # moves whose kernels can change grids
 
