@@ -213,8 +213,8 @@ def _outputs(node: ir.Node) -> tuple[str, ...]:
         names.pop()
     if "" in names and node.op_type not in _LEAVE_OUT:
         raise NotCoveredError(
-            f"node {node.name!r} ({node.op_type}) leaves out output {names.index('')}; kernels make "
-            "all before the last"
+            f"node {node.name!r} ({node.op_type}) leaves out output {names.index('')}; kernels "
+            "make all before the last"
         )
     return tuple(names)
 
