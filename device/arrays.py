@@ -17,13 +17,9 @@ Array = npt.NDArray[Any]
 def array_for(tensor: TensorInfo, sizes: Mapping[str, int]) -> Array:
     """Return an array for a tensor at these sizes of the dynamic dimensions.
 
-    Raises SessionError: a size that is known only when run, or no memory.
+    All of its sizes are known beforehand. Raises SessionError where there is no memory.
     """
-    shape: list[int] = []
-    for dim in tensor.shape:
-        if dim is None:
-            raise SessionError(f"tensor {tensor.name!r} has a size that is known only when run")
-        shape.append(sizes[dim] if isinstance(dim, str) else dim)
+    shape = [sizes[dim] if isinstance(dim, str) else dim for dim in tensor.shape if dim is not None]
     return fresh_array(tensor.name, shape, tensor.dtype)
 
 

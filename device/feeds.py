@@ -56,9 +56,9 @@ def check_targets(
             found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
             raise SessionError(f"{where} is of {found}; give a numpy array of {tensor.dtype}")
         shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in tensor.shape)
-        if None in shape:
-            raise SessionError(f"{where} has a size that is known only when run; give no array")
-        if array.shape != shape:
+        if array.ndim != len(shape) or any(
+            known not in (None, size) for known, size in zip(shape, array.shape, strict=True)
+        ):
             raise SessionError(f"{where} has the shape {_text(array.shape)}; give {_text(shape)}")
         if not (array.flags.c_contiguous and array.flags.aligned and array.flags.writeable):
             raise SessionError(

@@ -208,8 +208,8 @@ class Session:
 
         On a GPU they are page-locked, and nothing is copied on the CPU. `sizes` are those of the
         dynamic dimensions, or those that the engine was built for. Every inference overwrites the
-        outputs; all stay valid after the session. Raises SessionError: sizes that are not taken,
-        an output whose size is not known beforehand, or a session that is closed.
+        outputs; all stay valid after the session. Outputs whose size is known only when run are
+        left out. Raises SessionError: sizes that are not taken, or a session that is closed.
         """
         known = {dim.name: dim.opt for dim in self.dims}
         unknown = [name for name in sizes or {} if name not in known]
@@ -219,19 +219,20 @@ class Session:
                 f"{', '.join(map(repr, known)) or 'none'}"
             )
         known |= sizes or {}
-        made = {one.name: array_for(one, known) for one in (*self.inputs, *self.outputs)}
-        check_feeds({one.name: made[one.name] for one in self.inputs}, self.inputs, self._ranges)
+        inputs, outputs = (
+            {one.name: array_for(one, known) for one in tensors if None not in one.shape}
+            for tensors in (self.inputs, self.outputs)
+        )
+        check_feeds(inputs, self.inputs, self._ranges)
         with self._lock:
             if self._closed:
                 raise SessionError("the session is closed; open a new one")
             for _, executor in self._steps:
                 if isinstance(executor, cuda.CudaExecutor):
                     found = executor.arrays(known)
-                    made.update({name: found[name] for name in made if name in found})
-        return (
-            {one.name: made[one.name] for one in self.inputs},
-            {one.name: made[one.name] for one in self.outputs},
-        )
+                    inputs.update({name: found[name] for name in inputs if name in found})
+                    outputs.update({name: found[name] for name in self._outputs if name in found})
+        return inputs, outputs
 
     def segment_times_ms(self, feeds: Mapping[str, Array]) -> dict[str, float]:
         """Run the engine once and return the time of each segment, in milliseconds."""

@@ -247,6 +247,22 @@ def test_tensors_of_unknown_size_pass_through(tmp_path: Path) -> None:
         np.testing.assert_array_equal(kept, np.nonzero(np.ones((2, 4))))
 
 
+def test_outputs_of_unknown_size_are_left_out_of_a_session_s_arrays(tmp_path: Path) -> None:
+    with opened(tmp_path, two_inputs()) as session:
+        feeds, outputs = session.arrays({"n": 3})
+        assert {name: array.shape for name, array in feeds.items()} == {"a": (3, 4), "b": (3, 4)}
+        assert outputs == {}
+        for array in feeds.values():
+            array[...] = 1
+        assert session.infer(feeds, outputs)["y"].shape == (2, 12)
+        with pytest.raises(SessionError, match="failed in onnxruntime"):
+            session.infer(feeds, {"y": np.empty((2, 5), np.float32)})
+        right = np.full((2, 12), np.nan, np.float32)
+        np.testing.assert_array_equal(
+            session.infer(feeds, {"y": right})["y"], np.nonzero(feeds["b"])
+        )
+
+
 def test_a_size_between_the_steps_of_a_dimension_is_refused(tmp_path: Path) -> None:
     network = two_inputs()
     stepped = replace(network, dims=(DimRange(name="n", min=2, opt=2, max=4, step=2),))

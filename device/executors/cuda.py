@@ -180,6 +180,11 @@ class CudaExecutor:
         made: dict[str, Array] = {}
         for name, target in outputs.items():
             found = binding.outputs[name]
+            if target is not None and target.shape != found.shape:
+                raise SessionError(
+                    f"{self._where}: output {name!r} has the shape {found.shape} at these sizes, "
+                    f"the array for it {target.shape}; give none, or one of `Session.arrays`"
+                )
             if target is not None and target is not found:
                 np.copyto(target, found)
             made[name] = found.copy() if target is None else target

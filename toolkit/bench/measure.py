@@ -1,7 +1,8 @@
 """Runs an engine over and over and keeps the times.
 
-Latency is the time of `Session.infer` as a caller sees it: copies, kernels and everything around
-them. The GPU's own times are taken afterwards by events, in runs of their own.
+Latency is the time of `Session.infer` in the session's own arrays (`Session.arrays`), as a caller
+sees it: copies to and from the GPU, kernels and everything around them. The GPU's own times are
+taken afterwards by events, in runs of their own.
 """
 
 import threading
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from device.engine import Engine
 from device.executors.cuda import CudaExecutor
+from device.feeds import check_feeds
 from device.manifest import TensorInfo
 from device.session import Session
 from toolkit.bench.distribution import Distribution, distribution
@@ -198,12 +200,15 @@ def _items(feeds: Mapping[str, Array]) -> int:
 
 
 class _Run:
-    """One session that infers again and again into the same arrays, on one stream."""
+    """One session that infers again and again in its own arrays, on one stream."""
 
     def __init__(self, session: Session, feeds: Mapping[str, Array]) -> None:
+        sizes = check_feeds(feeds, session.inputs, {dim.name: dim for dim in session.dims})
         self._session = session
-        self._feeds = feeds
-        self._outputs = session.infer(feeds)
+        self._feeds, self._outputs = session.arrays(sizes)
+        for name, array in self._feeds.items():
+            array[...] = feeds[name]
+        session.infer(self._feeds, self._outputs)
         self.times_ms: list[float] = []
         self.error: Exception | None = None
 
