@@ -1,0 +1,166 @@
+"""Whole networks: kernels for every node, and at small sizes onnxruntime's numbers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import gpu_interpreter
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+import configs
+from device.manifest import Precision
+from scripts.networks import NETWORKS
+from toolkit.gpu.compile import has_compiler
+from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.importer import import_model
+from toolkit.int8.quantize import calibrated_tensors, quantize
+from toolkit.lower import lower_segments
+from toolkit.passes import run_passes
+
+# After gpu_interpreter: it tells Triton to interpret before Triton is imported.
+needs_triton = pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
+ORIN = GpuTarget(sm=87, sm_count=16)
+LIMITS: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2}
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A network: how to get it, and the side of small pictures for it (None: as it is).
+
+    `quick`: its small version takes the interpreter seconds, not minutes.
+    """
+
+    model: Callable[[], ir.Model]
+    side: int | None
+    quick: bool = False
+
+
+def made(name: str) -> Callable[[], ir.Model]:
+    return NETWORKS[name].model
+
+
+def before_plugin(name: str) -> Callable[[], ir.Model]:
+    """Return a detector that hands out what its suppression, a plugin of TensorRT, reads."""
+
+    def cut() -> ir.Model:
+        model = NETWORKS[name].model()
+        (plugin,) = (node for node in model.graph if node.domain)
+        read = [value for value in plugin.inputs if value is not None]
+        model.graph.outputs[:] = read
+        model.graph.remove(plugin)
+        return model
+
+    return cut
+
+
+def features(name: str) -> Callable[[], ir.Model]:
+    """Return a network up to its last pooling: what follows has weights for one size."""
+
+    def cut() -> ir.Model:
+        model = NETWORKS[name].model()
+        nodes = list(model.graph)
+        last = max(at for at, node in enumerate(nodes) if node.op_type == "MaxPool")
+        model.graph.outputs[:] = [nodes[last].outputs[0]]
+        model.graph.remove(nodes[last + 1 :])
+        return model
+
+    return cut
+
+
+def detector() -> ir.Model:
+    return import_model(configs.ROOT / "models" / "robot-objects.onnx").model
+
+
+NETWORKS_OF_THE_FIELD = {
+    "resnet18": Whole(made("resnet18"), 32),
+    "resnet50": Whole(made("resnet50"), 32),
+    "mobilenet_v2": Whole(made("mobilenet_v2"), 32, quick=True),
+    "mobilenet_v3": Whole(made("mobilenet_v3"), 32),
+    "efficientnet_b0": Whole(made("efficientnet_b0"), 32),
+    "densenet121": Whole(made("densenet121"), 32),
+    "googlenet": Whole(made("googlenet"), 32),
+    "squeezenet": Whole(made("squeezenet"), 64, quick=True),
+    "shufflenet_v2": Whole(made("shufflenet_v2"), 64),
+    "vgg16": Whole(features("vgg16"), 32),
+    "unet": Whole(made("unet"), 32),
+    "detector": Whole(detector, None),
+    "yolov8n": Whole(made("yolov8n"), 64),
+    "ssd_mobilenet_v1": Whole(before_plugin("ssd_mobilenet_v1"), 64),
+    "deeplab": Whole(made("deeplab"), 64),
+    "vit_small": Whole(made("vit_small"), 64),
+    "encoder": Whole(made("encoder"), None, quick=True),
+}
+
+
+def small(name: str) -> ir.Model:
+    """Return a network for small pictures; the passes infer the other shapes again."""
+    network = NETWORKS_OF_THE_FIELD[name]
+    if network.side is None:
+        return network.model()
+    if name in NETWORKS and NETWORKS[name].side is not None:
+        return NETWORKS[name].model(side=network.side)
+    return resized(network.model(), network.side)
+
+
+def resized(model: ir.Model, side: int) -> ir.Model:
+    """Return a network for pictures of another size; shapes are inferred again by the passes."""
+    (image,) = model.graph.inputs
+    image.shape = ir.Shape((1, 3, side, side))
+    for node in model.graph:
+        for value in node.outputs:
+            value.shape = None
+    return model
+
+
+def draft(model: ir.Model, precision: Precision) -> DraftedSegment:
+    """Draft all of a network as one GPU segment; what no kernel computes raises."""
+    graph, reports = run_passes(model)
+    assert not [report.failure for report in reports if report.failure]
+    names = {str(node.name): "gpu0" for node in graph.graph}
+    if precision == "int8":
+        amax = dict.fromkeys(calibrated_tensors(graph), 4.0)
+        quantized = quantize(graph, amax, names, frozenset())
+        graph, names = quantized.model, dict(quantized.segment_of)
+    (piece,) = lower_segments(graph, names, ["gpu0"])
+    return draft_segment(piece.onnx, piece.weights, gpu=ORIN, precision=precision)
+
+
+@pytest.mark.parametrize("name", NETWORKS_OF_THE_FIELD)
+def test_a_whole_network_has_kernels(name: str) -> None:
+    network = NETWORKS_OF_THE_FIELD[name]
+    for precision in ("fp32", "fp16", "int8"):
+        drafted = draft(network.model(), precision)
+        assert drafted.work
+        assert drafted.workspace_bytes >= drafted.largest_live_bytes
+        assert drafted.workspace_bytes < 1.2 * drafted.largest_live_bytes
+
+
+CASES = [
+    pytest.param(name, precision, marks=() if network.quick else pytest.mark.slow)
+    for name, network in NETWORKS_OF_THE_FIELD.items()
+    for precision in LIMITS
+]
+
+
+@needs_triton
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("name", "precision"), CASES)
+def test_a_small_network_gives_onnxruntime_s_numbers(
+    name: str, precision: Precision, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model = small(name)
+    path = tmp_path / "m.onnx"
+    ir.save(model, path)
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (image,) = session.get_inputs()
+    feeds = {image.name: rng.random(image.shape, np.float32)}
+    names = [one.name for one in session.get_outputs()]
+    truths = dict(zip(names, session.run(names, feeds), strict=True))
+    found = gpu_interpreter.run(draft(model, precision), feeds)
+    for output, truth in truths.items():
+        difference = np.linalg.norm(found[output].astype(np.float64) - truth)
+        assert difference < LIMITS[precision] * np.linalg.norm(truth), output
