@@ -51,7 +51,7 @@ if command -v dpkg-query >/dev/null; then
 else
     echo "This is not Debian: tests that need mosquitto, ffmpeg or GStreamer may fail." >&2
 fi
-make_venv dev
+make_venv dev,gpu-build
 
 heading "ruff format --check"
 .venv/bin/ruff format --check .

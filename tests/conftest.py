@@ -25,3 +25,9 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 def light_models() -> Path:
     """The folder of the nine light models that travel inside the onnx wheel."""
     return LIGHT_MODELS
+
+
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Build as on a host without Triton: for tests of what is not compiled, which takes minutes."""
+    monkeypatch.setattr("toolkit.gpu.segments.has_compiler", lambda: False)
