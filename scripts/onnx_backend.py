@@ -14,6 +14,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -24,8 +25,8 @@ from tests import gpu_interpreter
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "OPERATORS.md"
 PASSING = ROOT / "tests" / "golden" / "onnx_backend_gpu.txt"
+QUICK_S = 90.0  # of CPU: what the tests that always run may take
 SLOWEST = 10  # tests whose times are printed
-LONGEST_S = 600.0  # for one test: VGG-19 takes minutes in the interpreter
 
 
 def main() -> None:
@@ -34,11 +35,12 @@ def main() -> None:
     parser.add_argument("--only", default="", help="tests whose kind/name holds this pattern")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--missing", type=Path, help="write the reasons, the commonest first")
+    parser.add_argument("--longest", type=float, default=600.0, help="seconds for one test")
     parser.add_argument("--write", action="store_true", help="replace the page and the list")
     given = parser.parse_args()
     cases = {n: c for n, c in load_cases().items() if re.search(given.only, n)}
     started = time.monotonic()
-    results = list(run_all(cases, given.jobs))
+    results = list(run_all(cases, given.jobs, given.longest))
     outcomes = {name: outcome for name, outcome, _ in results}
     print(f"{len(outcomes)} tests in {time.monotonic() - started:.0f} s")
     for status, count in Counter(one.status for one in outcomes.values()).most_common():
@@ -48,13 +50,14 @@ def main() -> None:
     if given.missing is not None:
         given.missing.write_text(missing_text(outcomes))
     if given.write and not given.only:
-        write(cases, outcomes)
+        PAGE.write_text(render(outcomes, operators_of(cases)))
+        PASSING.write_text(listing(outcomes, {name: seconds for name, _, seconds in results}))
 
 
 def run_all(
-    cases: Mapping[str, Callable[[], Case]], jobs: int
+    cases: Mapping[str, Callable[[], Case]], jobs: int, longest_s: float
 ) -> Iterator[tuple[str, Outcome, float]]:
-    """Yield the outcome of each test and its seconds; `jobs` at a time, each in its own process."""
+    """Yield each test's outcome and seconds of CPU; `jobs` at a time, each in its own process."""
     context = multiprocessing.get_context("fork")  # the suite is loaded once, not for each test
     waiting = iter(cases.items())
     running: dict[Connection, tuple[str, multiprocessing.process.BaseProcess, float]] = {}
@@ -70,30 +73,32 @@ def run_all(
             return
         for pipe in wait(list(running), timeout=1.0):
             assert isinstance(pipe, Connection)
-            name, process, since = running.pop(pipe)
-            yield name, _answer(pipe, process), time.monotonic() - since
+            name, process, _ = running.pop(pipe)
+            yield name, *_answer(pipe, process)
         for pipe, (name, process, since) in list(running.items()):
-            if time.monotonic() - since > LONGEST_S:
+            if time.monotonic() - since > longest_s:
                 process.kill()
                 process.join()
                 del running[pipe]
-                late = Outcome("error", reasons=(f"takes longer than {LONGEST_S:.0f} s",))
-                yield name, late, LONGEST_S
+                late = Outcome("error", reasons=(f"takes longer than {longest_s:.0f} s",))
+                yield name, late, longest_s
 
 
 def _run_one(read: Callable[[], Case], pipe: Connection) -> None:
-    pipe.send(run_case(read(), gpu_interpreter.run))
+    pipe.send((run_case(read(), gpu_interpreter.run), time.process_time()))
 
 
-def _answer(pipe: Connection, process: multiprocessing.process.BaseProcess) -> Outcome:
+def _answer(
+    pipe: Connection, process: multiprocessing.process.BaseProcess
+) -> tuple[Outcome, float]:
     try:
-        outcome = pipe.recv()
+        found: tuple[Outcome, float] | None = pipe.recv()
     except EOFError:
-        outcome = None
+        found = None
     process.join()
-    if isinstance(outcome, Outcome):
-        return outcome
-    return Outcome("error", reasons=(f"the process ended with {process.exitcode}",))
+    if found is not None:
+        return found
+    return Outcome("error", reasons=(f"the process ended with {process.exitcode}",)), 0.0
 
 
 def missing_text(outcomes: Mapping[str, Outcome]) -> str:
@@ -125,16 +130,21 @@ def operators_of(cases: Mapping[str, Callable[[], Case]]) -> dict[str, str]:
     return {name: single.get(plain[name], single[name]) for name in single}
 
 
-def listing(outcomes: Mapping[str, Outcome]) -> str:
-    """Return the tests that pass, one a line; "*": with parameters as constants."""
-    passed = {name: one for name, one in outcomes.items() if one.status == "passed"}
-    return "".join(f"{name}{' *' * one.fixed}\n" for name, one in sorted(passed.items()))
+def listing(outcomes: Mapping[str, Outcome], seconds: Mapping[str, float]) -> str:
+    """Return the tests that pass, one a line, each with its marks.
 
-
-def write(cases: Mapping[str, Callable[[], Case]], outcomes: Mapping[str, Outcome]) -> None:
-    """Replace the page and the list."""
-    PAGE.write_text(render(outcomes, operators_of(cases)))
-    PASSING.write_text(listing(outcomes))
+    "constants": with parameters as constants; "slow": not among the quickest that together take
+    QUICK_S.
+    """
+    passed = [name for name, one in outcomes.items() if one.status == "passed"]
+    quickest = sorted(passed, key=seconds.__getitem__)
+    sums = accumulate(seconds[name] for name in quickest)
+    spent = dict(zip(quickest, sums, strict=True))
+    lines = []
+    for name in sorted(passed):
+        marks = ("constants" * outcomes[name].fixed, "slow" * (spent[name] > QUICK_S))
+        lines.append(" ".join(filter(None, (name, *marks))))
+    return "".join(f"{line}\n" for line in lines)
 
 
 if __name__ == "__main__":
