@@ -543,3 +543,23 @@ def test_what_lies_as_int8_is_moved_as_it_lies(name: str, rng: np.random.Generat
     np.testing.assert_array_equal(found, case.truth(feeds)["y"])
     first, *_ = drafted.calls
     assert dict(first.spec.signature)["y"].startswith("*i8")
+
+
+def test_parts_of_int8_are_moved_as_they_lie(rng: np.random.Generator) -> None:
+    split = node("Split", "r parts", "a", axis=1)
+    split.output.append("b")
+    nodes = [
+        node("QuantizeLinear", "x s z", "q"),
+        node("DequantizeLinear", "q s z", "r"),
+        split,
+        node("QuantizeLinear", "a s z", "p"),
+        node("DequantizeLinear", "p s z", "d"),
+        node("Add", "d b", "y"),
+    ]
+    grid = {"s": np.array(2**-5, np.float32), "z": np.array(0, np.int8)}
+    case = Case(nodes, {"x": (1, 6, 5, 5)}, {"parts": ints(3, 3), **grid})
+    feeds = floats(rng, case)
+    drafted = case.draft("int8")
+    assert len(drafted.calls) == 2
+    found = gpu_interpreter.run(drafted, feeds)["y"]
+    np.testing.assert_array_equal(found, case.truth(feeds)["y"])

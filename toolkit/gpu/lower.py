@@ -31,7 +31,7 @@ from toolkit.gpu.expressions import is_elementwise
 from toolkit.gpu.functions import expand_functions
 from toolkit.gpu.fusion import Group, group_operations
 from toolkit.gpu.gpu import GpuTarget
-from toolkit.gpu.move_rules import MOVE_RULES
+from toolkit.gpu.move_rules import EARLY_RULES, MOVE_RULES
 from toolkit.gpu.network import Array, Network, read_network
 from toolkit.gpu.pattern_rules import RULES
 from toolkit.gpu.patterns import apply_rules
@@ -132,7 +132,8 @@ def _drafted(
     plugins: Sequence[Plugin],
 ) -> DraftedSegment:
     emitters = {**EMITTERS, **plugin_emitters(plugins)}
-    network = read_quantized(read_network(segment, weights, emitters, trace))
+    network = read_network(segment, weights, emitters, trace)
+    network = read_quantized(apply_rules(network, EARLY_RULES))
     network = apply_rules(network, (*RULES, *MOVE_RULES))
     _check(network, emitters)
     groups = group_operations(network)

@@ -10,9 +10,31 @@ from toolkit.gpu.network import Array, Operation
 from toolkit.gpu.parameters import constant_of, integers_of
 from toolkit.gpu.patterns import Rule, Surroundings
 from toolkit.gpu.rewriting import Rewriting
+from toolkit.gpu.sizes import Size
 
 Replaced = tuple[Operation, ...] | None
 _TAKES_MANY = {"Sum": "Sum", "Mean": "Sum", "Max": "Max", "Min": "Min"}
+
+
+def split(around: Surroundings, op: Operation, made: Rewriting) -> Replaced:
+    """Split(x) -> a Slice for each result: rounding to INT8 moves through operators of one."""
+    if op.kind != "Split":
+        return None
+    axis = op.integer("axis", 0) % len(made.shapes[op.inputs[0]])
+    sizes = [made.shapes[name][axis] for name in op.outputs]
+    whole = made.shapes[op.inputs[0]][axis]
+    if any(isinstance(size, Size) for size in (*sizes, whole)) or sum(sizes) != whole:
+        return None
+    start = 0
+    axes = made.constant(f"{op.outputs[0]} (axis)", np.array([axis]))
+    for name, size in zip(op.outputs, sizes, strict=True):
+        limits = [
+            made.constant(f"{name} ({what})", np.array([at]))
+            for what, at in (("start", start), ("end", start + size))
+        ]
+        made.add(op, "Slice", (op.inputs[0], *limits, axes), name)
+        start += size
+    return ()
 
 
 def many_operands(around: Surroundings, op: Operation, made: Rewriting) -> Replaced:
@@ -229,6 +251,7 @@ def cast_like(around: Surroundings, op: Operation, made: Rewriting) -> Replaced:
     return ()
 
 
+EARLY_RULES: tuple[Rule, ...] = (split,)  # before Q/DQ is read
 MOVE_RULES: tuple[Rule, ...] = (
     many_operands,
     padded_convolution,
