@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from gpu_graphs import ORIN, Case, convolution, node
@@ -13,6 +14,7 @@ from gpu_graphs import ORIN, Case, convolution, node
 import toolkit.gpu.compile as compiling
 from toolkit.gpu.call import Call, KernelSpec, Work
 from toolkit.gpu.compile import cache_folder, compile_kernels, compile_work, has_compiler
+from toolkit.gpu.compile_messages import Compiled
 from toolkit.gpu.errors import CompileError, NotCoveredError
 from toolkit.gpu.finish import GpuSegment, lower_gpu
 from toolkit.gpu.gpu import GpuTarget, sm_limits
@@ -91,6 +93,28 @@ def test_shared_memory_beyond_the_gpu_s_is_refused(
     specs = {call.spec for call in small(rng).draft("fp16").calls}
     with pytest.raises(CompileError, match="gets 1024"):
         compile_kernels(tuple(specs), ORIN)
+
+
+@pytest.mark.parametrize(("sm", "limit"), [(72, 96 * 1024), (87, 163 * 1024), (110, 227 * 1024)])
+def test_a_block_s_shared_memory_ends_at_the_limit_of_its_sm(sm: int, limit: int) -> None:
+    spec = KernelSpec("softmax", (), (), 4, 1)
+    gpu = GpuTarget(sm, 8)
+    compiling._check_shared(spec, fake(shared_bytes=limit), gpu)
+    with pytest.raises(CompileError, match=f"takes {limit + 1} bytes .* gets {limit}"):
+        compiling._check_shared(spec, fake(shared_bytes=limit + 1), gpu)
+
+
+def fake(**fields: object) -> Compiled:
+    one = Compiled(
+        function="f",
+        cubin=b"",
+        threads=128,
+        shared_bytes=0,
+        registers=None,
+        spill_bytes=None,
+        parameters=(),
+    )
+    return msgspec.structs.replace(one, **fields)
 
 
 def test_a_host_without_triton_says_what_to_install(
