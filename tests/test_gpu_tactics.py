@@ -21,7 +21,7 @@ from toolkit.gpu.call import Call, KernelSpec, Work
 from toolkit.gpu.compile import has_compiler
 from toolkit.gpu.finish import GpuSegment, lower_gpu
 from toolkit.gpu.gpu import GpuTarget
-from toolkit.gpu.report import report_lines, report_segment
+from toolkit.gpu.report import memory_line, report_lines, report_segment
 from toolkit.gpu.tactics import TacticOptions, fastest_first, timed_text, times_for
 from toolkit.gpu.workspace import fit_workspace
 
@@ -195,6 +195,14 @@ def test_the_report_names_the_lowest_occupancy_and_every_spill() -> None:
     assert "lowest occupancy 17%: large, 255 registers" in lines
     assert "large spills 64 bytes a thread (node1)" in lines
     assert "weights 2.00 MiB, workspace 1.00 MiB (at least 0.50 MiB" in lines
+
+
+def test_the_report_adds_up_the_memory_of_all_segments() -> None:
+    found = report_segment("gpu0", segment(kernel("fine")))
+    assert memory_line([found, found], 2**19) == (
+        "memory of a session: 0.50 MiB arena between segments, 2.00 MiB GPU workspace; "
+        "GPU weights 4.00 MiB, once for all sessions"
+    )
 
 
 def test_the_report_says_that_nothing_spills() -> None:

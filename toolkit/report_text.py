@@ -3,7 +3,7 @@
 from calibration.table import IMPORTED
 from device.manifest import UNCALIBRATED, DimRange, Manifest
 from toolkit.build import BuildResult
-from toolkit.gpu.report import report_lines
+from toolkit.gpu.report import memory_line, report_lines
 from toolkit.int8.ranges_text import SHOWN, ranges_text
 from toolkit.planning.plan_text import render_plan
 
@@ -26,6 +26,8 @@ def build_text(result: BuildResult) -> str:
         lines.append(f"  {node} stays in floating point: {why}")
     for report in result.gpu:
         lines += report_lines(report)
+    if result.gpu:
+        lines.append(memory_line(result.gpu, result.manifest.memory.arena_bytes))
     size = result.path.stat().st_size
     lines.append(f"engine: {result.path} ({size / 1e6:.2f} MB)")
     return "\n".join(lines)

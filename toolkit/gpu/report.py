@@ -1,5 +1,7 @@
 """What the static checks say of a segment's kernels and memory, without a GPU."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from toolkit.gpu.finish import GpuSegment
@@ -111,6 +113,16 @@ def report_lines(report: GpuReport) -> list[str]:
         for kernel in spilling
     ]
     return lines if spilling else [*lines, "  no kernel spills registers"]
+
+
+def memory_line(reports: Sequence[GpuReport], arena_bytes: int) -> str:
+    """Say what one session takes, and what it shares with others."""
+    workspaces = sum(report.workspace_bytes for report in reports)
+    weights = sum(report.weights_bytes for report in reports)
+    return (
+        f"memory of a session: {_mib(arena_bytes)} arena between segments, {_mib(workspaces)} GPU "
+        f"workspace; GPU weights {_mib(weights)}, once for all sessions"
+    )
 
 
 def _mib(size: int) -> str:
