@@ -137,3 +137,32 @@ def test_normalization_by_the_channels_around(
         node("Relu", "n", "y"),
     ]
     check(Case(nodes, {"x": shape}, {}), precision, rng)
+
+
+@PRECISIONS
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_groups_as_exporters_write_them_stay_channels_last(
+    groups: int, precision: str, rng: np.random.Generator
+) -> None:
+    nodes = [
+        node("MaxPool", "x", "p", kernel_shape=[2, 2]),
+        node("Reshape", "p split", "g"),
+        node("InstanceNormalization", "g ones zeros", "i"),
+        node("Reshape", "i whole", "j"),
+        node("Mul", "j gain", "m"),
+        node("Add", "bias m", "a"),
+        node("Relu", "a", "r"),
+        node("MaxPool", "r", "y", kernel_shape=[2, 2]),
+    ]
+    weights = {
+        "split": np.array([0, groups, -1], np.int64),
+        "whole": np.array([2, 8, 8, 7], np.int64),
+        "ones": rng.normal(size=groups).astype(np.float32),
+        "zeros": rng.normal(size=groups).astype(np.float32),
+        "gain": rng.normal(size=(8, 1, 1)).astype(np.float32),
+        "bias": rng.normal(size=(1, 8, 1, 1)).astype(np.float32),
+    }
+    case = Case(nodes, {"x": (2, 8, 9, 8)}, weights)
+    found = [call.spec.kernel for call in case.draft(precision).calls]
+    assert found[1:4] == ["pool", "normalize", "pool"]
+    check(case, precision, rng)

@@ -7,6 +7,7 @@ import numpy as np
 
 from toolkit.gpu.attentions import DEEPEST
 from toolkit.gpu.einsums import einsum_as_matmul
+from toolkit.gpu.group_rules import group_bias, group_gain, group_normalization
 from toolkit.gpu.network import Array, Operation, Shape
 from toolkit.gpu.patterns import Rule, Surroundings
 from toolkit.gpu.recurrences import recurrence_in_steps
@@ -287,6 +288,9 @@ RULES: tuple[Rule, ...] = (
     einsum_as_matmul,
     general_gemm,
     batch_normalization,
+    group_normalization,
+    group_gain,
+    group_bias,
     layer_normalization,
     normalization_gain,
     normalization_bias,
