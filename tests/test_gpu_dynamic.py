@@ -26,7 +26,7 @@ from toolkit.gpu.fusion import Group
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.kernel_files import kernel_function
 from toolkit.gpu.lower import DraftedSegment, draft_segment
-from toolkit.gpu.shapes import traces_of, with_steps
+from toolkit.gpu.shapes import in_steps, traces_of, with_steps
 
 # After gpu_interpreter: it tells Triton to interpret before Triton is imported.
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -160,6 +160,12 @@ PICTURES: dict[str, Callable[[Rng], Case]] = {
     ),
     "blocks of channels as pixels": lambda _: picture(
         node("DepthToSpace", "x", "y", blocksize=2)
+    ),
+    "mean spread over the picture": lambda _: picture(
+        node("GlobalAveragePool", "x", "m"),
+        node("Shape", "x", "s"),
+        helper.make_node("Resize", ["m", "", "", "s"], ["r"], name="Resize:r", mode="linear"),
+        node("Concat", "r x", "y", axis=1),
     ),
     "flattened": lambda _: picture(node("Flatten", "x", "y", axis=2)),
     "channels shuffled by sizes that are read": lambda _: picture(
@@ -305,6 +311,50 @@ def test_a_kernel_that_loses_a_formula_is_found(name: str, monkeypatch: pytest.M
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile into a cache that the tests of one run share."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "kernels"))
+
+
+def half_and_back(mode: str) -> Case:
+    """Pictures at half their size, and then at their own, which is read."""
+    resize = helper.make_node("Resize", ["p", "", "", "s"], ["y"], name="Resize:y", mode=mode)
+    half = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    return picture(
+        node("MaxPool", "x", "h", **half),
+        node("Relu", "h", "p"),
+        node("Shape", "x", "n"),
+        node("Slice", "n two four", "hw"),
+        node("Shape", "p", "m"),
+        node("Slice", "m zero two", "nc"),
+        node("Concat", "nc hw", "s", axis=0),
+        resize,
+        zero=ints(0),
+        two=ints(2),
+        four=ints(4),
+    )
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_a_picture_is_resized_to_a_size_that_is_read_in_steps(mode: str, rng: Rng) -> None:
+    height = DimRange(name="height", min=6, opt=8, max=12)
+    width = DimRange(name="width", min=6, opt=8, max=14)
+    check(half_and_back(mode), in_steps((BATCH, height, width), 2), rng)
+    with pytest.raises(NotCoveredError, match="constant scales"):
+        draft(half_and_back(mode), (BATCH, height, width))
+
+
+@pytest.mark.usefixtures("_own_cache")
+def test_an_engine_takes_the_least_steps_that_its_kernels_need(tmp_path: Path) -> None:
+    onnx.save(half_and_back("linear").model(), tmp_path / "m.onnx")
+    dims = (
+        DimRange(name="batch", min=8, opt=8, max=16),
+        DimRange(name="height", min=32, opt=64, max=128),
+        DimRange(name="width", min=6, opt=8, max=14),
+    )
+    path = tmp_path / "m.engine"
+    built = build_on_gpu(
+        tmp_path / "m.onnx", path, profile="orin-nano-8gb", precision="fp32", dims=dims
+    )
+    assert [dim.step for dim in built.dims] == [1, 2, 2]
+    assert any("'height' goes in steps of 2" in note for note in built.notes)
 
 
 @pytest.mark.usefixtures("_own_cache")

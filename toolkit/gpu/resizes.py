@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
+from toolkit.gpu.chains import broadcast
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.fusion import Group
@@ -25,7 +26,9 @@ def emit_resize(draft: Draft, group: Group) -> None:
     op = group.root_operation
     shape, result = draft.network.shapes[op.inputs[0]], draft.network.shapes[op.outputs[0]]
     how = _filter(op)
-    if _repeats_pixels(how, shape, result):
+    if _spreads_one(how, shape, result):
+        draft.views[op.outputs[0]] = broadcast(draft.read(op.inputs[0]), result)
+    elif _repeats_pixels(how, shape, result):
         _repeat(draft, group, result)
     else:
         _resample(draft, group, how, _axes(draft, op, shape, result))
@@ -44,6 +47,13 @@ def _filter(op: Operation) -> Filter:
         exclude_outside=bool(op.integer("exclude_outside", 0)),
         antialias=bool(op.integer("antialias", 0)),
     )
+
+
+def _spreads_one(how: Filter, shape: Shape, result: Shape) -> bool:
+    """Whether all that changes are sizes of 1: every index then comes from the only one."""
+    known = not how.antialias and not how.exclude_outside
+    known = known and how.coordinates != "tf_crop_and_resize"
+    return known and all(s in (1, r) for s, r in zip(shape, result, strict=True))
 
 
 def _repeats_pixels(how: Filter, shape: Shape, result: Shape) -> bool:
@@ -78,9 +88,9 @@ def _axes(draft: Draft, op: Operation, shape: Shape, result: Shape) -> dict[int,
     old = "scales" in op.attributes or op.kind == "Upsample" or len(op.inputs) == 2  # no region
     axes = [at % rank for at in op.integers("axes", tuple(range(rank)))]
     scales = numbers_of(draft.network, op, 1 if old else 2, "scales")
-    _check_dynamic(op, shape, result, scales is not None)
     if scales is None:
         scales = _from_sizes(draft, op, shape, axes)
+    _check_dynamic(op, shape, result)
     if len(scales) != len(axes):
         raise NotCoveredError(f"node {op.name!r} ({op.kind}) has no scale for every dimension")
     region = () if old else numbers_of(draft.network, op, 1, "roi") or ()
@@ -93,15 +103,30 @@ def _axes(draft: Draft, op: Operation, shape: Shape, result: Shape) -> dict[int,
     return found
 
 
-def _check_dynamic(op: Operation, shape: Shape, result: Shape, scaled: bool) -> None:
+def _check_dynamic(op: Operation, shape: Shape, result: Shape) -> None:
     """Refuse dynamic sizes where the taps of an index depend on them."""
     how = _filter(op)
     same = how.coordinates in ("half_pixel", "asymmetric") and not how.exclude_outside
-    if any(isinstance(size, Size) for size in (*shape, *result)) and not (scaled and same):
+    if any(isinstance(size, Size) for size in (*shape, *result)) and not same:
         raise NotCoveredError(
-            f"node {op.name!r} ({op.kind}) resizes {list(shape)} to {list(result)}; dynamic sizes "
-            "are resized by constant scales with half_pixel or asymmetric coordinates"
+            f"node {op.name!r} ({op.kind}) resizes {list(shape)} to {list(result)} with "
+            f"{how.coordinates} coordinates; dynamic sizes are resized with half_pixel or "
+            "asymmetric ones"
         )
+
+
+def _scale(op: Operation, size: int, result: int) -> float:
+    """Return result / size, which must be the same at all dynamic sizes."""
+    if not isinstance(size, Size) and not isinstance(result, Size):
+        return result / size
+    for whole, part, power in ((result, size, 1), (size, result, -1)):
+        factor = whole // part
+        if not isinstance(factor, Size) and factor * part == whole:
+            return float(factor**power)
+    raise NotCoveredError(
+        f"node {op.name!r} ({op.kind}) resizes {size} to {result}; dynamic sizes are resized by "
+        "constant scales"
+    )
 
 
 def _dynamic(size: int) -> int | None:
@@ -114,7 +139,7 @@ def _from_sizes(
     sizes = integers_of(draft.network, op, 3, "sizes")
     if sizes is None:
         raise NotCoveredError(f"node {op.name!r} ({op.kind}) has neither scales nor sizes")
-    scales = [size / shape[axis] for size, axis in zip(sizes, axes, strict=True)]
+    scales = [_scale(op, shape[axis], size) for size, axis in zip(sizes, axes, strict=True)]
     policy = op.text("keep_aspect_ratio_policy", "stretch")
     if policy == "stretch":
         return tuple(scales)

@@ -1,7 +1,8 @@
 """The GPU segments of a build -> their `cuda` implementations, or why there are none."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from device.manifest import DimRange, Precision
 from device.profile import Profile
@@ -10,7 +11,7 @@ from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.finish import GpuSegment, compile_segment
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.lower import DraftedSegment, draft_segment
-from toolkit.gpu.shapes import Trace, traces_of, with_steps
+from toolkit.gpu.shapes import STEPS, Trace, in_steps, traces_of, with_steps
 from toolkit.gpu.tactics import TacticOptions
 from toolkit.lower import LoweredSegment
 from toolkit.planning.segments import PlannedSegment
@@ -66,25 +67,13 @@ def lower_gpu_segments(
         )
     tactics = tactics or TacticOptions()
     gpu = GpuTarget(profile.gpu.sm, profile.gpu.sm_count.value, exhaustive=tactics.exhaustive)
-    drafted: dict[str, DraftedSegment] = {}
-    refused: dict[str, str] = {}
+    draft = partial(_draft_all, on_gpu, lowered, gpu=gpu, precision=precision, plugins=plugins)
     pairs = [(piece.onnx, piece.weights) for piece in lowered]
-    dims = with_steps(pairs, dims, plugins) if dims else ()
-    traces = trace_segments(lowered, dims, plugins)
-    for segment, piece in on_gpu:
-        try:
-            drafted[segment.name] = draft_segment(
-                piece.onnx,
-                piece.weights,
-                gpu=gpu,
-                precision=precision,
-                plugins=plugins,
-                traces=traces[piece.name],
-            )
-        except NotCoveredError as error:
-            refused |= _refused(segment, error)
-    if refused:
-        return GpuSegments(refused=refused)
+    drafts = _with_fewest_refused(draft, with_steps(pairs, dims, plugins) if dims else ())
+    if drafts.refused:
+        return GpuSegments(refused=drafts.refused)
+    drafted, dims = drafts.drafted, drafts.dims
+    refused: dict[str, str] = {}
     found: dict[str, GpuSegment] = {}
     for segment, _ in on_gpu:
         try:
@@ -101,10 +90,72 @@ def lower_gpu_segments(
     return GpuSegments(refused=refused) if refused else _found(found, dims)
 
 
+@dataclass(frozen=True, slots=True)
+class _Drafts:
+    """All segments drafted for dynamic dimensions, and nodes without kernels."""
+
+    dims: tuple[DimRange, ...]
+    drafted: Mapping[str, DraftedSegment]
+    refused: Mapping[str, str]
+
+
+def _draft_all(
+    on_gpu: Sequence[tuple[PlannedSegment, LoweredSegment]],
+    lowered: Sequence[LoweredSegment],
+    dims: tuple[DimRange, ...],
+    *,
+    gpu: GpuTarget,
+    precision: Precision,
+    plugins: Sequence[Plugin],
+) -> _Drafts:
+    traces = trace_segments(lowered, dims, plugins)
+    drafted: dict[str, DraftedSegment] = {}
+    refused: dict[str, str] = {}
+    for segment, piece in on_gpu:
+        try:
+            drafted[segment.name] = draft_segment(
+                piece.onnx,
+                piece.weights,
+                gpu=gpu,
+                precision=precision,
+                plugins=plugins,
+                traces=traces[piece.name],
+            )
+        except NotCoveredError as error:
+            refused |= _refused(segment, error)
+    return _Drafts(dims, drafted, refused)
+
+
+def _with_fewest_refused(
+    draft: Callable[[tuple[DimRange, ...]], _Drafts], dims: tuple[DimRange, ...]
+) -> _Drafts:
+    """Draft with the least steps of the dimensions that leave the fewest nodes without kernels.
+
+    In steps, what is a half or a quarter of a size is so exactly, which some kernels need.
+    """
+    plain = draft(dims)
+    finest = in_steps(dims, STEPS[-1])
+    if not plain.refused or finest == dims:
+        return plain
+    best = draft(finest)
+    if len(best.refused) >= len(plain.refused):
+        return plain
+    fewest = len(best.refused)
+    for step in STEPS[:-1]:
+        found = draft(in_steps(dims, step))
+        if len(found.refused) == fewest:
+            best = found
+            break
+    for place, dim in enumerate(dims):
+        found = draft((*best.dims[:place], dim, *best.dims[place + 1 :]))
+        best = found if len(found.refused) == fewest else best
+    return best
+
+
 def _found(segments: Mapping[str, GpuSegment], dims: Sequence[DimRange]) -> GpuSegments:
     notes = tuple(
-        f"dimension {dim.name!r} goes in steps of {dim.step}: at other sizes tensors of the "
-        "network do not fit each other"
+        f"dimension {dim.name!r} goes in steps of {dim.step}, at which what the network halves and "
+        "doubles fits"
         for dim in dims
         if dim.step > 1
     )

@@ -31,7 +31,7 @@ Shape = tuple[int, ...]
 _MOST_VALUES = 256  # of a tensor that is taken for sizes
 _INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 _REALS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16)
-_STEPS = (2, 4, 8, 16, 32, 64)  # of dimensions, tried in this order: networks halve sizes
+STEPS = (2, 4, 8, 16, 32, 64)  # of dimensions, tried in this order: networks halve sizes
 _ONNX_DOMAINS = ("", "ai.onnx")
 _MOST_CORNERS = 3  # dimensions of which all combinations of ends are tried
 
@@ -101,8 +101,8 @@ def with_steps(
     weights of all of them in running order.
     """
     best, fewest = tuple(dims), _unknown(segments, dims, plugins)
-    for step in _STEPS if fewest else ():
-        stepped = tuple(_stepped(dim, step) for dim in dims)
+    for step in STEPS if fewest else ():
+        stepped = in_steps(dims, step)
         count = _unknown(segments, stepped, plugins)
         if count < fewest:
             best, fewest = stepped, count
@@ -113,8 +113,12 @@ def with_steps(
     return best
 
 
-def _stepped(dim: DimRange, step: int) -> DimRange:
-    return structs.replace(dim, step=lcm(dim.step, gcd(step, dim.min, dim.opt, dim.max)))
+def in_steps(dims: Sequence[DimRange], step: int) -> tuple[DimRange, ...]:
+    """Return dimensions in steps of as much of `step` as their least, best and largest have."""
+    return tuple(
+        structs.replace(dim, step=lcm(dim.step, gcd(step, dim.min, dim.opt, dim.max)))
+        for dim in dims
+    )
 
 
 def _unknown(
