@@ -19,11 +19,13 @@ from gpu_graphs import OPSET, ORIN, Case, node
 from int8_graphs import SMALL, Graph, inverted_residual, quantized, residual_block, small_detector
 from onnx import TensorProto
 
+from device.manifest import DimRange
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.integer_products import integer_weights
 from toolkit.gpu.lower import DraftedSegment, draft_segment
 from toolkit.gpu.network import IntegerConstant, Network, Operation
+from toolkit.gpu.shapes import traces_of, with_steps
 from toolkit.gpu.view import View
 from toolkit.lower import lower_segments
 
@@ -428,3 +430,47 @@ def test_weights_in_int8_behind_an_activation_in_float_are_floats(rng: np.random
     found = gpu_interpreter.run(case.draft("fp32"), feeds)
     for name, truth in case.truth(feeds).items():
         np.testing.assert_allclose(found[name], truth, rtol=1e-4, atol=1e-4)
+
+
+BATCH = DimRange(name="batch", min=1, opt=2, max=4)
+HEIGHT = DimRange(name="height", min=5, opt=8, max=13)
+TOKENS = DimRange(name="tokens", min=1, opt=9, max=20)
+
+
+def check_everywhere(case: Case, dims: tuple[DimRange, ...], rng: np.random.Generator) -> None:
+    """One draft gives the reference's bits at the least, the largest and other sizes."""
+    piece = case.segment()
+    stepped = with_steps([(piece.onnx, piece.weights)], dims)
+    segment = draft_segment(
+        piece.onnx, piece.weights, gpu=ORIN, precision="fp32", traces=traces_of(stepped)
+    )
+    between = tuple(int(rng.integers(dim.min, dim.max + 1)) for dim in dims)
+    for point in (tuple(d.min for d in dims), tuple(d.max for d in dims), between):
+        sizes = {dim.name: size for dim, size in zip(dims, point, strict=True)}
+        feeds = {
+            name: rng.normal(size=[sizes.get(dim, dim) for dim in shape]).astype(np.float32)
+            for name, shape in case.inputs.items()
+        }
+        found = gpu_interpreter.run(segment, feeds, point)
+        for name, truth in int8_reference.run(case.model(), feeds).items():
+            np.testing.assert_array_equal(found[name], truth, strict=True)
+
+
+def test_pictures_of_dynamic_sizes_are_exact(rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": ("batch", 8, "height", 7)})
+    x = graph.rounded("x")
+    r = graph.rounded(graph.product("Conv", x, (8, 8, 3, 3), bias="int32", pads=[1] * 4))
+    c = graph.rounded(graph.product("Conv", r, (8, 8, 1, 1)))
+    total = graph.rounded(graph.add("Relu", graph.add("Add", c, r)))
+    mean = graph.rounded(graph.add("GlobalAveragePool", total))
+    case = graph.case(graph.product("Conv", mean, (4, 8, 1, 1)))
+    check_everywhere(case, (BATCH, HEIGHT), rng)
+
+
+def test_products_of_dynamic_sizes_are_right(rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": ("batch", "tokens", 32)})
+    x = graph.rounded("x")
+    made = graph.rounded(graph.product("MatMul", x, (32, 24), axis=1), np.float32(0.03125))
+    turned = graph.add("Transpose", made, perm=[0, 2, 1])
+    graph.add("MatMul", made, graph.rounded(turned, np.float32(0.03125)))
+    check_everywhere(graph.case(graph.nodes[-1].output[0]), (BATCH, TOKENS), rng)

@@ -14,6 +14,7 @@ import numpy as np
 
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.network import Array, IntegerConstant, Operation
+from toolkit.gpu.sizes import Size
 
 _LARGEST_PRODUCT = 128 * 128
 _LARGEST_SUM = 2**31 - 1
@@ -64,7 +65,12 @@ def integer_weights(
 
 
 def integer_factors(draft: Draft, op: Operation, depth: int, columns: int) -> IntegerEnding | None:
-    """Return what ends the product of two tensors on grids; None where it is none of INT8."""
+    """Return what ends the product of two tensors on grids; None where it is none of INT8.
+
+    Factors are packed for each column, so the number of columns must not be dynamic.
+    """
+    if isinstance(depth, Size) or isinstance(columns, Size):
+        return None
     scales = [draft.read(name).scale for name in op.inputs[:2]]
     if op.input(2) or depth * _LARGEST_PRODUCT > _LARGEST_SUM:
         return None

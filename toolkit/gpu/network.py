@@ -269,6 +269,11 @@ def _fixed_shape(value: ir.Value) -> Shape | None:
 
 
 def _sizes_alone(node: ir.Node, known: Known, outputs: Collection[str]) -> bool:
-    """Whether a node computes with sizes, whose results are known and stay in the segment."""
+    """Whether a node computes with sizes, whose results are known and stay in the segment.
+
+    The integers of a DequantizeLinear are wanted, not only what it makes of them.
+    """
+    if node.op_type == "DequantizeLinear":
+        return False
     made = [str(value.name) for value in node.outputs]
     return all(name in known.values and name not in outputs for name in made)
