@@ -145,6 +145,38 @@ def test_a_transformer_block_moves_nothing(precision: str, rng: np.random.Genera
     check(case, precision, rng)
 
 
+@PRECISIONS
+def test_windows_with_masks_are_one_kernel(precision: str, rng: np.random.Generator) -> None:
+    batch, windows, heads, rows, depth = 2, 3, 2, 9, 8
+    nodes = [
+        node("Transpose", "k", "t", perm=[0, 1, 3, 2]),
+        node("MatMul", "q t", "s"),
+        node("Add", "bias s", "b"),
+        node("Reshape", "b split", "c"),
+        node("Add", "c mask", "d"),
+        node("Reshape", "d whole", "e"),
+        node("Softmax", "e", "w", axis=-1),
+        node("MatMul", "w v", "y"),
+    ]
+    weights = {
+        "bias": rng.normal(size=(1, heads, rows, rows)).astype(np.float32),
+        "mask": rng.choice([0.0, -100.0], (1, windows, 1, rows, rows)).astype(np.float32),
+        "split": np.array([batch, windows, heads, rows, rows], np.int64),
+        "whole": np.array([-1, heads, rows, rows], np.int64),
+    }
+    shape = (batch * windows, heads, rows, depth)
+    case = Case(nodes, dict.fromkeys("qkv", shape), weights)
+    assert kernels(case, "fp32") == ["attention"]
+    check(case, precision, rng)
+
+
+def test_padding_by_nothing_is_no_work(rng: np.random.Generator) -> None:
+    nodes = [node("Pad", "x pads", "p"), node("Relu", "p", "y")]
+    case = Case(nodes, {"x": (2, 3)}, {"pads": np.zeros(4, np.int64)})
+    assert kernels(case, "fp32") == ["elementwise"]
+    check(case, "fp32", rng)
+
+
 def decomposed(kind: str, root: str = "Div") -> list[onnx.NodeProto]:
     """A normalization in the parts that exporters write, from x to n."""
     away = "d" if kind == "LayerNormalization" else "x"

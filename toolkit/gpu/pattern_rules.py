@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from toolkit.gpu.attentions import DEEPEST
+from toolkit.gpu.constant_rules import added_between_reshapes, added_twice, pad_nothing
 from toolkit.gpu.einsums import einsum_as_matmul
 from toolkit.gpu.group_rules import group_bias, group_gain, group_normalization
 from toolkit.gpu.network import Array, Operation, Shape
@@ -294,6 +295,9 @@ RULES: tuple[Rule, ...] = (
     layer_normalization,
     normalization_gain,
     normalization_bias,
+    pad_nothing,
+    added_between_reshapes,
+    added_twice,
     attention,
     matmul_bias,
 )
