@@ -1,12 +1,12 @@
 """Concatenation in place."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.fusion import Group
-from toolkit.gpu.moves import part_of
-from toolkit.gpu.network import Operation
+from toolkit.gpu.moves import part_of, slice_of
+from toolkit.gpu.network import Network, Operation
 from toolkit.gpu.view import View, channels_last
 
 # Roots that write a (N, C, H, W) tensor channels-last wherever they are told to.
@@ -46,23 +46,23 @@ def plan_homes(draft: Draft, groups: Sequence[Group]) -> None:
         axis = op.integer("axis", 0) % len(draft.network.shapes[op.outputs[0]])
         homes = [draft.homes[part] for part in op.inputs if part in draft.homes]
         if len(homes) < len(op.inputs) or _in_a_row(homes, axis) is None:
-            _plan(draft, op, axis, [makers.get(part) for part in op.inputs])
+            parts = _without_slices(draft.network, op.inputs, axis, makers)
+            _plan(draft, op.outputs[0], axis, [(part, makers.get(part)) for part in parts])
 
 
-def _plan(draft: Draft, op: Operation, axis: int, makers: Sequence[Group | None]) -> None:
-    """Plan the homes of the parts of one concatenation."""
-    name = op.outputs[0]
+def _plan(draft: Draft, name: str, axis: int, parts: Sequence[tuple[str, Group | None]]) -> None:
+    """Plan the homes of the parts of one concatenation, given with their makers."""
     shape = draft.network.shapes[name]
     leaves = name in draft.network.outputs
     pixels = len(shape) == 4 and axis == 1 and not leaves
     if len(shape) == 4 and not pixels and not leaves:
         return  # its layout is that of its parts, which is not known yet
-    if not any(maker and _may_write(maker, pixels) for maker in makers):
+    if not any(maker and _may_write(maker, pixels) for _, maker in parts):
         return
     whole = draft.homes.get(name) or draft.fresh(name, channels_last(shape) if pixels else None)
     draft.views[name] = whole
     start = 0
-    for part, maker in zip(op.inputs, makers, strict=True):
+    for part, maker in parts:
         known = draft.network.shapes.get(part)
         size = draft.network.constants[part].shape[axis] if known is None else known[axis]
         home = part_of(whole, axis, start, size)
@@ -71,6 +71,34 @@ def _plan(draft: Draft, op: Operation, axis: int, makers: Sequence[Group | None]
         if maker and free and same and _may_write(maker, home.pixel_pitch() is not None):
             draft.homes[part] = home
         start += size
+
+
+def _without_slices(
+    network: Network, parts: Sequence[str], axis: int, makers: Mapping[str, Group]
+) -> tuple[str, ...]:
+    """Name a tensor itself where all its slices follow one another: then it can be a part."""
+    found: list[str] = []
+    rest = list(parts)
+    while rest:
+        count, source = _slices_of_a_whole(network, rest, axis, makers)
+        found.append(source if count else rest[0])
+        del rest[: count or 1]
+    return tuple(found)
+
+
+def _slices_of_a_whole(
+    network: Network, parts: Sequence[str], axis: int, makers: Mapping[str, Group]
+) -> tuple[int, str]:
+    """Return how many of the first parts are slices that make up a tensor, and its name."""
+    source, end = "", 0
+    for count, part in enumerate(parts, 1):
+        one = slice_of(network, makers[part].root) if part in makers else None
+        if one is None or (one.axis, one.start) != (axis, end) or source not in ("", one.source):
+            break
+        source, end = one.source, end + one.size
+        if end == network.shapes[source][axis]:
+            return count, source
+    return 0, ""
 
 
 def _may_write(maker: Group, pixels: bool) -> bool:
