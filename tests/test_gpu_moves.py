@@ -563,3 +563,24 @@ def test_parts_of_int8_are_moved_as_they_lie(rng: np.random.Generator) -> None:
     assert len(drafted.calls) == 2
     found = gpu_interpreter.run(drafted, feeds)["y"]
     np.testing.assert_array_equal(found, case.truth(feeds)["y"])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_halves_that_are_joined_again_stay_where_they_are(
+    precision: str, rng: np.random.Generator
+) -> None:
+    split = node("Split", "c parts", "a", axis=1)
+    split.output.append("b")
+    nodes = [  # a block of YOLOv8
+        node("Conv", "x u", "c"),
+        split,
+        node("Conv", "b v", "d", pads=[1, 1, 1, 1]),
+        node("Concat", "a b d", "j", axis=1),
+        node("Conv", "j w", "y"),
+    ]
+    weights = {"parts": ints(8, 8), "u": normal(rng, 16, 3, 1, 1)}
+    weights |= {"v": normal(rng, 6, 8, 3, 3), "w": normal(rng, 5, 22, 1, 1)}
+    case = Case(nodes, {"x": (2, 3, 6, 6)}, weights)
+    kernels = [call.spec.kernel for call in case.draft(precision).calls]
+    assert sum(kernel in COPIES for kernel in kernels) == 2  # the borders
+    close(case, floats(rng, case), rel=1e-4)
