@@ -14,7 +14,7 @@ sm_90 read INT8. A filter takes W_PITCH numbers, at least as many as there are k
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import add_product, store_rows
+from toolkit.gpu.kernels.expression import add_product, load_residual, store_rows
 
 
 @triton.jit
@@ -52,6 +52,9 @@ def convolution(
     a = x + group * CHANNELS + corner[:, None] + (k[None, :] if ONE_TAP else 0)
     b = weights + (group * FILTERS + f)[None, :] * W_PITCH + k[:, None]
     top = tl.where(p < pixels, top, -(2**24))  # rows past the last pixel read nothing
+    if residual is not None:
+        residual += group * FILTERS
+    residual = load_residual(residual, p, f, pixels, FILTERS, R_PITCH)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32 if scale is None else tl.int32)
     for start in range(0, DEPTH, BLOCK_K):
         if ONE_TAP:
@@ -77,9 +80,7 @@ def convolution(
         bias += group * FILTERS
     if scale is not None:
         scale += group * FILTERS
-    if residual is not None:
-        residual += group * FILTERS
     y += group * FILTERS
     store_rows(
-        total, bias, scale, residual, y, p, f, pixels, FILTERS, Y_PITCH, R_PITCH, STEPS, numbers
+        total, bias, scale, residual, y, p, f, pixels, FILTERS, Y_PITCH, STEPS, numbers
     )

@@ -12,7 +12,7 @@ Weights are [tap row, tap column, channel], row-major.
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import store_rows
+from toolkit.gpu.kernels.expression import load_residual, store_rows
 
 
 @triton.jit
@@ -73,8 +73,9 @@ def depthwise(
     for i in tl.static_range(ROWS):
         p = (image * OUT_HEIGHT + row + i) * OUT_WIDTH + column
         p = tl.where(row + i < OUT_HEIGHT, p, pixels)  # none below the last row
+        operand = load_residual(residual, p, c, pixels, CHANNELS, R_PITCH)
         store_rows(
-            total[i], bias, scale, residual, y, p, c, pixels, CHANNELS, Y_PITCH, R_PITCH, STEPS,
+            total[i], bias, scale, operand, y, p, c, pixels, CHANNELS, Y_PITCH, STEPS,
             numbers,
         )  # fmt: skip
 

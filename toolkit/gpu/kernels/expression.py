@@ -291,14 +291,30 @@ def as_float(a):
 
 
 @triton.jit
+def load_residual(
+    residual, row, column, rows, COLUMNS: tl.constexpr, R_PITCH: tl.constexpr
+):  # fmt: skip
+    """Return residual[row, column] for `store_rows`, None of None.
+
+    A kernel loads it before its products, so that memory answers while they are made.
+    """
+    if residual is not None:
+        inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+        place = row[:, None] * R_PITCH + column[None, :]
+        residual = tl.load(residual + place, mask=inside, other=0)
+    return residual
+
+
+@triton.jit
 def store_rows(
     total, bias, scale, residual, y, row, column, rows, COLUMNS: tl.constexpr,
-    Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr, STEPS: tl.constexpr, numbers=None,
+    Y_PITCH: tl.constexpr, STEPS: tl.constexpr, numbers=None,
 ):  # fmt: skip
     """Store y[row, column] = STEPS((total + bias[column]) scale[column], residual[row, column]).
 
-    `total` is a block of row x column, float32, or with `scale` int32, as the bias then is; `bias`,
-    `scale` and `residual` may be None. A pitch is the distance of two rows in elements.
+    `total` is a block of row x column, float32, or with `scale` int32, as the bias then is;
+    `residual` is what `load_residual` gave. `bias`, `scale` and `residual` may be None. A pitch is
+    the distance of two rows in elements.
     """
     inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
     if bias is not None:
@@ -307,9 +323,7 @@ def store_rows(
         factor = tl.load(scale + column, mask=column < COLUMNS, other=0.0)
         total = total.to(tl.float32) * factor[None, :]
     if residual is not None:
-        place = row[:, None] * R_PITCH + column[None, :]
-        operand = as_float(tl.load(residual + place, mask=inside, other=0))
-        total = evaluate((total, operand), STEPS, numbers)
+        total = evaluate((total, as_float(residual)), STEPS, numbers)
     else:
         total = evaluate((total,), STEPS, numbers)
     place = row[:, None] * Y_PITCH + column[None, :]

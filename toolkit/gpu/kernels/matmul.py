@@ -11,7 +11,7 @@ WHOLE_BLOCKS says that BLOCK_K divides DEPTH. Products are the fastest with k th
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import add_product, store_rows
+from toolkit.gpu.kernels.expression import add_product, load_residual, store_rows
 
 
 @triton.jit
@@ -37,6 +37,9 @@ def matmul(
     a += outer * A_OUTER + i * A_BATCH + m[:, None] * A_ROW + k[None, :] * A_COLUMN
     b += outer * B_OUTER + i * B_BATCH + k[:, None] * B_ROW + n[None, :] * B_COLUMN
 
+    if residual is not None:
+        residual += outer * R_OUTER + i * R_BATCH
+    residual = load_residual(residual, m, n, rows, COLUMNS, R_PITCH)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32 if scale is None else tl.int32)
     for start in range(0, DEPTH, BLOCK_K):
         present = (m < rows)[:, None]
@@ -49,8 +52,6 @@ def matmul(
         total = add_product(total, left, right, PRECISION)
 
     y += outer * Y_OUTER + i * Y_BATCH
-    if residual is not None:
-        residual += outer * R_OUTER + i * R_BATCH
     store_rows(
-        total, bias, scale, residual, y, m, n, rows, COLUMNS, Y_PITCH, R_PITCH, STEPS, numbers
+        total, bias, scale, residual, y, m, n, rows, COLUMNS, Y_PITCH, STEPS, numbers
     )

@@ -62,7 +62,7 @@ def pool(
     if MODE == "average":
         total = tl.div_rn(total, tl.where(counted > 0.0, counted, 1.0)[:, None])
 
-    store_rows(total, None, None, None, y, p, c, pixels, CHANNELS, Y_PITCH, 0, STEPS)
+    store_rows(total, None, None, None, y, p, c, pixels, CHANNELS, Y_PITCH, STEPS)
 
 
 @triton.jit
@@ -89,4 +89,4 @@ def global_average(
     mean = tl.div_rn(tl.sum(total, 0)[None, :], DIVISOR * 1.0)
     row = image * PARTS + part + tl.arange(0, 1)
     rows = batch * PARTS
-    store_rows(mean, None, None, None, y, row, c, rows, CHANNELS, Y_PITCH, 0, STEPS)
+    store_rows(mean, None, None, None, y, row, c, rows, CHANNELS, Y_PITCH, STEPS)

@@ -20,7 +20,7 @@ channel]. Other convolutions have one phase. The dilation of a transposed one li
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import add_product, store_rows
+from toolkit.gpu.kernels.expression import add_product, load_residual, store_rows
 
 
 @triton.jit
@@ -80,7 +80,8 @@ def volume(
     rows = batch * OUT[0] * OUT[1] * OUT[2]
     row = ((image * OUT[0] + out_d) * OUT[1] + out_h) * OUT[2] + out_w
     row = tl.where(written, row, rows)  # past the last one: not stored
-    store_rows(total, bias, None, residual, y, row, f, rows, FILTERS, Y_PITCH, R_PITCH, STEPS)
+    residual = load_residual(residual, row, f, rows, FILTERS, R_PITCH)
+    store_rows(total, bias, None, residual, y, row, f, rows, FILTERS, Y_PITCH, STEPS)
 
 
 @triton.jit

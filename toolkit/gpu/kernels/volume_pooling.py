@@ -74,7 +74,7 @@ def pool_volume(
         inside = (p < rows)[:, None] & (c < CHANNELS)[None, :]
         place = p[:, None] * CHANNELS + c[None, :]
         tl.store(places + place, (picture + found).to(tl.int64), mask=inside)
-    store_rows(total, None, None, None, y, p, c, rows, CHANNELS, Y_PITCH, 0, STEPS)
+    store_rows(total, None, None, None, y, p, c, rows, CHANNELS, Y_PITCH, STEPS)
 
 
 @triton.jit
