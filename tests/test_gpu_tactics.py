@@ -1,12 +1,15 @@
 """Which tactics an engine carries, what memory they take, and what is said of its kernels."""
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
+from click.testing import CliRunner
 from gpu_graphs import ORIN, Case, convolution, node
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +18,8 @@ from device.cuda.facts import GpuFacts
 from device.cuda_manifest import Cuda, Kernel, Launch, Tactic
 from device.cuda_manifest import Work as EngineWork
 from device.cuda_tactics import tactic_key
-from device.timing_cache import TimingCache
+from device.timing_cache import TimingCache, TimingCacheError
+from toolkit.cli import tandem
 from toolkit.errors import BuildError
 from toolkit.gpu.call import Call, KernelSpec, Work
 from toolkit.gpu.compile import has_compiler
@@ -263,3 +267,31 @@ def test_an_exhaustive_build_carries_more(rng: np.random.Generator) -> None:
     )
     more = [len(b.tactics) - len(a.tactics) for a, b in zip(few.work, every.work, strict=True)]
     assert max(more) > 0 <= min(more)
+
+
+def test_a_build_asks_for_a_timing_cache_that_is_there_and_whole(tmp_path: Path) -> None:
+    path = tmp_path / "times.json"
+    words = ["build", str(tmp_path / "m.onnx"), "--timing-cache", str(path)]
+    missing = CliRunner().invoke(tandem, words)
+    assert missing.exit_code == 2
+    assert "tandem bench" in missing.output
+    path.write_text("{")
+    damaged = CliRunner().invoke(tandem, words)
+    assert isinstance(damaged.exception, TimingCacheError)
+
+
+@needs_compiler
+def test_a_build_refuses_a_workspace_that_is_too_small(
+    rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    onnx.save(small(rng).model(), tmp_path / "m.onnx")
+    words = ["build", str(tmp_path / "m.onnx"), "--profile", "orin-nano-8gb", "--precision", "fp16"]
+    refused = CliRunner().invoke(tandem, [*words, "--workspace-mib", "0.001"])
+    assert isinstance(refused.exception, BuildError)
+    assert "the limit is 1048" in str(refused.exception)
+    assert not (tmp_path / "m.engine").exists()
+    built = CliRunner().invoke(tandem, [*words, "--workspace-mib", "1", "--json"])
+    (report,) = json.loads(built.stdout)["gpu"]
+    assert report["largest_live_bytes"] <= report["workspace_bytes"] <= 2**20
+    assert all(0 < row["occupancy"] <= 1 for row in report["kernels"])
