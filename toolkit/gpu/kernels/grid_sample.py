@@ -78,14 +78,13 @@ def grid_sample(
         inside = mask
         rest = tap
         for back in tl.static_range(DIMS):
-            D: tl.constexpr = DIMS - 1 - back
             g = tl.load(point + back * G_STEP, mask=mask, other=0.0).to(tl.float32)
-            c = _coordinate(g, SIZES[D], ALIGN, MODE)
+            c = _coordinate(g, SIZES[DIMS - 1 - back], ALIGN, MODE)
             t = tl.floor(c).to(tl.int32) + rest % TAPS + FIRST
             weight *= _weight(c - t.to(tl.float32), MODE)
-            t = _inside(t, SIZES[D], ALIGN, PADDING)
-            inside = inside & (t >= 0) & (t < SIZES[D])
-            place += t * STEPS[D]
+            t = _inside(t, SIZES[DIMS - 1 - back], ALIGN, PADDING)
+            inside = inside & (t >= 0) & (t < SIZES[DIMS - 1 - back])
+            place += t * STEPS[DIMS - 1 - back]
             rest = rest // TAPS
         total += weight * tl.load(source + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(y + walk(i, SHAPE, Y_STRIDES), total.to(y.dtype.element_ty), mask=mask)
