@@ -198,7 +198,9 @@ class Comparer:
                     )
             else:
                 dla_made = emulations.asked.run(
-                    {name: dla[name] for name in segment.inputs}, dict.fromkeys(segment.outputs)
+                    {name: dla[name] for name in segment.inputs},
+                    dict.fromkeys(segment.outputs),
+                    {},
                 )
                 self._add_segment(trace, emulations, (exact, {**gpu, **gpu_made}, dla))
             gpu.update({name: gpu_made[name] for name in segment.outputs})

@@ -94,7 +94,7 @@ def lay_beside(
                 if tensor in recorded and tensor not in done and step.op != "Cast":
                     done.add(tensor)
                     rows.append(_of_step(tensor, segment.name, step, recorded[tensor]))
-            made = emulation.asked.run(given, dict.fromkeys(segment.outputs))
+            made = emulation.asked.run(given, dict.fromkeys(segment.outputs), {})
         homes = {name: node for node in trace.graph.nodes for name in node.outputs}
         for name, array in made.items():
             if name in recorded and name not in done:
