@@ -217,7 +217,7 @@ def recorded_run(engine: Path, model: Path, feeds: dict[str, np.ndarray]) -> dic
                 given = {name: values[name] for name in trace.segment.inputs}
                 steps = emulations.asked.trace(given)
                 found |= {one.tensor: one.real() for one in steps if " " not in one.tensor}
-                made = emulations.asked.run(given, dict.fromkeys(trace.segment.outputs))
+                made = emulations.asked.run(given, dict.fromkeys(trace.segment.outputs), {})
             values |= {name: made[name] for name in trace.segment.outputs}
     return found
 
