@@ -9,45 +9,46 @@ _LEAST = 16  # the smallest block side that a product of matrices takes
 _LEAST_DEPTH = {1: 32, 2: 16, 4: 16}  # the smallest depth, by bytes of an operand
 _DEEPEST_BYTES = 128  # of one row of an operand's block: a whole line of shared memory
 _RUNNING_MEAN = 1024  # elements that a memory-bound block holds at once
-_CARRIED = 3  # tiles of a product that an engine carries
+_CARRIED = 4  # tiles of a product that an engine carries
 
-# Rows, columns and warps of the blocks to choose from; of equal ones the first. Sums of more than
-# 128 numbers a thread leave it no registers for anything else.
+# Rows, columns and warps of the blocks to choose from; of equal ones the first.
 _SHAPES = (
     (64, 16, 4),
     (64, 32, 4),
     (64, 64, 4),
     (64, 128, 4),
-    (64, 256, 8),
     (128, 16, 4),
     (128, 32, 4),
     (128, 64, 4),
     (128, 128, 8),
     (128, 128, 4),
-    (128, 256, 8),
     (256, 64, 8),
-    (256, 128, 8),
     (32, 64, 4),
     (32, 32, 4),
     (16, 32, 4),
 )
-_LARGEST_FP32 = 8192  # results of a block of FP32: each product is three, with parts of operands
+# Sums of a thread at most, by bytes of an operand. More leave no registers to scale and round (INT8),
+# or for the three products that one of FP32 is.
+_SUMS = {1: 64, 2: 128, 4: 64}
 _LARGEST_WITHOUT_MATRIX_UNITS = 1024  # larger ones spill: a thread holds its sums and operands
 
-# The estimate, in cycles of one SM. The numbers are fitted to 600 times of 17 layers of ResNet-50
-# in FP16 at batch 1 to 128, 13 tiles each, on one H200 at 1.98 GHz: the tile that the estimate
-# chooses takes 0.7 % longer than the fastest on average, 7 % at most. Memory gives one SM of an
-# Orin 10 bytes a cycle and one of a Thor 9 (204.8 GB/s, 16 SMs, 1.3 GHz; 273 GB/s, 20, 1.575 GHz).
-_START = 3300  # of one block by itself, beside its steps
-_STEP = 330  # one step along the depth by itself: a copy to shared memory, and its product
-_STEP_BUSY = 46  # what a step costs beside its products where other blocks hide the copies
-_BLOCK = 450  # what a block costs beside its steps where others hide the rest
-_TAIL = 0.3  # of a block by itself: what nothing hides at the end
+# The estimate, in cycles of one SM. The numbers are fitted to 1373 times of the products of
+# ResNet-50 at batch 1 to 128, FP16 and INT8, up to 13 tiles each, on one H200 at 1.98 GHz: the tile
+# that the estimate puts first takes 2 % longer than the fastest on average, 18 % at most, and the
+# best of the first four 0.3 % and 7 %. Memory gives one SM of an Orin 10 bytes a cycle and one of a
+# Thor 9 (204.8 GB/s, 16 SMs, 1.3 GHz; 273 GB/s, 20 SMs, 1.575 GHz).
+_START = 3100  # of one block by itself, beside its steps
+_STEP = 100  # one step along the depth by itself: a copy to shared memory, and its product
+_STEP_BUSY = 40  # what a step costs beside its products where other blocks hide the copies
+_BLOCK = 360  # what a block costs beside its steps where others hide the rest
+_TAIL = 0.28  # of a block by itself: what nothing hides at the end
 _L2_BYTES = 49  # from the L2 cache to one SM, each cycle
-_STORE_BYTES = 27  # to and from the L2 cache at the end of a block, each cycle
-_MEMORY_BYTES = 14  # from and to memory, each cycle
-_EFFICIENCY = 0.76  # of the products that tensor cores make at most
-_OTHER_REGISTERS = 45  # of a thread beside its sums
+_STORE_BYTES = 26  # to and from the L2 cache at the end of a block, each cycle
+_ROUNDING = 0.1  # what scaling, adding and rounding one result of INT8 takes
+_MEMORY_BYTES = 14.5  # from and to memory, each cycle
+_EFFICIENCY = 0.63  # of the products that tensor cores make at most
+_OTHER_REGISTERS = 55  # of a thread beside its sums
+_INT8_REGISTERS = 17  # more of them to scale, add and round
 _REGISTERS = 65536  # of an SM; CUDA C++ Programming Guide, as the threads below
 _THREADS = 2048  # 1536 on sm_86, sm_87 and sm_89: no tile here comes near
 _WARP = 32
@@ -103,7 +104,11 @@ def estimate_cycles(product: Product, tile: Tile, gpu: GpuTarget) -> float:
     results = max(tile.rows, 64) * tile.columns  # tensor cores of sm_90 take 64 rows at least
     multiply = results * tile.depth / (_EFFICIENCY * gpu.products_per_cycle(product.item_bytes))
     copy = (tile.rows + tile.columns) * tile.depth * product.item_bytes / _L2_BYTES
-    store = tile.rows * tile.columns * product.stored_bytes / _STORE_BYTES
+    store = (
+        tile.rows
+        * tile.columns
+        * (product.stored_bytes / _STORE_BYTES + (_ROUNDING if product.item_bytes == 1 else 0))
+    )
     waiting = _START + steps * max(_STEP, multiply + _STEP_BUSY, copy) + store
     busy = each * (steps * max(multiply + _STEP_BUSY, copy) + store + _BLOCK)
     memory = each * tile.rows * tile.columns * product.stored_bytes / _MEMORY_BYTES
@@ -131,7 +136,7 @@ def _fits(product: Product, shape: tuple[int, int, int], gpu: GpuTarget) -> bool
         return False
     if not gpu.has_matrix_units:
         return rows * columns <= _LARGEST_WITHOUT_MATRIX_UNITS
-    return product.item_bytes < 4 or rows * columns * 4 <= _LARGEST_FP32 * warps
+    return rows * columns <= _SUMS[product.item_bytes] * warps * _WARP
 
 
 def _tile(product: Product, rows: int, columns: int, warps: int, gpu: GpuTarget) -> Tile:
@@ -155,6 +160,7 @@ def _blocks_at_once(product: Product, tile: Tile, gpu: GpuTarget) -> int:
     operands = (tile.rows + tile.columns) * tile.depth * product.item_bytes * tile.stages
     shared = max(operands, tile.rows * tile.columns * product.item_bytes)
     registers = tile.rows * tile.columns // threads + _OTHER_REGISTERS
+    registers += _INT8_REGISTERS if product.item_bytes == 1 else 0
     return max(
         1, min(gpu.shared_bytes // shared, _REGISTERS // (threads * registers), _THREADS // threads)
     )
