@@ -16,6 +16,8 @@ from hypothesis import given
 from model_fixtures import save
 from planning_graphs import constant, one_node
 
+from device.cuda_manifest import Cuda
+from device.manifest import DimRange
 from device.profile import load_profile
 from device.session import open_session
 from toolkit.build import BuildOptions, BuildResult, build_engine
@@ -189,7 +191,9 @@ def test_emitters_that_refuse_are_all_heard(
     assert sorted(caught.value.reasons) == ["MaxPool:a", "MaxPool:y"]
 
 
-def two_halves(path: Path, rng: np.random.Generator) -> Path:
+def two_halves(
+    path: Path, rng: np.random.Generator, height: int | str = 64, width: int | str = 64
+) -> Path:
     """Two large convolutions with a pooling between them, and one after."""
     weights = {"v": normal(rng, 64, 16, 3, 3), "w": normal(rng, 64, 64, 3, 3)}
     pads = [1, 1, 1, 1]
@@ -201,7 +205,8 @@ def two_halves(path: Path, rng: np.random.Generator) -> Path:
         node("MaxPool", "d", "e", kernel_shape=[2, 2], strides=[2, 2]),
         node("Relu", "e", "y"),
     ]
-    return save(path, nodes, {"x": (1, 16, 64, 64)}, {"y": (1, 64, 16, 16)}, weights)
+    quarters = (16, 16) if (height, width) == (64, 64) else ("rows", "columns")
+    return save(path, nodes, {"x": (1, 16, height, width)}, {"y": (1, 64, *quarters)}, weights)
 
 
 def without_compiler(
@@ -287,6 +292,31 @@ def test_a_cut_engine_computes_what_the_uncut_one_does(
     session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
     (truth,) = session.run(["y"], feeds)
     np.testing.assert_allclose(found["y"], truth, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("cut_at_poolings")
+def test_pieces_of_any_size_are_cut_by_what_they_cost_at_the_best(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model = two_halves(tmp_path / "m.onnx", rng, "height", "width")
+    dims = tuple(DimRange(name=name, min=32, opt=64, max=96) for name in ("height", "width"))
+    result = build_engine(
+        model, PROFILE, tmp_path / "m.engine", BuildOptions(precision="fp16", dims=dims)
+    )
+    kinds = [[type(i).__name__ for i in s.implementations] for s in result.manifest.segments]
+    assert kinds == [["Cuda", "Portable"], ["Portable"], ["Cuda", "Portable"], ["Portable"]]
+    shapes = [
+        implementation.inputs[0].shape
+        for segment in result.manifest.segments
+        for implementation in segment.implementations
+        if isinstance(implementation, Cuda)
+    ]
+    assert shapes == [(1, 16, "d0", "d1"), (1, 64, "(d0//2)", "(d1//2)")]
+    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    for height, width in ((32, 96), (33, 71)):
+        feeds = {"x": rng.normal(size=(1, 16, height, width)).astype(np.float32)}
+        (truth,) = session.run(["y"], feeds)
+        np.testing.assert_allclose(infer(result.path, feeds)["y"], truth, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.usefixtures("cut_at_poolings")

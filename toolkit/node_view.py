@@ -1,7 +1,7 @@
 """A frozen view of one node: what the rules and the costs read, with nothing left to resolve."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -95,10 +95,16 @@ class NodeView:
         return self.activations + self.outputs
 
 
-def view(node: ir.Node, opset: int | None = None) -> NodeView:
-    """Return the view of `node`; `opset` is the version of its domain (default: the node's own)."""
-    inputs = tuple(None if value is None else _tensor(value) for value in node.inputs)
-    outputs = tuple(_tensor(value) for value in node.outputs if value.name)
+def view(
+    node: ir.Node, opset: int | None = None, shapes: Mapping[str, Shape] | None = None
+) -> NodeView:
+    """Return the view of `node`; `opset` is the version of its domain (default: the node's own).
+
+    `shapes`: of tensors by name, instead of those that the graph gives them.
+    """
+    other = shapes or {}
+    inputs = tuple(None if value is None else _tensor(value, other) for value in node.inputs)
+    outputs = tuple(_tensor(value, other) for value in node.outputs if value.name)
     attributes = _attributes(node, opset if opset is not None else node.version)
     data, weight = _shape(inputs, 0), _shape(inputs, 1)
     window = resolve_window(node.op_type, dict(attributes), data, weight)
@@ -119,11 +125,14 @@ def view(node: ir.Node, opset: int | None = None) -> NodeView:
     )
 
 
-def views(graph: ir.Graph) -> tuple[NodeView, ...]:
-    """Return the views of the nodes of `graph` in topological order, constants left out."""
+def views(graph: ir.Graph, shapes: Mapping[str, Shape] | None = None) -> tuple[NodeView, ...]:
+    """Return the views of the nodes of `graph` in topological order, constants left out.
+
+    `shapes`: of tensors by name, instead of those that the graph gives them.
+    """
     versions = graph.opset_imports
     return tuple(
-        view(node, versions.get(node.domain))
+        view(node, versions.get(node.domain), shapes)
         for node in _topological(graph)
         if node.op_type != "Constant"
     )
@@ -152,8 +161,9 @@ def _topological(graph: ir.Graph) -> list[ir.Node]:
     return order
 
 
-def _tensor(value: ir.Value) -> TensorView:
+def _tensor(value: ir.Value, shapes: Mapping[str, Shape]) -> TensorView:
     shape = None if value.shape is None else tuple(_dim(dim) for dim in value.shape)
+    shape = shapes.get(str(value.name), shape)
     constant = _constant(value)
     dtype = "unknown" if value.dtype is None else _DTYPES.get(value.dtype, value.dtype.name.lower())
     values = None

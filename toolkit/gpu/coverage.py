@@ -18,6 +18,7 @@ from toolkit.costs.bytes import tensor_bytes
 from toolkit.costs.model import CostModel
 from toolkit.gpu.compile import Progress
 from toolkit.gpu.segments import GpuSegments, lower_gpu_segments
+from toolkit.gpu.shapes import traces_of
 from toolkit.gpu.tactics import TacticOptions
 from toolkit.int8.quantize import QuantizedModel
 from toolkit.lower import LoweredSegment, lower_segments
@@ -99,7 +100,20 @@ def cover_segments(
         )
         if not gpu.refused:
             return Covered(quantized, pieces, lowered, gpu)
+        if dims and not refused:  # what a piece costs depends on sizes that the graph leaves open
+            nodes = views(graph.graph, _shapes_at_best(lowered, dims, plugins))
+            costs = CostModel(nodes, profile, precision=plan.precision, power_mode=plan.power_mode)
         refused |= gpu.refused
+
+
+def _shapes_at_best(
+    lowered: Sequence[LoweredSegment], dims: Sequence[DimRange], plugins: Sequence[Plugin]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all tensors at the sizes that blocks are chosen for."""
+    trace = traces_of(dims, plugins)[0]
+    for piece in lowered:
+        trace = trace.after(piece.onnx, piece.weights)
+    return {name: tuple(map(int, shape)) for name, shape in trace.known.shapes.items()}
 
 
 def cut_segments(
