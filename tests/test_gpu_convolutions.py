@@ -5,7 +5,7 @@ from dataclasses import replace
 import gpu_interpreter
 import numpy as np
 import pytest
-from gpu_graphs import Case, convolution, node
+from gpu_graphs import Case, convolution, node, normal
 
 from toolkit.gpu.call import Work
 from toolkit.gpu.gpu import GpuTarget
@@ -112,3 +112,17 @@ def test_tiles_fit_the_gpu_and_the_first_is_the_fastest_by_estimate(
             assert times == sorted(times)
             carried = product_tiles(product, GpuTarget(sm, count))
             assert carried == tiles[: len(carried)]
+
+
+def test_rows_of_a_transposed_tensor_are_rows_of_one_product(rng: np.random.Generator) -> None:
+    nodes = [
+        node("Transpose", "x", "t", perm=[1, 0, 2]),
+        node("MatMul", "t w", "p"),
+        node("Add", "p t", "s"),
+        node("Transpose", "s", "y", perm=[1, 0, 2]),
+    ]
+    case = Case(nodes, {"x": (3, 11, 24)}, {"w": normal(rng, 24, 24)})
+    drafted = case.draft()
+    (product,) = [call for call in drafted.calls if call.spec.kernel == "matmul"]
+    assert product.grid[1] == 1
+    check(drafted, case, rng)

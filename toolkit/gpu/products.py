@@ -19,7 +19,7 @@ from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.fusion import Group
 from toolkit.gpu.integer_products import integer_factors, integer_weights
 from toolkit.gpu.tiles import Product, product_tiles
-from toolkit.gpu.view import Shape, View, row_major
+from toolkit.gpu.view import Shape, View, like, row_major
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,14 @@ def emit_matmul(draft: Draft, group: Group) -> None:
 
 def _matmul(draft: Draft, group: Group, left: View, right: View, ending: Ending) -> None:
     """Add the product of two views of any rank, as numpy.matmul."""
-    y = draft.make(group.result)
+    y = draft.make(group.result, _order(draft, group.result, left, right))
     if y.strides and y.strides[-1] != 1:
         raise NotCoveredError(f"node {group.nodes[0]!r} writes columns apart from each other")
     residual = None if ending.residual is None else _read_residual(draft, ending.residual, y.shape)
+    if len(right.shape) == 2 and len(left.shape) > 2:  # rows are rows in any order
+        order = sorted(range(len(left.shape) - 1), key=lambda at: -left.strides[at])
+        left, y = (view.permuted((*order, len(order))) for view in (left, y))
+        residual = residual and residual.permuted((*order, len(order)))
     products = _with_batches(draft, _as_matrices(left, right, y, residual))
     left, right, y = products.left, products.right, products.y
     (rows, depth), columns = left.shape[-2:], right.shape[-1]
@@ -115,6 +119,17 @@ def _matmul(draft: Draft, group: Group, left: View, right: View, ending: Ending)
     draft.add(
         group.nodes, *((product_call(draft, product, operands, constants, tile),) for tile in tiles)
     )
+
+
+def _order(draft: Draft, result: str, left: View, right: View) -> Shape | None:
+    """Return strides for the result in the order in which the rows of `left` lie; None: as usual.
+
+    All rows of a transposed tensor are then rows of one product.
+    """
+    transposed = len(left.shape) > 2 and not left.is_row_major() and left.strides[-1] == 1
+    if not transposed or len(right.shape) != 2 or result in draft.network.outputs:
+        return None
+    return like(left.strides, draft.network.shapes[result])
 
 
 def _shape(draft: Draft, name: str) -> Shape:

@@ -27,8 +27,8 @@ _SHAPES = (
     (32, 32, 4),
     (16, 32, 4),
 )
-# Sums of a thread at most, by bytes of an operand. More leave no registers to scale and round (INT8),
-# or for the three products that one of FP32 is.
+# Sums of a thread at most, by bytes of an operand. More leave no registers to scale and round
+# (INT8), or for the three products that one of FP32 is.
 _SUMS = {1: 64, 2: 128, 4: 64}
 _LARGEST_WITHOUT_MATRIX_UNITS = 1024  # larger ones spill: a thread holds its sums and operands
 
