@@ -87,7 +87,7 @@ def emit_unpool(draft: Draft, group: Group) -> None:
     filled = draft.make_call(
         "unpool",
         (ceil_div(x.elements, _BLOCK), 1, 1),
-        {"x": x, "places": places, "y": y, "elements": x.elements},
+        {"x": x, "places": places, "y": y, "elements": x.elements, "size": y.elements},
         {"BLOCK": _BLOCK},
         writes=(y,),
     )

@@ -85,9 +85,13 @@ def clear(y, elements, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def unpool(x, places, y, elements, BLOCK: tl.constexpr):
-    """y[places[i]] = x[i], all in the order of indices. Grid: (blocks of elements of x)."""
+def unpool(x, places, y, elements, size, BLOCK: tl.constexpr):
+    """y[places[i]] = x[i], all in the order of indices; y has `size` elements.
+
+    Places outside of y are left out. Grid: (blocks of elements of x).
+    """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place = tl.load(places + i, mask=i < elements, other=0)
     value = tl.load(x + i, mask=i < elements, other=0.0)
-    tl.store(y + place, value.to(y.dtype.element_ty), mask=i < elements)
+    inside = (i < elements) & (place >= 0) & (place < size)
+    tl.store(y + place, value.to(y.dtype.element_ty), mask=inside)
