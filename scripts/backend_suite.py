@@ -51,6 +51,7 @@ PARAMETERS: Mapping[str, tuple[int, ...]] = {
     "Conv": (1, 2),
     "ConvInteger": (1, 2, 3),
     "ConvTranspose": (1, 2),
+    "CumProd": (1,),
     "CumSum": (1,),
     "DequantizeLinear": (1, 2),
     "Dropout": (1, 2),

@@ -1,6 +1,7 @@
 """docs/OPERATORS.md from the outcomes of the ONNX backend suite."""
 
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -75,25 +76,29 @@ when its parameters come as inputs.
 
 _TYPES = """\
 "Not covered" means that the build says so, with node and reason, and leaves the segment to
-onnxruntime. {wrong}Tensors that kernels read and write: {types}. Doubles are computed with as
-FP32. Tests of strings, sequences, FP8, FP4, INT4, INT2 and BF16 are counted as tests like all
-others; so are those that are not defined for inference.
+onnxruntime. Doubles are computed with as FP32: those beyond its range become infinite or 0. Tests
+of strings, sequences, FP8, FP4, INT4, INT2 and BF16 are counted as tests like all others; so are
+those of training.
 
 ## Operators
 
 *how*: `kernel` of its own, `steps` of an element-wise expression inside other kernels,
-`definition` by other operators (the function in the ONNX standard), `folded` while building. Tests
-are the node tests of the operator, those of its expanded definition included.
-
+`definition` by other operators (the function in the ONNX standard), `rewritten` as others or
+computed while building. Tests are the node tests of the operator, those of its expanded definition
+included.
 """
+_WIDTH = 99
 
 
 def render(outcomes: Mapping[str, Outcome], operators: Mapping[str, str]) -> str:
     """Return the page; `operators` has the operator of each node test, or SEVERAL."""
     parts = [_HEAD.format(onnx=onnx.__version__), *_shares(outcomes)]
     wrong = [name.split("/")[1] for name, one in outcomes.items() if one.status == "wrong"]
-    said = f"Wrong: {', '.join(f'`{name}`' for name in sorted(wrong))}. " if wrong else ""
-    parts += ["", _TYPES.format(types=", ".join(ELEMENT_TYPES), wrong=said)]
+    if wrong:
+        said = f"Wrong: {', '.join(f'`{name}`' for name in sorted(wrong))}."
+        parts += ["", *textwrap.wrap(said, _WIDTH, break_on_hyphens=False)]
+    types = f"Tensors that kernels read and write: {', '.join(ELEMENT_TYPES)}."
+    parts += ["", *textwrap.wrap(types, _WIDTH), "", _TYPES]
     parts += _operators(outcomes, operators)
     return "\n".join(parts).rstrip() + "\n"
 
@@ -172,13 +177,13 @@ def _how(operator: str, passes: bool) -> str:
         return "kernel"
     if is_elementwise(Operation(operator, "", (), (), {})):
         return "steps"
-    if not passes:
-        return "no"
     if operator == SEVERAL:
         return ""
+    if not passes or not onnx.defs.has(operator):
+        return "no"
     schema = onnx.defs.get_schema(operator)
     has = schema.has_function or schema.has_context_dependent_function
-    return "definition" if has else "folded"
+    return "definition" if has else "rewritten"
 
 
 def _short(outcome: Outcome, operator: str) -> str:
