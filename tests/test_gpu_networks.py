@@ -24,6 +24,7 @@ from toolkit.passes import run_passes
 # After gpu_interpreter: it tells Triton to interpret before Triton is imported.
 needs_triton = pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
 ORIN = GpuTarget(sm=87, sm_count=16)
+POOLINGS = ("MaxPool", "AveragePool")
 LIMITS: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2}
 
 
@@ -58,14 +59,14 @@ def before_plugin(name: str) -> Callable[[], ir.Model]:
 
 
 def features(name: str) -> Callable[[], ir.Model]:
-    """Return a network up to its last pooling: what follows has weights for one size."""
+    """Return a network up to what its last pooling reads: the rest has weights for one size."""
 
     def cut() -> ir.Model:
         model = NETWORKS[name].model()
         nodes = list(model.graph)
-        last = max(at for at, node in enumerate(nodes) if node.op_type == "MaxPool")
-        model.graph.outputs[:] = [nodes[last].outputs[0]]
-        model.graph.remove(nodes[last + 1 :])
+        last = max(at for at, node in enumerate(nodes) if node.op_type in POOLINGS)
+        model.graph.outputs[:] = [one for one in nodes[last].inputs if one is not None]
+        model.graph.remove(nodes[last:])
         return model
 
     return cut
@@ -82,7 +83,7 @@ NETWORKS_OF_THE_FIELD = {
     "mobilenet_v3": Whole(made("mobilenet_v3"), 32),
     "efficientnet_b0": Whole(made("efficientnet_b0"), 32),
     "densenet121": Whole(made("densenet121"), 32),
-    "googlenet": Whole(made("googlenet"), 32),
+    "googlenet": Whole(features("googlenet"), 32),
     "squeezenet": Whole(made("squeezenet"), 64, quick=True),
     "shufflenet_v2": Whole(made("shufflenet_v2"), 64),
     "vgg16": Whole(features("vgg16"), 32),
