@@ -1,0 +1,70 @@
+"""The tests of the ONNX backend suite that pass on the GPU path pass again, and no others do."""
+
+from collections.abc import Callable, Mapping
+
+import gpu_interpreter
+import pytest
+
+from scripts.backend_suite import Case, Outcome, load_cases, run_case, with_parameters
+from scripts.onnx_backend import PASSING, QUICK_S, listing
+from scripts.operators_page import render
+
+# After gpu_interpreter: it tells Triton to interpret before Triton is imported.
+pytest.importorskip("triton", reason="Triton is not installed")
+
+LISTED = {line.split()[0]: line.split()[1:] for line in PASSING.read_text().splitlines()}
+
+
+@pytest.fixture(scope="module")
+def suite() -> Mapping[str, Callable[[], Case]]:
+    return load_cases()
+
+
+def named(name: str) -> object:
+    return pytest.param(name, marks=pytest.mark.slow if "slow" in LISTED[name] else ())
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [named(name) for name in LISTED])
+def test_a_listed_test_passes(name: str, suite: Mapping[str, Callable[[], Case]]) -> None:
+    case = suite[name]()
+    if "constants" in LISTED[name]:
+        fixed = with_parameters(case)
+        assert fixed is not None
+        case = fixed
+    outcome = run_case(case, gpu_interpreter.run)
+    assert (outcome.status, outcome.reasons) == ("passed", ())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_test_that_passes_is_listed(suite: Mapping[str, Callable[[], Case]]) -> None:
+    unlisted = {name: read for name, read in suite.items() if name not in LISTED}
+    found = {name: run_case(read(), gpu_interpreter.run) for name, read in unlisted.items()}
+    assert [name for name, one in found.items() if one.status == "passed"] == []
+
+
+def test_the_page_counts_what_came_out() -> None:
+    outcomes = {
+        "node/test_add": Outcome("passed"),
+        "node/test_clip": Outcome("passed", fixed=True),
+        "node/test_less": Outcome("not covered", reasons=("node 'a' (Less) has no kernel yet",)),
+        "simple/test_x": Outcome("wrong", reasons=("3 of 4 differ",)),
+    }
+    operators = {"node/test_add": "Add", "node/test_clip": "Clip", "node/test_less": "Less"}
+    page = render(outcomes, operators).splitlines()
+    assert any(line.startswith("| node | 3 | 2 (66.7 %) | 1 | 1 | 1 | 0 |") for line in page)
+    assert any(line.startswith("| all | 4 | 2 (50.0 %) | 1 | 1 | 1 | 1 |") for line in page)
+    assert "| Add | steps | 1 | 1 | 0 |  |" in page
+    assert any("`test_x`" in line for line in page)
+
+
+def test_the_quickest_tests_run_always() -> None:
+    outcomes = {
+        "a": Outcome("passed"),
+        "b": Outcome("passed", fixed=True),
+        "c": Outcome("wrong", reasons=("all differ",)),
+        "d": Outcome("passed", fixed=True),
+    }
+    seconds = {"a": QUICK_S / 2, "b": 0.7 * QUICK_S, "c": 0.0, "d": QUICK_S / 2}
+    assert listing(outcomes, seconds).splitlines() == ["a", "b constants slow", "d constants"]
