@@ -48,12 +48,17 @@ def constant_weights(draft: Draft, op: Operation, at: int) -> Array:
 def ending_of(
     draft: Draft, group: Group, bias: str, integer: IntegerEnding | None = None
 ) -> Ending:
-    """Read what follows the product; a bias is constant and has a number for each column."""
+    """Read what follows the product; a bias has a number for each column.
+
+    A constant one is kept in FP32; one that is made while running is read as it lies.
+    """
     op = group.root_operation
     packed, scale = None, None
     if integer is not None:
         scale = draft.constant(integer.factors, "float32")
         packed = None if integer.bias is None else draft.constant(integer.bias, "int32")
+    elif bias and op.kind == "Conv" and bias not in draft.network.constants:
+        packed = draft.rows(bias)
     elif bias:
         values = constant_weights(draft, op, 2)
         columns = draft.network.shapes[op.outputs[0]][1 if op.kind in _PICTURES else -1]
