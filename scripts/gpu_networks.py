@@ -91,9 +91,11 @@ def floors_us(
 
 
 def _vit_small() -> nn.Module:
-    return torchvision.models.VisionTransformer(
+    network = torchvision.models.VisionTransformer(
         image_size=224, patch_size=16, num_layers=12, num_heads=6, hidden_dim=384, mlp_dim=1536
     )
+    nn.init.normal_(network.heads.head.weight, std=0.05)  # it begins with zeros
+    return network
 
 
 class _Block(nn.Sequential):
