@@ -20,7 +20,8 @@ from onnx import TensorProto, TypeProto, defs, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from device.manifest import DimRange
-from toolkit.gpu.shape_rules import RULES, VALUES, Node, Unknown
+from toolkit.gpu.shape_rules import RULES, Node, Unknown
+from toolkit.gpu.size_values import VALUES
 from toolkit.gpu.sizes import Space
 from toolkit.plugins import Plugin, Tensor
 from toolkit.plugins.functions import shapes_of
