@@ -103,6 +103,11 @@ class GpuTarget:
         """Whether products of FP16 run on tensor cores; else each thread multiplies numbers."""
         return self.sm >= _MATRIX_UNITS
 
+    @property
+    def multiplies_from_shared(self) -> bool:
+        """Whether tensor cores read operands from shared memory (wgmma, of sm_90 alone)."""
+        return self.sm == 90
+
     def products_per_cycle(self, item_bytes: int) -> float:
         """Products that one SM makes in a cycle at most, of operands of 1, 2 or 4 bytes.
 

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 
+from toolkit.gpu.dims.sizes import ceil_div, opt, power_of_two
 from toolkit.gpu.gpu import GpuTarget
-from toolkit.gpu.sizes import ceil_div, opt, power_of_two
 
 _LEAST = 16  # the smallest block side that a product of matrices takes
 _LEAST_DEPTH = {1: 32, 2: 16, 4: 16}  # the smallest depth, by bytes of an operand
-_DEEPEST_BYTES = 128  # of one row of an operand's block: a whole line of shared memory
+# Of one row of an operand's block: a whole line of shared memory, or half of one where the block
+# goes through registers.
+_DEEPEST_BYTES = 128
+_DEEPEST_BYTES_IN_REGISTERS = 64
 _RUNNING_MEAN = 1024  # elements that a memory-bound block holds at once
 _CARRIED = 4  # tiles of a product that an engine carries
 
@@ -30,6 +33,7 @@ _SHAPES = (
 # Sums of a thread at most, by bytes of an operand. More leave no registers to scale and round
 # (INT8), or for the three products that one of FP32 is.
 _SUMS = {1: 64, 2: 128, 4: 64}
+_SUMS_WITH_OPERANDS = 64  # where operands go through registers too
 _LARGEST_WITHOUT_MATRIX_UNITS = 1024  # larger ones spill: a thread holds its sums and operands
 
 # The estimate, in cycles of one SM. The numbers are fitted to 1373 times of the products of
@@ -136,7 +140,8 @@ def _fits(product: Product, shape: tuple[int, int, int], gpu: GpuTarget) -> bool
         return False
     if not gpu.has_matrix_units:
         return rows * columns <= _LARGEST_WITHOUT_MATRIX_UNITS
-    return rows * columns <= _SUMS[product.item_bytes] * warps * _WARP
+    most = _SUMS[product.item_bytes] if gpu.multiplies_from_shared else _SUMS_WITH_OPERANDS
+    return rows * columns <= most * warps * _WARP
 
 
 def _tile(product: Product, rows: int, columns: int, warps: int, gpu: GpuTarget) -> Tile:
@@ -150,7 +155,8 @@ def _tile(product: Product, rows: int, columns: int, warps: int, gpu: GpuTarget)
 def _depth(product: Product, gpu: GpuTarget) -> int:
     """Products at a time: a whole line, or the depth if it is less."""
     least = _LEAST_DEPTH[product.item_bytes]
-    most = _DEEPEST_BYTES // product.item_bytes if gpu.has_matrix_units else least
+    line = _DEEPEST_BYTES if gpu.multiplies_from_shared else _DEEPEST_BYTES_IN_REGISTERS
+    most = line // product.item_bytes if gpu.has_matrix_units else least
     return max(least, min(most, power_of_two(product.depth)))
 
 
