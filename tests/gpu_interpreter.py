@@ -14,10 +14,10 @@ import numpy as np
 
 from device.cuda_sizes import evaluate
 from toolkit.gpu.call import Argument, Call, InTensor, InWeights
+from toolkit.gpu.cubins.kernel_files import kernel_function
+from toolkit.gpu.dims.sizes import amount
 from toolkit.gpu.dtypes import ELEMENT_TYPES
-from toolkit.gpu.kernel_files import kernel_function
 from toolkit.gpu.lower import DraftedSegment
-from toolkit.gpu.sizes import amount
 
 POISON = 0xFF  # a NaN in every float type: what nobody wrote shows
 

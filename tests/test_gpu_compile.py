@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from gpu_graphs import ORIN, Case, convolution, node
 
-import toolkit.gpu.compile as compiling
+import toolkit.gpu.cubins.compile as compiling
 from toolkit.gpu.call import Call, KernelSpec, Work
-from toolkit.gpu.compile import cache_folder, compile_kernels, compile_work, has_compiler
-from toolkit.gpu.compile_messages import Compiled
+from toolkit.gpu.cubins.compile import cache_folder, compile_kernels, compile_work, has_compiler
+from toolkit.gpu.cubins.messages import Compiled
 from toolkit.gpu.errors import CompileError, NotCoveredError
 from toolkit.gpu.finish import GpuSegment, lower_gpu
 from toolkit.gpu.gpu import GpuTarget, sm_limits
@@ -138,7 +138,7 @@ def test_no_board_s_convolution_spills_registers(sm: int, rng: np.random.Generat
 
 SLOW_COMPILER = """
 import sys, time
-from toolkit.gpu.compile_messages import Answer, Compiled, Request, read_message, write_message
+from toolkit.gpu.cubins.messages import Answer, Compiled, Request, read_message, write_message
 
 while (request := read_message(sys.stdin.buffer, Request)) is not None:
     time.sleep(600 if request.kernel == "slow" else 0)

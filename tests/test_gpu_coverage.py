@@ -23,11 +23,11 @@ from device.session import open_session
 from toolkit.build import BuildOptions, BuildResult, build_engine
 from toolkit.costs.constants import load_costs
 from toolkit.costs.model import CostModel
-from toolkit.gpu import compile as compiling
 from toolkit.gpu import emitters, segments
 from toolkit.gpu.call import KernelSpec
-from toolkit.gpu.compile_messages import Compiled
 from toolkit.gpu.coverage import Piece, cut_segments
+from toolkit.gpu.cubins import compile as compiling
+from toolkit.gpu.cubins.messages import Compiled
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.int8.ranges import RangeOptions
 from toolkit.node_view import NodeView

@@ -28,14 +28,14 @@ from device.manifest import DimRange
 from device.session import open_session
 from scripts.gpu_engine import build_on_gpu, relative_error
 from toolkit.gpu import emitters
-from toolkit.gpu.compile import compile_kernels
+from toolkit.gpu.cubins.compile import compile_kernels
+from toolkit.gpu.cubins.kernel_files import kernel_function
+from toolkit.gpu.dims.shapes import in_steps, traces_of, with_steps
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.fusion import Group
 from toolkit.gpu.gpu import GpuTarget
-from toolkit.gpu.kernel_files import kernel_function
+from toolkit.gpu.graph.fusion import Group
 from toolkit.gpu.lower import DraftedSegment, draft_segment
-from toolkit.gpu.shapes import in_steps, traces_of, with_steps
 
 # After gpu_interpreter: it tells Triton to interpret before Triton is imported.
 pytest.importorskip("triton", reason="Triton is not installed")

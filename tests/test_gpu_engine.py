@@ -10,7 +10,7 @@ import configs
 from device.executors import cuda
 from device.session import Session, open_engine
 from scripts.gpu_engine import build_on_gpu, relative_error
-from toolkit.gpu.compile import has_compiler
+from toolkit.gpu.cubins.compile import has_compiler
 
 DETECTOR = configs.ROOT / "models" / "robot-objects.onnx"
 LIMITS = {"fp32": 1e-4, "fp16": 1e-2}

@@ -20,12 +20,12 @@ from int8_graphs import SMALL, Graph, inverted_residual, quantized, residual_blo
 from onnx import TensorProto
 
 from device.manifest import DimRange
+from toolkit.gpu.dims.shapes import traces_of, with_steps
 from toolkit.gpu.draft import Draft
+from toolkit.gpu.emit.integer_products import integer_weights
 from toolkit.gpu.gpu import GpuTarget
-from toolkit.gpu.integer_products import integer_weights
+from toolkit.gpu.graph.network import IntegerConstant, Network, Operation
 from toolkit.gpu.lower import DraftedSegment, draft_segment
-from toolkit.gpu.network import IntegerConstant, Network, Operation
-from toolkit.gpu.shapes import traces_of, with_steps
 from toolkit.gpu.view import View
 from toolkit.lower import lower_segments
 

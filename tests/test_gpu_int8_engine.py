@@ -12,7 +12,7 @@ from int8_graphs import SMALL, Graph, inverted_residual, quantized, residual_blo
 from device.executors import cuda
 from device.session import Session, open_engine
 from scripts.gpu_engine import build_on_gpu
-from toolkit.gpu.compile import has_compiler
+from toolkit.gpu.cubins.compile import has_compiler
 
 MOST_TACTICS = 4  # of a piece of work in these engines
 

@@ -13,7 +13,7 @@ import pytest
 import configs
 from device.manifest import Precision
 from scripts.networks import NETWORKS
-from toolkit.gpu.compile import has_compiler
+from toolkit.gpu.cubins.compile import has_compiler
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.lower import DraftedSegment, draft_segment
 from toolkit.importer import import_model

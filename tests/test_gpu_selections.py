@@ -6,8 +6,8 @@ import pytest
 from gpu_graphs import Case, node
 from onnx import helper
 
+from toolkit.gpu.emit.selections import LONGEST
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.selections import LONGEST
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

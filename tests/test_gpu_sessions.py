@@ -18,7 +18,7 @@ from device.session import Session, open_session
 from device.timing_cache import add_timings, read_timings
 from scripts.gpu_engine import build_on_gpu, relative_error
 from toolkit.bench.measure import BenchOptions, measure
-from toolkit.gpu.compile import has_compiler
+from toolkit.gpu.cubins.compile import has_compiler
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,9 +11,9 @@ from onnx import helper
 
 from device.cuda_sizes import evaluate
 from device.manifest import DimRange
-from toolkit.gpu import shape_rules
-from toolkit.gpu.shapes import Known, Trace, infer_sizes, traces_of, with_steps
-from toolkit.gpu.sizes import Space, amount
+from toolkit.gpu.dims import shape_rules
+from toolkit.gpu.dims.shapes import Known, Trace, infer_sizes, traces_of, with_steps
+from toolkit.gpu.dims.sizes import Space, amount
 
 Rng = np.random.Generator
 DIMS = (

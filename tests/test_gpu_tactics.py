@@ -22,7 +22,7 @@ from device.timing_cache import TimingCache, TimingCacheError
 from toolkit.cli import tandem
 from toolkit.errors import BuildError
 from toolkit.gpu.call import Call, KernelSpec, Work
-from toolkit.gpu.compile import has_compiler
+from toolkit.gpu.cubins.compile import has_compiler
 from toolkit.gpu.finish import GpuSegment, lower_gpu
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.report import memory_line, report_lines, report_segment

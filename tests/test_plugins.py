@@ -24,12 +24,13 @@ from device.manifest import DimRange
 from device.session import open_session
 from toolkit.build import BuildOptions, BuildResult, build_engine
 from toolkit.errors import PluginError
-from toolkit.gpu import cuda_source, plugged
-from toolkit.gpu.compile import compile_kernels, has_compiler
-from toolkit.gpu.cuda_source import COMPILERS, CudaCompiler, compile_source, find_compiler
+from toolkit.gpu.cubins import cuda_source
+from toolkit.gpu.cubins.compile import compile_kernels, has_compiler
+from toolkit.gpu.cubins.cuda_source import COMPILERS, CudaCompiler, compile_source, find_compiler
+from toolkit.gpu.dims.shapes import traces_of
+from toolkit.gpu.emit import plugged
 from toolkit.gpu.errors import CompileError, NotCoveredError
 from toolkit.gpu.lower import DraftedSegment, draft_segment
-from toolkit.gpu.shapes import traces_of
 from toolkit.importer import import_model
 from toolkit.int8.ranges import RangeOptions
 from toolkit.lower import lower_segments

@@ -41,7 +41,7 @@ from device.session import open_session
 from toolkit.assemble import assemble
 from toolkit.errors import BuildError, first_line
 from toolkit.gpu.coverage import cover_segments, coverage_notes, place_in_pieces
-from toolkit.gpu.cuda_source import find_compiler
+from toolkit.gpu.cubins.cuda_source import find_compiler
 from toolkit.gpu.report import GpuReport, report_segment
 from toolkit.gpu.tactics import TacticOptions
 from toolkit.importer import ImportedModel, import_model

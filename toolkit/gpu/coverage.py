@@ -16,9 +16,9 @@ from device.manifest import DimRange, Manifest, NodePlacement, Processor, larges
 from device.profile import Profile
 from toolkit.costs.bytes import tensor_bytes
 from toolkit.costs.model import CostModel
-from toolkit.gpu.compile import Progress
+from toolkit.gpu.cubins.compile import Progress
+from toolkit.gpu.dims.shapes import traces_of
 from toolkit.gpu.segments import GpuSegments, lower_gpu_segments
-from toolkit.gpu.shapes import traces_of
 from toolkit.gpu.tactics import TacticOptions
 from toolkit.int8.quantize import QuantizedModel
 from toolkit.lower import LoweredSegment, lower_segments

@@ -1,10 +1,11 @@
 """The operators that start a group, and who adds their work. Element-wise operators are rows of
-`toolkit.gpu.expressions`.
+`toolkit.gpu.emit.expressions`.
 """
 
 from collections.abc import Callable, Mapping
 
-from toolkit.gpu import (
+from toolkit.gpu.draft import Draft
+from toolkit.gpu.emit import (
     attentions,
     convolutions,
     gathers,
@@ -23,8 +24,7 @@ from toolkit.gpu import (
     volume_poolings,
     volumes,
 )
-from toolkit.gpu.draft import Draft
-from toolkit.gpu.fusion import Group
+from toolkit.gpu.graph.fusion import Group
 
 Emitter = Callable[[Draft, Group], None]
 

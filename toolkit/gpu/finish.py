@@ -22,13 +22,13 @@ from device.cuda_tactics import tactic_key
 from device.manifest import DimRange, Precision
 from toolkit.gpu import call as calls
 from toolkit.gpu.call import Call, KernelSpec
-from toolkit.gpu.compile import Progress, compile_work
-from toolkit.gpu.compile_messages import Compiled
+from toolkit.gpu.cubins.compile import Progress, compile_work
+from toolkit.gpu.cubins.messages import Compiled
+from toolkit.gpu.dims.sizes import amount, most
 from toolkit.gpu.draft import ALIGNMENT
 from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.graph.network import Array
 from toolkit.gpu.lower import DraftedSegment, draft_segment
-from toolkit.gpu.network import Array
-from toolkit.gpu.sizes import amount, most
 from toolkit.gpu.tactics import TacticOptions, fastest_first, timed_text, times_for
 from toolkit.gpu.view import View
 from toolkit.gpu.workspace import fit_workspace
@@ -83,7 +83,7 @@ def compile_segment(
     """Compile the tactics of a segment, choose among them, and write its part of the engine.
 
     Times are looked up at the sizes that `dims` are built for. Raises as
-    `toolkit.gpu.compile.compile_work`, and BuildError: the workspace does not keep its limit.
+    `cubins.compile.compile_work`, and BuildError: the workspace does not keep its limit.
     """
     tactics = tactics or TacticOptions()
     work, compiled = compile_work(drafted.work, gpu, on_progress)

@@ -1,13 +1,13 @@
 """A segment for the GPU, step by step: ONNX -> cubins, launches, weights and workspace.
 
-1 read      ONNX -> operations, shapes, constants         toolkit.gpu.network
-            Q/DQ -> tensors that lie as INT8              toolkit.gpu.quantized
-            patterns -> fewer, larger operations          toolkit.gpu.pattern_rules
-2 group     operations -> one kernel each                 toolkit.gpu.fusion
-3 place     concatenations in place                       toolkit.gpu.places
+1 read      ONNX -> operations, shapes, constants         toolkit.gpu.graph.network
+            Q/DQ -> tensors that lie as INT8              toolkit.gpu.graph.quantized
+            patterns -> fewer, larger operations          toolkit.gpu.graph.pattern_rules
+2 group     operations -> one kernel each                 toolkit.gpu.graph.fusion
+3 place     concatenations in place                       toolkit.gpu.emit.places
 4 emit      groups -> work, tensors -> views              toolkit.gpu.emitters
 5 fit       allocations -> offsets in one workspace       toolkit.gpu.workspace
-6 compile   kernels -> cubins                             toolkit.gpu.compile
+6 compile   kernels -> cubins                             toolkit.gpu.cubins.compile
             measured times -> the fastest tactics         toolkit.gpu.tactics
 7 write     work -> launches of the engine                toolkit.gpu.finish
 
@@ -20,25 +20,25 @@ from dataclasses import dataclass
 from functools import partial
 
 from device.manifest import Precision
-from toolkit.gpu import chains, places
-from toolkit.gpu.agreement import Difference, find_difference, point_text
 from toolkit.gpu.call import Call, Work
+from toolkit.gpu.dims.agreement import Difference, find_difference, point_text
+from toolkit.gpu.dims.shapes import Trace
+from toolkit.gpu.dims.sizes import most
 from toolkit.gpu.draft import WEIGHTS, Draft
 from toolkit.gpu.dtypes import ELEMENT_TYPES
+from toolkit.gpu.emit import chains, places
+from toolkit.gpu.emit.expressions import is_elementwise
+from toolkit.gpu.emit.plugged import plugin_emitters
 from toolkit.gpu.emitters import EMITTERS, Emitter
 from toolkit.gpu.errors import NotCoveredError, not_covered
-from toolkit.gpu.expressions import is_elementwise
-from toolkit.gpu.functions import expand_functions
-from toolkit.gpu.fusion import Group, group_operations
 from toolkit.gpu.gpu import GpuTarget
-from toolkit.gpu.move_rules import EARLY_RULES, MOVE_RULES
-from toolkit.gpu.network import Array, Network, read_network
-from toolkit.gpu.pattern_rules import RULES
-from toolkit.gpu.patterns import apply_rules
-from toolkit.gpu.plugged import plugin_emitters
-from toolkit.gpu.quantized import read_quantized
-from toolkit.gpu.shapes import Trace
-from toolkit.gpu.sizes import most
+from toolkit.gpu.graph.functions import expand_functions
+from toolkit.gpu.graph.fusion import Group, group_operations
+from toolkit.gpu.graph.move_rules import EARLY_RULES, MOVE_RULES
+from toolkit.gpu.graph.network import Array, Network, read_network
+from toolkit.gpu.graph.pattern_rules import RULES
+from toolkit.gpu.graph.patterns import apply_rules
+from toolkit.gpu.graph.quantized import read_quantized
 from toolkit.gpu.view import View, row_major
 from toolkit.gpu.workspace import fit_workspace
 from toolkit.plugins import Plugin

@@ -6,12 +6,12 @@ from functools import partial
 
 from device.manifest import DimRange, Precision
 from device.profile import Profile
-from toolkit.gpu.compile import Progress, has_compiler
+from toolkit.gpu.cubins.compile import Progress, has_compiler
+from toolkit.gpu.dims.shapes import STEPS, Trace, in_steps, traces_of, with_steps
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.finish import GpuSegment, compile_segment
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.lower import DraftedSegment, draft_segment
-from toolkit.gpu.shapes import STEPS, Trace, in_steps, traces_of, with_steps
 from toolkit.gpu.tactics import TacticOptions
 from toolkit.lower import LoweredSegment
 from toolkit.planning.segments import PlannedSegment

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from toolkit.errors import PluginError, first_line
-from toolkit.gpu.kernel_files import load_module
+from toolkit.gpu.cubins.kernel_files import load_module
 from toolkit.plugins import Plugin
 
 

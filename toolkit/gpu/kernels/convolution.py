@@ -81,6 +81,4 @@ def convolution(
     if scale is not None:
         scale += group * FILTERS
     y += group * FILTERS
-    store_rows(
-        total, bias, scale, residual, y, p, f, pixels, FILTERS, Y_PITCH, STEPS, numbers
-    )
+    store_rows(total, bias, scale, residual, y, p, f, pixels, FILTERS, Y_PITCH, STEPS, numbers)

@@ -52,6 +52,4 @@ def matmul(
         total = add_product(total, left, right, PRECISION)
 
     y += outer * Y_OUTER + i * Y_BATCH
-    store_rows(
-        total, bias, scale, residual, y, m, n, rows, COLUMNS, Y_PITCH, STEPS, numbers
-    )
+    store_rows(total, bias, scale, residual, y, m, n, rows, COLUMNS, Y_PITCH, STEPS, numbers)

@@ -1,0 +1,1 @@
+"""Kernels -> cubins, in processes of their own, without a GPU."""

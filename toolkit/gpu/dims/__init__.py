@@ -1,0 +1,1 @@
+"""Sizes of tensors as formulas over dynamic dimensions."""

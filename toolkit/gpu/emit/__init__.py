@@ -1,0 +1,1 @@
+"""Operations -> work for kernels: an emitter for each family, and what they share."""

@@ -1,0 +1,52 @@
+"""Element-wise work -> calls."""
+
+from dataclasses import replace
+
+from toolkit.gpu.draft import Draft
+from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.graph.fusion import Group
+from toolkit.gpu.view import Shape, View, channels_last, like
+
+# Operators whose kernels read (N, C, H, W) channels-last, as `Draft.pixels` gives it.
+PICTURE_KINDS = frozenset({"Conv", "MaxPool", "AveragePool", "GlobalAveragePool"})
+
+
+def emit_elementwise(draft: Draft, group: Group) -> None:
+    """Add an expression; the result lies as its first operand of the same shape does.
+
+    A picture that kernels for pictures read is written channels-last at once.
+    """
+    shape = draft.network.shapes[group.result]
+    expression = draft.expression(None, group.after)
+    if not expression.operands:
+        raise NotCoveredError(f"node {group.nodes[0]!r} reads constants only; fold it")
+    operands = [broadcast(draft.read(name), shape) for name in expression.operands]
+    whole = next((v for v in operands if 0 not in _wide(v)), None)
+    strides = None
+    if whole is not None and group.result not in draft.network.outputs:
+        strides = like(whole.strides, shape)
+        if len(shape) == 4 and _read_as_pixels(draft, group.result):
+            strides = channels_last(shape)
+    y = draft.make(group.result, strides)
+    draft.elementwise(y, operands, expression.steps, group.nodes)
+
+
+def _read_as_pixels(draft: Draft, name: str) -> bool:
+    readers = (op for op in draft.network.operations if name in op.inputs[:1])
+    return any(op.kind in PICTURE_KINDS for op in readers)
+
+
+def broadcast(view: View, shape: Shape) -> View:
+    """Return the view repeated to a shape, as numpy broadcasts."""
+    lead = len(shape) - len(view.shape)
+    sizes, strides = (1,) * lead + view.shape, (0,) * lead + view.strides
+    strides = tuple(
+        stride if size == wanted else 0
+        for size, stride, wanted in zip(sizes, strides, shape, strict=True)
+    )
+    return replace(view, shape=shape, strides=strides)
+
+
+def _wide(view: View) -> tuple[int, ...]:
+    """Strides of the dimensions that are no single ones."""
+    return tuple(s for s, n in zip(view.strides, view.shape, strict=True) if n != 1)

@@ -1,0 +1,251 @@
+"""Convolutions -> calls."""
+
+from dataclasses import dataclass
+from math import prod
+
+from toolkit.gpu.call import Call, Constant
+from toolkit.gpu.dims.sizes import ceil_div, opt
+from toolkit.gpu.draft import Draft
+from toolkit.gpu.emit.endings import (
+    Ending,
+    constant_weights,
+    ending_of,
+    operand_strides,
+    product_call,
+    product_constants,
+    result_strides,
+    weight_matrix,
+)
+from toolkit.gpu.emit.integer_products import integer_weights
+from toolkit.gpu.emit.stems import CHANNELS as STEM_CHANNELS
+from toolkit.gpu.emit.stems import is_stem, make_stem
+from toolkit.gpu.emit.volumes import emit_volume_convolution
+from toolkit.gpu.emit.windows import Window, read_window
+from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.graph.fusion import Group
+from toolkit.gpu.graph.network import Array
+from toolkit.gpu.tiles import Product, Tile, product_tiles, row_tile
+from toolkit.gpu.view import View, channels_last
+
+# Rows that a block of a depthwise convolution makes at a time; of equally good ones the first.
+_STRIPS = (4, 7, 2, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    """A convolution whose operands have their places; weights (F, C / groups, rows, columns)."""
+
+    x: View
+    x_pitch: int
+    weights: Array
+    groups: int
+    window: Window
+    y: View
+    y_pitch: int
+    residual: View | None
+    r_pitch: int
+    ending: Ending
+    nodes: tuple[str, ...]
+
+
+def emit_convolution(draft: Draft, group: Group) -> None:
+    """Add a convolution with bias, residual and activation: one call."""
+    op = group.root_operation
+    made = op.inputs[1] not in draft.network.constants
+    if made or len(draft.network.shapes[group.result]) != 4:
+        emit_volume_convolution(draft, group)
+        return
+    weights = constant_weights(draft, op, 1)
+    integer = integer_weights(draft, op, 0, weights.shape[0], prod(weights.shape[1:]))
+    ending = ending_of(draft, group, op.input(2), integer)
+    shape, result = draft.network.shapes[op.inputs[0]], draft.network.shapes[group.result]
+    window = read_window(op, weights.shape[2:], shape, result)
+    values = integer.values if integer else weights
+    if is_stem(weights, op.integer("group", 1), window, shape) and (
+        integer or draft.read(op.inputs[0]).scale is None
+    ):
+        stem = make_stem(draft, op.inputs[0], values, window, result)
+        values, window, x, x_pitch = stem.weights, stem.window, stem.x, STEM_CHANNELS
+    else:
+        x, x_pitch = (draft.stored_pixels if integer else draft.pixels)(op.inputs[0])
+    residual, r_pitch = None, 0
+    if ending.residual is not None:
+        residual, r_pitch = draft.stored_pixels(ending.residual)
+    y = draft.make(group.result, channels_last(result))
+    y_pitch = y.pixel_pitch()
+    assert y_pitch is not None  # homes and fresh tensors are channels-last
+    picture = _Picture(
+        x=x,
+        x_pitch=x_pitch,
+        weights=values,
+        groups=op.integer("group", 1),
+        window=window,
+        y=y,
+        y_pitch=y_pitch,
+        residual=residual,
+        r_pitch=r_pitch,
+        ending=ending,
+        nodes=group.nodes,
+    )
+    filters, channels = weights.shape[:2]
+    if channels == 1 and picture.groups == filters == shape[1]:
+        _depthwise(draft, picture)
+    elif window.is_point and picture.groups == 1:
+        _pointwise(draft, picture)
+    else:
+        _implicit(draft, picture)
+
+
+def _implicit(draft: Draft, p: _Picture) -> None:
+    filters, channels = p.weights.shape[0] // p.groups, p.weights.shape[1]
+    # (filter, channel, row, column) -> (filter, row, column, channel)
+    packed = p.weights.transpose(0, 2, 3, 1).reshape(p.weights.shape[0], -1)
+    weights = weight_matrix(draft, packed.T, p.x.dtype)
+    product = _product(p, packed.shape[1], channels)
+
+    def call(tile: Tile) -> Call:
+        blocks = ceil_div(product.rows, tile.rows) * ceil_div(filters, tile.columns)
+        return draft.make_call(
+            "convolution",
+            (blocks, p.groups, 1),
+            {
+                "x": p.x,
+                "weights": weights,
+                "bias": p.ending.bias,
+                "scale": p.ending.scale,
+                "numbers": p.ending.numbers,
+                "residual": p.residual,
+                "y": p.y,
+                "batch": p.x.shape[0],
+            },
+            {
+                **_sizes(p),
+                "CHANNELS": channels,
+                "FILTERS": filters,
+                "W_PITCH": weights.strides[1],
+                **p.window.constants(),
+                "STEPS": p.ending.steps,
+                **product_constants(draft, tile, p.x.dtype),
+            },
+            writes=(p.y,),
+            warps=tile.warps,
+            stages=tile.stages,
+        )
+
+    draft.add(p.nodes, *((call(tile),) for tile in product_tiles(product, draft.gpu)))
+
+
+def _product(p: _Picture, depth: int, run: int) -> Product:
+    """Return the products of matrices that a convolution is: rows are pixels, columns filters."""
+    read = 0 if p.residual is None else p.residual.item_bytes
+    return Product(
+        rows=p.y.shape[0] * p.y.shape[2] * p.y.shape[3],
+        columns=p.weights.shape[0] // p.groups,
+        depth=depth,
+        run=run,
+        item_bytes=p.x.item_bytes,
+        stored_bytes=p.y.item_bytes + read,
+        products=p.groups,
+    )
+
+
+def _depthwise(draft: Draft, p: _Picture) -> None:
+    channels = p.weights.shape[0]
+    weights = draft.constant(p.weights[:, 0].transpose(1, 2, 0), p.x.dtype)
+
+    def call(rows: int) -> Call:
+        tile = row_tile(_strips(p, rows), channels)
+        return draft.make_call(
+            "depthwise",
+            (ceil_div(_strips(p, rows), tile.rows), ceil_div(channels, tile.columns), 1),
+            {
+                "x": p.x,
+                "weights": weights,
+                "bias": p.ending.bias,
+                "scale": p.ending.scale,
+                "numbers": p.ending.numbers,
+                "residual": p.residual,
+                "y": p.y,
+                "batch": p.x.shape[0],
+            },
+            {
+                **_sizes(p),
+                "CHANNELS": channels,
+                **p.window.constants(),
+                "STEPS": p.ending.steps,
+                "ROWS": rows,
+                "BLOCK_M": tile.rows,
+                "BLOCK_N": tile.columns,
+            },
+            writes=(p.y,),
+            warps=tile.warps,
+            stages=tile.stages,
+        )
+
+    draft.add(p.nodes, *((call(rows),) for rows in _rows_at_once(p, draft.gpu)))
+
+
+def _strips(p: _Picture, rows: int) -> int:
+    """Return how many strips of `rows` pixels above each other the result has."""
+    return p.y.shape[0] * ceil_div(p.y.shape[2], rows) * p.y.shape[3]
+
+
+def _rows_at_once(p: _Picture, gpu: GpuTarget) -> tuple[int, ...]:
+    """Return how many rows a block of a depthwise convolution makes, the best by estimate first.
+
+    More rows read less, while there are blocks enough for the GPU and no row of a block is empty.
+    """
+    if p.window.taps[0] * p.window.taps[1] >= 50:
+        return (1,)
+    channels, height = p.weights.shape[0], opt(p.y.shape[2])
+
+    def order(rows: int) -> tuple[bool, int, int]:
+        strips = opt(_strips(p, rows))
+        tile = row_tile(strips, channels)
+        blocks = ceil_div(strips, tile.rows) * ceil_div(channels, tile.columns)
+        return blocks < gpu.sm_count, -height % rows, _STRIPS.index(rows)
+
+    return tuple(sorted(_STRIPS, key=order)[: len(_STRIPS) if gpu.exhaustive else 2])
+
+
+def _pointwise(draft: Draft, p: _Picture) -> None:
+    """A 1x1 convolution is a product: its rows are pixels, its columns filters."""
+    filters, channels = p.weights.shape[:2]
+    weights = weight_matrix(draft, p.weights.reshape(filters, channels).T, p.x.dtype)
+    product = _product(p, channels, channels)
+    operands = {
+        "a": p.x,
+        "b": weights,
+        "bias": p.ending.bias,
+        "scale": p.ending.scale,
+        "numbers": p.ending.numbers,
+        "residual": p.residual,
+        "y": p.y,
+        "rows": product.rows,
+    }
+    constants: dict[str, Constant] = {
+        "DEPTH": channels,
+        "COLUMNS": filters,
+        "INNER": 1,
+        **operand_strides("A", p.x_pitch, 1),
+        **operand_strides("B", *weights.strides),
+        **result_strides("Y", p.y_pitch),
+        **result_strides("R", p.r_pitch),
+        "STEPS": p.ending.steps,
+    }
+    tiles = product_tiles(product, draft.gpu)
+    draft.add(
+        p.nodes, *((product_call(draft, product, operands, constants, tile),) for tile in tiles)
+    )
+
+
+def _sizes(p: _Picture) -> dict[str, Constant]:
+    return {
+        "HEIGHT": p.x.shape[2],
+        "WIDTH": p.x.shape[3],
+        "X_PITCH": p.x_pitch,
+        "OUT_HEIGHT": p.y.shape[2],
+        "OUT_WIDTH": p.y.shape[3],
+        "Y_PITCH": p.y_pitch,
+        "R_PITCH": p.r_pitch,
+    }

@@ -1,0 +1,126 @@
+"""Pooling -> calls."""
+
+from dataclasses import dataclass
+
+from toolkit.gpu.call import Call
+from toolkit.gpu.dims.sizes import ceil_div, fixed, opt, power_of_two
+from toolkit.gpu.draft import Draft
+from toolkit.gpu.emit import reductions
+from toolkit.gpu.emit.operators import Step
+from toolkit.gpu.emit.volume_poolings import emit_volume_pool
+from toolkit.gpu.emit.windows import read_window
+from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.graph.fusion import Group
+from toolkit.gpu.tiles import row_tile
+from toolkit.gpu.view import View, channels_last
+
+# A global average holds this many numbers at a time: several loads of 16 bytes for each thread.
+_AVERAGE_CHANNELS = 32
+_AVERAGE_PIXELS = 128
+
+
+def emit_pool(draft: Draft, group: Group) -> None:
+    """Add a MaxPool or AveragePool."""
+    op = group.root_operation
+    if len(op.outputs) > 1 or len(draft.network.shapes[op.inputs[0]]) != 4:
+        emit_volume_pool(draft, group)
+        return
+    shape, result = draft.network.shapes[op.inputs[0]], draft.network.shapes[group.result]
+    window = read_window(op, op.integers("kernel_shape", ()), shape, result)
+    x, x_pitch = draft.stored_pixels(op.inputs[0])
+    y = draft.make(group.result, channels_last(result))
+    pixels = result[0] * result[2] * result[3]
+    tile = row_tile(pixels, shape[1])
+    call = draft.make_call(
+        "pool",
+        (ceil_div(pixels, tile.rows), ceil_div(shape[1], tile.columns), 1),
+        {"x": x, "y": y, "batch": shape[0]},
+        {
+            "HEIGHT": shape[2],
+            "WIDTH": shape[3],
+            "CHANNELS": shape[1],
+            "X_PITCH": x_pitch,
+            "OUT_HEIGHT": result[2],
+            "OUT_WIDTH": result[3],
+            "Y_PITCH": y.pixel_pitch(),
+            **window.constants(),
+            "PAD_BOTTOM": window.pads[2],
+            "PAD_RIGHT": window.pads[3],
+            "MODE": "max" if op.kind == "MaxPool" else "average",
+            "COUNT_PADS": bool(op.integer("count_include_pad", 0)),
+            "STEPS": draft.expression(op.outputs[0], group.after, x.scale).steps,
+            "BLOCK_M": tile.rows,
+            "BLOCK_N": tile.columns,
+        },
+        writes=(y,),
+    )
+    draft.add(group.nodes, (call,))
+
+
+def emit_global_average(draft: Draft, group: Group) -> None:
+    """Add a GlobalAveragePool."""
+    op = group.root_operation
+    if len(draft.network.shapes[op.inputs[0]]) != 4:
+        reductions.emit_global_pool(draft, group)
+        return
+    x, x_pitch = draft.stored_pixels(op.inputs[0])
+    batch, channels, height, width = x.shape
+    y = draft.make(group.result, channels_last(draft.network.shapes[group.result]))
+    steps = draft.expression(op.outputs[0], group.after, x.scale).steps
+    pixels = height * width
+    parts = _parts(opt(batch), channels, opt(pixels), draft.gpu)
+    if parts == 1 or not fixed(pixels):
+        call = _average(draft, _Average(x, x_pitch, y, pixels, 1, pixels, steps))
+        draft.add(group.nodes, (call,))
+        return
+    # Few images do not fill the GPU: parts of their pixels are summed first.
+    sums = draft.allocate(
+        f"{y.base} (sums)",
+        "float32",
+        (batch, channels, parts, 1),
+        (channels * parts, 1, channels, 1),
+    )
+    first = _average(draft, _Average(x, x_pitch, sums, pixels, parts, 1, ()))
+    second = _average(draft, _Average(sums, channels, y, parts, 1, pixels, steps))
+    draft.add(group.nodes, (first, second))
+
+
+@dataclass(frozen=True, slots=True)
+class _Average:
+    """A call: sums over `parts` of `pixels` of x, divided, to y; y has a row for each part."""
+
+    x: View
+    x_pitch: int
+    y: View
+    pixels: int
+    parts: int
+    divisor: int
+    steps: tuple[Step, ...]
+
+
+def _parts(batch: int, channels: int, pixels: int, gpu: GpuTarget) -> int:
+    """Return into how many parts the pixels are split, so that blocks fill the GPU twice."""
+    blocks = batch * ceil_div(channels, _AVERAGE_CHANNELS)
+    return max(1, min(2 * gpu.sm_count // blocks, pixels // _AVERAGE_PIXELS))
+
+
+def _average(draft: Draft, one: _Average) -> Call:
+    batch, channels = one.x.shape[:2]
+    pixels = min(power_of_two(ceil_div(one.pixels, one.parts)), _AVERAGE_PIXELS)
+    return draft.make_call(
+        "global_average",
+        (batch, ceil_div(channels, _AVERAGE_CHANNELS), one.parts),
+        {"x": one.x, "y": one.y, "batch": batch},
+        {
+            "PIXELS": one.pixels,
+            "CHANNELS": channels,
+            "X_PITCH": one.x_pitch,
+            "Y_PITCH": channels if one.parts > 1 else one.y.pixel_pitch(),
+            "PARTS": one.parts,
+            "DIVISOR": one.divisor,
+            "STEPS": one.steps,
+            "BLOCK_M": pixels,
+            "BLOCK_N": _AVERAGE_CHANNELS,
+        },
+        writes=(one.y,),
+    )

@@ -1,0 +1,1 @@
+"""A segment as operations on tensors, rewritten until kernels compute it."""

@@ -1,0 +1,46 @@
+"""Inputs of operations that say how, not on what: they must be constant."""
+
+from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.graph.network import Array, Network, Operation
+
+
+def constant_of(network: Network, op: Operation, at: int) -> Array | None:
+    """Return the constant input `at` of an operation, None where it is left out.
+
+    Raises NotCoveredError: it is computed.
+    """
+    name = op.input(at)
+    if not name:
+        return None
+    if name not in network.constants:
+        raise NotCoveredError(
+            f"node {op.name!r} ({op.kind}) reads {name!r}, which is computed; kernels are compiled "
+            "for constant parameters"
+        )
+    return network.constants[name]
+
+
+def integers_of(network: Network, op: Operation, at: int, name: str) -> tuple[int, ...] | None:
+    """Return integers that are an attribute in older versions of an operator, and now an input.
+
+    None where they are left out. Raises NotCoveredError: the input is computed.
+    """
+    if name in op.attributes:
+        return op.integers(name, ())
+    values = constant_of(network, op, at)
+    return None if values is None else tuple(values.reshape(-1).tolist())
+
+
+def numbers_of(network: Network, op: Operation, at: int, name: str) -> tuple[float, ...] | None:
+    """Return numbers that are an attribute in older versions of an operator, and now an input.
+
+    None where they are left out or the input is empty. Raises NotCoveredError: it is computed.
+    """
+    if name in op.attributes:
+        value = op.attributes[name]
+        assert isinstance(value, tuple)
+        return tuple(float(item) for item in value)
+    values = constant_of(network, op, at)
+    if values is None or values.size == 0:
+        return None
+    return tuple(float(value) for value in values.reshape(-1))
