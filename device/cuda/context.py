@@ -8,6 +8,7 @@ called from any thread: it makes the context current first. What an object holds
 import ctypes
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from ctypes import byref, c_float, c_void_p
 from itertools import pairwise
 
@@ -18,6 +19,7 @@ from device.cuda.driver import (
     CAPTURE_THREAD_LOCAL,
     MAX_DYNAMIC_SHARED_BYTES,
     STREAM_NON_BLOCKING,
+    CudaError,
     load_driver,
 )
 from device.cuda.facts import GpuFacts, read_gpu
@@ -118,15 +120,26 @@ class Context:
         closer()
 
     def close(self) -> None:
-        """Give back everything, the newest first."""
-        if not self._closers and not self._handle:
+        """Give back everything, the newest first; raises the first CudaError after that.
+
+        After a fault on the GPU every call fails: what others share is given back all the same.
+        """
+        if not self._handle:
             return
-        self.activate()
-        while self._closers:
-            self._closers.pop()()
-        if self._handle:
-            self._driver.call("cuDevicePrimaryCtxRelease_v2", self._index)
-            self._handle = c_void_p()
+        steps = [self._release, *self._closers, self.activate]
+        self._closers.clear()
+        first: CudaError | None = None
+        while steps:
+            try:
+                steps.pop()()
+            except CudaError as error:
+                first = first or error
+        if first is not None:
+            raise first
+
+    def _release(self) -> None:
+        self._handle = c_void_p()
+        self._driver.call("cuDevicePrimaryCtxRelease_v2", self._index)
 
 
 def _free_host(pointer: c_void_p, context: c_void_p, index: int) -> None:
@@ -173,16 +186,25 @@ class Stream:
         self._call("cuStreamSynchronize", self.handle)
 
     def capture(self, work: Callable[[], None]) -> "Graph":
-        """Record what `work` puts into this stream, without running it, as one graph."""
+        """Record what `work` puts into this stream, without running it, as one graph.
+
+        What `work` raises passes through, and the stream can be used on.
+        """
         self._context.call("cuStreamBeginCapture_v2", self.handle, CAPTURE_THREAD_LOCAL)
-        graph = c_void_p()
+        graph, runnable = c_void_p(), c_void_p()
         try:
-            work()
-        finally:
+            try:
+                work()
+            except BaseException:
+                # The capture may have been ended by the failure itself: the first error counts.
+                with suppress(CudaError):
+                    self._call("cuStreamEndCapture", self.handle, byref(graph))
+                raise
             self._call("cuStreamEndCapture", self.handle, byref(graph))
-        runnable = c_void_p()
-        self._call("cuGraphInstantiateWithFlags", byref(runnable), graph, 0)
-        self._call("cuGraphDestroy", graph)
+            self._call("cuGraphInstantiateWithFlags", byref(runnable), graph, 0)
+        finally:
+            if graph:
+                self._call("cuGraphDestroy", graph)
         return Graph(self._context, self, runnable)
 
     def time_us(self, work: Callable[[], None]) -> float:

@@ -7,11 +7,11 @@ from functools import partial
 
 from device.cuda.context import Context
 from device.cuda.shared import Shared
-from device.cuda_manifest import Cuda
+from device.cuda_manifest import Cuda, Kernel
 from device.engine import Engine
 
-ProgramKey = tuple[tuple[int, ...], str]
-"""The identity of the engine file, and the entry of the segment's weights."""
+ProgramKey = tuple[tuple[int, ...], str, tuple[Kernel, ...]]
+"""The identity of the engine file, the entry of the segment's weights, and its kernels."""
 
 
 class Program:
@@ -63,7 +63,7 @@ _PROGRAMS: Shared[ProgramKey, Program] = Shared(Program.close)
 
 def borrow_program(engine: Engine, implementation: Cuda) -> tuple[ProgramKey, Program]:
     """Return the program of a segment and the key to give it back by; raises CudaError."""
-    key = (engine.identity, implementation.weights)
+    key = (engine.identity, implementation.weights, implementation.kernels)
     return key, _PROGRAMS.borrow(key, partial(Program, engine, implementation))
 
 
