@@ -208,8 +208,9 @@ class Session:
 
         On a GPU they are page-locked, and nothing is copied on the CPU. `sizes` are those of the
         dynamic dimensions, or those that the engine was built for. Every inference overwrites the
-        outputs; all stay valid after the session. Outputs whose size is known only when run are
-        left out. Raises SessionError: sizes that are not taken, or a session that is closed.
+        outputs; arrays for other sizes may lie in the same memory. All stay valid after the
+        session. Outputs whose size is known only when run are left out. Raises SessionError: sizes
+        that are not taken, or a session that is closed.
         """
         known = {dim.name: dim.opt for dim in self.dims}
         unknown = [name for name in sizes or {} if name not in known]

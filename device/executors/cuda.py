@@ -193,9 +193,14 @@ class CudaExecutor:
     def arrays(self, sizes: Mapping[str, int]) -> Mapping[str, Array]:
         """Return page-locked arrays of the inputs and outputs, which `run` does not copy.
 
-        They are the same at each call with the same sizes, and stay valid after the executor.
+        They look into the same memory at each call, whatever the sizes, and stay valid after the
+        executor. Raises SessionError if the driver fails.
         """
-        binding = self._bind(sizes)
+        try:
+            self._context.activate()
+            binding = self._bind(sizes)
+        except CudaError as error:
+            raise SessionError(f"{self._where} failed: {error}") from error
         return {**binding.inputs, **binding.outputs}
 
     @property
@@ -285,6 +290,10 @@ class CudaExecutor:
         inputs = {p.tensor: self._borders[p.tensor].array(point) for p in one.inputs}
         outputs = {p.tensor: self._borders[p.tensor].array(point) for p in one.outputs}
         tactics = self._choose(point)
+        for piece, at in zip(one.works, tactics, strict=True):
+            for launch in piece.tactics[at].launches:
+                # Not while recording: old drivers refuse to load a module then.
+                self._program.function(launch.kernel)
 
         def work() -> None:
             self._copy_in(inputs)
