@@ -228,11 +228,15 @@ def without_compiler(
 
 
 @pytest.fixture
-def cut_at_poolings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(emitters.EMITTERS, "MaxPool")
+def compiled_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "has_compiler", lambda: True)
     monkeypatch.setattr(compiling, "compile_kernels", without_compiler)
     monkeypatch.setattr("toolkit.build.version", lambda name: f"some {name}")
+
+
+@pytest.fixture
+def cut_at_poolings(monkeypatch: pytest.MonkeyPatch, compiled_elsewhere: None) -> None:
+    monkeypatch.delitem(emitters.EMITTERS, "MaxPool")
 
 
 def build(model: Path, precision: str = "fp16") -> BuildResult:
@@ -274,6 +278,25 @@ def test_a_partly_covered_network_has_kernels_beside_portable_pieces(
     assert f"{full} bytes cross to the CPU and {half} back" in notes[0]
     assert "kernels for 1 more nodes would not save their crossings" in notes[1]
     assert result.plan.segments[0].name == "gpu.0"  # the plan stays as it was made
+
+
+PORTABLE_NOTE = "portable segments compute in FP32; FP16 is for the board"
+
+
+@pytest.mark.usefixtures("cut_at_poolings")
+def test_portable_pieces_of_fp16_are_said_to_compute_in_fp32(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    assert PORTABLE_NOTE in build(two_halves(tmp_path / "m.onnx", rng)).notes
+
+
+@pytest.mark.usefixtures("compiled_elsewhere")
+def test_a_network_that_is_all_kernels_has_no_note_on_portable_ones(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    result = build(two_halves(tmp_path / "m.onnx", rng))
+    assert [len(one.implementations) for one in result.manifest.segments] == [2]
+    assert PORTABLE_NOTE not in result.notes
 
 
 @pytest.mark.usefixtures("cut_at_poolings")

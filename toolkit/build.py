@@ -25,6 +25,7 @@ import onnx_ir as ir
 
 from calibration.dataset import Sample
 from calibration.table import IMPORTED, CalibrationTable
+from device.cuda_manifest import Cuda
 from device.engine import write_engine
 from device.errors import EngineError, SessionError
 from device.files import sync_folder
@@ -167,7 +168,7 @@ def build_engine(
     _write(path, compiled.manifest, compiled.entries, model=imported.name, sample=sample)
     report("write", 1.0)
     scale_rules = _scale_effect(unified, ranges)
-    notes = _notes(imported, precision, passes, calibrated.table) + calibrated.notes
+    notes = _notes(imported, compiled.manifest, passes, calibrated.table) + calibrated.notes
     return BuildResult(
         path=path,
         target=target,
@@ -453,13 +454,14 @@ def _refuse_int8(graph: ir.Model, name: str) -> None:
 
 def _notes(
     imported: ImportedModel,
-    precision: Precision,
+    manifest: Manifest,
     passes: Sequence[PassReport],
     table: CalibrationTable | None,
 ) -> tuple[str, ...]:
     notes = list(imported.notes)
     notes += [f"pass {step.name} left out: {step.failure}" for step in passes if step.failure]
-    if precision == "fp16":
+    kernels = [any(isinstance(i, Cuda) for i in s.implementations) for s in manifest.segments]
+    if manifest.provenance.precision == "fp16" and not all(kernels):
         notes.append("portable segments compute in FP32; FP16 is for the board")
     if table is not None and table.model_sha256 != imported.sha256 and table.method != IMPORTED:
         notes.append("the calibration table was measured on another model file")
