@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -158,6 +159,42 @@ def test_a_size_out_of_range_is_refused(tmp_path: Path) -> None:
     refused = bench(path, *FAST, "--batch", "5")
     assert isinstance(refused.exception, SessionError)
     assert "takes 1 to 4" in str(refused.exception)
+
+
+def test_sizes_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    path = write_network(tmp_path / "m.engine", split_network("batch"))
+    rest = "x".join(map(str, picture().shape[1:]))
+    refused = bench(path, *FAST, "--batch", "2", "--shape", f"x=3x{rest}")
+    assert isinstance(refused.exception, BenchError)
+    assert "'batch' is asked to be 3 and, for input 'x', 2" in str(refused.exception)
+    assert bench(path, *FAST, "--batch", "3", "--shape", f"x=3x{rest}").exit_code == 0
+
+
+@pytest.mark.parametrize("option", ["--duration", "--warmup"])
+def test_a_time_that_is_no_number_is_refused(engine: Path, option: str) -> None:
+    refused = bench(engine, option, "nan")
+    assert refused.exit_code == 2
+    assert "'nan' is not a finite number" in refused.output
+
+
+def test_a_file_in_an_npz_that_is_no_array_is_refused(engine: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as file:
+        file.writestr("x.txt", "words")
+    refused = bench(engine, *FAST, "--input", tmp_path / "x.npz")
+    assert isinstance(refused.exception, BenchError)
+    assert "'x.txt' is no array" in str(refused.exception)
+
+
+def test_an_npz_with_damaged_compression_is_refused(engine: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez_compressed(path, x=np.zeros(4000))
+    data = bytearray(path.read_bytes())
+    name, extra = (int.from_bytes(data[at : at + 2], "little") for at in (26, 28))
+    data[30 + name + extra] = 0xFF  # the first byte of the deflated data: a block of no known type
+    path.write_bytes(data)
+    refused = bench(engine, *FAST, "--input", path)
+    assert isinstance(refused.exception, BenchError)
+    assert "cannot be read as .npz" in str(refused.exception)
 
 
 def test_an_input_file_has_its_own_shapes(engine: Path) -> None:

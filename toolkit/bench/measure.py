@@ -135,9 +135,9 @@ def random_feeds(session: Session, options: BenchOptions) -> dict[str, Array]:
     """Return inputs: floats from the normal distribution, 8-bit integers from all, others zero.
 
     Larger integers are often indices, which must be inside something. Raises BenchError: a shape
-    is for no input, or does not fit one.
+    is for no input, does not fit one, or asks for another size of a dimension than a second one.
     """
-    sizes = {dim.name: dim.opt for dim in session.dims}
+    asked: dict[str, int] = {}
     shapes = dict(options.shapes or {})
     names = [tensor.name for tensor in session.inputs]
     for name in shapes:
@@ -146,7 +146,8 @@ def random_feeds(session: Session, options: BenchOptions) -> dict[str, Array]:
                 f"--shape {name}: the engine has no such input; it has {', '.join(names)}"
             )
     for tensor in session.inputs:
-        _read_sizes(tensor, shapes.get(tensor.name), options.batch, sizes)
+        _read_sizes(tensor, shapes.get(tensor.name), options.batch, asked)
+    sizes = {dim.name: dim.opt for dim in session.dims} | asked
     generator = np.random.default_rng(0)
     feeds: dict[str, Array] = {}
     for tensor in session.inputs:
@@ -160,7 +161,7 @@ def _read_sizes(
     tensor: TensorInfo,
     shape: tuple[int, ...] | None,
     batch: int | None,
-    sizes: dict[str, int],
+    asked: dict[str, int],
 ) -> None:
     """Take the sizes of dynamic dimensions from what was asked; the session checks ranges."""
     if shape is not None:
@@ -175,14 +176,26 @@ def _read_sizes(
                 "build it with --dim to keep a dimension dynamic"
             )
         named = zip(tensor.shape, shape, strict=True)
-        sizes.update({dim: size for dim, size in named if isinstance(dim, str)})
-    first = tensor.shape[0] if tensor.shape else None
-    if batch is not None and isinstance(first, str):
-        sizes[first] = batch
-    elif batch is not None and first != batch:
+        for dim, size in named:
+            if isinstance(dim, str):
+                _ask(dim, size, tensor, asked)
+    if batch is None or not tensor.shape:
+        return
+    first = tensor.shape[0]
+    if isinstance(first, str):
+        _ask(first, batch, tensor, asked)
+    elif first != batch:
         raise BenchError(
             f"--batch {batch}: input {tensor.name!r} has the fixed batch {first}; build with "
             f"--shape or --dim for others"
+        )
+
+
+def _ask(dim: str, size: int, tensor: TensorInfo, asked: dict[str, int]) -> None:
+    if asked.setdefault(dim, size) != size:
+        raise BenchError(
+            f"dimension {dim!r} is asked to be {asked[dim]} and, for input {tensor.name!r}, "
+            f"{size}; give --shape and --batch the same size"
         )
 
 

@@ -1,6 +1,7 @@
 """`tandem bench`: how fast an engine is on this machine."""
 
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from zipfile import BadZipFile
@@ -17,6 +18,7 @@ from toolkit.bench.measure import BenchOptions, measure
 from toolkit.bench.report import BenchResult, bench_builtins, bench_table
 from toolkit.bench.state import readings, versions
 from toolkit.commands.calibration_options import parse_shapes
+from toolkit.commands.finite import FiniteRange
 from toolkit.errors import BenchError
 from toolkit.machine import this_machine
 
@@ -25,7 +27,7 @@ from toolkit.machine import this_machine
 @click.argument("engine", type=click.Path(path_type=Path))
 @click.option(
     "--duration",
-    type=click.FloatRange(min=0, max=3600),
+    type=FiniteRange(min=0, max=3600),
     default=3.0,
     show_default=True,
     help="Seconds to measure, at least 10 inferences.",
@@ -33,7 +35,7 @@ from toolkit.machine import this_machine
 @click.option("--iterations", type=click.IntRange(min=1), help="Instead: inferences a stream.")
 @click.option(
     "--warmup",
-    type=click.FloatRange(min=0, max=3600),
+    type=FiniteRange(min=0, max=3600),
     default=0.2,
     show_default=True,
     help="Seconds before measuring.",
@@ -133,8 +135,12 @@ def read_inputs(path: Path) -> Mapping[str, np.ndarray]:
         if not isinstance(found, NpzFile):
             raise BenchError(f"{path} holds one array without a name; write it with numpy.savez")
         with found:
-            return {name: found[name] for name in found.files}
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
+            arrays = {name: found[name] for name in found.files}
+    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
         raise BenchError(
             f"{path} cannot be read as .npz ({error}); write one with numpy.savez"
         ) from error
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise BenchError(f"{path}: {name!r} is no array; write the file with numpy.savez")
+    return arrays

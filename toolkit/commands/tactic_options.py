@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import click
 
 from device.timing_cache import TimingCache, read_timings
+from toolkit.commands.finite import FiniteRange
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,7 +41,7 @@ def tactic_options(command: F) -> F:
         ),
         click.option(
             "--workspace-mib",
-            type=click.FloatRange(min=0, max=2**20),
+            type=FiniteRange(min=0, max=2**20),
             help="Most memory of a GPU segment beside its weights.",
         ),
     )
