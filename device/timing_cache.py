@@ -44,6 +44,12 @@ class TimingCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return TimingCache(devices=(*others, row))
 
 
+class _Version(msgspec.Struct):
+    """The part of the file that every format has."""
+
+    tandem_timings: int = FORMAT
+
+
 class TimingCacheError(SessionError):
     """A timing cache cannot be read or written."""
 
@@ -60,14 +66,15 @@ def read_timings(path: Path) -> TimingCache:
     except OSError as error:
         raise TimingCacheError(f"timing cache {path} cannot be read: {error.strerror}") from error
     try:
-        found = msgspec.json.decode(data, type=TimingCache)
+        version = msgspec.json.decode(data, type=_Version).tandem_timings
+        found = msgspec.json.decode(data, type=TimingCache) if version == FORMAT else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TimingCacheError(
             f"timing cache {path} is damaged ({error}); delete it, and it is measured again"
         ) from error
-    if found.tandem_timings != FORMAT:
+    if found is None:
         raise TimingCacheError(
-            f"timing cache {path} has format {found.tandem_timings}, this Tandem reads {FORMAT}; "
+            f"timing cache {path} has format {version}, this Tandem reads {FORMAT}; "
             "give another file"
         )
     gpus: Sequence[GpuFacts] = [one.gpu for one in found.devices]

@@ -154,6 +154,13 @@ def test_a_damaged_cache_is_refused_with_its_name(name: str, tmp_path: Path) -> 
     assert path.read_bytes() == DAMAGED[name]
 
 
+def test_a_cache_of_a_later_version_is_not_called_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "times.json"
+    path.write_text(json.dumps({"tandem_timings": 2, "boards": []}))
+    with pytest.raises(TimingCacheError, match="has format 2, this Tandem reads 1"):
+        read_timings(path)
+
+
 def test_the_undamaged_twin_of_those_is_read(tmp_path: Path) -> None:
     path = tmp_path / "times.json"
     path.write_text(json.dumps(valid()))
