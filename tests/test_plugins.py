@@ -482,6 +482,7 @@ FILES = {
     "empty.py": ("", "ends in no tuple PLUGINS"),
     "list.py": ("PLUGINS = []", "ends in no tuple PLUGINS"),
     "other.py": ("PLUGINS = (1,)", "ends in no tuple PLUGINS"),
+    "exits.py": ("import sys; sys.exit(0)", "does not run: SystemExit"),
     "fails.py": ("import nothing_that_exists", "does not run: ModuleNotFoundError"),
     "text.txt": ("PLUGINS = ()", "does not run: ImportError"),
 }

@@ -17,7 +17,7 @@ def load_plugins(path: str | Path) -> tuple[Plugin, ...]:
         raise PluginError(f"there is no plugin file {path}; check the path given with --plugin")
     try:
         module = load_module(path)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(
             f"the plugin file {path} does not run: {type(error).__name__}: {first_line(error)}"
         ) from error

@@ -19,7 +19,11 @@ def load_module(path: Path) -> ModuleType:
         raise ImportError(f"{path} is no Python file; its name must end in .py")
     module = module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and Triton look their module up
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 
