@@ -110,6 +110,11 @@ def render(outcomes: Mapping[str, Outcome], operators: Mapping[str, str]) -> str
     for name in sorted(wrong):
         why = next((said for pattern, said in _CAUSES if re.search(pattern, name)), "not known why")
         parts += ["", *textwrap.wrap(f"Wrong: `{name}` ({why}).", _WIDTH, break_on_hyphens=False)]
+    late = sorted(name.split("/")[1] for name, one in outcomes.items() if one.status == "error")
+    if late:
+        names = ", ".join(f"`{name}`" for name in late)
+        said = f"Not run to their end, because the interpreter needs minutes for them: {names}."
+        parts += ["", *textwrap.wrap(said, _WIDTH, break_on_hyphens=False)]
     types = f"Tensors that kernels read and write: {', '.join(ELEMENT_TYPES)}."
     parts += ["", *textwrap.wrap(types, _WIDTH), "", _TYPES]
     parts += _operators(outcomes, operators)
