@@ -61,9 +61,10 @@ def emit_convolution(draft: Draft, group: Group) -> None:
     shape, result = draft.network.shapes[op.inputs[0]], draft.network.shapes[group.result]
     window = read_window(op, weights.shape[2:], shape, result)
     values = integer.values if integer else weights
-    if is_stem(weights, op.integer("group", 1), window, shape) and (
-        integer or draft.read(op.inputs[0]).scale is None
-    ):
+    filters, channels = weights.shape[:2]
+    depthwise = channels == 1 and op.integer("group", 1) == filters == shape[1]
+    stored = integer is not None or draft.read(op.inputs[0]).scale is None
+    if stored and not depthwise and is_stem(weights, op.integer("group", 1), window, shape):
         stem = make_stem(draft, op.inputs[0], values, window, result)
         values, window, x, x_pitch = stem.weights, stem.window, stem.x, STEM_CHANNELS
     else:
@@ -87,8 +88,7 @@ def emit_convolution(draft: Draft, group: Group) -> None:
         ending=ending,
         nodes=group.nodes,
     )
-    filters, channels = weights.shape[:2]
-    if channels == 1 and picture.groups == filters == shape[1]:
+    if depthwise:
         _depthwise(draft, picture)
     elif window.is_point and picture.groups == 1:
         _pointwise(draft, picture)
