@@ -57,13 +57,16 @@ def _apply(network: Network, rule: Rule) -> Network:
     around = Surroundings(network, makers, readers)
     made = Rewriting(network)
     gone: set[str] = set()
+    rewritten: set[str] = set()
     for op in network.operations:
         start = len(made.operations)
         replaced = rule(around, op, made)
-        if replaced is None:
-            made.operations.append(op)
+        # `around` is the network as it was: what a match before this one rewrote is not there.
+        if replaced is None or any(one.outputs[0] in rewritten for one in replaced):
+            made.operations[start:] = [op]
             continue
         gone |= {one.outputs[0] for one in replaced}
+        rewritten |= {one.outputs[0] for one in (op, *replaced)}
         names = tuple(name for one in replaced for name in one.nodes)
         last = made.operations[-1]
         assert len(made.operations) > start
