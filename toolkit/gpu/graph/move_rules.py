@@ -131,7 +131,8 @@ def _convolution_and_constant(
         weights = conv.inputs[1]
         fixed = weights in network.constants and weights not in network.integers
         fixed = fixed and (not conv.input(2) or conv.input(2) in network.constants)
-        wide = len(each) > len(shape) or each[0] != 1 or any(size != 1 for size in each[2:])
+        channels = each[1:2] in ((1,), shape[1:2])
+        wide = each[:1] != (1,) or not channels or any(size != 1 for size in each[2:])
         if fixed and not wide and not (op.kind == "Div" and (k == 0).any()):
             return conv, k
     return None
