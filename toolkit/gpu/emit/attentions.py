@@ -88,8 +88,24 @@ def _read_heads(draft: Draft, group: Group) -> _Heads:
     y = _with_heads(draft.make(group.result, strides), queries)
     mask = None
     if op.input(3):
-        mask = broadcast(draft.read(op.input(3)), (*q.shape[:3], k.shape[2]))
+        mask = broadcast(_read_mask(draft, op), (*q.shape[:3], k.shape[2]))
     return _Heads(q, k, v, y, mask)
+
+
+def _read_mask(draft: Draft, op: Operation) -> View:
+    """Return the mask, the real numbers of one that lies as INT8.
+
+    One of rank 3 is (heads, rows, columns), but (batch, rows, columns) where no heads are given.
+    """
+    name = op.input(3)
+    mask = draft.read(name)
+    if mask.scale is not None:
+        mask = draft.read_float(name)
+    plain = len(draft.network.shapes[op.inputs[0]]) == 3 and "q_num_heads" not in op.attributes
+    if not plain or len(mask.shape) != 3:
+        return mask
+    (batch, *sizes), (over, *steps) = mask.shape, mask.strides
+    return replace(mask, shape=(batch, 1, *sizes), strides=(over, 0, *steps))
 
 
 def _with_heads(view: View, count: int) -> View:

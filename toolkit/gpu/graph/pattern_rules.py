@@ -242,6 +242,8 @@ def attention(around: Surroundings, op: Operation, made: Rewriting) -> tuple[Ope
     scale *= q_scale * k_scale
     shapes = [made.shapes.get(n, ()) for n in (q, k, op.inputs[1])]
     alike = all(len(s) == rank and s[:-2] == shape[:-2] for s in shapes)
+    # A mask may make more scores than the product has.
+    alike = alike and made.shapes[softmax.inputs[0]] == made.shapes[product.outputs[0]]
     if not alike or scale <= 0 or shapes[0][-1] > DEEPEST or shape[-1] > DEEPEST:
         return None
     inputs = (q, _rows_of_keys(around, made, op, k), op.inputs[1], *((mask,) if mask else ()))
