@@ -8,11 +8,9 @@
 6 quantize    table + plan -> Q/DQ graph (INT8)     toolkit.int8.scale_rules, toolkit.int8.quantize
 7 lower       segments -> implementations           toolkit.lower, toolkit.gpu
 8 assemble    manifest, memory plan, entries        toolkit.assemble
-9 write       one file, atomically                  device.engine
+9 write       one file, atomically, once proven     toolkit.write
 """
 
-import os
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -23,12 +21,8 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from calibration.dataset import Sample
 from calibration.table import IMPORTED, CalibrationTable
 from device.cuda_manifest import Cuda
-from device.engine import write_engine
-from device.errors import EngineError, SessionError
-from device.files import sync_folder
 from device.manifest import (
     DUMMY,
     UNCALIBRATED,
@@ -38,9 +32,8 @@ from device.manifest import (
     Precision,
     Provenance,
 )
-from device.session import open_session
 from toolkit.assemble import assemble
-from toolkit.errors import BuildError, first_line
+from toolkit.errors import BuildError
 from toolkit.gpu.coverage import cover_segments, coverage_notes, place_in_pieces
 from toolkit.gpu.cubins.cuda_source import find_compiler
 from toolkit.gpu.report import GpuReport, report_segment
@@ -49,10 +42,10 @@ from toolkit.importer import ImportedModel, import_model
 from toolkit.int8.adjust import adjusted_for, adjusts_only
 from toolkit.int8.best import best_options, idle_nodes, kept_nodes
 from toolkit.int8.data import Source
-from toolkit.int8.effect import Effect, effects_of
 from toolkit.int8.qdq_import import PlainModel, import_qdq
 from toolkit.int8.quantize import QUANTIZED_OPS, QuantizedModel, calibrated_tensors, quantize
 from toolkit.int8.ranges import RangeOptions, Ranges, dummy_table, measure_ranges
+from toolkit.int8.scale_effect import ScaleEffect, scale_effect, scale_notes
 from toolkit.int8.scale_rules import UnifiedRanges, unify_scales
 from toolkit.int8.steps import CORRECTION, EQUALISATION
 from toolkit.int8.table_file import fit_table, has_qdq, plain_notes, table_of_plain
@@ -63,6 +56,7 @@ from toolkit.plugins import Plugin
 from toolkit.plugins.functions import give_shapes
 from toolkit.prepare import Prepared, prepare
 from toolkit.target import Target, choose_target
+from toolkit.write import check_destination, write_proven
 
 Progress = Callable[[str, float], None]
 """Called with the step's name and the share of it that is done, 0 to 1."""
@@ -94,18 +88,6 @@ class BuildOptions:
     plan: PlanOptions = field(default_factory=PlanOptions)
     plugins: tuple[Plugin, ...] = ()
     tactics: TacticOptions = field(default_factory=TacticOptions)
-
-
-@dataclass(frozen=True, slots=True)
-class ScaleEffect:
-    """What the scale rules of the DLA did: how many ranges they changed, and by what at most.
-
-    `effects`: SQNR by output in dB before and after, empty without samples to measure it on.
-    """
-
-    changes: int
-    worst_factor: float
-    effects: Mapping[str, Effect] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +126,7 @@ def build_engine(
     report = on_progress or _silent
     target = choose_target(profile, options.jetpack)
     path = Path(out)
-    _check_destination(path, Path(model))
+    check_destination(path, Path(model))
     report("import", 0.0)
     imported = import_model(
         model, shapes=options.shapes, dims=options.dims, plugins=options.plugins
@@ -165,9 +147,9 @@ def build_engine(
     ranges = calibrated.ranges
     report("write", 0.0)
     sample = ranges.sample if ranges is not None else None
-    _write(path, compiled.manifest, compiled.entries, model=imported.name, sample=sample)
+    write_proven(path, compiled.manifest, compiled.entries, model=imported.name, sample=sample)
     report("write", 1.0)
-    scale_rules = _scale_effect(unified, ranges)
+    scale_rules = scale_effect(unified, ranges)
     notes = _notes(imported, compiled.manifest, passes, calibrated.table) + calibrated.notes
     return BuildResult(
         path=path,
@@ -176,7 +158,7 @@ def build_engine(
         plan=plan,
         passes=passes,
         rewrites=calibrated.prepared.applied,
-        notes=notes + compiled.notes + _scale_notes(scale_rules),
+        notes=notes + compiled.notes + scale_notes(scale_rules),
         calibration=ranges,
         scale_rules=scale_rules,
         kept=_kept(calibrated),
@@ -220,50 +202,6 @@ def _unify(calibrated: "_Calibrated", plan: Plan) -> UnifiedRanges:
     dla = [n for s in plan.segments if s.processor.startswith("dla") for n in s.nodes]
     graph = calibrated.prepared.model
     return unify_scales(graph, table.tensors, [name for name in dla if name not in kept])
-
-
-def _check_destination(path: Path, model: Path) -> None:
-    """Refuse a place for the engine before the work, not after it."""
-    if path.is_dir():
-        raise BuildError(
-            f"{path} is a folder; name the engine's file, such as {path / 'm.engine'}."
-        )
-    if not path.parent.is_dir():
-        raise BuildError(f"{path} cannot be written: there is no folder {path.parent}; make it.")
-    if not os.access(path.parent, os.W_OK):
-        raise BuildError(f"{path} cannot be written: {path.parent} is not writable; use another.")
-    if path.exists() and model.exists() and path.samefile(model):
-        raise BuildError(f"{path} is the model itself; give the engine another name.")
-
-
-def _write(
-    path: Path,
-    manifest: Manifest,
-    entries: Mapping[str, np.ndarray[Any, Any]],
-    *,
-    model: str,
-    sample: Sample | None,
-) -> None:
-    """Write the engine; it takes its name only if its segments load, and run `sample`."""
-    unproven = path.with_name(f".{path.name}.{secrets.token_hex(4)}.unproven")
-    try:
-        write_engine(unproven, manifest, entries)
-        with open_session(unproven) as session:
-            if sample is not None:
-                session.infer(sample)
-        unproven.replace(path)
-        sync_folder(path.parent)
-    except SessionError as err:
-        said = first_line(err.__cause__) if err.__cause__ else str(err)
-        raise BuildError(
-            f"{model} cannot be run: {said.replace(str(unproven), path.name)}"
-        ) from err
-    except EngineError as err:
-        cause = err.__cause__
-        why = f"cannot be written: {cause.strerror}" if isinstance(cause, OSError) else str(err)
-        raise BuildError(f"{path} {why}".replace(f"{unproven} ", "")) from err
-    finally:
-        unproven.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,29 +406,6 @@ def _notes(
     if table is not None and table.dummy:
         notes.append(UNCALIBRATED)
     return tuple(notes)
-
-
-def _scale_effect(unified: UnifiedRanges, ranges: Ranges | None) -> ScaleEffect:
-    """Measure the rules' effect on the samples that judged the ranges; without any, only count."""
-    count, factor = len(unified.changes), unified.worst_factor
-    if ranges is None or not count:
-        return ScaleEffect(count, factor)
-    end = ranges.end
-    after = {name: unified.amax[name] for name in end.ranges}
-    effects = effects_of(lambda amax: end.noise.sqnr_db(amax, end.keep_float), end.ranges, after)
-    return ScaleEffect(count, factor, effects)
-
-
-def _scale_notes(found: ScaleEffect) -> tuple[str, ...]:
-    if not found.changes:
-        return ()
-    said = (
-        f"DLA scale rules widened {found.changes} ranges, the worst {found.worst_factor:.2f} times"
-    )
-    if not found.effects:
-        return (f"{said}; without --data their effect on error is not measured",)
-    rows = (f"{name} {one.before:.1f} -> {one.after:.1f} dB" for name, one in found.effects.items())
-    return (f"{said}; signal to INT8 noise: {', '.join(rows)}",)
 
 
 def _adjusting(table: CalibrationTable | None) -> tuple[str, ...]:
