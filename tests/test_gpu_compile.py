@@ -66,9 +66,22 @@ def test_a_second_build_compiles_nothing_and_gives_the_same_bytes(
     with monkeypatch.context() as patch:
         patch.setattr(compiling, "_worker", refuse)
         assert content(lower(case)) == content(first)
-    for path in cache_folder().rglob("*.kernel"):
-        path.write_bytes(b"damaged")
+    for number, path in enumerate(sorted(cache_folder().rglob("*.kernel"))):
+        kept = path.read_bytes()
+        name = first.implementation.kernels[0].function.encode()
+        path.write_bytes(kept.replace(name, b"\xff" * len(name)) if number % 2 else b"damaged")
     assert content(lower(case)) == content(first)  # what cannot be read is compiled anew
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_written_does_not_stop_a_build(
+    rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = small(rng)
+    first = lower(case)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert content(lower(case)) == content(first)
 
 
 @needs_compiler

@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -217,11 +217,13 @@ def _cached(path: Path) -> Compiled | None:
     """Return a kernel that was kept; what cannot be read counts as absent."""
     try:
         return _CACHED.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError):
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError):
         return None
 
 
 def _keep(path: Path, compiled: Compiled) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        file.write(msgspec.msgpack.encode(compiled))
+    """Keep a kernel; where the folder cannot be written the next build compiles it again."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(msgspec.msgpack.encode(compiled))
