@@ -233,3 +233,24 @@ def test_a_mask_with_more_rows_or_keys_than_the_scores(
     ]
     inputs = {"q": (2, rows, 8), "k": (2, keys, 8), "v": (2, 6, 8), "mask": (2, 4, 6)}
     check(Case(nodes, inputs, {}), rng)
+
+
+def test_nearest_pixels_change_the_grid_of_int8(rng: np.random.Generator) -> None:
+    nodes = [
+        node("QuantizeLinear", "x coarse zero", "p"),
+        node("DequantizeLinear", "p coarse zero", "q"),
+        node(
+            "Resize", "q factors", "r", mode="nearest", coordinate_transformation_mode="asymmetric"
+        ),
+        node("QuantizeLinear", "r fine zero", "s"),
+        node("DequantizeLinear", "s fine zero", "y"),
+        node("Relu", "q", "z"),
+    ]
+    nodes[2].input[:] = ["q", "", "factors"]
+    weights = {
+        "coarse": np.float32(1 / 8),
+        "fine": np.float32(1 / 64),
+        "zero": np.int8(0),
+        "factors": np.array([1, 1, 2, 2], np.float32),
+    }
+    check(Case(nodes, {"x": (2, 3, 4, 6)}, weights, ("y", "z")), rng)

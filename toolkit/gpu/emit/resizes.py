@@ -27,11 +27,22 @@ def emit_resize(draft: Draft, group: Group) -> None:
     shape, result = draft.network.shapes[op.inputs[0]], draft.network.shapes[op.outputs[0]]
     how = _filter(op)
     if _spreads_one(how, shape, result):
-        draft.views[op.outputs[0]] = broadcast(draft.read(op.inputs[0]), result)
+        draft.views[op.outputs[0]] = broadcast(_on_grid_of_result(draft, op), result)
     elif _repeats_pixels(how, shape, result):
         _repeat(draft, group, result)
     else:
         _resample(draft, group, how, _axes(draft, op, shape, result))
+
+
+def _on_grid_of_result(draft: Draft, op: Operation) -> View:
+    """Return the operand; where the result lies on another grid of INT8, a copy on that one."""
+    x, scale = draft.read(op.inputs[0]), draft.network.scales.get(op.outputs[0])
+    if scale is None or x.scale == scale:
+        return x
+    made = draft.allocate(op.inputs[0], "int8", x.shape, like(x.strides, x.shape))
+    made = replace(made, scale=scale)
+    draft.elementwise(made, [x], (), ())
+    return made
 
 
 def _filter(op: Operation) -> Filter:
@@ -150,7 +161,7 @@ def _resample(draft: Draft, group: Group, how: Filter, axes: Mapping[int, Axis])
     """Add a call for each pair of dimensions."""
     op = group.root_operation
     name, source = op.outputs[0], op.inputs[0]
-    x = draft.read(source)
+    x = _on_grid_of_result(draft, op)
     if x.scale is not None and (how.mode != "nearest" or x.scale != draft.network.scales.get(name)):
         x = draft.read_float(source)
     order = sorted(axes)
