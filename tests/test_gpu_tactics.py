@@ -289,6 +289,7 @@ def test_a_build_refuses_a_workspace_that_is_too_small(
     words = ["build", str(tmp_path / "m.onnx"), "--profile", "orin-nano-8gb", "--precision", "fp16"]
     refused = CliRunner().invoke(tandem, [*words, "--workspace-mib", "0.001"])
     assert isinstance(refused.exception, BuildError)
+    assert str(refused.exception).startswith("segment gpu.0: the GPU workspace takes ")
     assert "the limit is 1048" in str(refused.exception)
     assert not (tmp_path / "m.engine").exists()
     built = CliRunner().invoke(tandem, [*words, "--workspace-mib", "1", "--json"])

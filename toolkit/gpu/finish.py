@@ -20,6 +20,7 @@ from device.cuda_manifest import (
 )
 from device.cuda_tactics import tactic_key
 from device.manifest import DimRange, Precision
+from toolkit.errors import BuildError
 from toolkit.gpu import call as calls
 from toolkit.gpu.call import Call, KernelSpec
 from toolkit.gpu.cubins.compile import Progress, compile_work
@@ -96,7 +97,10 @@ def compile_segment(
         if times is not None:
             # At other sizes another tactic may be the fastest, so dynamic segments keep all.
             work = fastest_first(work, keys, times, only=not drafted.dynamic)
-    drafted = _fitted(replace(drafted, work=work), tactics.workspace_bytes)
+    try:
+        drafted = _fitted(replace(drafted, work=work), tactics.workspace_bytes)
+    except BuildError as error:
+        raise BuildError(f"segment {name}: {error}") from error
     used = {c.spec for one in drafted.work for tactic in one.tactics for c in tactic}
     compiled = {spec: one for spec, one in compiled.items() if spec in used}
     return _written(name, drafted, compiled, gpu, notes)
