@@ -10,8 +10,8 @@ import onnx
 
 from scripts.backend_suite import KINDS, Outcome
 from toolkit.gpu.dtypes import ELEMENT_TYPES
-from toolkit.gpu.emit.expressions import is_elementwise
 from toolkit.gpu.emitters import EMITTERS
+from toolkit.gpu.graph.expressions import is_elementwise
 from toolkit.gpu.graph.network import Operation
 
 SEVERAL = "several"  # in place of an operator: a test's graph is no single node

@@ -8,7 +8,7 @@ from gpu_graphs import Case, convolution, node, normal
 from onnx.reference import ReferenceEvaluator
 
 from toolkit.gpu.dtypes import ELEMENT_TYPES
-from toolkit.gpu.emit.operators import OPERATORS
+from toolkit.gpu.graph.operators import OPERATORS
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

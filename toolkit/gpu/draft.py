@@ -20,12 +20,12 @@ from toolkit.gpu.call import (
 )
 from toolkit.gpu.dims.sizes import Size, ceil_div, power_of_two
 from toolkit.gpu.dtypes import ELEMENT_TYPES, is_float
-from toolkit.gpu.emit.expressions import Expression, converting, expression_of, operands_of
-from toolkit.gpu.emit.operators import Step
-from toolkit.gpu.emit.orders import Order, Tiles, order_of, tiles_of
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.graph.expressions import Expression, converting, expression_of, operands_of
 from toolkit.gpu.graph.network import Network, Operation
+from toolkit.gpu.graph.operators import Step
+from toolkit.gpu.orders import Order, Tiles, order_of, tiles_of
 from toolkit.gpu.view import Shape, View, channels_last, like, row_major
 
 Array = npt.NDArray[Any]

@@ -1,5 +1,5 @@
 """The operators that start a group, and who adds their work. Element-wise operators are rows of
-`toolkit.gpu.emit.expressions`.
+`toolkit.gpu.graph.expressions`.
 """
 
 from collections.abc import Callable, Mapping

@@ -27,11 +27,11 @@ from toolkit.gpu.dims.sizes import most
 from toolkit.gpu.draft import WEIGHTS, Draft
 from toolkit.gpu.dtypes import ELEMENT_TYPES
 from toolkit.gpu.emit import chains, places
-from toolkit.gpu.emit.expressions import is_elementwise
 from toolkit.gpu.emit.plugged import plugin_emitters
 from toolkit.gpu.emitters import EMITTERS, Emitter
 from toolkit.gpu.errors import NotCoveredError, not_covered
 from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.graph.expressions import is_elementwise
 from toolkit.gpu.graph.functions import expand_functions
 from toolkit.gpu.graph.fusion import Group, group_operations
 from toolkit.gpu.graph.move_rules import EARLY_RULES, MOVE_RULES

@@ -11,9 +11,9 @@ from toolkit.gpu.emit.chains import broadcast
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.graph.fusion import Group
 from toolkit.gpu.graph.network import Operation
+from toolkit.gpu.graph.pattern_rules import DEEPEST_HEAD
 from toolkit.gpu.view import Shape, View
 
-DEEPEST = 128  # numbers of a query, and of a value, that a block holds
 _LEAST = 16  # the smallest block side that a product of matrices takes
 # Blocks of queries x keys, the warps that compute one, and the widest heads for which nothing
 # spills (Triton 3.9 for sm_87 and sm_90). Large ones read keys less often.
@@ -43,10 +43,11 @@ def emit_attention(draft: Draft, group: Group) -> None:
     _check(op)
     heads = _read_heads(draft, group)
     depth, values = heads.q.shape[3], heads.v.shape[3]
-    if max(depth, values) > DEEPEST or heads.q.shape[1] % heads.k.shape[1]:
+    if max(depth, values) > DEEPEST_HEAD or heads.q.shape[1] % heads.k.shape[1]:
         raise NotCoveredError(
             f"node {op.name!r} (Attention) has {heads.q.shape[1]} queries of {depth} for "
-            f"{heads.k.shape[1]} values of {values}; kernels take up to {DEEPEST}, shared evenly"
+            f"{heads.k.shape[1]} values of {values}; kernels take up to {DEEPEST_HEAD}, shared "
+            "evenly"
         )
     scale = op.number("scale", 1 / math.sqrt(depth))
     constants: dict[str, Constant] = {
@@ -149,7 +150,7 @@ def _tiles(heads: _Heads, draft: Draft) -> tuple[_Tile, ...]:
     fitting = [one for one in sizes if one[0] <= sides and max(widths) <= one[3]]
     depth = sum(widths)
     found = []
-    for queries, keys, warps, _ in fitting or [(_LEAST, _LEAST, 4, DEEPEST)]:
+    for queries, keys, warps, _ in fitting or [(_LEAST, _LEAST, 4, DEEPEST_HEAD)]:
         stages = gpu.shared_bytes // (depth * (keys + queries) * draft.item_bytes)
         most = 3 if gpu.copies_while_computing else 1
         found.append(_Tile(queries, keys, warps, max(1, min(most, stages))))

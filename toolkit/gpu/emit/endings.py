@@ -9,12 +9,12 @@ from toolkit.gpu.call import Call, Constant
 from toolkit.gpu.dims.sizes import ceil_div, fixed
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.dtypes import ELEMENT_TYPES
-from toolkit.gpu.emit.expressions import with_numbers
 from toolkit.gpu.emit.integer_products import IntegerEnding
-from toolkit.gpu.emit.operators import Step
 from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.graph.expressions import with_numbers
 from toolkit.gpu.graph.fusion import Group
 from toolkit.gpu.graph.network import Array, Operation
+from toolkit.gpu.graph.operators import Step
 from toolkit.gpu.tiles import Product, Tile
 from toolkit.gpu.view import View
 

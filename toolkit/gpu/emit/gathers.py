@@ -7,10 +7,10 @@ import numpy as np
 from toolkit.gpu.dims.sizes import ceil_div
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.emit.chains import broadcast
-from toolkit.gpu.emit.orders import order_of
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.graph.fusion import Group
 from toolkit.gpu.graph.network import Operation
+from toolkit.gpu.orders import order_of
 from toolkit.gpu.view import Shape, View, row_major
 
 _BLOCK = 512  # elements of one block

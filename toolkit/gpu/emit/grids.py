@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from toolkit.gpu.draft import Draft
-from toolkit.gpu.emit.operators import Step
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.graph.fusion import Group
+from toolkit.gpu.graph.operators import Step
 from toolkit.gpu.view import View, like
 
 

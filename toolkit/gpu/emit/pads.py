@@ -2,11 +2,11 @@
 
 from toolkit.gpu.dims.sizes import ceil_div
 from toolkit.gpu.draft import Draft
-from toolkit.gpu.emit.orders import order_of
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.graph.fusion import Group
 from toolkit.gpu.graph.network import Operation
 from toolkit.gpu.graph.parameters import constant_of, integers_of
+from toolkit.gpu.orders import order_of
 from toolkit.gpu.view import View, like
 
 _BLOCK = 1024  # elements of one block

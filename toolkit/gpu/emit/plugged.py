@@ -1,7 +1,7 @@
 """Nodes of plugins -> calls of their kernels, on tensors in the order of their indices."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +11,6 @@ from toolkit.gpu.cubins.cuda_source import HOW_TO_GET, find_compiler
 from toolkit.gpu.dims.sizes import Size
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.dtypes import is_float
-from toolkit.gpu.emitters import Emitter
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.graph.fusion import Group
 from toolkit.gpu.view import View, row_major
@@ -21,7 +20,7 @@ from toolkit.plugins.functions import complete_attributes
 _SOURCES = (".py", ".cu")
 
 
-def plugin_emitters(plugins: Sequence[Plugin]) -> Mapping[str, Emitter]:
+def plugin_emitters(plugins: Sequence[Plugin]) -> Mapping[str, Callable[[Draft, Group], None]]:
     """Return who adds the work of each plugin's operator."""
     return {plugin.title: partial(emit_plugin, plugin) for plugin in plugins}
 

@@ -6,11 +6,11 @@ from toolkit.gpu.call import Call
 from toolkit.gpu.dims.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.emit import reductions
-from toolkit.gpu.emit.operators import Step
 from toolkit.gpu.emit.volume_poolings import emit_volume_pool
 from toolkit.gpu.emit.windows import read_window
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.graph.fusion import Group
+from toolkit.gpu.graph.operators import Step
 from toolkit.gpu.tiles import row_tile
 from toolkit.gpu.view import View, channels_last
 

@@ -7,12 +7,12 @@ from typing import cast
 from toolkit.gpu.dims.sizes import Size, ceil_div, most
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.emit.chains import broadcast
-from toolkit.gpu.emit.orders import order_of
 from toolkit.gpu.emit.resampling import Axis, Filter, Mode, table_of
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.graph.fusion import Group
 from toolkit.gpu.graph.network import Operation
 from toolkit.gpu.graph.parameters import integers_of, numbers_of
+from toolkit.gpu.orders import order_of
 from toolkit.gpu.view import Shape, View, channels_last, like
 
 # Coordinates and rounding with which pixel i of the result comes from floor(i / factor).

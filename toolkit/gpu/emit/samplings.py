@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from toolkit.gpu.dims.sizes import ceil_div
 from toolkit.gpu.draft import Draft
-from toolkit.gpu.emit.orders import order_of
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.graph.fusion import Group
+from toolkit.gpu.orders import order_of
 
 _BLOCK = 256  # elements of one block
 _MODES = {"bilinear": "linear", "bicubic": "cubic"}  # as they were named before opset 20

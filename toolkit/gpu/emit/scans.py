@@ -4,10 +4,10 @@ from math import prod
 
 from toolkit.gpu.dims.sizes import ceil_div, power_of_two
 from toolkit.gpu.draft import Draft
-from toolkit.gpu.emit.orders import order_of
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.graph.fusion import Group
 from toolkit.gpu.graph.parameters import integers_of
+from toolkit.gpu.orders import order_of
 from toolkit.gpu.view import View
 
 _HELD = 1024  # elements of one block

@@ -15,9 +15,9 @@ import numpy as np
 
 from toolkit.gpu.dims.sizes import ceil_div, fixed
 from toolkit.gpu.draft import Draft
-from toolkit.gpu.emit.orders import order_of
 from toolkit.gpu.emit.windows import Window
 from toolkit.gpu.graph.network import Array
+from toolkit.gpu.orders import order_of
 from toolkit.gpu.view import Shape, View, channels_last
 
 CHANNELS = 4  # with 2 pixels a step, FP16 is read 16 bytes at a time and INT8 8

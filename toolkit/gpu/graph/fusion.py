@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from toolkit.gpu.dtypes import is_float
-from toolkit.gpu.emit.expressions import is_elementwise, tensors_read
+from toolkit.gpu.graph.expressions import is_elementwise, tensors_read
 from toolkit.gpu.graph.network import Network, Operation, Shape
 
 # Roots whose kernel can end in an expression, with the tensors that it may read beside the result.

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from toolkit.gpu.emit.attentions import DEEPEST
 from toolkit.gpu.graph.constant_rules import added_between_reshapes, added_twice, pad_nothing
 from toolkit.gpu.graph.einsums import einsum_as_matmul
 from toolkit.gpu.graph.group_rules import group_bias, group_gain, group_normalization
@@ -13,6 +12,8 @@ from toolkit.gpu.graph.network import Array, Operation, Shape
 from toolkit.gpu.graph.patterns import Rule, Surroundings
 from toolkit.gpu.graph.recurrences import recurrence_in_steps
 from toolkit.gpu.graph.rewriting import Rewriting
+
+DEEPEST_HEAD = 128  # numbers of a query, and of a value, that a block of attention holds
 
 _NORMS = ("LayerNormalization", "RMSNormalization")
 
@@ -244,7 +245,7 @@ def attention(around: Surroundings, op: Operation, made: Rewriting) -> tuple[Ope
     alike = all(len(s) == rank and s[:-2] == shape[:-2] for s in shapes)
     # A mask may make more scores than the product has.
     alike = alike and made.shapes[softmax.inputs[0]] == made.shapes[product.outputs[0]]
-    if not alike or scale <= 0 or shapes[0][-1] > DEEPEST or shape[-1] > DEEPEST:
+    if not alike or scale <= 0 or shapes[0][-1] > DEEPEST_HEAD or shape[-1] > DEEPEST_HEAD:
         return None
     inputs = (q, _rows_of_keys(around, made, op, k), op.inputs[1], *((mask,) if mask else ()))
     made.add(op, "Attention", inputs, op.outputs[0], {"scale": scale})

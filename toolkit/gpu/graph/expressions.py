@@ -1,6 +1,6 @@
 """ONNX element-wise operations as expressions, which kernels evaluate on what they read.
 
-`emit.operators` says for each operator which steps it is; `toolkit.gpu.kernels.expression`
+`graph.operators` says for each operator which steps it is; `toolkit.gpu.kernels.expression`
 computes them.
 """
 
@@ -10,9 +10,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from toolkit.gpu.emit.operators import OPERATORS, Constants, Step, Steps, is_number
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.graph.network import Operation
+from toolkit.gpu.graph.operators import OPERATORS, Constants, Step, Steps, is_number
 
 
 @dataclass(frozen=True, slots=True)
