@@ -254,3 +254,33 @@ def test_nearest_pixels_change_the_grid_of_int8(rng: np.random.Generator) -> Non
         "factors": np.array([1, 1, 2, 2], np.float32),
     }
     check(Case(nodes, {"x": (2, 3, 4, 6)}, weights, ("y", "z")), rng)
+
+
+def test_a_concatenation_rounds_on_both_grids_that_follow_it(rng: np.random.Generator) -> None:
+    nodes = [
+        node("QuantizeLinear", "x fine zero", "p"),
+        node("DequantizeLinear", "p fine zero", "q"),
+        node("Relu", "q", "z"),
+        node("Concat", "q w", "r", axis=1),
+        node("QuantizeLinear", "r coarse zero", "s"),
+        node("DequantizeLinear", "s coarse zero", "t"),
+        node("QuantizeLinear", "t middle zero", "u"),
+        node("DequantizeLinear", "u middle zero", "y"),
+    ]
+    weights = {
+        "fine": np.float32(1 / 32),
+        "coarse": np.float32(1 / 8),
+        "middle": np.float32(1 / 16),
+        "zero": np.int8(0),
+    }
+    case = Case(nodes, {"x": (1, 3, 4, 4), "w": (1, 2, 4, 4)}, weights, ("y", "z"))
+    feeds = case.feeds(rng)
+    found = gpu_interpreter.run(case.draft("fp32"), feeds)
+
+    def rounded(x: np.ndarray, scale: float) -> np.ndarray:  # onnxruntime leaves some out
+        return np.clip(np.rint(x / scale), -128, 127) * scale
+
+    q = rounded(feeds["x"], 1 / 32)
+    joined = rounded(np.concatenate([q, feeds["w"]], axis=1), 1 / 8)
+    np.testing.assert_array_equal(found["y"], rounded(joined, 1 / 16))
+    np.testing.assert_array_equal(found["z"], np.maximum(q, 0))

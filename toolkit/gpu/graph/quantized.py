@@ -195,6 +195,10 @@ def _rounded_early(network: Network) -> Network:
         move = makers.get(op.inputs[0]) if op.kind == ROUND else None
         if move is None or not _only_moves(move) or readers[op.inputs[0]] != 1:
             continue
+        # Copies that change grids round on the grid of the result: it must stay.
+        regrids = move.kind in _COPIES and op.inputs[0] in network.scales
+        if regrids and network.scales[op.inputs[0]] != op.number("scale", 0.0):
+            continue
         if not any(name in network.constants for name in _moved(move)):
             rounds[op.inputs[0]] = op
     dropped = {op.outputs[0] for op in rounds.values()}
