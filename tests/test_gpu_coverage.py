@@ -343,7 +343,7 @@ def test_pieces_of_any_size_are_cut_by_what_they_cost_at_the_best(
 
 
 @pytest.mark.usefixtures("cut_at_poolings")
-def test_what_crosses_in_an_int8_engine_is_int8(
+def test_what_crosses_in_an_int8_engine_is_int8_and_changes_no_bit(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = two_halves(tmp_path / "m.onnx", rng)
@@ -356,10 +356,16 @@ def test_what_crosses_in_an_int8_engine_is_int8(
     tensors = {tensor.name: tensor for tensor in cut_one.manifest.tensors}
     between = [name for one in cut_one.manifest.segments[:-1] for name in one.outputs]
     assert [tensors[name].dtype for name in between] == ["int8"] * len(between)
+    # Optimised, onnxruntime fuses more of the whole one, and a tie may round to its other side.
+    started = ort.InferenceSession
+
+    def as_written(model: bytes, options: ort.SessionOptions, **given: object) -> object:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        return started(model, options, **given)
+
+    monkeypatch.setattr(ort, "InferenceSession", as_written)
     found, truth = (infer(result.path, samples[0])["y"] for result in (cut_one, whole))
-    # onnxruntime fuses more of the whole one, and a number next to a half may round otherwise.
-    assert np.mean(found != truth) < 0.01
-    assert np.linalg.norm(found - truth) < 0.01 * np.linalg.norm(truth)
+    assert np.array_equal(found, truth)
 
 
 @pytest.mark.usefixtures("cut_at_poolings")
