@@ -1,10 +1,12 @@
 """INT8 engines on an NVIDIA GPU: every tactic gives the bits of the integers in NumPy."""
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import int8_reference
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from int8_graphs import SMALL, Graph, inverted_residual, quantized, residual_block, small_detector
@@ -64,6 +66,22 @@ def detector(rng: np.random.Generator) -> Model:
     return quantized(small_detector(), feeds), feeds
 
 
+def network(name: str) -> Callable[[np.random.Generator], Model]:
+    """A network of torchvision with random weights, on a picture of 64x64."""
+
+    def build(rng: np.random.Generator) -> Model:
+        pytest.importorskip("torchvision", reason="the networks come from torchvision")
+        from scripts.gpu_networks import export, make_network
+
+        feeds = {"x": sample(rng, (1, 3, 64, 64))}
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "m.onnx"
+            export(make_network(name), 1, path, 64)
+            return quantized(ir.from_proto(onnx.load(path)), feeds), feeds
+
+    return build
+
+
 def sample(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return rng.normal(size=shape).astype(np.float32)
 
@@ -81,6 +99,9 @@ MODELS: dict[str, Callable[[np.random.Generator], Model]] = {
     "ResNet blocks": resnet,
     "MobileNet block": mobilenet,
     "detector": detector,
+    "ResNet-18": network("resnet18"),
+    "ResNet-50": network("resnet50"),
+    "MobileNetV2": network("mobilenet_v2"),
 }
 
 
