@@ -4,9 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
+import onnx_ir as ir
 import pytest
 from model_fixtures import save, small_convnet
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from device.manifest import DimRange
 from toolkit.errors import ImportModelError
@@ -216,3 +219,55 @@ def test_refuses_a_model_without_inputs(tmp_path: Path) -> None:
     nodes = [helper.make_node("Constant", [], ["y"], value=value)]
     with pytest.raises(ImportModelError, match=r"m\.onnx has no input"):
         import_model(save(tmp_path / "m.onnx", nodes, {}, {"y": [2]}))
+
+
+@pytest.mark.parametrize("opset", [13, 19, 27])
+def test_functions_of_a_model_are_inlined_at_every_opset(
+    tmp_path: Path, rng: np.random.Generator, opset: int
+) -> None:
+    domain = f'<domain: "my.ops", opset_import: ["" : {opset}, "my.ops" : 1]>'
+    times = onnx.parser.parse_function(
+        f"{domain} Times <k: float = 2.0> (x) => (y)"
+        "{ c = Constant <value_float: float = @k> () y = Mul(x, c) }"
+    )
+    both = onnx.parser.parse_function(
+        f"{domain} Both (x) => (y) {{ a = my.ops.Times(x) y = my.ops.Times <k: float = 3.0> (a) }}"
+    )
+    weight = rng.normal(size=(64, 80)).astype(np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["a"]),
+            helper.make_node("Both", ["a"], ["y"], domain="my.ops"),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 80])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("my.ops", 1)]
+    model = helper.make_model(graph, functions=[times, both], opset_imports=opsets, ir_version=10)
+    onnx.save(model, tmp_path / "m.onnx")
+    imported = import_model(tmp_path / "m.onnx").model
+    assert not imported.functions
+    x = rng.normal(size=(3, 64)).astype(np.float32)
+    (found,) = ReferenceEvaluator(ir.to_proto(imported)).run(None, {"x": x})
+    np.testing.assert_allclose(found, 6 * (x @ weight), rtol=1e-5, atol=1e-5)
+
+
+def test_a_function_of_another_opset_than_its_model_is_refused_with_both(tmp_path: Path) -> None:
+    function = onnx.parser.parse_function(
+        '<domain: "my.ops", opset_import: ["" : 18]> Twice (x) => (y) { y = Add(x, x) }'
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Twice", ["x"], ["y"], domain="my.ops")],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3])],
+    )
+    opsets = [helper.make_opsetid("", 13), helper.make_opsetid("my.ops", 1)]
+    onnx.save(
+        helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=10),
+        tmp_path / "m.onnx",
+    )
+    with pytest.raises(ImportModelError, match=r"version 18 .* version 13"):
+        import_model(tmp_path / "m.onnx")

@@ -1,7 +1,7 @@
 """ONNX file -> graph: the first step of a build, and the only module that reads model files.
 
-    bytes -> ModelProto (external data loaded) -> opset >= TARGET_OPSET -> onnx-ir model,
-    functions inlined, every node and value named, dynamic dimensions frozen or given a range
+    bytes -> ModelProto (external data loaded) -> functions inlined, opset >= TARGET_OPSET ->
+    onnx-ir model, every node and value named, dynamic dimensions frozen or given a range
 
 What cannot be handled is refused here, with the node and the reason.
 """
@@ -39,6 +39,7 @@ _REFUSALS = (
     onnx.checker.ValidationError,
     onnx.version_converter.ConvertError,
 )
+_IR_REFUSALS = (ir.serde.SerdeError, ValueError, TypeError, KeyError, NotImplementedError)
 
 # Domains whose operators onnxruntime's CPU provider knows.
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
@@ -93,9 +94,10 @@ def import_model(
     """
     path = Path(path)
     data = _read(path)
-    proto, notes = _at_known_opset(_parse(data, path), path)
+    plugged = [plugin.title for plugin in plugins]
+    proto, notes = _at_known_opset(_parse(data, path), path, plugged)
     add_functions(proto, plugins, reserved=KNOWN_DOMAINS)
-    model = _to_ir(proto, path, [plugin.title for plugin in plugins])
+    model = _to_ir(proto, path, plugged)
     _refuse_unsupported(model, path)
     notes += unused_plugins(model, plugins)
     kept = tuple(dims)
@@ -149,7 +151,9 @@ def _parse(data: bytes, path: Path) -> onnx.ModelProto:
     return proto
 
 
-def _at_known_opset(proto: onnx.ModelProto, path: Path) -> tuple[onnx.ModelProto, list[str]]:
+def _at_known_opset(
+    proto: onnx.ModelProto, path: Path, plugged: Collection[str]
+) -> tuple[onnx.ModelProto, list[str]]:
     """Return the model at TARGET_OPSET to NEWEST_RUN_OPSET where possible, and what was done."""
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
     if opset is None:
@@ -163,8 +167,10 @@ def _at_known_opset(proto: onnx.ModelProto, path: Path) -> tuple[onnx.ModelProto
     wanted = min(max(opset, TARGET_OPSET), NEWEST_RUN_OPSET)
     if opset == wanted:
         return proto, []
+    # The converter drops functions. Those of plugins come in the place of the model's own later.
+    plain = ir.to_proto(_inlined(proto, path, plugged)) if proto.functions else proto
     try:
-        converted = _converted(proto, wanted)
+        converted = _converted(plain, wanted)
     except _REFUSALS as err:
         if opset >= MIN_OPSET:
             return proto, [f"opset {opset} kept: {first_line(err)}"]
@@ -200,30 +206,38 @@ def _set_weights(proto: onnx.ModelProto, weights: Mapping[str, bytes]) -> None:
 
 
 def _to_ir(proto: onnx.ModelProto, path: Path, plugged: Collection[str]) -> ir.Model:
-    """Check and convert; names are made unique, so every later message can name its node.
-
-    Functions are inlined, but for those of the operators `plugged`.
-    """
+    """Check and convert; names are made unique, so every later message can name its node."""
     if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
         raise ImportModelError(
             f"{path.name} has {proto.ByteSize()} bytes with its weights; "
             f"Tandem takes models up to {onnx.checker.MAXIMUM_PROTOBUF}."
         )
-    _check(proto, path)
+    model = _inlined(proto, path, plugged)
     try:
-        model = ir.from_proto(proto)
-        inline = ir_passes.InlinePass(lambda f: f"{f.domain}::{f.name}" not in plugged)
-        model = inline(model).model
         model = ir_passes.RemoveInitializersFromInputsPass()(model).model
         model = ir_passes.NameFixPass()(model).model
         model = ir_passes.TopologicalSortPass()(model).model
         own_branch_outputs(model)
-    except (ir.serde.SerdeError, ValueError, TypeError, KeyError, NotImplementedError) as err:
-        raise ImportModelError(
-            f"{path.name} holds something that cannot be imported: {first_line(err)}"
-        ) from err
+    except _IR_REFUSALS as err:
+        raise _not_imported(path, err) from err
     _name_nodes(model.graph)
     return model
+
+
+def _inlined(proto: onnx.ModelProto, path: Path, plugged: Collection[str]) -> ir.Model:
+    """Check, and inline functions, but for those of the operators `plugged`."""
+    _check(proto, path)
+    inline = ir_passes.InlinePass(lambda f: f"{f.domain}::{f.name}" not in plugged)
+    try:
+        return inline(ir.from_proto(proto)).model
+    except _IR_REFUSALS as err:
+        raise _not_imported(path, err) from err
+
+
+def _not_imported(path: Path, err: Exception) -> ImportModelError:
+    return ImportModelError(
+        f"{path.name} holds something that cannot be imported: {first_line(err)}"
+    )
 
 
 def _check(proto: onnx.ModelProto, path: Path) -> None:
