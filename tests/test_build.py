@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from calibration.errors import CalibrationError
+from calibration.table import read_table
 from device.engine import open_engine
 from device.errors import EngineError, ProfileError, SessionError, TandemError
 from device.manifest import DimRange, Portable
@@ -325,6 +326,24 @@ def test_a_build_that_fails_keeps_the_old_engine(tmp_path: Path, rng: np.random.
     assert result.path.read_bytes() == before
     with pytest.raises(EngineError):
         open_engine(model)
+
+
+def test_a_build_that_fails_after_calibration_keeps_the_table(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model = small_convnet(tmp_path / "m.onnx", rng)
+    samples = [{"x": rng.normal(size=(1, 3, 32, 32)).astype(np.float32)} for _ in range(2)]
+    out, table = tmp_path / "m.engine", tmp_path / "t.json"
+    options = BuildOptions(data=samples, ranges=RangeOptions("minmax"), save_table=table)
+
+    def in_the_way(step: str, share: float) -> None:
+        if step == "write" and not out.exists():
+            (out / "full").mkdir(parents=True)
+
+    with pytest.raises(BuildError, match=r"m\.engine cannot take the engine: .*; give it another"):
+        build_engine(model, "laptop", out, options, in_the_way)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.engine", "m.onnx", "t.json"]
+    build_engine(model, "laptop", tmp_path / "2.engine", BuildOptions(table=read_table(table)))
 
 
 def test_the_safetensors_library_opens_an_engine(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -1,5 +1,6 @@
 """`tandem ranges`: every format into every other, exact, and compared."""
 
+import hashlib
 import json
 import struct
 from pathlib import Path
@@ -115,6 +116,19 @@ def test_a_cache_comes_back_with_its_bytes(tmp_path: Path, model: Path) -> None:
     result_of(path, "--cache", newer, "--tensorrt", "10.3.0")
     assert newer.read_text().startswith("TRT-100300-EntropyCalibration2\n")
     assert scales_in_cache(newer) == scales_in_cache(path)
+
+
+def test_a_table_of_another_file_is_said(tmp_path: Path, model: Path) -> None:
+    amax = dict.fromkeys(tensors_of(model), 2.0)
+    sha256 = hashlib.sha256(model.read_bytes()).hexdigest()
+    own, other, cache = tmp_path / "own.json", tmp_path / "other.json", tmp_path / "c"
+    write_table(own, measured(amax, model_sha256=sha256))
+    write_table(other, measured(amax))
+    write_cache(cache, cache_of(amax, "8502"))  # which says nothing of its model
+    said = "the calibration table was measured on another model file"
+    assert said in result_of(other, "--model", model)["notes"]
+    assert said not in result_of(own, "--model", model)["notes"]
+    assert said not in result_of(cache, "--model", model)["notes"]
 
 
 def test_a_qdq_model_becomes_cache_plain_model_and_layers(

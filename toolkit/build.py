@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from calibration.table import IMPORTED, CalibrationTable
+from calibration.table import CalibrationTable, write_table
 from device.cuda_manifest import Cuda
 from device.manifest import (
     DUMMY,
@@ -48,7 +48,7 @@ from toolkit.int8.ranges import RangeOptions, Ranges, dummy_table, measure_range
 from toolkit.int8.scale_effect import ScaleEffect, scale_effect, scale_notes
 from toolkit.int8.scale_rules import UnifiedRanges, unify_scales
 from toolkit.int8.steps import CORRECTION, EQUALISATION
-from toolkit.int8.table_file import fit_table, has_qdq, plain_notes, table_of_plain
+from toolkit.int8.table_file import fit_table, foreign_notes, has_qdq, plain_notes, table_of_plain
 from toolkit.legalize import Applied
 from toolkit.passes import PassReport, run_passes
 from toolkit.planning.plan import Model, Plan, PlanOptions, make_plan
@@ -71,10 +71,12 @@ class BuildOptions:
     same, but nodes that INT8 does not serve stay in floating point (`toolkit.int8.best`).
     `data` is what `toolkit.int8.data.open_data` takes: a folder or file of pictures or arrays, a
     video, or samples one after the other; `ranges` says how their ranges are found.
-    `table` goes before `data`. `dummy_ranges` stand in for measured ones: the engine is good for
-    timing only, and says so. `shapes` and `dims` as in `toolkit.importer.import_model`.
-    `plan`: what the plan aims at; its precision and TensorRT are those of the build. `plugins`:
-    operators that the model has beside those of ONNX. `tactics`: what GPU kernels to choose among.
+    `table` goes before `data`. `save_table`: the file that takes the table measured, as soon as it
+    is, so that hours of calibration outlive a failure later. `dummy_ranges` stand in for measured
+    ones: the engine is good for timing only, and says so. `shapes` and `dims` as in
+    `toolkit.importer.import_model`. `plan`: what the plan aims at; its precision and TensorRT are
+    those of the build. `plugins`: operators that the model has beside those of ONNX. `tactics`:
+    what GPU kernels to choose among.
     """
 
     precision: Precision | Literal["best"] | None = None
@@ -82,6 +84,7 @@ class BuildOptions:
     data: Source | None = None
     ranges: RangeOptions = field(default_factory=RangeOptions)
     table: CalibrationTable | None = None
+    save_table: str | Path | None = None
     dummy_ranges: bool = False
     shapes: Mapping[str, tuple[int, ...]] | None = None
     dims: tuple[DimRange, ...] = ()
@@ -120,7 +123,8 @@ def build_engine(
 ) -> BuildResult:
     """Build an engine for a device profile and write it to `out`.
 
-    Raises TandemError: the model, the data or the profile cannot be used; nothing is written then.
+    Raises TandemError: the model, the data or the profile cannot be used; no engine is written
+    then.
     """
     options = options or BuildOptions()
     report = on_progress or _silent
@@ -309,6 +313,8 @@ def _calibrated(graph: ir.Model, plain: PlainModel | None, job: _Job) -> _Calibr
         if options.precision == "best":
             wanted = best_options(wanted, prepared.model, idle)
         ranges = measure_ranges(prepared.model, options.data, imported.sha256, wanted, job.report)
+        if options.save_table is not None:
+            write_table(Path(options.save_table), ranges.table)
         prepared = replace(prepared, model=ranges.model)
         return _Calibrated(prepared, ranges.table, ranges, notes, idle)
     if options.dummy_ranges and options.table is None:
@@ -401,8 +407,8 @@ def _notes(
     kernels = [any(isinstance(i, Cuda) for i in s.implementations) for s in manifest.segments]
     if manifest.provenance.precision == "fp16" and not all(kernels):
         notes.append("portable segments compute in FP32; FP16 is for the board")
-    if table is not None and table.model_sha256 != imported.sha256 and table.method != IMPORTED:
-        notes.append("the calibration table was measured on another model file")
+    if table is not None:
+        notes += foreign_notes(table, imported.sha256)
     if table is not None and table.dummy:
         notes.append(UNCALIBRATED)
     return tuple(notes)

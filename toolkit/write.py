@@ -60,5 +60,9 @@ def write_proven(
         cause = err.__cause__
         why = f"cannot be written: {cause.strerror}" if isinstance(cause, OSError) else str(err)
         raise BuildError(f"{path} {why}".replace(f"{unproven} ", "")) from err
+    except OSError as err:  # of the name alone: a mount, or a file of another user
+        raise BuildError(
+            f"{path} cannot take the engine: {err.strerror}; give it another name or place."
+        ) from err
     finally:
         unproven.unlink(missing_ok=True)

@@ -1,13 +1,13 @@
 """`tandem build`: ONNX model -> engine for a device profile."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 import msgspec
 
-from calibration.table import write_table
 from device.manifest import DimRange, Precision
 from device.timing_cache import TimingCache
 from toolkit.build import BuildOptions, BuildResult, build_engine
@@ -19,6 +19,7 @@ from toolkit.commands.calibration_options import (
 )
 from toolkit.commands.plan_options import plan_options
 from toolkit.commands.plugin_option import plugin_option
+from toolkit.commands.range_outputs import need_folders
 from toolkit.commands.tactic_options import tactic_options
 from toolkit.gpu.tactics import TacticOptions
 from toolkit.int8.ranges_text import effects_builtins, ranges_builtins
@@ -125,25 +126,18 @@ def build(
 
     The report says which node runs on which processor and why, in segments.
     """
-    if table and (data or save_table):
-        raise click.UsageError("--table replaces --data and --save-table; give one or the other.")
-    if dummy_ranges and (data or table):
-        raise click.UsageError("--dummy-ranges replaces --data and --table; give one or the other.")
-    for option, value in (
-        ("--samples", samples),
-        ("--save-table", save_table),
-        ("--budget", budget),
-        ("--resume", resume),
-        ("--equalise", equalise),
-        ("--bias-correction", bias_correction),
-        ("--keep-float", keep_float),
-    ):
-        if value and not data:
-            raise click.UsageError(f"{option} belongs to calibration; give --data with it.")
-    if data and precision not in (None, "int8", "best"):
-        raise click.UsageError(
-            f"--data calibrates INT8; --precision {precision} has no use for it."
-        )
+    _refuse_two_sources(data, table, save_table, dummy_ranges)
+    of_calibration = {
+        "--samples": samples,
+        "--save-table": save_table,
+        "--budget": budget,
+        "--resume": resume,
+        "--equalise": equalise,
+        "--bias-correction": bias_correction,
+        "--keep-float": keep_float,
+    }
+    _refuse_unused(data, precision, of_calibration)
+    need_folders(save_table)
     ranges = range_options(
         method, samples, budget, resume, preprocess, equalise, bias_correction, keep_float
     )
@@ -155,6 +149,7 @@ def build(
         table=read_ranges(table, shapes=shapes, dims=dims, any_weight_scale=True).table
         if table
         else None,
+        save_table=save_table,
         dummy_ranges=dummy_ranges,
         shapes=shapes,
         dims=dims,
@@ -168,12 +163,31 @@ def build(
     )
     with progress_bar(model.name) as report:
         result = build_engine(model, profile, out or model.with_suffix(".engine"), options, report)
-    if save_table and result.calibration:
-        write_table(save_table, result.calibration.table)
-    if as_json:
-        click.echo(json.dumps(as_builtins(result)))
-    else:
-        click.echo(build_text(result))
+    click.echo(json.dumps(as_builtins(result)) if as_json else build_text(result))
+
+
+def _refuse_two_sources(
+    data: Path | None, table: Path | None, save_table: Path | None, dummy_ranges: bool
+) -> None:
+    """Refuse ranges from more than one place."""
+    if table and (data or save_table):
+        raise click.UsageError("--table replaces --data and --save-table; give one or the other.")
+    if dummy_ranges and (data or table):
+        raise click.UsageError("--dummy-ranges replaces --data and --table; give one or the other.")
+
+
+def _refuse_unused(
+    data: Path | None, precision: str | None, of_calibration: Mapping[str, object]
+) -> None:
+    """Refuse options `of_calibration`, by name, that nothing would come of."""
+    if not data:
+        for option, value in of_calibration.items():
+            if value:
+                raise click.UsageError(f"{option} belongs to calibration; give --data with it.")
+    elif precision not in (None, "int8", "best"):
+        raise click.UsageError(
+            f"--data calibrates INT8; --precision {precision} has no use for it."
+        )
 
 
 def as_builtins(result: BuildResult) -> dict[str, Any]:

@@ -26,7 +26,14 @@ from toolkit.errors import BuildError
 from toolkit.importer import import_model
 from toolkit.int8.adjust import adjusted_for
 from toolkit.int8.qdq_export import export_form
-from toolkit.int8.table_file import FittedTable, RangesFile, fit_table, read_ranges
+from toolkit.int8.table_file import (
+    TABLE,
+    FittedTable,
+    RangesFile,
+    fit_table,
+    foreign_notes,
+    read_ranges,
+)
 from toolkit.passes import run_passes
 
 _SHOWN = 10  # changed ranges on the terminal
@@ -140,6 +147,9 @@ def _on_model(
         graph, _ = run_passes(imported.model)
         fitted = fit_table(found.table, imported.model, graph)
         on = _Fitted(adjusted_for(graph, found.table, imported.sha256), fitted)
+        if found.kind == TABLE:
+            notes = (*found.notes, *foreign_notes(found.table, imported.sha256))
+            found = replace(found, notes=notes)
         if found.cache is not None:  # which says nothing of its model
             table = msgspec.structs.replace(found.table, model_sha256=imported.sha256)
             found = replace(found, table=table)

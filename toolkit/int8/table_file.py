@@ -163,6 +163,16 @@ def table_of_plain(plain: PlainModel, sha256: str) -> CalibrationTable:
     return imported_table(plain.amax, sha256, sha256, plain.float_nodes)
 
 
+def foreign_notes(table: CalibrationTable, model_sha256: str) -> tuple[str, ...]:
+    """What to say where a table was measured on another file than the model's.
+
+    Ranges that others measured say nothing of their model.
+    """
+    if table.method == IMPORTED or table.model_sha256 == model_sha256:
+        return ()
+    return ("the calibration table was measured on another model file",)
+
+
 def plain_notes(plain: PlainModel) -> tuple[str, ...]:
     """What to say about a model that had Q/DQ."""
     inferred = f"{len(plain.inferred)} ranges follow from those of neighbours in the Q/DQ model"
