@@ -58,6 +58,18 @@ def test_a_portable_engine_is_measured_and_says_that_no_gpu_was(engine: Path) ->
     assert "portable" in shown.output
 
 
+def test_a_timing_cache_without_a_gpu_is_said_to_be_left_alone(
+    engine: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "times.json"
+    found = json.loads(bench(engine, *FAST, "--timing-cache", cache, "--json").stdout)
+    assert any(str(cache) in note and "no tactic was timed" in note for note in found["notes"])
+    assert not cache.exists()
+    assert not any(
+        "tactic" in n for n in json.loads(bench(engine, *FAST, "--json").stdout)["notes"]
+    )
+
+
 def test_json_holds_the_times_and_the_machine(engine: Path) -> None:
     found = json.loads(bench(engine, *FAST, "--json").stdout)
     measured = found["measured"]

@@ -20,7 +20,7 @@ _NODES_SHOWN = 3  # of one piece of work
 class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     """What `--json` prints: the times, the machine while they were taken, and the versions.
 
-    `sha256` is that of the engine file.
+    `sha256` is that of the engine file; `notes` say what is missing, and why.
     """
 
     engine: str
@@ -30,6 +30,7 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     measured: Measured
     machine: Mapping[str, str]
     versions: Mapping[str, str]
+    notes: tuple[str, ...] = ()
 
 
 def bench_table(result: BenchResult, manifest: Manifest) -> Group:
@@ -42,8 +43,7 @@ def bench_table(result: BenchResult, manifest: Manifest) -> Group:
         _times(found),
         Text(_throughput(found), style="bold"),
     ]
-    if not found.gpu:
-        parts.append(Text("no segment runs on a GPU here, so there are no times of one"))
+    parts += [Text(note) for note in result.notes]
     if found.layers:
         parts.append(_layers(found.layers))
     parts.append(Text(_line("machine under load", result.machine), style="dim"))

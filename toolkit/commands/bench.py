@@ -14,11 +14,12 @@ from rich.text import Text
 
 from device.engine import open_engine
 from device.manifest import UNCALIBRATED
-from toolkit.bench.measure import BenchOptions, measure
+from toolkit.bench.measure import BenchOptions, Measured, measure
 from toolkit.bench.report import BenchResult, bench_builtins, bench_table
 from toolkit.bench.state import readings, versions
 from toolkit.commands.calibration_options import parse_shapes
 from toolkit.commands.finite import FiniteRange
+from toolkit.commands.tactic_options import not_timed
 from toolkit.errors import BenchError
 from toolkit.machine import this_machine
 
@@ -118,6 +119,7 @@ def bench(
             measured=measured,
             machine=found,
             versions=versions(machine),
+            notes=_notes(measured, timing_cache),
         )
     if as_json:
         click.echo(json.dumps(bench_builtins(result)))
@@ -126,6 +128,14 @@ def bench(
     if manifest.uncalibrated:
         console.print(Text(UNCALIBRATED, style="bold red"))
     console.print(bench_table(result, manifest))
+
+
+def _notes(measured: Measured, timing_cache: Path | None) -> tuple[str, ...]:
+    """Say what a machine without a GPU leaves out."""
+    if measured.gpu:
+        return ()
+    times = "no segment runs on a GPU here, so there are no times of one"
+    return (times,) if timing_cache is None else (times, not_timed(timing_cache))
 
 
 def read_inputs(path: Path) -> Mapping[str, np.ndarray]:

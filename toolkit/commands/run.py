@@ -35,6 +35,7 @@ from pipelines.metrics import Metrics
 from pipelines.pipeline import Model, run_pipeline
 from pipelines.sinks import FrameResult
 from pipelines.uri import redact
+from toolkit.commands.tactic_options import not_timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,8 @@ def run(
         session = stack.enter_context(
             Session(engine, dla=dla, scales=scales, timing_cache=timing_cache)
         )
+        if timing_cache and all(one.implementation != "cuda" for one in session.reports):
+            console.print(Text(not_timed(timing_cache), style="dim"))
         stop = stack.enter_context(_interruptible())
         view = _View(config, console, live=not as_json)
         with view:

@@ -1,4 +1,4 @@
-"""What `tandem build` asks about the tactics of GPU kernels."""
+"""What commands ask and say about the tactics of GPU kernels."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +24,11 @@ def parse_timings(
             "on the board"
         )
     return read_timings(value)
+
+
+def not_timed(cache: Path) -> str:
+    """What to say of a timing cache where no segment runs on a GPU."""
+    return f"{cache} was left as it is: no tactic was timed, for no segment runs on a GPU here"
 
 
 def tactic_options(command: F) -> F:
