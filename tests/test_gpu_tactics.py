@@ -133,8 +133,12 @@ def test_tactics_whose_scratch_breaks_the_limit_are_left_out(
 
 
 def test_a_workspace_that_cannot_keep_the_limit_is_refused_with_the_numbers() -> None:
-    with pytest.raises(BuildError, match=r"takes 512 bytes, the limit is 511; 512 bytes are alive"):
-        fit_workspace(SPLIT, SIZES, ["x"], ["z"], 511)
+    sizes = {name: size * 2**20 // 16 for name, size in SIZES.items()}  # 32 MiB without scratch
+    with pytest.raises(
+        BuildError, match=r"takes 32\.000 MiB, the limit is 31\.500; 32\.000 MiB are"
+    ):
+        fit_workspace(SPLIT, sizes, ["x"], ["z"], 63 * 2**19)
+    fit_workspace(SPLIT, sizes, ["x"], ["z"], 32 * 2**20)
 
 
 @given(
@@ -290,8 +294,11 @@ def test_a_build_refuses_a_workspace_that_is_too_small(
     refused = CliRunner().invoke(tandem, [*words, "--workspace-mib", "0.001"])
     assert isinstance(refused.exception, BuildError)
     assert str(refused.exception).startswith("segment gpu.0: the GPU workspace takes ")
-    assert "the limit is 1048" in str(refused.exception)
+    assert "MiB, the limit is 0.001; " in str(refused.exception)
     assert not (tmp_path / "m.engine").exists()
+    enough = str(refused.exception).split("takes ")[1].split(" MiB")[0]
+    built = CliRunner().invoke(tandem, [*words, "--workspace-mib", enough, "--json"])
+    assert built.exit_code == 0, built.output
     built = CliRunner().invoke(tandem, [*words, "--workspace-mib", "1", "--json"])
     (report,) = json.loads(built.stdout)["gpu"]
     assert report["largest_live_bytes"] <= report["workspace_bytes"] <= 2**20

@@ -97,6 +97,14 @@ def test_rates_that_do_not_fit_name_the_processor(model):
     assert "gpu: busy" in said or "dla0: busy" in said
 
 
+@pytest.mark.parametrize("option", ["--rate", "--seconds"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+def test_numbers_that_are_none_are_refused_by_option(model, option, value):
+    found = run(model, f"{option}={value}")
+    assert found.exit_code == 2
+    assert option in found.output
+
+
 @pytest.mark.parametrize("op", ["Identity", "Relu", "Erf"])
 def test_a_graph_of_one_node_is_planned(op, tmp_path):
     path = saved(tmp_path / "one.onnx", [helper.make_node(op, ["x"], ["y"])], {"x": (1, 8, 4, 4)})

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from device.bundle import ENGINE, extract_bundle
 from device.errors import DeployError, EngineError
 from device.manifest import UNCALIBRATED
+from toolkit.commands.finite import FiniteRange
 from toolkit.deploy import DeployProgress, DeployResult, deploy_bundle, parse_broker
 
 # The device's word for a phase -> what a user reads.
@@ -44,7 +45,7 @@ EPILOG = "Example: tandem deploy person.bundle --device board-1 --broker 192.168
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0.1),
+    type=FiniteRange(min=0.1),
     default=120.0,
     show_default=True,
     help="Give up when the device is silent for so many seconds.",

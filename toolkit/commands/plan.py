@@ -13,6 +13,7 @@ from device.files import replacing
 from device.manifest import Precision
 from device.profile import Profile
 from toolkit.commands.calibration_options import parse_shapes
+from toolkit.commands.finite import FiniteRange
 from toolkit.commands.plan_options import plan_options
 from toolkit.commands.plugin_option import plugin_option
 from toolkit.costs.measured import load_measured
@@ -50,7 +51,7 @@ from toolkit.target import Target, choose_target
     show_default=True,
 )
 @plan_options
-@click.option("--rate", "rate_hz", type=click.FloatRange(min=0, min_open=True),
+@click.option("--rate", "rate_hz", type=FiniteRange(min=0, min_open=True),
     help="Frames a second that must be kept up.")  # fmt: skip
 @click.option("--workload", type=click.Path(path_type=Path),
     help="Several models on one board, in place of MODEL; see docs/ARCHITECTURE.md.")  # fmt: skip
@@ -59,7 +60,7 @@ from toolkit.target import Target, choose_target
 @click.option("--measured", type=click.Path(path_type=Path),
     help="Times of nodes from a board; they go before predicted ones.")  # fmt: skip
 @click.option("--no-rewrites", is_flag=True, help="Plan the graph without rewriting it.")
-@click.option("--seconds", type=click.FloatRange(min=0.1), default=SECONDS, show_default=True,
+@click.option("--seconds", type=FiniteRange(min=0.1), default=SECONDS, show_default=True,
     help="Bound of the search for a proven plan.")  # fmt: skip
 @click.option("--explain", "explained", metavar="NODE",
     help="Show every rule for a node, with its value and its limit.")  # fmt: skip

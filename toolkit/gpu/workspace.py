@@ -1,5 +1,6 @@
 """Every allocation of a segment -> its place in one workspace, and what a limit leaves out."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -47,11 +48,16 @@ def fit_workspace(
         less = _without_largest_scratch(work, sizes)
         if less is None:
             raise BuildError(
-                f"the GPU workspace takes {memory.arena_bytes} bytes, the limit is {limit}; "
-                f"{fitted.largest_live_bytes} bytes are alive at once whatever is done. Raise "
-                "--workspace-mib, or build for a smaller batch or picture"
+                f"the GPU workspace takes {_mib(memory.arena_bytes)} MiB, the limit is "
+                f"{limit / 2**20:.3f}; {_mib(fitted.largest_live_bytes)} MiB are alive at once "
+                "whatever is done. Raise --workspace-mib, or build for a smaller batch or picture"
             )
         work = less
+
+
+def _mib(size: int) -> str:
+    """Bytes in MiB, rounded up: a limit of that many is enough."""
+    return f"{math.ceil(size / 2**20 * 1000) / 1000:.3f}"
 
 
 def _lifetimes(
