@@ -11,7 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from device.manifest import Precision
 from device.profile import Dla, load_profile
-from toolkit.legalize import Legalized, legalize
+from toolkit.legalize.legalize import legalize
+from toolkit.legalize.rewrite import Legalized
 from toolkit.node_view import view
 from toolkit.passes.shapes import infer_shapes
 from toolkit.rules.dla_rules import judge

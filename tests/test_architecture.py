@@ -1,7 +1,10 @@
 """What each entry point loads, and that every shipped TOML file is read strictly."""
 
+import ast
 import subprocess
 import sys
+from collections.abc import Container
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import msgspec
@@ -13,6 +16,8 @@ from device.profile import JetPackFile, Profile, Source
 from pipelines.config import ModelConfig, PipelineConfig
 from toolkit.costs.constants import Costs
 
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("toolkit", "calibration", "pipelines", "device", "configs")
 HEAVY = {"torch", "triton", "onnxruntime", "onnx", "onnx_ir", "cv2", "tensorrt", "pycuda"}
 
 
@@ -73,6 +78,29 @@ FILES = [
     for pattern, kind in READERS
     for path in sorted(configs.ROOT.glob(pattern))
 ]
+
+
+def test_modules_do_not_import_each_other_in_a_ring() -> None:
+    """A package's own `__init__` counts as a module, also where a sibling is taken from it."""
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for folder in PACKAGES
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    assert len(files) > 300
+    ring = TopologicalSorter({name: imported_by(path, files) for name, path in files.items()})
+    ring.prepare()  # raises CycleError, which names the modules
+
+
+def imported_by(path: Path, known: Container[str]) -> set[str]:
+    """The known modules that a file imports when it is loaded."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name in known}
 
 
 def test_every_shipped_toml_has_a_reader() -> None:

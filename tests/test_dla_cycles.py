@@ -7,18 +7,12 @@ from dataclasses import fields, replace
 import pytest
 from dla_layers import as_convolution, workbook_rows
 
-from toolkit.dla_cycles import (
-    CONFIGURATIONS,
-    Config,
-    ConvLayer,
-    Cycles,
-    LayerError,
-    each_way,
-    estimate,
-    inferred_fields,
-    sequence,
-    source_of,
-)
+from toolkit.dla_cycles import sequence
+from toolkit.dla_cycles.configurations import CONFIGURATIONS, Config
+from toolkit.dla_cycles.estimate import each_way, estimate
+from toolkit.dla_cycles.layers import ConvLayer, LayerError
+from toolkit.dla_cycles.result import Cycles
+from toolkit.dla_cycles.sources import inferred_fields, source_of
 
 FULL = CONFIGURATIONS["nv_full"]
 RESNET = [as_convolution(row) for row in workbook_rows("ResNet50")]

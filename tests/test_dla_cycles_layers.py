@@ -8,22 +8,20 @@ from dla_layers import as_convolution, workbook_rows
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from toolkit.dla_cycles import (
-    CONFIGURATIONS,
+from toolkit.dla_cycles.buffer import Split, data_entries, split
+from toolkit.dla_cycles.configurations import CONFIGURATIONS
+from toolkit.dla_cycles.convolution import Residency
+from toolkit.dla_cycles.estimate import each_way, estimate
+from toolkit.dla_cycles.layers import (
     ConvLayer,
-    Cycles,
     Deconvolution,
     Layer,
     LayerError,
     Lrn,
     Pointwise,
     Pool,
-    Residency,
-    each_way,
-    estimate,
-    time_range,
 )
-from toolkit.dla_cycles.buffer import Split, data_entries, split
+from toolkit.dla_cycles.result import Cycles, time_range
 
 FULL = CONFIGURATIONS["nv_full"]
 SMALL = CONFIGURATIONS["nv_small"]

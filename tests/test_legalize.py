@@ -28,7 +28,9 @@ from planning_graphs import one_node
 from device.manifest import Precision
 from device.profile import Dla
 from toolkit.importer import import_model
-from toolkit.legalize import REWRITES, Legalized, legalize, would_help
+from toolkit.legalize.legalize import legalize, would_help
+from toolkit.legalize.rewrite import Legalized
+from toolkit.legalize.rows import REWRITES
 from toolkit.passes import run_passes
 from toolkit.rules.dla_ops import STATUS
 

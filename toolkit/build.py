@@ -49,7 +49,7 @@ from toolkit.int8.scale_effect import ScaleEffect, scale_effect, scale_notes
 from toolkit.int8.scale_rules import UnifiedRanges, unify_scales
 from toolkit.int8.steps import CORRECTION, EQUALISATION
 from toolkit.int8.table_file import fit_table, foreign_notes, has_qdq, plain_notes, table_of_plain
-from toolkit.legalize import Applied
+from toolkit.legalize.rewrite import Applied
 from toolkit.passes import PassReport, run_passes
 from toolkit.planning.plan import Model, Plan, PlanOptions, make_plan
 from toolkit.plugins import Plugin

@@ -13,7 +13,8 @@ import onnx_ir as ir
 from device.profile import Profile
 from toolkit.int8.qdq_ranges import infer_ranges
 from toolkit.int8.quantize import calibrated_tensors
-from toolkit.legalize import Applied, Cut, Declined, Legalized, legalize
+from toolkit.legalize.legalize import legalize
+from toolkit.legalize.rewrite import Applied, Cut, Declined, Legalized
 from toolkit.planning.plan import Model, Plan, PlanOptions, make_plan
 
 TRIAL_SHARE = 0.4  # of the plan's own search time: trials only tell which rewrites are of use

@@ -21,7 +21,7 @@ from toolkit.errors import PlanError
 from toolkit.importer import import_model
 from toolkit.int8.qdq_import import import_qdq
 from toolkit.int8.table_file import has_qdq, read_ranges, table_of_plain
-from toolkit.legalize import Applied
+from toolkit.legalize.rewrite import Applied
 from toolkit.node_view import views
 from toolkit.passes import run_passes
 from toolkit.planning.advice import Advice, advise

@@ -16,20 +16,19 @@ from toolkit.costs.fusion import Kernel
 from toolkit.costs.gpu import Array, Quantity, Times
 from toolkit.costs.hardware import Generation, Hardware
 from toolkit.costs.shapes import known, product
-from toolkit.dla_cycles import (
-    CONFIGURATIONS,
-    Config,
+from toolkit.dla_cycles.configurations import CONFIGURATIONS, Config
+from toolkit.dla_cycles.configurations import Precision as DlaPrecision
+from toolkit.dla_cycles.estimate import estimate
+from toolkit.dla_cycles.layers import (
     ConvLayer,
-    Cycles,
     Deconvolution,
     Layer,
     LayerError,
     Lrn,
     Pointwise,
     Pool,
-    estimate,
 )
-from toolkit.dla_cycles import Precision as DlaPrecision
+from toolkit.dla_cycles.result import Cycles
 from toolkit.node_view import NodeView
 
 TABLES = frozenset({"Sigmoid", "Tanh", "Softplus", "Mish", "HardSigmoid", "HardSwish"})

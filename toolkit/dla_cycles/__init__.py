@@ -12,7 +12,7 @@ Layers (`layers.py`; pairs are (rows, columns), `precision` is "int8" or "fp16")
     Pointwise(channels, height, width, operands, stage "x"|"y", batch, precision): sum, table, copy
     Pool(channels, height, width, kernel, stride, pads, batch, precision)
     Lrn(channels, height, width, batch, precision)
-Functions:
+Functions (`estimate.py`, `result.py`, `convolution.py`):
     estimate(layer, config, *, bytes_per_clock, sram_bytes_per_clock, residency) -> Cycles
     each_way(the same) -> list[Cycles]: all ways that `estimate` takes the least of
     time_range(cycles, clock_mhz) -> TimeRange(optimistic_us, total_us, pessimistic_us)
@@ -21,48 +21,10 @@ Configurations (`configurations.py`): CONFIGURATIONS[name] -> Config, where name
     nv_large, nv_medium_1024_full, nv_medium_512, nv_small_256, nv_small_256_full, nv_small, xavier
     or orin. Vary them with dataclasses.replace. Free parameters: mac_efficiency, memory_efficiency,
     overlap, layer_overhead, depthwise_channels, uses_winograd; for orin all that is inferred.
-    source_of(name, field) -> Source(certainty, text); inferred_fields(name) -> field names
-Result: Cycles(mode, weight_mode, mac, data, weights, fill, output_stage, memory, overhead,
-    optimistic, pessimistic, total, bound_by, bytes_read, bytes_written, bytes_sram,
+Sources (`sources.py`): source_of(name, field) -> Source(certainty, text);
+    inferred_fields(name) -> field names
+Result (`result.py`): Cycles(mode, weight_mode, mac, data, weights, fill, output_stage, memory,
+    overhead, optimistic, pessimistic, total, bound_by, bytes_read, bytes_written, bytes_sram,
     bytes_refetched, chunks, hardware_layers, macs), where bound_by is "MACs", "weights streaming",
     "buffer", "output stage" or "memory".
 """
-
-from toolkit.dla_cycles.configurations import CONFIGURATIONS, Config, Precision
-from toolkit.dla_cycles.convolution import IN_DRAM, Residency
-from toolkit.dla_cycles.estimate import each_way, estimate
-from toolkit.dla_cycles.layers import (
-    ConvLayer,
-    Deconvolution,
-    Layer,
-    LayerError,
-    Lrn,
-    Pointwise,
-    Pool,
-)
-from toolkit.dla_cycles.result import Bound, Cycles, TimeRange, time_range
-from toolkit.dla_cycles.sources import Source, inferred_fields, source_of
-
-__all__ = [
-    "CONFIGURATIONS",
-    "IN_DRAM",
-    "Bound",
-    "Config",
-    "ConvLayer",
-    "Cycles",
-    "Deconvolution",
-    "Layer",
-    "LayerError",
-    "Lrn",
-    "Pointwise",
-    "Pool",
-    "Precision",
-    "Residency",
-    "Source",
-    "TimeRange",
-    "each_way",
-    "estimate",
-    "inferred_fields",
-    "source_of",
-    "time_range",
-]

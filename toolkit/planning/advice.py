@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from device.profile import Profile
-from toolkit.legalize import Declined, would_help
+from toolkit.legalize.legalize import would_help
+from toolkit.legalize.rewrite import Declined
 from toolkit.planning.objectives import goal_named
 from toolkit.planning.placement import Candidate, place
 from toolkit.planning.plan import Plan, Refusal, SharedPlan

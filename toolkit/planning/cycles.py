@@ -13,7 +13,11 @@ from toolkit.costs.constants import load_costs
 from toolkit.costs.dla import configuration, layer_of
 from toolkit.costs.fusion import Kernel, fuse
 from toolkit.costs.model import CostModel, dla_parameters
-from toolkit.dla_cycles import Bound, LayerError, Precision, Source, estimate, source_of
+from toolkit.dla_cycles.configurations import Precision
+from toolkit.dla_cycles.estimate import estimate
+from toolkit.dla_cycles.layers import LayerError
+from toolkit.dla_cycles.result import Bound
+from toolkit.dla_cycles.sources import Source, source_of
 from toolkit.node_view import NodeView
 from toolkit.planning.segments import PlannedSegment
 

@@ -11,7 +11,7 @@ from toolkit.costs.bytes import tensor_bytes
 from toolkit.costs.measured import Measured
 from toolkit.costs.model import CostModel
 from toolkit.errors import PlanError
-from toolkit.legalize import Cut
+from toolkit.legalize.rewrite import Cut
 from toolkit.node_view import NodeView, views
 from toolkit.planning.figures import Figures
 from toolkit.planning.loadables import DlaMemory, limits_of, memory_of

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from device.manifest import Precision
 from device.profile import Dla, Profile
-from toolkit.legalize import Cut
+from toolkit.legalize.rewrite import Cut
 from toolkit.node_view import NodeView
 from toolkit.rules.dla_rules import judge
 from toolkit.rules.rule import Verdict
