@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +155,8 @@ import sys, time
 from toolkit.gpu.cubins.messages import Answer, Compiled, Request, read_message, write_message
 
 while (request := read_message(sys.stdin.buffer, Request)) is not None:
+    if request.kernel == "broken":
+        sys.exit(1)
     time.sleep(600 if request.kernel == "slow" else 0)
     kernel = Compiled(function=request.kernel, cubin=b"", parameters=(), threads=32,
                       shared_bytes=0, registers=None, spill_bytes=None)
@@ -163,7 +166,7 @@ while (request := read_message(sys.stdin.buffer, Request)) is not None:
 
 @pytest.fixture
 def slow_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that never end with a kernel called "slow" and need no Triton."""
+    """Workers that need no Triton, never end with a kernel "slow" and die of one "broken"."""
 
     def start(_: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-c", SLOW_COMPILER]
@@ -191,6 +194,50 @@ def test_a_tactic_that_compiles_for_ever_is_left_out() -> None:
         [["fast"]],
     ]
     assert sorted(spec.kernel for spec in compiled) == ["fast", "fast", "other"]
+
+
+@pytest.mark.usefixtures("slow_compiler")
+def test_a_compiler_stopped_as_it_answers_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class LastMoment(threading.Timer):
+        """Its time is over just when it is cancelled."""
+
+        def cancel(self) -> None:
+            self.function()
+            super().cancel()
+
+    monkeypatch.setattr(compiling, "LONGEST_S", 60.0)
+    monkeypatch.setattr("toolkit.gpu.cubins.compile.threading.Timer", LastMoment)
+    monkeypatch.setattr("toolkit.gpu.cubins.compile.os.cpu_count", lambda: 1)
+    kept, compiled = compile_work([work("a", ("first",)), work("b", ("second",))], ORIN)
+    assert [len(one.tactics) for one in kept] == [1, 1]
+    assert sorted(spec.kernel for spec in compiled) == ["first", "second"]
+
+
+@pytest.mark.usefixtures("slow_compiler")
+def test_a_compiler_that_ends_names_the_kernel_it_ended_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("toolkit.gpu.cubins.compile.os.cpu_count", lambda: 1)
+    works = [work(name, (name,)) for name in ("first", "broken", "third", "fourth")]
+    with pytest.raises(CompileError, match="ended on kernel broken for sm_87"):
+        compile_work(works, ORIN)
+
+
+@pytest.mark.usefixtures("slow_compiler")
+def test_a_compiler_that_does_not_start_is_an_error_of_the_build(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def end(_: str) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-c", ""]
+        ended = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        ended.wait()
+        return ended
+
+    monkeypatch.setattr(compiling, "_worker", end)
+    with pytest.raises(CompileError, match="the compiler ended on kernel fast for sm_87"):
+        compile_work([work("a", ("fast",))], ORIN)
 
 
 @pytest.mark.usefixtures("slow_compiler")

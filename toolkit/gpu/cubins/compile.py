@@ -165,21 +165,31 @@ def _ask(
 ) -> Compiled | None:
     """Have an idle worker compile; None where that takes too long: `start` then adds a worker."""
     worker = idle.get()
-    watch = threading.Timer(LONGEST_S, worker.kill)
+    late = threading.Event()
+
+    def stop() -> None:
+        late.set()
+        worker.kill()
+
+    watch = threading.Timer(LONGEST_S, stop)
     watch.start()
+    assert worker.stdin is not None
+    assert worker.stdout is not None
     try:
-        assert worker.stdin is not None
-        assert worker.stdout is not None
         write_message(worker.stdin, request)
         answer = read_message(worker.stdout, Answer)
     except BrokenPipeError:
         answer = None
-    late = watch.finished.is_set()
+        with suppress(BrokenPipeError):
+            worker.stdin.close()  # drops what the worker did not take
     watch.cancel()
-    if answer is None and late:
+    watch.join()  # from here on the worker is killed or stays
+    if answer is None or late.is_set():
         start()
+    else:
+        idle.put(worker)
+    if answer is None and late.is_set():
         return None
-    idle.put(worker)
     if answer is None:
         raise CompileError(f"the compiler ended on kernel {request.title} for sm_{request.sm}")
     if answer.compiled is None:
