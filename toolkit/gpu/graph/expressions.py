@@ -14,6 +14,10 @@ from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.graph.network import Operation
 from toolkit.gpu.graph.operators import OPERATORS, Constants, Step, Steps, is_number
 
+_MOST = 127  # of INT8
+# Steps whose number is a scale, or one over it.
+_SCALED = ("real", "round_int8", "relu_int8")
+
 
 @dataclass(frozen=True, slots=True)
 class Expression:
@@ -56,7 +60,7 @@ def with_numbers(steps: tuple[Step, ...]) -> tuple[tuple[Step, ...], tuple[float
     numbers: list[float] = []
     found: list[Step] = []
     for step in steps:
-        if step[0] not in ("real", "round_int8"):
+        if step[0] not in _SCALED:
             found.append(step)
             continue
         found.append((f"{step[0]}_by", step[1], len(numbers)))
@@ -102,7 +106,26 @@ def expression_of(
             index[op.outputs[0]] = steps.add("real", index[op.outputs[0]], op.number("scale", 1.0))
     if operations and index[operations[-1].outputs[0]] != steps.last:
         steps.add("same", index[operations[-1].outputs[0]])
-    return Expression(operands, tuple(steps.found))
+    return Expression(operands, _rectified_at_once(len(operands), tuple(steps.found)))
+
+
+def _rectified_at_once(operands: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Write a rectifier and the rounding that ends an expression as one step.
+
+    Rounding x to q = clip(rte(fl(x f)), -128, 127) is monotone, so Relu first leaves the q of 0 or
+    more; a Clip from 0 on does so where its highest number is rounded to 127 or beyond.
+    """
+    if len(steps) < 2 or steps[-1][:2] != ("round_int8", operands + len(steps) - 2):
+        return steps
+    rectifier, factor = steps[-2], np.float32(steps[-1][2])  # type: ignore[arg-type]
+    if rectifier[0] == "clip":
+        low, high = (np.float32(limit) for limit in rectifier[2:])  # type: ignore[arg-type]
+        rectifies = bool(low == 0 and np.rint(high * factor) >= _MOST)
+    else:
+        rectifies = rectifier[0] == "relu"
+    if not rectifies:
+        return steps
+    return (*steps[:-2], ("relu_int8", rectifier[1], steps[-1][2]))
 
 
 def _add(steps: Steps, op: Operation) -> int:

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels import functions
+from toolkit.gpu.kernels.int8 import as_float, relu_int8, round_int8
 
 
 @triton.jit
@@ -73,13 +74,17 @@ def _apply(v, STEP: tl.constexpr, numbers):
     elif OP == "where":
         result = tl.where(v[STEP[1]], v[STEP[2]], v[STEP[3]])
     elif OP == "real":
-        result = v[STEP[1]].to(tl.float32) * STEP[2]
+        result = as_float(v[STEP[1]]) * STEP[2]
     elif OP == "round_int8":
-        result = _round_int8(v[STEP[1]] * STEP[2])
+        result = round_int8(v[STEP[1]] * STEP[2])
+    elif OP == "relu_int8":
+        result = relu_int8(v[STEP[1]], STEP[2])
     elif OP == "real_by":
-        result = v[STEP[1]].to(tl.float32) * tl.load(numbers + STEP[2])
+        result = as_float(v[STEP[1]]) * tl.load(numbers + STEP[2])
     elif OP == "round_int8_by":
-        result = _round_int8(v[STEP[1]] * tl.load(numbers + STEP[2]))
+        result = round_int8(v[STEP[1]] * tl.load(numbers + STEP[2]))
+    elif OP == "relu_int8_by":
+        result = relu_int8(v[STEP[1]], tl.load(numbers + STEP[2]))
     elif OP == "cast":
         result = _cast(v[STEP[1]], STEP[2])
     else:
@@ -241,17 +246,6 @@ def _is_nan(a):
 
 
 @triton.jit
-def _round_int8(a):
-    """Round to the nearest whole number in -128..127, halves to even; the result is int32.
-
-    No float32 as large as 1.5 * 2**23 has a fraction, so the sum rounds, and its last bits are the
-    number. GPUs convert floats to integers eight times as slowly as they add.
-    """
-    a = tl.minimum(tl.maximum(a, -128.0), 127.0) + 12582912.0
-    return a.to(tl.int32, bitcast=True) - 0x4B400000
-
-
-@triton.jit
 def _clip(a, LOW: tl.constexpr, HIGH: tl.constexpr):
     a = tl.where(a < LOW, LOW, a)
     return tl.where(a > HIGH, HIGH, a)
@@ -275,19 +269,6 @@ def add_product(total, a, b, PRECISION: tl.constexpr):
     else:
         total = tl.dot(a, b, total, input_precision=PRECISION)
     return total
-
-
-@triton.jit
-def as_float(a):
-    """Return the numbers as float32.
-
-    Bytes become the last bits of 1.5 * 2**23: GPUs convert them eight times as slowly as they add.
-    """
-    if a.dtype == tl.int8:
-        result = (a.to(tl.int32) + 0x4B400000).to(tl.float32, bitcast=True) - 12582912.0
-    else:
-        result = a.to(tl.float32)
-    return result
 
 
 @triton.jit

@@ -1,0 +1,78 @@
+"""A rectifier and the rounding to INT8 after it as one step: when, and with which bits."""
+
+import gpu_interpreter
+import int8_reference
+import numpy as np
+import pytest
+from int8_graphs import Graph
+
+from toolkit.gpu.graph.expressions import expression_of
+from toolkit.gpu.graph.network import Operation
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+
+def steps_of(*operations: Operation, **constants: float) -> tuple[str, ...]:
+    given = {name: np.array(value, np.float32) for name, value in constants.items()}
+    return tuple(str(step[0]) for step in expression_of("x", operations, given).steps)
+
+
+def rounding(source: str, scale: float) -> Operation:
+    return Operation("RoundInt8", "q", (source,), ("q",), {"scale": scale})
+
+
+def clip_then_round(low: float, high: float, scale: float) -> tuple[str, ...]:
+    clip = Operation("Clip", "c", ("x", "low", "high"), ("c",), {})
+    return steps_of(clip, rounding("c", scale), low=low, high=high)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "scale", "one"),
+    [
+        (0.0, 126.5000001, 1.0, False),  # a float32 half, which goes to the even 126
+        (0.0, 126.50001, 1.0, True),
+        (0.0, 6.0, 6 / 127, True),
+        (0.0, 6.0, 6 / 126, False),
+        (0.0, float("inf"), 1.0, True),
+        (-0.001, 127.0, 1.0, False),
+        (0.001, 127.0, 1.0, False),
+        (0.0, 0.0, 1.0, False),
+    ],
+)
+def test_a_clip_is_a_rectifier_where_its_top_is_the_grids(
+    low: float, high: float, scale: float, one: bool
+) -> None:
+    expected = ("relu_int8",) if one else ("clip", "round_int8")
+    assert clip_then_round(low, high, scale) == expected
+
+
+def test_a_rectifier_that_others_read_stays() -> None:
+    relu = Operation("Relu", "r", ("x",), ("r",), {})
+    assert steps_of(relu, rounding("r", 0.1)) == ("relu_int8",)
+    double = Operation("Add", "a", ("q", "r"), ("a",), {})
+    found = steps_of(relu, rounding("r", 0.1), double)
+    assert found == ("relu", "round_int8", "real", "add")
+    last = Operation("RoundInt8", "p", ("a",), ("p",), {"scale": 0.2})
+    assert steps_of(relu, rounding("r", 0.1), double, last)[-1] == "round_int8"
+
+
+@pytest.mark.parametrize("scale", [0.047, 0.06], ids=["rectifies", "cuts"])
+@pytest.mark.parametrize("taps", [1, 3])
+def test_a_clip_has_the_bits_of_the_formula(
+    taps: int, scale: float, rng: np.random.Generator
+) -> None:
+    """Clip from 0 to 6 on a grid that ends before 6, and on one that does not."""
+    graph = Graph(rng, {"x": (2, 16, 5, 6)})
+    x = graph.rounded("x")
+    sums = graph.product("Conv", x, (24, 16, taps, taps), bias="int32")
+    limits = (graph.constant(np.float32(0)), graph.constant(np.float32(6)))
+    y = graph.rounded(graph.add("Clip", sums, *limits), np.float32(scale))
+    case = graph.case(graph.product("Conv", y, (4, 24, 1, 1)))
+    segment = case.draft("int8")
+    steps = {step for call in segment.calls for step in dict(call.spec.constants)["STEPS"]}
+    assert ("relu_int8_by" in {step[0] for step in steps}) == (scale * 127 < 6)
+    feeds = {"x": 5 * rng.normal(size=(2, 16, 5, 6)).astype(np.float32)}
+    found = gpu_interpreter.run(segment, feeds)
+    for name, truth in int8_reference.run(case.model(), feeds).items():
+        assert len(np.unique(truth)) > 4
+        np.testing.assert_array_equal(found[name], truth, strict=True)
