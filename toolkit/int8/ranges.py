@@ -4,7 +4,7 @@
 2 fit          histograms -> amax, by each method   toolkit.int8.fit
 3 equalise     other weights, observed again        toolkit.int8.steps     optional
 4 choose       `auto`: tensor by tensor, by trying  calibration.auto       optional
-5 budget       nodes that stay in floating point    calibration.budget     optional
+5 budget       nodes that stay in floating point    toolkit.int8.spend     optional
 6 correct      biases, for these very ranges        toolkit.int8.steps     optional
 
 What INT8 costs is measured at each output. Wherever anything is chosen by it, the samples are in
@@ -22,11 +22,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
+import numpy as np
 import onnx_ir as ir
 from msgspec import UNSET, UnsetType
+from numpy.typing import NDArray
 
 from calibration.auto import AutoResult
-from calibration.budget import Budget, BudgetResult, largest_int8_share
+from calibration.budget import Budget, BudgetResult
 from calibration.calibrate import Checkpoint, Observation, Run
 from calibration.channels import ChannelWatch, DeadChannels
 from calibration.dataset import Sample, Skipped, memory_dataset
@@ -44,12 +46,11 @@ from toolkit.int8.fit import (
     Outputs,
     fit,
     joined,
-    of_trial,
     searched,
 )
-from toolkit.int8.metrics import METRICS, Material, int8_macs
 from toolkit.int8.observe import observe_run, shared_run
 from toolkit.int8.quantize import calibrated_tensors, with_operands
+from toolkit.int8.spend import Spending, overspent, spend
 from toolkit.int8.split import LEAST, Split
 from toolkit.int8.steps import (
     CORRECTION,
@@ -64,14 +65,12 @@ from toolkit.int8.steps import (
     end_of,
     equalised,
 )
-from toolkit.score import HeldOut, load_held_out
 
 AUTO = "auto"
 DUMMY_AMAX = 4.0
 """What stands in for a range that nobody measured; trtexec takes 2 and 4 where it has none."""
 _NO_ROWS: Rows = MappingProxyType({})
 
-Exact = Sequence[Outputs]
 Report = Callable[[str, float], None]
 """Called with the step's name and the share of it that is done, 0 to 1."""
 
@@ -160,65 +159,23 @@ def measure_ranges(
     if options.method != AUTO:
         method_named(options.method)  # refused before hours of running
     _refuse_unknown(options.keep_float, graph)
-    equalise, correct = options.asked(options.equalise), options.asked(options.correct_biases)
     _refuse_one_pass(source, options)
-    data = Split(
-        open_data(source, input_specs(graph), options.preprocess, options.samples),
-        options.search or (equalise, correct) != ("off", "off"),
-    )
-    tensors = calibrated_tensors(graph)
-    watch = ChannelWatch(shared_run(graph, tensors))
+    job = _opened(graph, source, model_sha256, options, report)
     keep = None if options.resume is None else Checkpoint(options.resume, model_sha256)
-    seen = _observe(watch, data, tensors, keep, report)
-    validation, held, data_sha256 = data.validation, data.held, data.sha256()
-    methods = AUTO_METHODS if options.method == AUTO else (options.method,)
-
-    def fitted(changed: ir.Model, first: Observation, exact: Exact | None) -> Fit:
-        if not data.unseen:
-            return fit(changed, first, methods, validation, exact=exact)
-        rest = memory_dataset([validation[number] for number in held])
-        run = shared_run(changed, tensors)
-        other = observe_run(run, rest, tensors, _share(report, "calibrate"), None)
-        halves = Halves(first.histograms, other.histograms, held)
-        both = joined(first, other)
-        return fit(changed, both, methods, validation, exact=exact, halves=halves)
-
-    def refit(changed: ir.Model, rows: Rows) -> Fit:
-        again = _checkpoint_of(options.resume, model_sha256, rows)
-        anew = _observe(shared_run(changed, tensors), data, tensors, again, report)
-        return fitted(changed, anew, plain.noise.exact)
-
-    plain = fitted(graph, seen, None)
-    why_not = _why_not(source, data)
-    found, factors, steps = plain, _NO_ROWS, list[Step]()
-    if equalise == "auto" and why_not:
-        steps.append(Step(EQUALISATION, "auto", False, reason=why_not))
-    elif equalise != "off":
-        found, factors, step = equalised(plain, data, refit, equalise)
-        steps.append(step)
-    correcting = correct == "on" or (correct == "auto" and not why_not)
-    learning = data.first(CORRECTION_SAMPLES) if correcting else ()
-    if options.method == AUTO:
-        found = searched(
-            found,
-            partial(corrected_graph, samples=learning) if correcting else None,
-            _share(report, "choose ranges"),
-        )
-    budget = _spend(found, validation, options, report)
+    watch = ChannelWatch(shared_run(graph, job.tensors))
+    seen = _observe(job, watch, keep)
+    judges = _Judges(job.data.validation, job.data.held)
+    data_sha256 = job.data.sha256()
+    found, factors, equalisation = _equalise(job, judges, _fit(job, judges, graph, seen))
+    learning = job.data.first(CORRECTION_SAMPLES) if job.corrects else ()
+    found = _choose(job, found, learning)
+    spending = _spending(options, judges)
+    budget = None
+    if spending is not None:
+        budget = spend(found, spending, _share(report, "spend the budget"))
     spent = frozenset() if budget is None else budget.keep_float
     end = end_of(found, options.keep_float | spent)
-    if correct == "auto" and why_not:
-        steps.append(Step(CORRECTION, "auto", False, reason=why_not))
-    elif correcting:
-        end, step = corrected(
-            found,
-            end,
-            correct,
-            samples=learning,
-            forbidden=_allowed(budget, validation, options),
-            on_progress=_share(report, "correct biases"),
-        )
-        steps.append(step)
+    end, correction = _correct(job, found, end, learning, _allowed(budget, spending))
     return Ranges(
         table=_table(
             options,
@@ -230,7 +187,7 @@ def measure_ranges(
             adjusted=_adjustments(factors, end.changes),
         ),
         end=end,
-        asked=data.asked,
+        asked=job.data.asked,
         samples=found.seen.samples,
         skipped=seen.skipped,
         dead=tuple(name for name, one in seen.histograms.items() if one.dead),
@@ -241,18 +198,127 @@ def measure_ranges(
         channel_samples=watch.samples,
         histograms=found.seen.histograms,
         candidates=MappingProxyType(dict(found.candidates)),
-        unseen=data.unseen,
-        sample=validation[0],
-        steps=tuple(steps),
+        unseen=job.data.unseen,
+        sample=judges.validation[0],
+        steps=tuple(step for step in (equalisation, correction) if step is not None),
         auto=found.auto,
         budget=budget,
     )
 
 
-def _observe(
-    run: Run, data: Split, tensors: Sequence[str], keep: Checkpoint | None, report: Report
-) -> Observation:
-    return observe_run(run, data, tensors, _share(report, "calibrate"), keep)
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is asked, of which graph; `tensors` of it get ranges from `data`."""
+
+    graph: ir.Model
+    tensors: Sequence[str]
+    source: Source
+    data: Split
+    options: RangeOptions
+    model_sha256: str
+    report: Report
+
+    @property
+    def methods(self) -> Sequence[str]:
+        return AUTO_METHODS if self.options.method == AUTO else (self.options.method,)
+
+    @property
+    def corrects(self) -> bool:
+        """Whether the correction of biases is tried."""
+        asked = self.options.asked(self.options.correct_biases)
+        return asked == "on" or (asked == "auto" and not _why_not(self.source, self.data))
+
+
+@dataclass(frozen=True, slots=True)
+class _Judges:
+    """The samples that choices are made by; those of the numbers `held` are in no first pass."""
+
+    validation: Sequence[Sample]
+    held: NDArray[np.intp]
+
+
+def _opened(
+    graph: ir.Model, source: Source, model_sha256: str, options: RangeOptions, report: Report
+) -> _Job:
+    """Open the samples, in two parts where anything is chosen by them."""
+    asked = (options.asked(options.equalise), options.asked(options.correct_biases))
+    data = Split(
+        open_data(source, input_specs(graph), options.preprocess, options.samples),
+        options.search or asked != ("off", "off"),
+    )
+    return _Job(graph, calibrated_tensors(graph), source, data, options, model_sha256, report)
+
+
+def _observe(job: _Job, run: Run, keep: Checkpoint | None) -> Observation:
+    """Step 1."""
+    return observe_run(run, job.data, job.tensors, _share(job.report, "calibrate"), keep)
+
+
+def _fit(
+    job: _Job,
+    judges: _Judges,
+    graph: ir.Model,
+    first: Observation,
+    exact: Sequence[Outputs] | None = None,
+) -> Fit:
+    """Step 2; the samples that the first pass left out are observed here."""
+    if not job.data.unseen:
+        return fit(graph, first, job.methods, judges.validation, exact=exact)
+    rest = memory_dataset([judges.validation[number] for number in judges.held])
+    run = shared_run(graph, job.tensors)
+    other = observe_run(run, rest, job.tensors, _share(job.report, "calibrate"), None)
+    halves = Halves(first.histograms, other.histograms, judges.held)
+    both = joined(first, other)
+    return fit(graph, both, job.methods, judges.validation, exact=exact, halves=halves)
+
+
+def _equalise(job: _Job, judges: _Judges, plain: Fit) -> tuple[Fit, Rows, Step | None]:
+    """Step 3: the fit to go on with, its factors by tensor, and what became of the step."""
+    asked = job.options.asked(job.options.equalise)
+    if asked == "off":
+        return plain, _NO_ROWS, None
+    why_not = _why_not(job.source, job.data)
+    if asked == "auto" and why_not:
+        return plain, _NO_ROWS, Step(EQUALISATION, "auto", False, reason=why_not)
+
+    def refit(changed: ir.Model, rows: Rows) -> Fit:
+        keep = _checkpoint_of(job.options.resume, job.model_sha256, rows)
+        anew = _observe(job, shared_run(changed, job.tensors), keep)
+        return _fit(job, judges, changed, anew, plain.noise.exact)
+
+    return equalised(plain, job.data, refit, asked)
+
+
+def _choose(job: _Job, found: Fit, learning: Sequence[Sample]) -> Fit:
+    """Step 4, where `auto` is asked for."""
+    if job.options.method != AUTO:
+        return found
+    correct = partial(corrected_graph, samples=learning) if job.corrects else None
+    return searched(found, correct, _share(job.report, "choose ranges"))
+
+
+def _correct(
+    job: _Job,
+    found: Fit,
+    end: End,
+    learning: Sequence[Sample],
+    forbidden: Callable[[End], str],
+) -> tuple[End, Step | None]:
+    """Step 6."""
+    asked = job.options.asked(job.options.correct_biases)
+    if job.corrects:
+        return corrected(
+            found,
+            end,
+            asked,
+            samples=learning,
+            forbidden=forbidden,
+            on_progress=_share(job.report, "correct biases"),
+        )
+    if asked == "off":
+        return end, None
+    why_not = _why_not(job.source, job.data)
+    return end, Step(CORRECTION, "auto", False, reason=why_not)
 
 
 def _share(report: Report, step: str) -> Callable[[int, int], None]:
@@ -302,58 +368,20 @@ def _checkpoint_of(resume: Path | None, model_sha256: str, rows: Rows) -> Checkp
     return Checkpoint(path, sha256)
 
 
-def _spend(
-    found: Fit, validation: Sequence[Sample], options: RangeOptions, report: Report
-) -> BudgetResult | None:
-    """Find the nodes that must stay in floating point; None without a budget."""
-    budget = options.budget
-    if budget is None:
+def _spending(options: RangeOptions, judges: _Judges) -> Spending | None:
+    """What the budget is spent by; None without a budget."""
+    if options.budget is None:
         return None
-    metric = METRICS.get(budget.metric)
-    if metric is None:
-        raise CalibrationError(
-            f"there is no metric '{budget.metric}' for a budget: take one of {', '.join(METRICS)}"
-        )
-    material = Material(found.trial, validation, options.detector, _held_out(options))
-    ranges = of_trial(found.trial, found.amax)
-    measure = metric.build(material)
-    fine = METRICS["sqnr"].build(material)
-    named = options.keep_float
-    macs = {node: count for node, count in int8_macs(found.graph).items() if node not in named}
-    return largest_int8_share(
-        macs,
-        lambda keep: measure(ranges, keep | named),
-        budget,
-        fine=lambda keep: fine(ranges, keep | named),
-        on_progress=_share(report, "spend the budget"),
+    return Spending(
+        options.budget, judges.validation, options.keep_float, options.detector, options.labels
     )
 
 
-def _allowed(
-    spent: BudgetResult | None, validation: Sequence[Sample], options: RangeOptions
-) -> Callable[[End], str]:
+def _allowed(spent: BudgetResult | None, spending: Spending | None) -> Callable[[End], str]:
     """Whether a budget that was met is met still: why not, or ""."""
-    budget = options.budget
-    if spent is None or budget is None:
+    if spent is None or spending is None:
         return lambda end: ""
-
-    def why_not(end: End) -> str:
-        material = Material(
-            end.trial, validation, options.detector, _held_out(options), end.noise.exact
-        )
-        value = METRICS[budget.metric].build(material)(end.ranges, end.keep_float)
-        return (
-            ""
-            if value >= spent.limit
-            else f"{budget.metric} would be {value:.3f}, but the budget asks for {spent.limit:.3f}"
-        )
-
-    return why_not
-
-
-def _held_out(options: RangeOptions) -> HeldOut | None:
-    wanted = options.budget is not None and options.budget.metric == "map50"
-    return load_held_out(options.labels) if wanted and options.detector is not None else None
+    return partial(overspent, spent, spending)
 
 
 def _table(
