@@ -51,7 +51,7 @@ def test_a_rectifier_that_others_read_stays() -> None:
     assert steps_of(relu, rounding("r", 0.1)) == ("relu_int8",)
     double = Operation("Add", "a", ("q", "r"), ("a",), {})
     found = steps_of(relu, rounding("r", 0.1), double)
-    assert found == ("relu", "round_int8", "real", "add")
+    assert found == ("relu", "near_int8", "real", "add")
     last = Operation("RoundInt8", "p", ("a",), ("p",), {"scale": 0.2})
     assert steps_of(relu, rounding("r", 0.1), double, last)[-1] == "round_int8"
 

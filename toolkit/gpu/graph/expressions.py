@@ -16,7 +16,7 @@ from toolkit.gpu.graph.operators import OPERATORS, Constants, Step, Steps, is_nu
 
 _MOST = 127  # of INT8
 # Steps whose number is a scale, or one over it.
-_SCALED = ("real", "round_int8", "relu_int8")
+_SCALED = ("real", "near_int8", "round_int8", "relu_int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,12 @@ def expression_of(
         elif steps.dtype(name) == "bool":
             index[name] = steps.add("bool", index[name])
     for op in operations:
-        index[op.outputs[0]] = _add(steps, op)
         if op.kind == "RoundInt8" and op is not operations[-1]:
-            index[op.outputs[0]] = steps.add("real", index[op.outputs[0]], op.number("scale", 1.0))
+            scale = op.number("scale", 1.0)
+            near = steps.add("near_int8", steps.value(op.inputs[0]), inverse(scale))
+            index[op.outputs[0]] = steps.add("real", near, scale)
+        else:
+            index[op.outputs[0]] = _add(steps, op)
     if operations and index[operations[-1].outputs[0]] != steps.last:
         steps.add("same", index[operations[-1].outputs[0]])
     return Expression(operands, _rectified_at_once(len(operands), tuple(steps.found)))

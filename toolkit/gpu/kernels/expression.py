@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels import functions
-from toolkit.gpu.kernels.int8 import as_float, relu_int8, round_int8
+from toolkit.gpu.kernels.int8 import as_float, near_int8, relu_int8, round_int8
 
 
 @triton.jit
@@ -77,12 +77,16 @@ def _apply(v, STEP: tl.constexpr, numbers):
         result = as_float(v[STEP[1]]) * STEP[2]
     elif OP == "round_int8":
         result = round_int8(v[STEP[1]] * STEP[2])
+    elif OP == "near_int8":
+        result = near_int8(v[STEP[1]] * STEP[2])
     elif OP == "relu_int8":
         result = relu_int8(v[STEP[1]], STEP[2])
     elif OP == "real_by":
         result = as_float(v[STEP[1]]) * tl.load(numbers + STEP[2])
     elif OP == "round_int8_by":
         result = round_int8(v[STEP[1]] * tl.load(numbers + STEP[2]))
+    elif OP == "near_int8_by":
+        result = near_int8(v[STEP[1]] * tl.load(numbers + STEP[2]))
     elif OP == "relu_int8_by":
         result = relu_int8(v[STEP[1]], tl.load(numbers + STEP[2]))
     elif OP == "cast":

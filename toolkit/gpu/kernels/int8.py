@@ -1,8 +1,9 @@
 """Numbers of INT8 in registers: bytes to floats, and floats to bytes.
 
     as_float(a)       = a, float32
-    round_int8(a)     = clip(rte(a), -128, 127)
-    relu_int8(a, f)   = clip(rte(fl(a f)), 0, 127)        rte: halves to even; fl: to float32
+    near_int8(a)      = clip(rte(a), -128, 127), float32
+    round_int8(a)     = clip(rte(a), -128, 127), int32
+    relu_int8(a, f)   = clip(rte(fl(a f)), 0, 127), int8       rte: halves to even; fl: to float32
 
 GPUs convert between integers and floats slowly, and compare, select and move bytes at half the
 speed of sums. So what rounds is the sum with a number so large that it has no fraction:
@@ -37,6 +38,12 @@ def as_float(a):
     else:
         result = a.to(tl.float32)
     return result
+
+
+@triton.jit
+def near_int8(a):
+    """Return the nearest whole number in -128..127, halves to even, as float32."""
+    return (tl.minimum(tl.maximum(a, -128.0), 127.0) + 12582912.0) - 12582912.0
 
 
 @triton.jit
