@@ -42,6 +42,7 @@ from toolkit.importer import ImportedModel, import_model
 from toolkit.int8.adjust import adjusted_for, adjusts_only
 from toolkit.int8.best import best_options, idle_nodes, kept_nodes
 from toolkit.int8.data import Source
+from toolkit.int8.gpu_rounding import operands_on_gpu, tied_on_gpu
 from toolkit.int8.qdq_import import PlainModel, import_qdq
 from toolkit.int8.quantize import QUANTIZED_OPS, QuantizedModel, calibrated_tensors, quantize
 from toolkit.int8.ranges import RangeOptions, Ranges, dummy_table, measure_ranges
@@ -198,14 +199,20 @@ def _planned(calibrated: "_Calibrated", job: _Job) -> Plan:
 
 
 def _unify(calibrated: "_Calibrated", plan: Plan) -> UnifiedRanges:
-    """The ranges as the DLA wants them: equal where its layers tie tensors together."""
+    """The ranges as DLA and GPU want them: equal where one range must serve several tensors."""
     table = calibrated.table
     if table is None:
         return UnifiedRanges({}, (), ())
     kept = frozenset(table.keep_float)
     dla = [n for s in plan.segments if s.processor.startswith("dla") for n in s.nodes]
     graph = calibrated.prepared.model
-    return unify_scales(graph, table.tensors, [name for name in dla if name not in kept])
+    tied = tied_on_gpu(graph, _on_gpu(plan), kept)
+    return unify_scales(graph, table.tensors, [*(name for name in dla if name not in kept), *tied])
+
+
+def _on_gpu(plan: Plan) -> frozenset[str]:
+    """The nodes that are planned on the GPU."""
+    return frozenset(node for s in plan.segments if s.processor == "gpu" for node in s.nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +285,10 @@ def _quantizer(
         return lambda segment_of: QuantizedModel(graph, segment_of, {})
     dla = frozenset(s.name for s in plan.segments if s.processor.startswith("dla"))
     keep = frozenset(table.keep_float)
-    return lambda segment_of: quantize(graph, amax, segment_of, dla, keep_float=keep)
+    operands = operands_on_gpu(graph, _on_gpu(plan), keep, amax)
+    return lambda segment_of: quantize(
+        graph, amax, segment_of, dla, keep_float=keep, operands=operands
+    )
 
 
 @dataclass(frozen=True, slots=True)

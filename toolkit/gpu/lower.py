@@ -34,10 +34,12 @@ from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.graph.expressions import is_elementwise
 from toolkit.gpu.graph.functions import expand_functions
 from toolkit.gpu.graph.fusion import Group, group_operations
+from toolkit.gpu.graph.joined_moves import join_moves
 from toolkit.gpu.graph.move_rules import EARLY_RULES, MOVE_RULES
 from toolkit.gpu.graph.network import Array, Network, read_network
 from toolkit.gpu.graph.pattern_rules import RULES
 from toolkit.gpu.graph.patterns import apply_rules
+from toolkit.gpu.graph.product_rules import PRODUCT_RULES
 from toolkit.gpu.graph.quantized import read_quantized
 from toolkit.gpu.view import View, row_major
 from toolkit.gpu.workspace import fit_workspace
@@ -134,7 +136,7 @@ def _drafted(
     emitters = {**EMITTERS, **plugin_emitters(plugins)}
     network = read_network(segment, weights, emitters, trace)
     network = read_quantized(apply_rules(network, EARLY_RULES))
-    network = apply_rules(network, (*RULES, *MOVE_RULES))
+    network = join_moves(apply_rules(network, (*RULES, *MOVE_RULES, *PRODUCT_RULES)))
     _check(network, emitters)
     groups = group_operations(network)
     draft = Draft(network, gpu, _STORED[precision])

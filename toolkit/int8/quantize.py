@@ -16,8 +16,9 @@ segment that reads it. Within a segment the same grid is stored as UINT8 with ze
 (stored + 128), for which onnxruntime has integer kernels on every CPU.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
@@ -159,6 +160,7 @@ def quantize(
     int8_segments: frozenset[str],
     *,
     keep_float: frozenset[str] = frozenset(),
+    operands: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> QuantizedModel:
     """Return a copy of the model with Q/DQ.
 
@@ -166,16 +168,37 @@ def quantize(
     `int8_segments` those whose boundaries are INT8 wherever a range is known (the DLA's).
     `keep_float` names nodes that compute in floating point: their weights stay as they are, and
     no activation is rounded for them; they read INT8 only where it crosses between processors.
+    `operands`: what nodes read in INT8 in place of what their row says, by index; a node that reads
+    nothing so computes in floating point (`toolkit.int8.gpu_rounding`).
 
     Raises BuildError: a tensor that must be quantized has no range.
     """
     inserter = _Inserter(model.clone(), amax, dict(segment_of), keep_float)
-    for node, row in int8_nodes(inserter.model, keep_float):
+    for node, row in _reading(inserter.model, int8_nodes(inserter.model, keep_float), operands):
         inserter.quantize_node(node, row)
     inserter.quantize_boundaries(int8_segments)
     inserter.insert()
     inserter.graph.sort()
     return QuantizedModel(inserter.model, inserter.segment_of, inserter.scales)
+
+
+def _reading(
+    model: ir.Model,
+    rows: Sequence[tuple[ir.Node, QuantizedOp]],
+    operands: Mapping[str, tuple[int, ...]],
+) -> list[tuple[ir.Node, QuantizedOp]]:
+    """Return the rows with other operands, without those that have none, and those of other ops."""
+    known = dict(rows)
+    found = []
+    for node in model.graph:
+        row, given = known.get(node), operands.get(str(node.name))
+        if given is not None:
+            row = replace(row or QuantizedOp(node.op_type, ()), activations=given)
+        if given == ():
+            row = None
+        if row is not None:
+            found.append((node, row))
+    return found
 
 
 class _Inserter:

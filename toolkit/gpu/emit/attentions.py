@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from toolkit.gpu.call import Call, Constant
 from toolkit.gpu.dims.sizes import ceil_div, opt, power_of_two
 from toolkit.gpu.draft import Draft
-from toolkit.gpu.emit.chains import broadcast
+from toolkit.gpu.emit.chains import broadcast, steps_after
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.graph.fusion import Group
 from toolkit.gpu.graph.network import Operation
@@ -50,14 +50,16 @@ def emit_attention(draft: Draft, group: Group) -> None:
             "evenly"
         )
     scale = op.number("scale", 1 / math.sqrt(depth))
+    steps, numbers = steps_after(draft, group)
     constants: dict[str, Constant] = {
         "SCALE": scale,
         "CAP": op.number("softcap", 0.0),
         "CAUSAL": bool(op.integer("is_causal", 0)),
+        "STEPS": steps,
     }
     draft.add(
         group.nodes,
-        *((_call(draft, heads, tile, constants),) for tile in _tiles(heads, draft)),
+        *((_call(draft, heads, tile, constants, numbers),) for tile in _tiles(heads, draft)),
     )
 
 
@@ -159,13 +161,19 @@ def _tiles(heads: _Heads, draft: Draft) -> tuple[_Tile, ...]:
     return (best, *(tile for tile in found if tile != best))
 
 
-def _call(draft: Draft, heads: _Heads, tile: _Tile, constants: Mapping[str, Constant]) -> Call:
+def _call(
+    draft: Draft,
+    heads: _Heads,
+    tile: _Tile,
+    constants: Mapping[str, Constant],
+    numbers: View | None,
+) -> Call:
     q, k, v, y, mask = heads.q, heads.k, heads.v, heads.y, heads.mask
     batch, count, queries, depth = q.shape
     return draft.make_call(
         "attention",
         (ceil_div(queries, tile.queries), batch * count, 1),
-        {"q": q, "k": k, "v": v, "mask": mask, "y": y},
+        {"q": q, "k": k, "v": v, "mask": mask, "y": y, "numbers": numbers},
         {
             "QUERIES": queries,
             "KEYS": k.shape[2],

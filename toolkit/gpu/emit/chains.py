@@ -2,9 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.graph.expressions import with_numbers
 from toolkit.gpu.graph.fusion import Group
+from toolkit.gpu.graph.operators import Step
 from toolkit.gpu.view import Shape, View, channels_last, like
 
 # Operators whose kernels read (N, C, H, W) channels-last, as `Draft.pixels` gives it.
@@ -29,6 +33,16 @@ def emit_elementwise(draft: Draft, group: Group) -> None:
             strides = channels_last(shape)
     y = draft.make(group.result, strides)
     draft.elementwise(y, operands, expression.steps, group.nodes)
+
+
+def steps_after(draft: Draft, group: Group) -> tuple[tuple[Step, ...], View | None]:
+    """Return the steps after a root that makes floats, and the scales that they multiply by.
+
+    Kernels are given the scales, so that a new calibration compiles nothing.
+    """
+    expression = draft.expression(group.root_operation.outputs[0], group.after)
+    steps, numbers = with_numbers(expression.steps)
+    return steps, draft.constant(np.array(numbers), "float32") if numbers else None
 
 
 def _read_as_pixels(draft: Draft, name: str) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from toolkit.gpu.dims.sizes import ceil_div
 from toolkit.gpu.draft import Draft
-from toolkit.gpu.emit.chains import broadcast
+from toolkit.gpu.emit.chains import broadcast, steps_after
 from toolkit.gpu.emit.walks import plan_walk, tile_rows
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.graph.fusion import Group
@@ -22,13 +22,19 @@ def emit_softmax(draft: Draft, group: Group) -> None:
     x = draft.read_float(op.inputs[0])
     axis = op.integer("axis", -1) % len(x.shape)
     y = draft.make(group.result, _strides_like(draft, group, x))
+    steps, numbers = steps_after(draft, group)
     walk = plan_walk([x, y], [axis])
     tile = tile_rows(walk)
     call = draft.make_call(
         "softmax",
         tile.grid(walk),
-        {"x": x, "y": y, "rows": walk.rows},
-        {**walk.constants("X", "Y"), "MODE": _SOFTMAX[op.kind], **tile.constants()},
+        {"x": x, "y": y, "rows": walk.rows, "numbers": numbers},
+        {
+            **walk.constants("X", "Y"),
+            "MODE": _SOFTMAX[op.kind],
+            "STEPS": steps,
+            **tile.constants(),
+        },
         writes=(y,),
         warps=tile.warps,
     )
@@ -152,16 +158,17 @@ def _normalize(draft: Draft, group: Group, what: _Normalization) -> None:
     factors = [what.gain or what.x, what.bias or what.x]  # absent ones are not looked at
     walk = plan_walk([what.x, *factors, what.y], what.along)
     tile = tile_rows(walk)
-    op = group.root_operation
+    steps, numbers = steps_after(draft, group)
+    operands = {"x": what.x, "gain": what.gain, "bias": what.bias, "y": what.y}
     call = draft.make_call(
         "normalize",
         tile.grid(walk),
-        {"x": what.x, "gain": what.gain, "bias": what.bias, "y": what.y, "rows": walk.rows},
+        {**operands, "rows": walk.rows, "numbers": numbers},
         {
             **walk.constants("X", "GAIN", "BIAS", "Y"),
             "MODE": what.mode,
             "EPSILON": what.epsilon,
-            "STEPS": draft.expression(op.outputs[0], group.after).steps,
+            "STEPS": steps,
             **tile.constants(),
         },
         writes=(what.y,),

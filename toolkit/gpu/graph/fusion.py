@@ -16,6 +16,7 @@ from toolkit.gpu.graph.network import Network, Operation, Shape
 EPILOGUES: dict[str, int] = {
     "Conv": 1,
     "ConvTranspose": 1,
+    "PixelBlocks": 0,
     "Gemm": 1,
     "MatMul": 1,
     "MaxPool": 0,
@@ -33,6 +34,10 @@ EPILOGUES: dict[str, int] = {
     "MeanVarianceNormalization": 0,
     "LpNormalization": 0,
     "LRN": 0,
+    "Softmax": 0,
+    "LogSoftmax": 0,
+    "Hardmax": 0,
+    "Attention": 0,
 }
 MAX_OPERANDS = 4  # of an element-wise kernel
 

@@ -175,14 +175,22 @@ def _rectified_first(network: Network) -> Network:
 
 
 def _rounded_once(network: Network) -> Network:
-    """Leave out RoundInt8 of what lies on that grid already."""
+    """Leave out RoundInt8 of what lies on that grid already, or is rounded to it elsewhere."""
     made = Rewriting(network)
     same: dict[str, str] = {}
+    rounded: dict[tuple[str, float], str] = {}
     for old in network.operations:
         op = replace(old, inputs=tuple(same.get(name, name) for name in old.inputs))
-        if op.kind == ROUND and made.scales.get(op.inputs[0]) == op.attributes["scale"]:
-            same[op.outputs[0]] = op.inputs[0]
+        if op.kind != ROUND or op.outputs[0] in network.outputs:
+            made.operations.append(op)
+            continue
+        source, scale = op.inputs[0], op.number("scale", 0.0)
+        if made.scales.get(source) == scale:
+            same[op.outputs[0]] = source
+        elif (source, scale) in rounded:
+            same[op.outputs[0]] = rounded[source, scale]
         else:
+            rounded[source, scale] = op.outputs[0]
             made.operations.append(op)
     return made.network()
 

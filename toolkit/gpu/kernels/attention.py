@@ -1,7 +1,8 @@
 """Attention of every query to all keys, without storing the weights of one to the other.
 
     s[i, j] = cap(SCALE sum_d q[i, d] k[j, d]) + mask[i, j],   cap(s) = CAP tanh(s / CAP) or s
-    y[i, e] = sum_j exp(s[i, j] - m[i]) v[j, e] / sum_j exp(s[i, j] - m[i]),   m[i] = max_j s[i, j]
+    y[i, e] = STEPS(sum_j exp(s[i, j] - m[i]) v[j, e] / sum_j exp(s[i, j] - m[i]))
+    m[i] = max_j s[i, j]
 
 Keys are read block by block. The sums so far are scaled by exp(m before - m after) whenever the
 maximum grows (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). All
@@ -10,6 +11,8 @@ exponents are of 2: s and m are kept times log2(e). A query that sees no key get
 
 import triton
 import triton.language as tl
+
+from toolkit.gpu.kernels.expression import evaluate
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -22,8 +25,9 @@ def attention(
     Q_STRIDES: tl.constexpr, K_STRIDES: tl.constexpr, V_STRIDES: tl.constexpr,
     MASK_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr,
     SCALE: tl.constexpr, CAP: tl.constexpr, CHOOSES: tl.constexpr, CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, STEPS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    numbers=None,
 ):  # fmt: skip
     """Grid: (blocks of queries, batch x heads).
 
@@ -92,5 +96,6 @@ def attention(
         most = grown
 
     result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
+    result = evaluate((result,), STEPS, numbers)
     place = i[:, None] * Y_STRIDES[2] + e[None, :] * Y_STRIDES[3]
     tl.store(y + place, result.to(y.dtype.element_ty), mask=some & (e < VALUES)[None, :])

@@ -25,7 +25,7 @@ def normalize(
     X_STRIDES: tl.constexpr, GAIN_STRIDES: tl.constexpr, BIAS_STRIDES: tl.constexpr,
     Y_STRIDES: tl.constexpr,
     MODE: tl.constexpr, EPSILON: tl.constexpr, STEPS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, numbers=None,
 ):  # fmt: skip
     """Grid: (blocks of rows)."""
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -40,7 +40,7 @@ def normalize(
         result = (value - mean[:, None]) * scale[:, None]
         _finish(
             result, gain, bias, y, r, rows, i, COLUMNS, OUTER, INNER,
-            GAIN_STRIDES, BIAS_STRIDES, Y_STRIDES, STEPS,
+            GAIN_STRIDES, BIAS_STRIDES, Y_STRIDES, STEPS, numbers,
         )  # fmt: skip
     else:
         if MODE == "variance":
@@ -58,7 +58,7 @@ def normalize(
             result = (value - mean[:, None]) * scale[:, None]
             _finish(
                 result, gain, bias, y, r, rows, start + i, COLUMNS, OUTER, INNER,
-                GAIN_STRIDES, BIAS_STRIDES, Y_STRIDES, STEPS,
+                GAIN_STRIDES, BIAS_STRIDES, Y_STRIDES, STEPS, numbers,
             )  # fmt: skip
 
 
@@ -89,13 +89,13 @@ def _scale(total, COLUMNS: tl.constexpr, MODE: tl.constexpr, EPSILON: tl.constex
 def _finish(
     result, gain, bias, y, r, rows, i, COLUMNS: tl.constexpr,
     OUTER: tl.constexpr, INNER: tl.constexpr, GAIN_STRIDES: tl.constexpr,
-    BIAS_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr, STEPS: tl.constexpr,
+    BIAS_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr, STEPS: tl.constexpr, numbers,
 ):  # fmt: skip
     if gain is not None:
         result *= load_rows(gain, r, rows, i, COLUMNS, OUTER, INNER, GAIN_STRIDES, 0.0)
     if bias is not None:
         result += load_rows(bias, r, rows, i, COLUMNS, OUTER, INNER, BIAS_STRIDES, 0.0)
-    result = evaluate((result,), STEPS)
+    result = evaluate((result,), STEPS, numbers)
     store_walked(result, y, r, rows, i, COLUMNS, OUTER, INNER, Y_STRIDES)
 
 

@@ -1,8 +1,10 @@
 """Softmax, its logarithm and its limit along rows of any strides.
 
-    y[r, i] = exp(x[r, i] - max_j x[r, j]) / sum_j exp(x[r, j] - max_j x[r, j])         "softmax"
-    y[r, i] = x[r, i] - max_j x[r, j] - log(sum_j exp(x[r, j] - max_j x[r, j]))         "log"
-    y[r, i] = 1 where i is the first maximum of row r, else 0                           "first"
+    y[r, i] = STEPS(s[r, i])
+
+    s[r, i] = exp(x[r, i] - max_j x[r, j]) / sum_j exp(x[r, j] - max_j x[r, j])         "softmax"
+    s[r, i] = x[r, i] - max_j x[r, j] - log(sum_j exp(x[r, j] - max_j x[r, j]))         "log"
+    s[r, i] = 1 where i is the first maximum of row r, else 0                           "first"
 
 A row longer than BLOCK is read twice: once for its maximum and its sum, which is scaled anew
 whenever the maximum grows, and once to write.
@@ -11,6 +13,7 @@ whenever the maximum grows, and once to write.
 import triton
 import triton.language as tl
 
+from toolkit.gpu.kernels.expression import evaluate
 from toolkit.gpu.kernels.walk import load_rows, store_walked
 
 
@@ -19,7 +22,8 @@ def softmax(
     x, y, rows,
     COLUMNS: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr,
     X_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr,
-    MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    MODE: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    numbers=None,
 ):  # fmt: skip
     """Grid: (blocks of rows)."""
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -30,7 +34,7 @@ def softmax(
         most = tl.max(value, 1)
         total = tl.sum(tl.exp(value - most[:, None]), 1)
         first = _first(value, most, i, COLUMNS)
-        result = _result(value, i, most, total, first, MODE)
+        result = evaluate((_result(value, i, most, total, first, MODE),), STEPS, numbers)
         store_walked(result, y, r, rows, i, COLUMNS, OUTER, INNER, Y_STRIDES)
     else:
         most = tl.full((ROWS,), LEAST, tl.float32)
@@ -47,6 +51,7 @@ def softmax(
         for start in range(0, COLUMNS, BLOCK):
             value = load_rows(x, r, rows, start + i, COLUMNS, OUTER, INNER, X_STRIDES, LEAST)
             result = _result(value, start + i, most, total, first, MODE)
+            result = evaluate((result,), STEPS, numbers)
             store_walked(result, y, r, rows, start + i, COLUMNS, OUTER, INNER, Y_STRIDES)
 
 
