@@ -1,68 +1,45 @@
-"""Time whole networks on this machine's NVIDIA GPU against PyTorch, in one run.
+"""Time whole networks on this machine's NVIDIA GPU against PyTorch.
 
     python scripts/bench_gpu.py [--networks resnet50] [--batches 1 8 32 128]
         [--precisions fp16 int8] [--peers eager compiled] [--engines FOLDER] [--json FILE]
         [--timing-cache FILE] [--layers]
 
-Networks are those of `scripts/gpu_networks.py`, with random weights. Every subject runs as one CUDA
-graph on inputs that are on the GPU already; times are of the GPU, between two events around the
-graph. Outputs are compared with PyTorch's in FP32 before anything is timed; INT8 has its ranges
-from random pictures, so its error says little. "Floor": see `gpu_networks.floors_us`; its two
-ceilings are measured at the start. `--engines`: where engines are looked for, and kept.
+Networks and pictures are those of `scripts/gpu_networks.py`; engines come from
+`scripts/gpu_builds.py`. Every subject runs as one CUDA graph on inputs that are on the GPU already;
+times are of the GPU, between two events around the graph. Outputs are compared with PyTorch's in
+FP32 before anything is timed. "Floor": see `gpu_networks.floors_us`; its ceilings are measured at
+the start. `--engines`: where engines are looked for, and kept. A run may be made in parts, each
+with some networks or subjects and a `--json` of its own; `scripts/gpu_table.py` merges them into
+the tables of docs/PERFORMANCE.md. PyTorch's compilations outlive a process where
+TORCHINDUCTOR_CACHE_DIR names a folder, so several processes may compile before one times.
 """
 
 import argparse
 import copy
-import json
-import math
+import os
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
-from calibration.table import CalibrationTable
 from device.cuda_manifest import Cuda
 from device.engine import open_engine
 from device.executors.cuda import CudaExecutor
 from device.session import Session
+from scripts.gpu_builds import BATCHES, NETWORKS, PRECISIONS, build_missing, engine_path
 from scripts.gpu_engine import relative_error
-from scripts.gpu_networks import export, floors_us, make_network, picture_size
-from toolkit.build import BuildOptions, build_engine
-from toolkit.int8.ranges import RangeOptions
+from scripts.gpu_networks import floors_us, make_network, picture_size, pictures
+from scripts.gpu_table import Ceilings, Cell, Run, merged, tables
 
-PROFILE = "h200"
-NETWORKS = ("resnet50", "mobilenet_v2", "efficientnet_b0", "yolo8n", "vit_small")
-PRECISIONS = ("fp32", "fp16", "int8")
 PEERS = ("eager", "compiled")
 WARM_UP = 30
 RUNS = 200
-CALIBRATION_PICTURES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """What this GPU does at most: products in TFLOP/s (INT8: TOP/s), memory in TB/s."""
-
-    fp16_tflops: float
-    int8_tops: float
-    memory_tbps: float
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One subject on one network: its error against FP32, its time, and the floor of both."""
-
-    network: str
-    batch: int
-    subject: str
-    error: float
-    time_us: float
-    floor_us: float
 
 
 def torch_time_us(network: Any, x: Any) -> float:  # noqa: ANN401
@@ -144,11 +121,11 @@ def layer_table(path: Path, x: np.ndarray, timing_cache: Path | None) -> list[st
         rows = executor.time_works_us(3)
         chosen = executor.tactics
     lines = []
-    for (work, time), at in zip(rows, chosen, strict=True):
+    for (work, time_us), at in zip(rows, chosen, strict=True):
         launches = work.tactics[at].launches
         kernel = implementation.kernels[launches[0].kernel]
         lines.append(
-            f"{time:8.1f} {kernel.function:14} {launches[0].grid!s:18} {kernel.threads:3} "
+            f"{time_us:8.1f} {kernel.function:14} {launches[0].grid!s:18} {kernel.threads:3} "
             f"{kernel.registers} {kernel.spill_bytes} {kernel.shared_bytes:6} {at} "
             f"{' '.join(work.nodes)}"
         )
@@ -156,14 +133,20 @@ def layer_table(path: Path, x: np.ndarray, timing_cache: Path | None) -> list[st
 
 
 def ceilings() -> Ceilings:
-    """Measure products of 8192 x 8192 matrices and a copy of 4 GB."""
+    """Measure products of 8192 x 8192 matrices and a copy of 4 GB.
+
+    Tensor cores multiply INT8 twice as fast as FP16 (peak rates in NVIDIA's data sheet of the
+    H200); PyTorch's own product of INT8 stays below that, and is no ceiling then.
+    """
     halves = [torch.randn(8192, 8192, device="cuda", dtype=torch.float16) for _ in range(2)]
     bytes_ = [torch.randint(-99, 99, (8192, 8192), device="cuda", dtype=torch.int8) for _ in "ab"]
     left, right = torch.empty(2, 2**32, device="cuda", dtype=torch.uint8)
     operations = 2 * 8192**3
+    fp16_tflops = operations / _time_us(lambda: torch.mm(*halves)) * 1e-6
+    int8_tops = operations / _time_us(lambda: torch._int_mm(bytes_[0], bytes_[1].T)) * 1e-6
     return Ceilings(
-        operations / _time_us(lambda: torch.mm(*halves)) * 1e-6,
-        operations / _time_us(lambda: torch._int_mm(bytes_[0], bytes_[1].T)) * 1e-6,
+        fp16_tflops,
+        max(int8_tops, 2 * fp16_tflops),
         2 * left.numel() / _time_us(lambda: left.copy_(right)) * 1e-6,
     )
 
@@ -180,77 +163,19 @@ def _time_us(run: Callable[[], object]) -> float:
     return statistics.median(times[10:])
 
 
-def calibrated(network: Any, size: int) -> CalibrationTable:  # noqa: ANN401
-    """Return ranges from random pictures; tensors have the same names at every batch."""
-    random = np.random.default_rng(1)
-    pictures = [
-        {"x": random.normal(size=(1, 3, size, size)).astype(np.float32)}
-        for _ in range(CALIBRATION_PICTURES)
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "m.onnx"
-        export(network, 1, model, size)
-        ranges = RangeOptions(method="minmax")
-        options = BuildOptions(precision="int8", data=pictures, ranges=ranges)
-        built = build_engine(model, PROFILE, Path(folder) / "m.engine", options)
-    assert built.calibration is not None
-    return built.calibration.table
-
-
-def build(
-    network: Any,  # noqa: ANN401
-    shape: tuple[int, ...],
-    options: BuildOptions,
-    path: Path,
-) -> None:
-    """Write the engine of a network for an input of this shape."""
-    with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "m.onnx"
-        export(network, shape[0], model, shape[-1])
-        for note in build_engine(model, PROFILE, path, options).notes:
-            print(note)
-
-
-def geometric_means(cells: Sequence[Cell], subject: str, peer: str) -> list[str]:
-    """Say how often and by what factor a subject is faster than a peer."""
-    of_peer = {(one.network, one.batch): one.time_us for one in cells if one.subject == peer}
-    ratios = {
-        (one.network, one.batch): of_peer[one.network, one.batch] / one.time_us
-        for one in cells
-        if one.subject == subject and (one.network, one.batch) in of_peer
-    }
-    lines = []
-    for only in (None, *sorted({batch for _, batch in ratios})):
-        chosen = [ratio for (_, batch), ratio in ratios.items() if only in (None, batch)]
-        where = "all batches" if only is None else f"batch {only}"
-        mean = math.exp(statistics.fmean(map(math.log, chosen)))
-        lines.append(
-            f"{subject} against {peer}, {where}: "
-            f"geometric mean {mean:.2f}x, least {min(chosen):.2f}x, {len(chosen)} cells"
-        )
-    return lines
-
-
-def measure(asked: argparse.Namespace, name: str, limits: Ceilings, folder: Path) -> list[Cell]:
-    """Measure all subjects of one network at all batches."""
+def measure(asked: argparse.Namespace, name: str, limits: Ceilings, folder: Path) -> Iterator[Cell]:
+    """Measure all subjects of one network at all batches, one cell after the other."""
     network, size = make_network(name), picture_size(name)
-    tables: dict[str, CalibrationTable] = {}
-    cells = []
     for batch in asked.batches:
-        x = np.random.default_rng().normal(size=(batch, 3, size, size)).astype(np.float32)
+        x = pictures(batch, size, np.random.default_rng())
         on_gpu = torch.from_numpy(x).cuda()
         with torch.no_grad():
             truth = network(on_gpu).cpu().numpy()
         halves = floors_us(network, on_gpu, 2, limits.fp16_tflops, limits.memory_tbps)
         for subject in (*asked.precisions, *asked.peers):
-            floor = halves
+            floor, began = halves, time.monotonic()
             if subject in PRECISIONS:
-                path = folder / f"{name}-{batch}-{subject}.engine"
-                if not path.exists():
-                    if subject == "int8" and name not in tables:
-                        tables[name] = calibrated(network, size)
-                    table = tables[name] if subject == "int8" else None
-                    build(network, x.shape, BuildOptions(precision=subject, table=table), path)
+                path = engine_path(folder, name, batch, subject)
                 error, time_us = time_engine(path, x, truth, asked.timing_cache)
                 if asked.layers:
                     print("\n".join(layer_table(path, x, asked.timing_cache)))
@@ -258,39 +183,43 @@ def measure(asked: argparse.Namespace, name: str, limits: Ceilings, folder: Path
                     floor = floors_us(network, on_gpu, 1, limits.int8_tops, limits.memory_tbps)
             else:
                 error, time_us = time_peer(subject, network, x, truth)
-            cells.append(Cell(name, batch, subject, error, time_us, floor))
             print(
                 f"{name:16} {batch:4} {subject:9} error {error:.1e} {time_us:8.0f} us, "
-                f"floor {floor:6.0f} us, {batch / time_us * 1e6:8.0f} pictures/s",
+                f"floor {floor:6.0f} us, {batch / time_us * 1e6:8.0f} pictures/s, "
+                f"{time.monotonic() - began:4.0f} s in all",
                 flush=True,
             )
-    return cells
+            yield Cell(name, batch, subject, error, time_us, floor)
 
 
 def main() -> None:
-    """Print a line for each network, batch and subject, and how the subjects compare."""
+    """Print a line for each network, batch and subject, then the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--networks", nargs="+", default=NETWORKS)
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32, 128])
+    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
     parser.add_argument("--precisions", nargs="*", choices=PRECISIONS, default=["fp16", "int8"])
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--engines", type=Path, help="folder of engines; missing ones are built")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="builds at once")
     parser.add_argument("--timing-cache", type=Path, help="run the fastest tactics, timed here")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--layers", action="store_true", help="time every launch by itself")
     asked = parser.parse_args()
-    limits = ceilings()
-    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, {limits}")
+    torch.backends.cudnn.allow_tf32 = False  # what others are compared with is FP32
     with tempfile.TemporaryDirectory() as scratch:
         folder = asked.engines or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        cells = [cell for name in asked.networks for cell in measure(asked, name, limits, folder)]
-    for subject in asked.precisions:
-        for peer in asked.peers:
-            print("\n".join(geometric_means(cells, subject, peer)))
-    if asked.json:
-        found = {"ceilings": asdict(limits), "cells": [asdict(one) for one in cells]}
-        asked.json.write_text(json.dumps(found, indent=1))
+        if asked.precisions:
+            build_missing(folder, asked.networks, asked.batches, asked.precisions, asked.jobs)
+        limits = ceilings()
+        print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, {limits}")
+        cells: list[Cell] = []
+        for name in asked.networks:
+            for cell in measure(asked, name, limits, folder):
+                cells.append(cell)
+                if asked.json:  # as far as it is: a run that is stopped has said something
+                    run = Run(limits, tuple(cells))
+                    asked.json.write_bytes(msgspec.json.format(msgspec.json.encode(run)))
+    print("\n".join(tables(merged([Run(limits, tuple(cells))]))))
 
 
 if __name__ == "__main__":

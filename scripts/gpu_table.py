@@ -1,0 +1,196 @@
+"""The tables of docs/PERFORMANCE.md from what `scripts/bench_gpu.py` wrote.
+
+    python -m scripts.gpu_table RUN.json [RUN.json ...]
+
+Runs are merged; of a cell that several have, the last one counts. They must be of one GPU: a floor
+comes from the ceilings of the run that its cell is of.
+"""
+
+import argparse
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+NAMES = {
+    "resnet50": "ResNet-50",
+    "mobilenet_v2": "MobileNetV2",
+    "efficientnet_b0": "EfficientNet-B0",
+    "yolo8n": "YOLOv8n-style",
+    "vit_small": "ViT-S",
+}
+OURS = ("fp16", "int8")
+COMPILED = "compiled"  # the peer that ratios are to
+
+
+class Ceilings(msgspec.Struct, frozen=True):
+    """What this GPU does at most: products in TFLOP/s (INT8: TOP/s), memory in TB/s."""
+
+    fp16_tflops: float
+    int8_tops: float
+    memory_tbps: float
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """One subject on one network: its error against FP32, its time, and the floor of both."""
+
+    network: str
+    batch: int
+    subject: str
+    error: float
+    time_us: float
+    floor_us: float
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """What tells it from other cells."""
+        return self.network, self.batch, self.subject
+
+
+class Run(msgspec.Struct, frozen=True):
+    """What one run of the benchmark measured."""
+
+    ceilings: Ceilings
+    cells: tuple[Cell, ...]
+
+
+Cells = Mapping[tuple[str, int, str], Cell]
+
+
+def merged(runs: Sequence[Run]) -> Cells:
+    """Return all cells of several runs by network, batch and subject; later ones count."""
+    return {cell.key: cell for run in runs for cell in run.cells}
+
+
+def ratios(cells: Cells, subject: str, peer: str) -> dict[tuple[str, int], float]:
+    """Return how many times faster a subject is than a peer, by network and batch."""
+    return {
+        (name, batch): cells[name, batch, peer].time_us / cell.time_us
+        for (name, batch, whose), cell in cells.items()
+        if whose == subject and (name, batch, peer) in cells
+    }
+
+
+def means(cells: Cells, subject: str, peer: str) -> list[str]:
+    """Say how often and by what factor a subject is faster than a peer."""
+    all_ratios = ratios(cells, subject, peer)
+    lines = []
+    for only in (None, *sorted({batch for _, batch in all_ratios})):
+        chosen = [ratio for (_, batch), ratio in all_ratios.items() if only in (None, batch)]
+        if not chosen:
+            continue
+        where = "all batches" if only is None else f"batch {only}"
+        mean = math.exp(statistics.fmean(map(math.log, chosen)))
+        lines.append(
+            f"{subject} against {peer}, {where}: "
+            f"geometric mean {mean:.2f}x, least {min(chosen):.2f}x, {len(chosen)} cells"
+        )
+    return lines
+
+
+def tables(cells: Cells) -> list[str]:
+    """Return both tables, where they have rows, and how ours are to the peers."""
+    lines = []
+    for table in (half_table(cells), integer_table(cells)):
+        if len(table) > 2:
+            lines += ["", *table]
+    lines.append("")
+    for subject in OURS:
+        for peer in (COMPILED, "eager"):
+            lines += means(cells, subject, peer)
+    return lines
+
+
+def half_table(cells: Cells) -> list[str]:
+    """Return the table of FP16: ours, both peers, the ratio, the floor, the errors."""
+    lines = [
+        "| network | batch | ours FP16 | compiled | eager | ours to compiled | floor | times floor "
+        "| error | error of compiled |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, batch, first in _rows(cells, "fp16"):
+        own = cells[name, batch, "fp16"]
+        compiled, eager = (cells.get((name, batch, peer)) for peer in (COMPILED, "eager"))
+        said = (
+            NAMES.get(name, name) if first else "",
+            batch,
+            _time(own),
+            _time(compiled),
+            _time(eager),
+            _ratio(compiled, own),
+            _floor(own),
+            f"{own.time_us / own.floor_us:.1f}",
+            f"{own.error:.1e}",
+            "" if compiled is None else f"{compiled.error:.1e}",
+        )
+        lines.append(_row(said))
+    return lines
+
+
+def integer_table(cells: Cells) -> list[str]:
+    """Return the table of INT8: ours, pictures a second, against FP16 of both, floor and error."""
+    lines = [
+        "| network | batch | ours INT8 | pictures/s | to compiled FP16 | to our FP16 | floor "
+        "| times floor | error |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, batch, first in _rows(cells, "int8"):
+        own = cells[name, batch, "int8"]
+        said = (
+            NAMES.get(name, name) if first else "",
+            batch,
+            _time(own),
+            f"{batch / own.time_us * 1e6:.0f}",
+            _ratio(cells.get((name, batch, COMPILED)), own),
+            _ratio(cells.get((name, batch, "fp16")), own),
+            _floor(own),
+            f"{own.time_us / own.floor_us:.1f}",
+            f"{own.error:.1e}",
+        )
+        lines.append(_row(said))
+    return lines
+
+
+def _rows(cells: Cells, subject: str) -> list[tuple[str, int, bool]]:
+    """Return networks and batches that a subject was timed on; True where a network begins."""
+    order = [*NAMES, *sorted({name for name, _, _ in cells} - set(NAMES))]
+    found = sorted(
+        ((name, batch) for name, batch, whose in cells if whose == subject),
+        key=lambda one: (order.index(one[0]), one[1]),
+    )
+    return [
+        (name, batch, not at or found[at - 1][0] != name) for at, (name, batch) in enumerate(found)
+    ]
+
+
+def _row(cells: Sequence[object]) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _time(cell: Cell | None) -> str:
+    return "" if cell is None else f"{cell.time_us:.0f}"
+
+
+def _floor(cell: Cell) -> str:
+    return f"{cell.floor_us:.0f}"
+
+
+def _ratio(peer: Cell | None, own: Cell) -> str:
+    return "" if peer is None else f"{peer.time_us / own.time_us:.2f}x"
+
+
+def main() -> None:
+    """Print the tables and the means of the runs on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path)
+    asked = parser.parse_args()
+    runs = [msgspec.json.decode(path.read_bytes(), type=Run) for path in asked.runs]
+    for path, run in zip(asked.runs, runs, strict=True):
+        print(f"{path.name}: {run.ceilings}")
+    print("\n".join(tables(merged(runs))))
+
+
+if __name__ == "__main__":
+    main()
