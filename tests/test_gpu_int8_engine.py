@@ -71,9 +71,9 @@ def network(name: str) -> Callable[[np.random.Generator], Model]:
 
     def build(rng: np.random.Generator) -> Model:
         pytest.importorskip("torchvision", reason="the networks come from torchvision")
-        from scripts.gpu_networks import export, make_network
+        from scripts.gpu_networks import export, make_network, pictures
 
-        feeds = {"x": sample(rng, (1, 3, 64, 64))}
+        feeds = {"x": pictures(1, 64, rng)}
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "m.onnx"
             export(make_network(name), 1, path, 64)
