@@ -11,7 +11,9 @@ from gpu_graphs import Case, node, normal
 from onnx import TensorProto
 
 import configs
+from toolkit.int8.gpu_rounding import operands_on_gpu, tied_on_gpu
 from toolkit.int8.quantize import calibrated_tensors, quantize, with_operands
+from toolkit.int8.scale_rules import unify_scales
 from toolkit.passes import run_passes
 
 SMALL = (1, 3, 64, 96)  # pictures that the interpreter takes seconds for
@@ -92,8 +94,13 @@ class Graph:
         return Case(self.nodes, self.inputs, self.weights, outputs)
 
 
-def quantized(model: ir.Model, feeds: Mapping[str, np.ndarray]) -> ir.Model:
-    """The model in INT8, with the ranges that its tensors have on `feeds`."""
+def quantized(
+    model: ir.Model, feeds: Mapping[str, np.ndarray], *, on_gpu: bool = False
+) -> ir.Model:
+    """The model in INT8, with the ranges that its tensors have on `feeds`.
+
+    `on_gpu`: as the builds round for a GPU; else every operand of a row is rounded.
+    """
     graph, _ = run_passes(model)
     wanted = calibrated_tensors(graph)
     proto = ir.to_proto(graph)
@@ -109,7 +116,12 @@ def quantized(model: ir.Model, feeds: Mapping[str, np.ndarray]) -> ir.Model:
     found |= feeds
     amax = {name: max(1e-6, float(np.abs(found[name]).max())) for name in wanted}
     segment = {str(node.name): "gpu.0" for node in graph.graph}
-    return quantize(graph, with_operands(graph, amax), segment, frozenset()).model
+    ranges: Mapping[str, float] = with_operands(graph, amax)
+    if not on_gpu:
+        return quantize(graph, ranges, segment, frozenset()).model
+    ranges = unify_scales(graph, ranges, tied_on_gpu(graph, segment)).amax
+    operands = operands_on_gpu(graph, segment)
+    return quantize(graph, ranges, segment, frozenset(), operands=operands).model
 
 
 def residual_block(rng: np.random.Generator) -> Case:
