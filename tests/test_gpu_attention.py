@@ -8,6 +8,8 @@ import onnx
 import pytest
 from gpu_graphs import Case, node, normal
 
+from toolkit.gpu.errors import NotCoveredError
+
 pytest.importorskip("triton", reason="Triton is not installed")
 
 LIMITS = {"fp32": 1e-4, "fp16": 1e-2}
@@ -263,6 +265,10 @@ EINSUMS = {
     "ijk,lj->il": ((3, 4, 5), (2, 4)),
     "ij->ji": ((3, 4),),
     "ijk->k": ((3, 4, 5),),
+    "ij, jk->ik": ((3, 1), (4, 5)),
+    "ij,jk ->ik": ((3, 4), (1, 5)),
+    "bij,bjk->bik": ((2, 3, 4), (1, 4, 5)),
+    "bij,bji->ib": ((2, 3, 1), (2, 4, 3)),
 }
 
 
@@ -270,3 +276,18 @@ EINSUMS = {
 def test_einsum(equation: str, rng: np.random.Generator) -> None:
     inputs = dict(zip("ab", EINSUMS[equation], strict=False))
     check(Case([node("Einsum", " ".join(inputs), "y", equation=equation)], inputs, {}), "fp32", rng)
+
+
+UNFIT_EINSUMS = {
+    "bij,bjk->bik": ((1, 3, 4), (2, 4, 5), r"makes \[2, 3, 5\].* says \[1, 3, 5\]"),
+    "ij,jk->ik": ((3, 4), (6, 5), "sizes 4 and 6 of j"),
+}
+
+
+@pytest.mark.parametrize("equation", UNFIT_EINSUMS)
+def test_an_einsum_whose_sizes_do_not_fit_is_refused(equation: str) -> None:
+    *shapes, said = UNFIT_EINSUMS[equation]
+    inputs = dict(zip("ab", shapes, strict=True))
+    case = Case([node("Einsum", "a b", "y", equation=equation)], inputs, {})
+    with pytest.raises(NotCoveredError, match=said):
+        case.draft("fp32")

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from toolkit.gpu.errors import not_covered
 from toolkit.gpu.graph.network import Operation
 from toolkit.gpu.graph.patterns import Surroundings
 from toolkit.gpu.graph.rewriting import Rewriting
@@ -14,16 +15,19 @@ def einsum_as_matmul(_: Surroundings, op: Operation, made: Rewriting) -> tuple[(
     parsed = _parsed(op)
     if parsed is None:
         return None
-    labels, result = parsed
-    sizes = {
-        label: size
-        for names, tensor in zip(labels, op.inputs, strict=True)
-        for label, size in zip(names, _shape(made, tensor), strict=True)
-    }
+    written, result = parsed
+    shapes = [_shape(made, name) for name in op.inputs]
+    sizes = _sizes(op, written, shapes)
+    _check_result(op, made.shapes[op.outputs[0]], tuple(sizes[c] for c in result))
     steps = _Steps(op, made, sizes)
+    spread = [
+        steps.squeezed(name, own, shape)
+        for name, own, shape in zip(op.inputs, written, shapes, strict=True)
+    ]
+    labels = [own for _, own in spread]
     tensors = [
         steps.summed(name, own, "".join(c for c in own if c in result or c in _others(labels, at)))
-        for at, (name, own) in enumerate(zip(op.inputs, labels, strict=True))
+        for at, (name, own) in enumerate(spread)
     ]
     if len(tensors) == 1:
         (name, own) = tensors[0]
@@ -61,6 +65,39 @@ def _parsed(op: Operation) -> tuple[list[str], str] | None:
     return labels, result
 
 
+def _sizes(
+    op: Operation, labels: Sequence[str], shapes: Sequence[tuple[int, ...]]
+) -> dict[str, int]:
+    """Return the size of each label: of 1 and another size the other one.
+
+    Raises NotCoveredError where a label has two other sizes.
+    """
+    sizes: dict[str, int] = {}
+    for own, shape in zip(labels, shapes, strict=True):
+        for label, size in zip(own, shape, strict=True):
+            known = sizes.get(label, 1)
+            if known not in (1, size) and size != 1:
+                raise not_covered(
+                    {op.name: f"node {op.name!r} (Einsum) has sizes {known} and {size} of {label}"}
+                )
+            sizes[label] = size if known == 1 else known
+    return sizes
+
+
+def _check_result(op: Operation, inferred: tuple[int, ...], whole: tuple[int, ...]) -> None:
+    """Refuse a result that ONNX's shape inference takes for smaller: what follows it does, too.
+
+    Of the sizes 1 and n of a label, inference takes the one that comes first.
+    """
+    if inferred != whole:
+        raise not_covered(
+            {
+                op.name: f"node {op.name!r} (Einsum) makes {list(whole)}, and shape inference of "
+                f"ONNX says {list(inferred)}: expand the operand that has the size 1"
+            }
+        )
+
+
 def _others(labels: list[str], at: int) -> str:
     return "".join(one for other, one in enumerate(labels) if other != at)
 
@@ -79,6 +116,16 @@ class _Steps:
 
     def size(self, labels: Sequence[str]) -> int:
         return prod(self.sizes[label] for label in labels)
+
+    def squeezed(self, name: str, own: str, shape: Sequence[int]) -> tuple[str, str]:
+        """Return a tensor without the dimensions of 1 that spread over another's, and its labels.
+
+        The product then repeats it along them, or sums the other alone.
+        """
+        kept = "".join(c for c, size in zip(own, shape, strict=True) if size == self.sizes[c])
+        if kept == own:
+            return name, own
+        return self.reshaped(name, tuple(self.sizes[label] for label in kept)), kept
 
     def summed(self, name: str, own: str, kept: str) -> tuple[str, str]:
         """Sum a tensor over what only it has; return it with the labels that are left."""
