@@ -78,6 +78,33 @@ def test_every_tactic_gives_the_result(name: str, rng: np.random.Generator) -> N
         check(replace(drafted, work=tuple(work)), case, rng)
 
 
+DEEP = {
+    "3x3": ((1, 32, 5, 6), 24, (3, 3), {"pads": [1, 1, 1, 1]}),
+    "pointwise": ((2, 160, 3, 5), 20, (1, 1), {}),
+    "in groups": ((1, 64, 4, 4), 32, (3, 3), {"group": 2, "pads": [1, 1, 1, 1]}),
+    "strided, odd channels": ((1, 45, 7, 6), 18, (2, 3), {"strides": [2, 2]}),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_sums_in_parts_are_the_convolution(name: str, rng: np.random.Generator) -> None:
+    shape, filters, taps, attributes = DEEP[name]
+    nodes = [node("Mul", "c s", "m"), node("Relu", "m", "y")]
+    plain = convolution(rng, shape, filters, taps, *nodes, **attributes)
+    case = replace(plain, weights={**plain.weights, "s": np.array(0.7, np.float32)})
+    drafted = case.draft(gpu=EVERY)
+    (at,) = [at for at, work in enumerate(drafted.work) if len(work.tactics) > 1]
+    in_parts = [tactic for tactic in drafted.work[at].tactics if len(tactic) == 2]
+    counts = {dict(tactic[0].spec.constants)["PARTS"] for tactic in in_parts}
+    assert len(counts) > 1
+    for tactic in in_parts:
+        assert [call.spec.kernel for call in tactic] == ["convolution", "add_parts"]
+        assert tactic[0].grid[2] == dict(tactic[0].spec.constants)["PARTS"]
+        work = [*drafted.work]
+        work[at] = Work(work[at].nodes, (tactic,))
+        check(replace(drafted, work=tuple(work)), case, rng)
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 def test_an_average_over_many_pixels_is_made_in_parts(batch: int, rng: np.random.Generator) -> None:
     case = Case([node("GlobalAveragePool", "x", "y")], {"x": (batch, 33, 40, 37)}, {})

@@ -6,7 +6,7 @@ differ by one step of the grid.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import gpu_interpreter
 import int8_reference
@@ -32,6 +32,7 @@ from toolkit.lower import lower_segments
 pytest.importorskip("triton", reason="Triton is not installed")
 
 XAVIER = GpuTarget(sm=72, sm_count=8)  # where Triton has no products of integers
+EVERY = GpuTarget(sm=87, sm_count=8, exhaustive=True)
 
 
 def drafted(case: Case, gpu: GpuTarget = ORIN) -> DraftedSegment:
@@ -159,6 +160,30 @@ def test_a_residual_is_read_in_int8(kind: str, rng: np.random.Generator) -> None
     assert (
         sum(call.spec.kernel in ("elementwise", "transposing") for call in segment.calls) <= 3
     )  # borders
+
+
+def test_every_tactic_of_a_convolution_has_the_same_bits(rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": (1, 48, 6, 5)})
+    x = graph.rounded("x")
+    c = graph.product("Conv", x, (48, 48, 3, 3), bias="int32", pads=[1, 1, 1, 1])
+    total = graph.rounded(graph.add("Relu", graph.add("Add", graph.rounded(c), x)))
+    case = graph.case(graph.product("Conv", total, (40, 48, 1, 1)))
+    segment = drafted(case, EVERY)
+    feeds = {"x": rng.normal(size=case.inputs["x"]).astype(np.float32)}
+    ((name, truth),) = int8_reference.run(case.model(), feeds).items()
+    ways = [
+        (at, tactic)
+        for at, work in enumerate(segment.work)
+        for tactic in work.tactics
+        if len(work.tactics) > 1
+    ]
+    assert {len(tactic) for _, tactic in ways} == {1, 2}  # whole, and in parts
+    for at, tactic in ways:
+        assert all(call.spec.exact for call in tactic)
+        work = [*segment.work]
+        work[at] = replace(work[at], tactics=(tactic,))
+        found = gpu_interpreter.run(replace(segment, work=tuple(work)), feeds)
+        np.testing.assert_array_equal(found[name], truth, strict=True)
 
 
 POOLS = {

@@ -10,8 +10,10 @@ from typing import Union
 # Every kernel that the lowering starts: its name and the module of `toolkit.gpu.kernels` it is in.
 KERNELS: dict[str, str] = {
     "convolution": "convolution",
+    "add_parts": "convolution",
     "depthwise": "depthwise",
     "matmul": "matmul",
+    "strips": "strips",
     "pool": "pooling",
     "global_average": "pooling",
     "elementwise": "elementwise",
@@ -19,6 +21,7 @@ KERNELS: dict[str, str] = {
     "gather": "gather",
     "scatter": "gather",
     "pad": "pad",
+    "pixel_blocks": "pad",
     "resample": "resample",
     "grid_sample": "grid_sample",
     "scan": "scan",

@@ -1,8 +1,8 @@
 """Sizes of the blocks that a kernel computes at a time, and which are the best by estimate."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from toolkit.gpu.dims.sizes import ceil_div, opt, power_of_two
+from toolkit.gpu.dims.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.gpu.gpu import GpuTarget
 
 _LEAST = 16  # the smallest block side that a product of matrices takes
@@ -57,16 +57,27 @@ _REGISTERS = 65536  # of an SM; CUDA C++ Programming Guide, as the threads below
 _THREADS = 2048  # 1536 on sm_86, sm_87 and sm_89: no tile here comes near
 _WARP = 32
 
+# Sums in parts: how many, for how many blocks of an SM, with how many steps each.
+_PARTS = (2, 3, 4, 6, 8, 12, 16)
+_MOST_BLOCKS = 4
+_LEAST_STEPS = 2
+_SUM_BYTES = 4
+_SECOND_KERNEL = 4000  # cycles
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A block of `rows` x `columns` results, computed `depth` products at a time."""
+    """A block of `rows` x `columns` results, computed `depth` products at a time.
+
+    With `parts` over 1 that many blocks share the depth, and a second kernel adds their sums.
+    """
 
     rows: int
     columns: int
     depth: int
     warps: int
     stages: int
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +98,11 @@ class Product:
     products: int = 1
 
 
-def product_tiles(product: Product, gpu: GpuTarget) -> tuple[Tile, ...]:
-    """Return the best tiles by estimate, the best first."""
+def product_tiles(product: Product, gpu: GpuTarget, *, in_parts: bool = False) -> tuple[Tile, ...]:
+    """Return the best tiles by estimate, the best first; `in_parts`: those with parts, too."""
     tiles = [_tile(product, *shape, gpu) for shape in _SHAPES if _fits(product, shape, gpu)]
+    if in_parts and fixed(product.rows):
+        tiles += [replace(tile, parts=n) for tile in tiles for n in _parts(product, tile, gpu)]
     tiles.sort(key=lambda tile: estimate_cycles(product, tile, gpu))
     carried = _CARRIED if gpu.has_matrix_units else 1
     return tuple(tiles if gpu.exhaustive else tiles[:carried])
@@ -102,24 +115,43 @@ def estimate_cycles(product: Product, tile: Tile, gpu: GpuTarget) -> float:
     its blocks; or memory is.
     """
     rows, columns = ceil_div(opt(product.rows), tile.rows), ceil_div(product.columns, tile.columns)
-    blocks = rows * opt(columns) * opt(product.products)
+    blocks = rows * opt(columns) * opt(product.products) * tile.parts
     each = ceil_div(blocks, gpu.sm_count)
-    steps = ceil_div(opt(product.depth), tile.depth)
+    steps = ceil_div(ceil_div(opt(product.depth), tile.depth), tile.parts)
+    stored_bytes = product.stored_bytes if tile.parts == 1 else _SUM_BYTES
     results = max(tile.rows, 64) * tile.columns  # tensor cores of sm_90 take 64 rows at least
     multiply = results * tile.depth / (_EFFICIENCY * gpu.products_per_cycle(product.item_bytes))
     copy = (tile.rows + tile.columns) * tile.depth * product.item_bytes / _L2_BYTES
-    store = (
-        tile.rows
-        * tile.columns
-        * (product.stored_bytes / _STORE_BYTES + (_ROUNDING if product.item_bytes == 1 else 0))
-    )
+    rounding = _ROUNDING if product.item_bytes == 1 and tile.parts == 1 else 0
+    store = tile.rows * tile.columns * (stored_bytes / _STORE_BYTES + rounding)
     waiting = _START + steps * max(_STEP, multiply + _STEP_BUSY, copy) + store
     busy = each * (steps * max(multiply + _STEP_BUSY, copy) + store + _BLOCK)
-    memory = each * tile.rows * tile.columns * product.stored_bytes / _MEMORY_BYTES
+    memory = each * tile.rows * tile.columns * stored_bytes / _MEMORY_BYTES
     memory += each * tile.rows * product.run * product.item_bytes / columns / _MEMORY_BYTES
     at_once = _blocks_at_once(product, tile, gpu)
     waves = ceil_div(blocks, gpu.sm_count * at_once)
-    return max(waves * waiting, max(busy, memory) + _TAIL * waiting)
+    added = 0.0 if tile.parts == 1 else _adding(product, tile.parts, gpu)
+    return max(waves * waiting, max(busy, memory) + _TAIL * waiting) + added
+
+
+def _adding(product: Product, parts: int, gpu: GpuTarget) -> float:
+    """Return about how long a second kernel takes that adds the sums of parts."""
+    results = opt(product.rows) * opt(product.columns) * opt(product.products)
+    moved = results * (parts * _SUM_BYTES + product.stored_bytes)
+    return _SECOND_KERNEL + moved / (_STORE_BYTES * gpu.sm_count)
+
+
+def _parts(product: Product, tile: Tile, gpu: GpuTarget) -> list[int]:
+    """Return into how many parts the depth may go while there are SMs for them."""
+    blocks = ceil_div(opt(product.rows), tile.rows) * ceil_div(opt(product.columns), tile.columns)
+    steps = ceil_div(product.depth, tile.depth)
+    return [
+        parts
+        for parts in _PARTS
+        if blocks * product.products * parts <= _MOST_BLOCKS * gpu.sm_count
+        and ceil_div(steps, parts) >= _LEAST_STEPS
+        and ceil_div(steps, ceil_div(steps, parts)) == parts  # none is empty
+    ]
 
 
 def row_tile(rows: int, columns: int) -> Tile:

@@ -1,9 +1,9 @@
 """Convolutions -> calls."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
-from toolkit.gpu.call import Call, Constant
+from toolkit.gpu.call import Call, Constant, Tactic
 from toolkit.gpu.dims.sizes import ceil_div, opt
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.emit.endings import (
@@ -90,49 +90,110 @@ def emit_convolution(draft: Draft, group: Group) -> None:
     )
     if depthwise:
         _depthwise(draft, picture)
-    elif window.is_point and picture.groups == 1:
-        _pointwise(draft, picture)
     else:
         _implicit(draft, picture)
 
 
 def _implicit(draft: Draft, p: _Picture) -> None:
-    filters, channels = p.weights.shape[0] // p.groups, p.weights.shape[1]
+    """Add a convolution as the product of matrices that it is, by each of its tiles."""
     # (filter, channel, row, column) -> (filter, row, column, channel)
     packed = p.weights.transpose(0, 2, 3, 1).reshape(p.weights.shape[0], -1)
     weights = weight_matrix(draft, packed.T, p.x.dtype)
-    product = _product(p, packed.shape[1], channels)
+    product = _product(p, packed.shape[1], p.weights.shape[1])
+    tiles = product_tiles(product, draft.gpu, in_parts=True)
+    draft.add(p.nodes, *(_tactic(draft, p, weights, product, tile) for tile in tiles))
 
-    def call(tile: Tile) -> Call:
-        blocks = ceil_div(product.rows, tile.rows) * ceil_div(filters, tile.columns)
-        return draft.make_call(
-            "convolution",
-            (blocks, p.groups, 1),
-            {
-                "x": p.x,
-                "weights": weights,
-                "bias": p.ending.bias,
-                "scale": p.ending.scale,
-                "numbers": p.ending.numbers,
-                "residual": p.residual,
-                "y": p.y,
-                "batch": p.x.shape[0],
-            },
-            {
-                **_sizes(p),
-                "CHANNELS": channels,
-                "FILTERS": filters,
-                "W_PITCH": weights.strides[1],
-                **p.window.constants(),
-                "STEPS": p.ending.steps,
-                **product_constants(draft, tile, p.x.dtype),
-            },
-            writes=(p.y,),
-            warps=tile.warps,
-            stages=tile.stages,
-        )
 
-    draft.add(p.nodes, *((call(tile),) for tile in product_tiles(product, draft.gpu)))
+def _tactic(draft: Draft, p: _Picture, weights: View, product: Product, tile: Tile) -> Tactic:
+    if tile.parts > 1:
+        return _in_parts(draft, p, weights, product, tile)
+    if p.window.is_point and p.groups == 1:
+        return (_pointwise(draft, p, weights, product, tile),)
+    return (_convolution(draft, p, weights, product, tile),)
+
+
+def _in_parts(draft: Draft, p: _Picture, weights: View, product: Product, tile: Tile) -> Tactic:
+    """Sum shares of the depth in blocks of their own, and add them in a second call."""
+    filters = p.weights.shape[0]
+    shape = (tile.parts * p.y.shape[0], *p.y.shape[1:])
+    dtype = "int32" if p.x.dtype == "int8" else "float32"
+    sums = draft.allocate(f"{p.y.base} (parts)", dtype, shape, channels_last(shape))
+    sums = replace(sums, scale=p.x.scale)  # of INT8: what reads them rounds as such kernels do
+    plain = Ending(bias=None, scale=None, numbers=None, residual=None, steps=(("same", 0),))
+    partial = replace(p, y=sums, y_pitch=filters, residual=None, r_pitch=0, ending=plain)
+    block = row_tile(product.rows, filters)
+    join = draft.make_call(
+        "add_parts",
+        (ceil_div(product.rows, block.rows) * ceil_div(filters, block.columns), 1, 1),
+        {"x": sums, **_ending_operands(p), "y": p.y, "pixels": product.rows},
+        {
+            "FILTERS": filters,
+            "Y_PITCH": p.y_pitch,
+            "R_PITCH": p.r_pitch,
+            "STEPS": p.ending.steps,
+            "PARTS": tile.parts,
+            "BLOCK_M": block.rows,
+            "BLOCK_N": block.columns,
+        },
+        writes=(p.y,),
+        warps=block.warps,
+    )
+    return _convolution(draft, partial, weights, product, tile), join
+
+
+def _convolution(draft: Draft, p: _Picture, weights: View, product: Product, tile: Tile) -> Call:
+    filters = p.weights.shape[0] // p.groups
+    blocks = ceil_div(product.rows, tile.rows) * ceil_div(filters, tile.columns)
+    return draft.make_call(
+        "convolution",
+        (blocks, p.groups, tile.parts),
+        {
+            "x": p.x,
+            "weights": weights,
+            **_ending_operands(p),
+            "y": p.y,
+            "batch": p.x.shape[0],
+        },
+        {
+            **_sizes(p),
+            "CHANNELS": p.weights.shape[1],
+            "FILTERS": filters,
+            "W_PITCH": weights.strides[1],
+            **p.window.constants(),
+            "STEPS": p.ending.steps,
+            "PARTS": tile.parts,
+            **product_constants(draft, tile, p.x.dtype),
+        },
+        writes=(p.y,),
+        warps=tile.warps,
+        stages=tile.stages,
+    )
+
+
+def _pointwise(draft: Draft, p: _Picture, weights: View, product: Product, tile: Tile) -> Call:
+    """Return a 1x1 convolution as a product: its rows are pixels, its columns filters."""
+    filters, channels = p.weights.shape[:2]
+    operands = {"a": p.x, "b": weights, **_ending_operands(p), "y": p.y, "rows": product.rows}
+    constants: dict[str, Constant] = {
+        "DEPTH": channels,
+        "COLUMNS": filters,
+        "INNER": 1,
+        **operand_strides("A", p.x_pitch, 1),
+        **operand_strides("B", *weights.strides),
+        **result_strides("Y", p.y_pitch),
+        **result_strides("R", p.r_pitch),
+        "STEPS": p.ending.steps,
+    }
+    return product_call(draft, product, operands, constants, tile)
+
+
+def _ending_operands(p: _Picture) -> dict[str, View | None]:
+    return {
+        "bias": p.ending.bias,
+        "scale": p.ending.scale,
+        "numbers": p.ending.numbers,
+        "residual": p.residual,
+    }
 
 
 def _product(p: _Picture, depth: int, run: int) -> Product:
@@ -161,10 +222,7 @@ def _depthwise(draft: Draft, p: _Picture) -> None:
             {
                 "x": p.x,
                 "weights": weights,
-                "bias": p.ending.bias,
-                "scale": p.ending.scale,
-                "numbers": p.ending.numbers,
-                "residual": p.residual,
+                **_ending_operands(p),
                 "y": p.y,
                 "batch": p.x.shape[0],
             },
@@ -206,37 +264,6 @@ def _rows_at_once(p: _Picture, gpu: GpuTarget) -> tuple[int, ...]:
         return blocks < gpu.sm_count, -height % rows, _STRIPS.index(rows)
 
     return tuple(sorted(_STRIPS, key=order)[: len(_STRIPS) if gpu.exhaustive else 2])
-
-
-def _pointwise(draft: Draft, p: _Picture) -> None:
-    """A 1x1 convolution is a product: its rows are pixels, its columns filters."""
-    filters, channels = p.weights.shape[:2]
-    weights = weight_matrix(draft, p.weights.reshape(filters, channels).T, p.x.dtype)
-    product = _product(p, channels, channels)
-    operands = {
-        "a": p.x,
-        "b": weights,
-        "bias": p.ending.bias,
-        "scale": p.ending.scale,
-        "numbers": p.ending.numbers,
-        "residual": p.residual,
-        "y": p.y,
-        "rows": product.rows,
-    }
-    constants: dict[str, Constant] = {
-        "DEPTH": channels,
-        "COLUMNS": filters,
-        "INNER": 1,
-        **operand_strides("A", p.x_pitch, 1),
-        **operand_strides("B", *weights.strides),
-        **result_strides("Y", p.y_pitch),
-        **result_strides("R", p.r_pitch),
-        "STEPS": p.ending.steps,
-    }
-    tiles = product_tiles(product, draft.gpu)
-    draft.add(
-        p.nodes, *((product_call(draft, product, operands, constants, tile),) for tile in tiles)
-    )
 
 
 def _sizes(p: _Picture) -> dict[str, Constant]:

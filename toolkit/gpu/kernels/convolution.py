@@ -9,6 +9,9 @@ INT32, and scaled; others have no scale.
 
 Weights are [group, filter, tap row, tap column, channel]: k is the fastest, as the tensor cores of
 sm_90 read INT8. A filter takes W_PITCH numbers, at least as many as there are k.
+
+With PARTS over 1 each part sums a share of k, and y holds the sums of all parts,
+[part, pixel, group, filter] in FP32 or INT32; `add_parts` ends the work.
 """
 
 import triton
@@ -27,18 +30,21 @@ def convolution(
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
     PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
-    STEPS: tl.constexpr, PRECISION: tl.constexpr,
+    STEPS: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (blocks of pixels x blocks of filters, groups).
+    """Grid: (blocks of pixels x blocks of filters, groups, PARTS).
 
     CHANNELS and FILTERS are those of one group.
     """
     DEPTH: tl.constexpr = TAP_ROWS * TAP_COLUMNS * CHANNELS
     ONE_TAP: tl.constexpr = CHANNELS % BLOCK_K == 0  # a block of k lies under one tap
+    FEW_TAPS: tl.constexpr = TAP_ROWS + TAP_COLUMNS < 32
     FILTER_BLOCKS: tl.constexpr = (FILTERS + BLOCK_N - 1) // BLOCK_N
+    BLOCKS_OF_PART: tl.constexpr = ((DEPTH + BLOCK_K - 1) // BLOCK_K + PARTS - 1) // PARTS
     tile = tl.program_id(0)  # neighbours share the pixels: the input stays in the cache
     group = tl.program_id(1)
+    part = tl.program_id(2)
     p = tile // FILTER_BLOCKS * BLOCK_M + tl.arange(0, BLOCK_M)
     f = tile % FILTER_BLOCKS * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -52,28 +58,47 @@ def convolution(
     a = x + group * CHANNELS + corner[:, None] + (k[None, :] if ONE_TAP else 0)
     b = weights + (group * FILTERS + f)[None, :] * W_PITCH + k[:, None]
     top = tl.where(p < pixels, top, -(2**24))  # rows past the last pixel read nothing
+    # A bit for each row of taps that lies in the picture, and for each column.
+    seen = tl.zeros((BLOCK_M,), tl.int32)
+    if FEW_TAPS:
+        for i in tl.static_range(TAP_ROWS):
+            h = top + i * DILATION_H
+            seen |= ((h >= 0) & (h < HEIGHT)).to(tl.int32) << i
+        for i in tl.static_range(TAP_COLUMNS):
+            w = left + i * DILATION_W
+            seen |= ((w >= 0) & (w < WIDTH)).to(tl.int32) << (TAP_ROWS + i)
+
     if residual is not None:
         residual += group * FILTERS
     residual = load_residual(residual, p, f, pixels, FILTERS, R_PITCH)
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32 if scale is None else tl.int32)
-    for start in range(0, DEPTH, BLOCK_K):
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if x.dtype.element_ty == tl.int8 else tl.float32)
+    first = part * BLOCKS_OF_PART * BLOCK_K if PARTS > 1 else 0
+    last = tl.minimum(first + BLOCKS_OF_PART * BLOCK_K, DEPTH) if PARTS > 1 else DEPTH
+    for start in range(first, last, BLOCK_K):
         if ONE_TAP:
             at = start
         else:
             at = (start + k)[None, :]
         tap = at // CHANNELS
-        row = tap // TAP_COLUMNS * DILATION_H
-        column = tap % TAP_COLUMNS * DILATION_W
-        h = top[:, None] + row
-        w = left[:, None] + column
-        inside = (h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)
-        present = (f < FILTERS)[None, :]
+        row = tap // TAP_COLUMNS
+        column = tap % TAP_COLUMNS
+        if FEW_TAPS:
+            wanted = (1 << row) | (1 << (TAP_ROWS + column))
+            inside = (seen[:, None] & wanted) == wanted
+        else:
+            h = top[:, None] + row * DILATION_H
+            w = left[:, None] + column * DILATION_W
+            inside = (h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)
+        offset = (row * DILATION_H * WIDTH + column * DILATION_W) * X_PITCH + at % CHANNELS
         if DEPTH % BLOCK_K != 0:
             inside = inside & (at < DEPTH)
-            present = present & (start + k < DEPTH)[:, None]
-        offset = (row * WIDTH + column) * X_PITCH + at % CHANNELS
+            present = (f < FILTERS)[None, :] & (start + k < DEPTH)[:, None]
+            right_block = tl.load(b + start, mask=present, other=0)
+        elif FILTERS % BLOCK_N != 0:
+            right_block = tl.load(b + start, mask=(f < FILTERS)[None, :], other=0)
+        else:
+            right_block = tl.load(b + start)
         left_block = tl.load(a + offset, mask=inside, other=0)
-        right_block = tl.load(b + start, mask=present, other=0)
         total = add_product(total, left_block, right_block, PRECISION)
 
     if bias is not None:
@@ -81,4 +106,28 @@ def convolution(
     if scale is not None:
         scale += group * FILTERS
     y += group * FILTERS
+    if PARTS > 1:
+        y += part * pixels * Y_PITCH
+    store_rows(total, bias, scale, residual, y, p, f, pixels, FILTERS, Y_PITCH, STEPS, numbers)
+
+
+@triton.jit
+def add_parts(
+    x, bias, scale, numbers, residual, y, pixels,
+    FILTERS: tl.constexpr, Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
+    STEPS: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """End a convolution whose sums x are in parts; FILTERS are those of all groups.
+
+    Grid: (blocks of pixels x blocks of filters).
+    """
+    FILTER_BLOCKS: tl.constexpr = (FILTERS + BLOCK_N - 1) // BLOCK_N
+    p = tl.program_id(0) // FILTER_BLOCKS * BLOCK_M + tl.arange(0, BLOCK_M)
+    f = tl.program_id(0) % FILTER_BLOCKS * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = (p < pixels)[:, None] & (f < FILTERS)[None, :]
+    x += p[:, None] * FILTERS + f[None, :]
+    residual = load_residual(residual, p, f, pixels, FILTERS, R_PITCH)
+    total = tl.load(x, mask=inside, other=0)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(x + part * pixels * FILTERS, mask=inside, other=0)
     store_rows(total, bias, scale, residual, y, p, f, pixels, FILTERS, Y_PITCH, STEPS, numbers)
