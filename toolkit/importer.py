@@ -346,16 +346,23 @@ def _fix_input(
         if axis > 0:
             raise ImportModelError(
                 f"{path.name}: input {value.name!r} has shape {_text(old)}, and dimension {axis} "
-                f"is dynamic; fix it, such as --shape {value.name}={_example(old)}, "
-                "or give its range with --dim NAME=MIN:OPT:MAX."
+                f"is dynamic; fix it, such as --shape {value.name}={_example(old)}"
+                f"{f', or give its range with {_option(dim)}' if dim.value else ''}."
             )
         new[axis] = 1
-        notes.append(f"input {value.name!r}: dynamic first dimension {dim} frozen to 1")
+        notes.append(
+            f"input {value.name!r}: dynamic first dimension {dim.value or '?'} frozen to 1"
+            f"{f'; {_option(dim)} keeps it dynamic' if dim.value else ''}"
+        )
     for before, after in zip(old, new, strict=True):
         if not isinstance(before, int) and isinstance(after, int) and before.value is not None:
             frozen[str(before.value)] = after
     value.shape = ir.Shape(new)
     return notes
+
+
+def _option(dim: ir.SymbolicDim) -> str:
+    return f"--dim {dim.value}=MIN:OPT:MAX"
 
 
 def _wanted_dims(

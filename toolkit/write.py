@@ -58,8 +58,11 @@ def write_proven(
         ) from err
     except EngineError as err:
         cause = err.__cause__
-        why = f"cannot be written: {cause.strerror}" if isinstance(cause, OSError) else str(err)
-        raise BuildError(f"{path} {why}".replace(f"{unproven} ", "")) from err
+        if isinstance(cause, OSError):
+            raise BuildError(
+                f"{path} cannot be written: {cause.strerror}; make room there or use another place."
+            ) from err
+        raise BuildError(f"{path} {err}".replace(f"{unproven} ", "")) from err
     except OSError as err:  # of the name alone: a mount, or a file of another user
         raise BuildError(
             f"{path} cannot take the engine: {err.strerror}; give it another name or place."

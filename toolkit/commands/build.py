@@ -68,7 +68,11 @@ def parse_dims(
     type=click.Path(path_type=Path),
     help="Ranges: a calibration table, a TensorRT cache or a Q/DQ model.",
 )
-@click.option("--save-table", type=click.Path(path_type=Path), help="Write the table measured.")
+@click.option(
+    "--save-table",
+    type=click.Path(path_type=Path),
+    help="Write the table measured, before the engine.",
+)
 @click.option(
     "--dummy-ranges", is_flag=True, help="INT8 without calibration, for timing only: wrong results."
 )

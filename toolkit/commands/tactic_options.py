@@ -47,7 +47,7 @@ def tactic_options(command: F) -> F:
         click.option(
             "--workspace-mib",
             type=FiniteRange(min=0, max=2**20),
-            help="Most memory of a GPU segment beside its weights.",
+            help="Most memory of a GPU segment beside its weights, in MiB.",
         ),
     )
     for option in reversed(options):
