@@ -250,6 +250,24 @@ def test_upscaling_stays_int8(rng: np.random.Generator) -> None:
     assert stored_types(segment) == {"*i8"}
 
 
+@pytest.mark.parametrize("beyond", [0.0, 405 / 1024, -3.0])
+@pytest.mark.parametrize("rounded", [False, True], ids=["as it is", "rounded"])
+def test_what_lies_beyond_a_picture_is_a_number_and_not_a_step_of_the_grid(
+    beyond: float, rounded: bool, rng: np.random.Generator
+) -> None:
+    graph = Graph(rng, {"x": (1, 6, 4, 4)})
+    roi = graph.constant(np.array([0, 0, -0.4, 0, 1, 1, 1.3, 1], np.float32))
+    scales = graph.constant(np.array([1, 1, 2, 2], np.float32))
+    x = graph.rounded("x", np.float32(1 / 32))  # a power of 2: onnxruntime gives the same bits
+    attributes = {"mode": "nearest", "coordinate_transformation_mode": "tf_crop_and_resize"}
+    y = graph.add("Resize", x, roi, scales, extrapolation_value=beyond, **attributes)
+    case = graph.case(graph.rounded(y, np.float32(1 / 64)) if rounded else y)
+    feeds = case.feeds(rng)
+    (truth,) = case.truth(feeds).values()
+    (found,) = gpu_interpreter.run(drafted(case), feeds).values()
+    np.testing.assert_array_equal(found, truth)
+
+
 @dataclass(frozen=True)
 class Typed(Case):
     """A case with inputs of integers."""

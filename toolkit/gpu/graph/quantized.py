@@ -240,7 +240,8 @@ def _on_grid(made: Rewriting, after: Operation, name: str, scale: float) -> str:
 def _only_moves(op: Operation) -> bool:
     """Whether the result holds numbers of the operands and no others."""
     nearest = op.kind == "Resize" and op.text("mode", "nearest") == "nearest"
-    return op.kind in _MOVES or nearest
+    beyond = op.number("extrapolation_value", 0.0)  # lies on any grid where it is 0
+    return op.kind in _MOVES or (nearest and beyond == 0)
 
 
 def _moved(op: Operation) -> tuple[str, ...]:
