@@ -250,6 +250,22 @@ def test_upscaling_stays_int8(rng: np.random.Generator) -> None:
     assert stored_types(segment) == {"*i8"}
 
 
+def test_a_real_bias_is_rounded_to_steps_of_the_sums(rng: np.random.Generator) -> None:
+    """Which is all that sets such a convolution apart from onnxruntime's."""
+    x_scale, w_scale = np.float32(1 / 8), np.float32(1 / 64)  # powers of 2 leave no other rounding
+    graph = Graph(rng, {"x": (2, 4, 6, 6)})
+    x = graph.rounded("x", x_scale)
+    weights = graph.integers(rng.integers(-127, 128, (30, 4, 2, 2)), w_scale)
+    bias = graph.constant(rng.normal(size=30).astype(np.float32))
+    case = graph.case(graph.rounded(graph.add("Conv", x, weights, bias), np.float32(1 / 32)))
+    feeds = case.feeds(rng)
+    (found,) = gpu_interpreter.run(drafted(case), feeds).values()
+    step = x_scale * w_scale
+    whole = replace(case, weights={**case.weights, bias: np.rint(case.weights[bias] / step) * step})
+    (truth,) = whole.truth(feeds).values()
+    np.testing.assert_array_equal(found, truth)
+
+
 @pytest.mark.parametrize("beyond", [0.0, 405 / 1024, -3.0])
 @pytest.mark.parametrize("rounded", [False, True], ids=["as it is", "rounded"])
 def test_what_lies_beyond_a_picture_is_a_number_and_not_a_step_of_the_grid(
