@@ -21,7 +21,7 @@ def render_plan(plan: Plan, advice: Sequence[Advice] = ()) -> str:
     lines += ["", *_crossings(plan)]
     lines += ["", *memory_text(plan.memory)] if plan.memory and plan.memory.loadables else []
     lines += ["", *_compared(plan.figures), _simulated(plan)]
-    lines += ["", *_refusals(plan)]
+    lines += _refusals(plan)
     if advice:
         lines += ["", *_advice(plan, advice)]
     return "\n".join(lines) + "\n"
@@ -133,19 +133,21 @@ def render_nodes(plan: Plan) -> str:
 
 def _refusals(plan: Plan) -> list[str]:
     if not plan.refusals:
-        return ["every node is on the DLA"]
-    lines = ["not on the DLA"]
-    for refusal in sorted(plan.refusals, key=lambda row: -len(row.nodes)):
+        return ["", "every node is on the DLA"]
+    by_rule = [row for row in plan.refusals if row.rule]
+    if not by_rule:  # the profile has nothing to choose between, which the verdict has said
+        return []
+    lines = ["", "not on the DLA"]
+    for refusal in sorted(by_rule, key=lambda row: -len(row.nodes)):
         lines += _refusal(refusal)
     return lines
 
 
 def _refusal(refusal: Refusal) -> list[str]:
     label = refusal.rule if refusal.same_reason else f"{refusal.rule}, for example"
-    label = f"{label}: " if refusal.rule else ""
     names = ", ".join(refusal.nodes[:SHOWN])
     more = f" and {len(refusal.nodes) - SHOWN} more" if len(refusal.nodes) > SHOWN else ""
-    lines = [f"  {len(refusal.nodes)} x {label}{refusal.reason}", f"      nodes: {names}{more}"]
+    lines = [f"  {len(refusal.nodes)} x {label}: {refusal.reason}", f"      nodes: {names}{more}"]
     return lines + ([f"      helps: {refusal.hint}"] if refusal.hint else [])
 
 
