@@ -303,3 +303,8 @@ def test_a_build_refuses_a_workspace_that_is_too_small(
     (report,) = json.loads(built.stdout)["gpu"]
     assert report["largest_live_bytes"] <= report["workspace_bytes"] <= 2**20
     assert all(0 < row["occupancy"] <= 1 for row in report["kernels"])
+    shown = CliRunner().invoke(tandem, ["inspect", str(tmp_path / "m.engine")]).output
+    assert (
+        f"kernels for sm_87: {report['works']} pieces of work, {report['tactics']} tactics, "
+        f"{len(report['kernels'])} kernels"
+    ) in shown

@@ -1,6 +1,7 @@
 """What `tandem build` and `tandem inspect` print."""
 
 from calibration.table import IMPORTED
+from device.cuda_manifest import Cuda
 from device.manifest import UNCALIBRATED, DimRange, Manifest
 from toolkit.build import BuildResult
 from toolkit.gpu.report import memory_line, report_lines
@@ -63,6 +64,7 @@ def manifest_text(manifest: Manifest) -> str:
             f"segment {segment.name} on {segment.processor}: {len(segment.nodes)} nodes, "
             f"predicted {us:.0f} us, carries {kinds}"
         )
+        lines += [_kernels(item) for item in segment.implementations if isinstance(item, Cuda)]
     for crossing in manifest.crossings:
         size = "size known only when run" if crossing.bytes is None else f"{crossing.bytes} bytes"
         lines.append(
@@ -71,6 +73,14 @@ def manifest_text(manifest: Manifest) -> str:
         )
     lines.append(f"arena: {manifest.memory.arena_bytes} bytes")
     return "\n".join(lines)
+
+
+def _kernels(one: Cuda) -> str:
+    tactics = sum(len(work.tactics) for work in one.works)
+    return (
+        f"  kernels for sm_{one.sm}: {len(one.works)} pieces of work, {tactics} tactics, "
+        f"{len(one.kernels)} kernels; workspace {one.workspace_bytes / 2**20:.2f} MiB"
+    )
 
 
 def _dimension(dim: DimRange) -> str:
