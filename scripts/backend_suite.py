@@ -37,7 +37,7 @@ Run = Callable[[DraftedSegment, Mapping[str, Array]], Mapping[str, Array]]
 
 KINDS = ("node", "real", "simple", "pytorch-converted", "pytorch-operator")
 CONSTANTS_ALONE = 4  # the first IR version whose constants need not be inputs too
-TARGET = GpuTarget(sm=87, sm_count=16)
+ORIN = GpuTarget(sm=87, sm_count=16)
 _LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
 # Inputs, by operator and position, that are parameters of the operator: it took them as attributes
@@ -139,15 +139,18 @@ def load_cases(kinds: Sequence[str] = KINDS) -> dict[str, Callable[[], Case]]:
     return dict(sorted(found.items()))
 
 
-def run_case(case: Case, run: Run) -> Outcome:
-    """Run one test as it stands, and if that is not covered, with its parameters as constants."""
-    outcome = _attempt(case, run)
+def run_case(case: Case, run: Run, gpu: GpuTarget = ORIN) -> Outcome:
+    """Run one test as it stands, and if that is not covered, with its parameters as constants.
+
+    `gpu`: what kernels are drafted for; it need not be here unless `run` wants it.
+    """
+    outcome = _attempt(case, run, gpu)
     if outcome.status != "not covered":
         return outcome
     fixed = with_parameters(case)
     if fixed is None:
         return outcome
-    second = _attempt(fixed, run)
+    second = _attempt(fixed, run, gpu)
     return replace(second, fixed=True)
 
 
@@ -180,7 +183,7 @@ def with_parameters(case: Case) -> Case | None:
     return Case(case.name, case.kind, case.rtol, case.atol, model, ((left, expected),))
 
 
-def prepare(case: Case) -> Ready:
+def prepare(case: Case, gpu: GpuTarget) -> Ready:
     """Draft a test's model as one GPU segment in FP32.
 
     Raises ImportModelError, BuildError: the build refuses the model; NotCoveredError: kernels do.
@@ -198,13 +201,13 @@ def prepare(case: Case) -> Ready:
     graph, _ = run_passes(imported.model)
     nodes = {str(node.name): "gpu0" for node in graph.graph}
     (piece,) = lower_segments(graph, nodes, ["gpu0"])
-    drafted = draft_segment(piece.onnx, piece.weights, gpu=TARGET, precision="fp32")
+    drafted = draft_segment(piece.onnx, piece.weights, gpu=gpu, precision="fp32")
     return Ready(drafted, tuple(str(value.name) for value in graph.graph.outputs), data)
 
 
-def _attempt(case: Case, run: Run) -> Outcome:
+def _attempt(case: Case, run: Run, gpu: GpuTarget) -> Outcome:
     try:
-        ready = prepare(case)
+        ready = prepare(case, gpu)
     except NotCoveredError as error:
         # A definition that was tried in vain says more than the operator that it defines.
         last = error.__cause__ if isinstance(error.__cause__, NotCoveredError) else error

@@ -1,30 +1,39 @@
 """Run the ONNX backend suite through the GPU path, and write what passes.
 
     python -m scripts.onnx_backend [--only REGEX] [--jobs 2] [--missing FILE] [--write]
+    python -m scripts.onnx_backend --gpu [--only REGEX] [--jobs 16] [--within SECONDS]
 
 Every test runs in Triton's interpreter on the CPU, in a process of its own: one that ends a process
 or takes too long is an error of its own. --write replaces docs/OPERATORS.md and
 tests/golden/onnx_backend_gpu.txt.
+
+With --gpu kernels are compiled and run on this machine's GPU, and what came out is added to
+tests/golden/onnx_backend_h200.txt, which the page reads. Tests that it has are not run again, so
+a run that was stopped goes on. Tests come in a shuffled order: those of a stopped run are of all
+operators.
 """
 
 import argparse
+import math
 import multiprocessing
 import os
+import random
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import accumulate
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from scripts.backend_suite import Case, Outcome, load_cases, run_case
 from scripts.operators_page import SEVERAL, general, render
-from tests import gpu_interpreter
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "OPERATORS.md"
 PASSING = ROOT / "tests" / "golden" / "onnx_backend_gpu.txt"
+COMPILED = ROOT / "tests" / "golden" / "onnx_backend_h200.txt"
 QUICK_S = 90.0  # of CPU: what the tests that always run may take
 SLOWEST = 10  # tests whose times are printed
 
@@ -37,10 +46,17 @@ def main() -> None:
     parser.add_argument("--missing", type=Path, help="write the reasons, the commonest first")
     parser.add_argument("--longest", type=float, default=600.0, help="seconds for one test")
     parser.add_argument("--write", action="store_true", help="replace the page and the list")
+    parser.add_argument("--gpu", action="store_true", help="compile, and run on this GPU")
+    parser.add_argument("--within", type=float, default=math.inf, help="begin no test after that")
     given = parser.parse_args()
     cases = {n: c for n, c in load_cases().items() if re.search(given.only, n)}
     started = time.monotonic()
-    results = list(run_all(cases, given.jobs, given.longest))
+    if given.gpu:
+        known = read_compiled(COMPILED.read_text() if COMPILED.exists() else "")
+        waiting = [name for name in cases if name not in known]
+        random.Random(0).shuffle(waiting)
+        cases = {name: cases[name] for name in waiting}
+    results = list(run_all(cases, runner(given.gpu), given.jobs, given.longest, given.within))
     outcomes = {name: outcome for name, outcome, _ in results}
     print(f"{len(outcomes)} tests in {time.monotonic() - started:.0f} s")
     for status, count in Counter(one.status for one in outcomes.values()).most_common():
@@ -49,23 +65,48 @@ def main() -> None:
         print(f"{seconds:7.1f} s  {name}")
     if given.missing is not None:
         given.missing.write_text(missing_text(outcomes))
-    if given.write and not given.only:
-        PAGE.write_text(render(outcomes, operators_of(cases)))
+    if given.gpu:
+        COMPILED.write_text(compiled_listing({**known, **statuses(outcomes)}))
+    elif given.write and not given.only:
+        on_gpu = read_compiled(COMPILED.read_text())
+        PAGE.write_text(render(outcomes, operators_of(cases), on_gpu))
         PASSING.write_text(listing(outcomes, {name: seconds for name, _, seconds in results}))
 
 
+def runner(on_gpu: bool) -> Callable[[Case], Outcome]:
+    """Return what runs one test: compiled on this machine's GPU, or in Triton's interpreter."""
+    if on_gpu:
+        from scripts import gpu_suite
+
+        return partial(run_case, run=gpu_suite.run_compiled, gpu=gpu_suite.target())
+    from tests import gpu_interpreter  # it makes kernels interpretable for the whole process
+
+    return partial(run_case, run=gpu_interpreter.run)
+
+
 def run_all(
-    cases: Mapping[str, Callable[[], Case]], jobs: int, longest_s: float
+    cases: Mapping[str, Callable[[], Case]],
+    run: Callable[[Case], Outcome],
+    jobs: int,
+    longest_s: float,
+    within_s: float,
 ) -> Iterator[tuple[str, Outcome, float]]:
-    """Yield each test's outcome and seconds of CPU; `jobs` at a time, each in its own process."""
+    """Yield each test's outcome and seconds of CPU; `jobs` at a time, each in its own process.
+
+    None begins after `within_s`.
+    """
+    began = time.monotonic()
     context = multiprocessing.get_context("fork")  # the suite is loaded once, not for each test
     waiting = iter(cases.items())
     running: dict[Connection, tuple[str, multiprocessing.process.BaseProcess, float]] = {}
     while True:
-        while len(running) < jobs and (entry := next(waiting, None)) is not None:
+        while len(running) < jobs and time.monotonic() - began < within_s:
+            entry = next(waiting, None)
+            if entry is None:
+                break
             name, read = entry
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_run_one, args=(read, theirs))
+            process = context.Process(target=_run_one, args=(read, run, theirs))
             process.start()
             theirs.close()
             running[ours] = (name, process, time.monotonic())
@@ -84,8 +125,8 @@ def run_all(
                 yield name, late, longest_s
 
 
-def _run_one(read: Callable[[], Case], pipe: Connection) -> None:
-    pipe.send((run_case(read(), gpu_interpreter.run), time.process_time()))
+def _run_one(read: Callable[[], Case], run: Callable[[Case], Outcome], pipe: Connection) -> None:
+    pipe.send((run(read()), time.process_time()))
 
 
 def _answer(
@@ -145,6 +186,26 @@ def listing(outcomes: Mapping[str, Outcome], seconds: Mapping[str, float]) -> st
         marks = ("constants" * outcomes[name].fixed, "slow" * (spent[name] > QUICK_S))
         lines.append(" ".join(filter(None, (name, *marks))))
     return "".join(f"{line}\n" for line in lines)
+
+
+def statuses(outcomes: Mapping[str, Outcome]) -> dict[str, str]:
+    """Return "passed", "not covered", or what else came out, with the reason, of each test."""
+    return {
+        name: " ".join(filter(None, (one.status, *("".join(one.reasons[:1]).split()))))
+        if one.status in ("wrong", "error")
+        else one.status
+        for name, one in outcomes.items()
+    }
+
+
+def compiled_listing(found: Mapping[str, str]) -> str:
+    """Return the tests that ran on a GPU, one a line, and what came out."""
+    return "".join(f"{name} {found[name]}\n" for name in sorted(found))
+
+
+def read_compiled(text: str) -> dict[str, str]:
+    """Read what `compiled_listing` wrote."""
+    return dict(line.split(" ", 1) for line in text.splitlines())
 
 
 if __name__ == "__main__":

@@ -103,8 +103,15 @@ included.
 _WIDTH = 99
 
 
-def render(outcomes: Mapping[str, Outcome], operators: Mapping[str, str]) -> str:
-    """Return the page; `operators` has the operator of each node test, or SEVERAL."""
+def render(
+    outcomes: Mapping[str, Outcome],
+    operators: Mapping[str, str],
+    compiled: Mapping[str, str] | None = None,
+) -> str:
+    """Return the page; `operators` has the operator of each node test, or SEVERAL.
+
+    `compiled`: what came out of tests that ran on a GPU, "passed" or another text.
+    """
     parts = [_HEAD.format(onnx=onnx.__version__), *_shares(outcomes)]
     wrong = [name.split("/")[1] for name, one in outcomes.items() if one.status == "wrong"]
     for name in sorted(wrong):
@@ -115,10 +122,32 @@ def render(outcomes: Mapping[str, Outcome], operators: Mapping[str, str]) -> str
         names = ", ".join(f"`{name}`" for name in late)
         said = f"Not run to their end, because the interpreter needs minutes for them: {names}."
         parts += ["", *textwrap.wrap(said, _WIDTH, break_on_hyphens=False)]
+    if compiled:
+        said = compiled_text(outcomes, compiled)
+        parts += ["", *textwrap.wrap(said, _WIDTH, break_on_hyphens=False)]
     types = f"Tensors that kernels read and write: {', '.join(ELEMENT_TYPES)}."
     parts += ["", *textwrap.wrap(types, _WIDTH), "", _TYPES]
     parts += _operators(outcomes, operators)
     return "\n".join(parts).rstrip() + "\n"
+
+
+def compiled_text(outcomes: Mapping[str, Outcome], compiled: Mapping[str, str]) -> str:
+    """Say how many tests that pass in the interpreter, or are too long for it, pass on a GPU."""
+
+    def share(status: str) -> tuple[int, int, list[str]]:
+        of = [n for n, one in outcomes.items() if one.status == status and n in compiled]
+        failed = sorted(n.split("/")[1] for n in of if compiled[n] != "passed")
+        return len(of) - len(failed), len(of), failed
+
+    (passed, of, failed), (late_passed, late, late_failed) = share("passed"), share("error")
+    known = sum(one.status == "passed" for one in outcomes.values())
+    said = (
+        f"Compiled for an H200 and run there: {of} of the {known} tests that pass in the "
+        f"interpreter, of which {passed} gave the expected result"
+    )
+    said += f"; of those that it does not finish {late_passed} of {late}." if late else "."
+    names = ", ".join(f"`{name}`" for name in (*failed, *late_failed))
+    return f"{said} Not: {names}." if names else said
 
 
 def _shares(outcomes: Mapping[str, Outcome]) -> list[str]:

@@ -1,0 +1,78 @@
+"""Drafted segments, compiled and run on this machine's GPU: for the ONNX backend suite."""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from device.engine import FORMAT_VERSION, open_engine, write_engine
+from device.manifest import Manifest, MemoryPlan, Provenance, Segment, TensorInfo
+from device.profile import load_profile
+from device.session import Session
+from scripts.backend_suite import Array
+from toolkit.gpu.finish import GpuSegment, compile_segment
+from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.lower import DraftedSegment
+
+PROFILE = "h200"
+
+
+def target() -> GpuTarget:
+    """Return the GPU of PROFILE."""
+    gpu = load_profile(PROFILE).gpu
+    assert gpu is not None
+    return GpuTarget(gpu.sm, gpu.sm_count.value)
+
+
+def run_compiled(drafted: DraftedSegment, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Compile the first tactic of each piece of work, write an engine, and run it as a session.
+
+    Raises CompileError, EngineError and SessionError as these do; RuntimeError: no GPU ran it.
+    """
+    first = tuple(replace(work, tactics=work.tactics[:1]) for work in drafted.work)
+    found = compile_segment("gpu0", replace(drafted, work=first), gpu=target())
+    with tempfile.TemporaryDirectory(prefix="tandem-suite-") as folder:
+        path = Path(folder) / "m.engine"
+        write_engine(path, _manifest(drafted, found), found.entries)
+        with open_engine(path) as engine, Session(engine) as session:
+            (report,) = session.reports
+            if report.implementation != "cuda":
+                raise RuntimeError(f"no GPU runs it: {report.reason}")
+            given = {
+                name: np.ascontiguousarray(feeds[name], view.dtype).reshape(view.shape)
+                for name, view in drafted.inputs.items()
+            }
+            return session.infer(given)
+
+
+def _manifest(drafted: DraftedSegment, found: GpuSegment) -> Manifest:
+    views = {**drafted.inputs, **drafted.outputs}
+    tensors = tuple(
+        TensorInfo(name=name, dtype=view.dtype, shape=tuple(map(int, view.shape)))
+        for name, view in views.items()
+    )
+    segment = Segment(
+        name="gpu0",
+        processor="gpu",
+        inputs=tuple(drafted.inputs),
+        outputs=tuple(drafted.outputs),
+        nodes=tuple(dict.fromkeys(node for work in drafted.work for node in work.nodes)),
+        implementations=(found.implementation,),
+    )
+    return Manifest(
+        format=FORMAT_VERSION,
+        profile=PROFILE,
+        inputs=tuple(drafted.inputs),
+        outputs=tuple(drafted.outputs),
+        tensors=tensors,
+        dims=(),
+        segments=(segment,),
+        crossings=(),
+        memory=MemoryPlan(arena_bytes=0, buffers=()),
+        plan=(),
+        provenance=Provenance(
+            model="test", model_sha256="0" * 64, precision="fp32", passes=(), versions={}
+        ),
+    )
