@@ -78,6 +78,16 @@ def test_every_tactic_gives_the_result(name: str, rng: np.random.Generator) -> N
         check(replace(drafted, work=tuple(work)), case, rng)
 
 
+@pytest.mark.parametrize("taps", [(1, 30), (1, 31), (4, 8), (3, 11), (7, 7)])
+@pytest.mark.parametrize("channels", [5, 32])
+def test_any_number_of_taps_is_masked(
+    taps: tuple[int, int], channels: int, rng: np.random.Generator
+) -> None:
+    pads = [taps[0] // 2, taps[1] // 2, taps[0] - 1, taps[1] // 2]
+    case = convolution(rng, (1, channels, 7, 13), 6, taps, pads=pads)
+    check(case.draft(), case, rng)
+
+
 DEEP = {
     "3x3": ((1, 32, 5, 6), 24, (3, 3), {"pads": [1, 1, 1, 1]}),
     "pointwise": ((2, 160, 3, 5), 20, (1, 1), {}),

@@ -37,9 +37,9 @@ def convolution(
 
     CHANNELS and FILTERS are those of one group.
     """
-    DEPTH: tl.constexpr = TAP_ROWS * TAP_COLUMNS * CHANNELS
+    TAPS: tl.constexpr = TAP_ROWS * TAP_COLUMNS
+    DEPTH: tl.constexpr = TAPS * CHANNELS
     ONE_TAP: tl.constexpr = CHANNELS % BLOCK_K == 0  # a block of k lies under one tap
-    FEW_TAPS: tl.constexpr = TAP_ROWS + TAP_COLUMNS < 32
     FILTER_BLOCKS: tl.constexpr = (FILTERS + BLOCK_N - 1) // BLOCK_N
     BLOCKS_OF_PART: tl.constexpr = ((DEPTH + BLOCK_K - 1) // BLOCK_K + PARTS - 1) // PARTS
     tile = tl.program_id(0)  # neighbours share the pixels: the input stays in the cache
@@ -58,15 +58,12 @@ def convolution(
     a = x + group * CHANNELS + corner[:, None] + (k[None, :] if ONE_TAP else 0)
     b = weights + (group * FILTERS + f)[None, :] * W_PITCH + k[:, None]
     top = tl.where(p < pixels, top, -(2**24))  # rows past the last pixel read nothing
-    # A bit for each row of taps that lies in the picture, and for each column.
-    seen = tl.zeros((BLOCK_M,), tl.int32)
-    if FEW_TAPS:
-        for i in tl.static_range(TAP_ROWS):
-            h = top + i * DILATION_H
-            seen |= ((h >= 0) & (h < HEIGHT)).to(tl.int32) << i
-        for i in tl.static_range(TAP_COLUMNS):
-            w = left + i * DILATION_W
-            seen |= ((w >= 0) & (w < WIDTH)).to(tl.int32) << (TAP_ROWS + i)
+    seen = tl.zeros((BLOCK_M,), tl.int32)  # a bit for each tap that lies in the picture
+    if TAPS < 32:
+        for i in tl.static_range(TAPS):
+            h = top + i // TAP_COLUMNS * DILATION_H
+            w = left + i % TAP_COLUMNS * DILATION_W
+            seen |= ((h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)).to(tl.int32) << i
 
     if residual is not None:
         residual += group * FILTERS
@@ -80,18 +77,20 @@ def convolution(
         else:
             at = (start + k)[None, :]
         tap = at // CHANNELS
-        row = tap // TAP_COLUMNS
-        column = tap % TAP_COLUMNS
-        if FEW_TAPS:
-            wanted = (1 << row) | (1 << (TAP_ROWS + column))
-            inside = (seen[:, None] & wanted) == wanted
-        else:
-            h = top[:, None] + row * DILATION_H
-            w = left[:, None] + column * DILATION_W
-            inside = (h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)
-        offset = (row * DILATION_H * WIDTH + column * DILATION_W) * X_PITCH + at % CHANNELS
         if DEPTH % BLOCK_K != 0:
-            inside = inside & (at < DEPTH)
+            tap = tl.minimum(tap, TAPS)  # the last block goes on behind all taps
+        row = tap // TAP_COLUMNS * DILATION_H
+        column = tap % TAP_COLUMNS * DILATION_W
+        if TAPS < 32:
+            inside = (seen[:, None] & (1 << tap)) != 0
+        else:
+            h = top[:, None] + row
+            w = left[:, None] + column
+            inside = (h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)
+            if not ONE_TAP:
+                inside = inside & (tap < TAPS)
+        offset = (row * WIDTH + column) * X_PITCH + at % CHANNELS
+        if DEPTH % BLOCK_K != 0:
             present = (f < FILTERS)[None, :] & (start + k < DEPTH)[:, None]
             right_block = tl.load(b + start, mask=present, other=0)
         elif FILTERS % BLOCK_N != 0:
