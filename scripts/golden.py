@@ -3,6 +3,7 @@
 The only way to refresh `tests/golden`: run it, read the difference, and commit both together.
 """
 
+import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +74,7 @@ GOLDENS = (
 
 def main() -> None:
     """Write every text."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     FOLDER.mkdir(exist_ok=True)
     for left in set(FOLDER.glob("plan_*.txt")) - {golden.path for golden in GOLDENS}:
         left.unlink()
