@@ -23,6 +23,7 @@ from device.manifest import DimRange
 from toolkit.gpu.dims.shapes import traces_of, with_steps
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.emit.integer_products import integer_weights
+from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.graph.network import IntegerConstant, Network, Operation
 from toolkit.gpu.lower import DraftedSegment, draft_segment
@@ -32,7 +33,6 @@ from toolkit.lower import lower_segments
 pytest.importorskip("triton", reason="Triton is not installed")
 
 XAVIER = GpuTarget(sm=72, sm_count=8)  # where Triton has no products of integers
-EVERY = GpuTarget(sm=87, sm_count=8, exhaustive=True)
 
 
 def drafted(case: Case, gpu: GpuTarget = ORIN) -> DraftedSegment:
@@ -162,13 +162,14 @@ def test_a_residual_is_read_in_int8(kind: str, rng: np.random.Generator) -> None
     )  # borders
 
 
-def test_every_tactic_of_a_convolution_has_the_same_bits(rng: np.random.Generator) -> None:
-    graph = Graph(rng, {"x": (1, 48, 6, 5)})
+@pytest.mark.parametrize("sm", [87, 90])
+def test_every_tactic_of_a_convolution_has_the_same_bits(sm: int, rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": (2, 48, 6, 7)})
     x = graph.rounded("x")
     c = graph.product("Conv", x, (48, 48, 3, 3), bias="int32", pads=[1, 1, 1, 1])
     total = graph.rounded(graph.add("Relu", graph.add("Add", graph.rounded(c), x)))
     case = graph.case(graph.product("Conv", total, (40, 48, 1, 1)))
-    segment = drafted(case, EVERY)
+    segment = drafted(case, GpuTarget(sm, sm_count=8, exhaustive=True))
     feeds = {"x": rng.normal(size=case.inputs["x"]).astype(np.float32)}
     ((name, truth),) = int8_reference.run(case.model(), feeds).items()
     ways = [
@@ -479,6 +480,45 @@ def test_sums_that_could_leave_int32_are_made_of_floats(depth: int, integers: bo
     draft = Draft(network, ORIN, "float16")
     draft.views["x"] = View("x", "int8", (1, depth), (depth, 1), scale=1.0)
     assert (integer_weights(draft, operation, 1, 1, depth) is not None) == integers
+
+
+@pytest.mark.parametrize("channels", [True, False])
+def test_weights_that_a_model_quantizes_itself_are_int8(
+    channels: bool, rng: np.random.Generator
+) -> None:
+    """Exporters leave Q and DQ behind a weight in float32; the build makes the integers."""
+    weight = rng.normal(size=(7, 40, 3, 3)).astype(np.float32)
+    scale = rng.uniform(0.01, 0.02, 7 if channels else ()).astype(np.float32)  # clips some
+    steps = weight / scale.reshape((-1, 1, 1, 1) if channels else ())
+    stored = np.clip(np.rint(steps), -128, 127).astype(np.int8)
+    seed = int(rng.integers(2**31))
+
+    def graph_of(integers: bool) -> Case:
+        graph = Graph(np.random.default_rng(seed), {"x": (1, 40, 6, 5)})
+        x = graph.rounded("x")
+        if integers:
+            w = graph.integers(stored, scale)
+        else:
+            grid = graph.constant(scale), graph.constant(np.zeros(scale.shape, np.int8))
+            q = graph.add("QuantizeLinear", graph.constant(weight), *grid, axis=0)
+            w = graph.add("DequantizeLinear", q, *grid, axis=0)
+        return graph.case(graph.rounded(graph.add("Conv", x, w)))
+
+    segment = drafted(graph_of(integers=False), ORIN)
+    feeds = {"x": rng.normal(size=(1, 40, 6, 5)).astype(np.float32)}
+    (truth,) = int8_reference.run(graph_of(integers=True).model(), feeds).values()
+    (found,) = gpu_interpreter.run(segment, feeds).values()
+    np.testing.assert_array_equal(found, truth, strict=True)
+    assert stored_types(segment) == {"*i8"}
+
+
+def test_a_computed_scale_of_a_constant_is_refused_by_node(rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": (1, 6), "s": ()})
+    weight = graph.constant(rng.normal(size=(1, 6)).astype(np.float32))
+    q = graph.add("QuantizeLinear", weight, "s", graph.constant(np.int8(0)))
+    case = graph.case(graph.add("Add", "x", graph.add("DequantizeLinear", q, "s")))
+    with pytest.raises(NotCoveredError, match=r"reads a constant, but its scale .* is none"):
+        case.draft("fp32")
 
 
 def test_weights_in_int8_behind_an_activation_in_float_are_floats(rng: np.random.Generator) -> None:

@@ -29,7 +29,12 @@ import numpy as np
 
 from toolkit.gpu.graph.integer_operators import without_integer_operators
 from toolkit.gpu.graph.network import Attribute, IntegerConstant, Network, Operation
-from toolkit.gpu.graph.quantized_general import add_dequantize, add_quantize, along
+from toolkit.gpu.graph.quantized_general import (
+    add_dequantize,
+    add_quantize,
+    along,
+    quantize_constant,
+)
 from toolkit.gpu.graph.rewriting import Rewriting
 
 ROUND, TO_INTEGERS, FROM_INTEGERS = "RoundInt8", "ToIntegers", "FromIntegers"
@@ -76,6 +81,8 @@ def _on_grids(network: Network) -> Network:
         source, output = op.input(0), op.outputs[0]
         if op.kind == "DequantizeLinear" and source in made.constants:
             _add_constant(made, op)
+        elif op.kind == "QuantizeLinear" and source in made.constants:
+            quantize_constant(made, op)
         elif op.kind == "DequantizeLinear":
             grid = _grid(made, op, made.dtypes[source])
             if grid is None:

@@ -31,16 +31,19 @@ def add_dequantize(made: Rewriting, op: Operation) -> None:
     made.add(op, "Mul", (real, scale), output)
 
 
+def quantize_constant(made: Rewriting, op: Operation) -> None:
+    """Make a constant of a QuantizeLinear that reads one, as exporters leave weights."""
+    values, limits = made.constants[op.inputs[0]], _limits(made, op)
+    scale = along(made, op, op.inputs[1], values.shape)
+    zero = along(made, op, op.input(2), values.shape)
+    whole = np.rint(values / scale) + zero.astype(np.float32)
+    made.to_constant(op.outputs[0], np.clip(whole, limits.min, limits.max).astype(limits.dtype))
+
+
 def add_quantize(made: Rewriting, op: Operation) -> None:
     """Add the operations of a QuantizeLinear."""
     source, output = op.inputs[0], op.outputs[0]
-    shape, dtype = made.shapes[source], made.dtypes[output]
-    if dtype not in ("int8", "uint8", "int16", "uint16"):
-        raise NotCoveredError(
-            f"node {op.name!r} (QuantizeLinear) makes {dtype}; kernels make int8, uint8, int16 and "
-            "uint16"
-        )
-    limits = np.iinfo(dtype)
+    shape, limits = made.shapes[source], _limits(made, op)
     scale = _broadcast(made, op, op.inputs[1], shape)
     steps = made.tensor(f"{output} (steps)", shape, "float32")
     made.add(op, "Div", (source, scale), steps)
@@ -56,7 +59,18 @@ def add_quantize(made: Rewriting, op: Operation) -> None:
     ]
     held = made.tensor(f"{output} (held)", shape, "float32")
     made.add(op, "Clip", (real, *bounds), held)
-    made.add(op, "Cast", (held,), output, {"to": _onnx_type(dtype)})
+    made.add(op, "Cast", (held,), output, {"to": _onnx_type(made.dtypes[output])})
+
+
+def _limits(made: Rewriting, op: Operation) -> np.iinfo:
+    """The integers that a QuantizeLinear makes."""
+    dtype = made.dtypes[op.outputs[0]]
+    if dtype not in ("int8", "uint8", "int16", "uint16"):
+        raise NotCoveredError(
+            f"node {op.name!r} (QuantizeLinear) makes {dtype}; kernels make int8, uint8, int16 and "
+            "uint16"
+        )
+    return np.iinfo(dtype)
 
 
 def _onnx_type(dtype: str) -> int:
@@ -67,6 +81,11 @@ def along(made: Rewriting, op: Operation, name: str, shape: Shape) -> Array:
     """Return a constant scale or zero point ("": 0) so that it broadcasts to `shape`."""
     if not name:
         return np.zeros((), np.float32)
+    if name not in made.constants:
+        raise NotCoveredError(
+            f"node {op.name!r} ({op.kind}) reads a constant, but its scale or zero point {name!r} "
+            "is none"
+        )
     values = made.constants[name]
     axis, block = op.integer("axis", 1), op.integer("block_size", 0)
     if values.size == 1:
