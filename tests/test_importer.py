@@ -224,6 +224,44 @@ def test_refuses_a_model_without_inputs(tmp_path: Path) -> None:
         import_model(save(tmp_path / "m.onnx", nodes, {}, {"y": [2]}))
 
 
+def test_nodes_in_any_order_are_sorted(tmp_path: Path, rng: np.random.Generator) -> None:
+    """What an If reads from outside counts, too."""
+    value = helper.make_tensor_value_info
+    branches = {
+        f"{name}_branch": helper.make_graph(
+            [helper.make_node(op, ["b", "a"], [name])],
+            name,
+            [],
+            [value(name, TensorProto.FLOAT, None)],
+        )
+        for name, op in (("then", "Add"), ("else", "Sub"))
+    }
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Neg", ["a"], ["b"]),
+        helper.make_node("ReduceMin", ["a"], ["least"], keepdims=0),
+        helper.make_node("Cast", ["least"], ["c"], to=TensorProto.BOOL),
+        helper.make_node("If", ["c"], ["y"], **branches),
+        helper.make_node("Abs", ["y"], ["z"]),
+    ]
+    x = rng.normal(size=(1, 9)).astype(np.float32)
+    found = []
+    for order in (range(6), rng.permutation(6)):
+        shuffled = [nodes[at] for at in order]
+        path = save(tmp_path / "m.onnx", shuffled, {"x": [1, 9]}, {"z": [1, 9]})
+        model = ir.to_proto(import_model(path).model)
+        onnx.checker.check_model(model)
+        found.append(ReferenceEvaluator(model).run(None, {"x": x})[0])
+    np.testing.assert_array_equal(*found)
+
+
+def test_nodes_in_a_ring_are_refused(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Relu", ["a"], ["b"])]
+    path = save(tmp_path / "m.onnx", nodes, {"x": [1, 9]}, {"b": [1, 9]})
+    with pytest.raises(ImportModelError, match="topologically sorted"):
+        import_model(path)
+
+
 @pytest.mark.parametrize("opset", [13, 19, 27])
 def test_functions_of_a_model_are_inlined_at_every_opset(
     tmp_path: Path, rng: np.random.Generator, opset: int

@@ -1,14 +1,16 @@
 """ONNX file -> graph: the first step of a build, and the only module that reads model files.
 
-    bytes -> ModelProto (external data loaded) -> functions inlined, opset >= TARGET_OPSET ->
-    onnx-ir model, every node and value named, dynamic dimensions frozen or given a range
+    bytes -> ModelProto (external data loaded, nodes in order) -> functions inlined,
+    opset >= TARGET_OPSET -> onnx-ir model, every node and value named, dynamic dimensions frozen or
+    given a range
 
 What cannot be handled is refused here, with the node and the reason.
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import onnx
@@ -148,7 +150,39 @@ def _parse(data: bytes, path: Path) -> onnx.ModelProto:
             f"{path.name} keeps weights in a file beside it that cannot be read "
             f"({first_line(err)}); copy that file to {path.parent}."
         ) from err
+    _sort_nodes(proto.graph)
     return proto
+
+
+def _sort_nodes(graph: onnx.GraphProto) -> None:
+    """Put each node after those whose results it reads, as ONNX wants it.
+
+    onnxruntime runs any order, and its converter to FP16 writes new nodes at the end.
+    """
+    makers = {name: at for at, node in enumerate(graph.node) for name in node.output}
+    needs = {
+        at: {makers[name] for name in _names_read(node) if name in makers}
+        for at, node in enumerate(graph.node)
+    }
+    if all(before < at for at, found in needs.items() for before in found):
+        return
+    try:
+        order = tuple(TopologicalSorter(needs).static_order())
+    except CycleError:
+        return  # the checker refuses it by name
+    ordered = onnx.GraphProto(node=[graph.node[at] for at in order])
+    del graph.node[:]
+    graph.node.extend(ordered.node)
+
+
+def _names_read(node: onnx.NodeProto) -> Iterator[str]:
+    """The tensors that a node reads, in its branches and bodies, too; "" is none."""
+    yield from (name for name in node.input if name)
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            yield from (value.name for value in graph.output)
+            for inner in graph.node:
+                yield from _names_read(inner)
 
 
 def _at_known_opset(
