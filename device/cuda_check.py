@@ -20,6 +20,7 @@ MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_THREADS = 1024
 MAX_SHARED_BYTES = 227 * 1024
 WARP = 32
+FIRST_WAITING_SM = 90  # PTX ISA, "griddepcontrol", target notes
 MAX_ARGUMENTS = 64
 MAX_LAUNCHES = 100_000
 MAX_WORKSPACE_BYTES = 2**40
@@ -78,10 +79,10 @@ def _entries(one: Cuda, facts: Facts, where: str) -> Iterator[str]:
                 f"{list(entry.shape)}; it must be a row of uint8"
             )
     for kernel in one.kernels:
-        yield from _kernel(kernel, where)
+        yield from _kernel(kernel, one.sm, where)
 
 
-def _kernel(kernel: Kernel, where: str) -> Iterator[str]:
+def _kernel(kernel: Kernel, sm: int, where: str) -> Iterator[str]:
     if _FUNCTION.fullmatch(kernel.function) is None:
         yield f"{where}: {kernel.function!r} is no name of a kernel"
     if not (0 < kernel.threads <= MAX_THREADS and kernel.threads % WARP == 0):
@@ -93,6 +94,11 @@ def _kernel(kernel: Kernel, where: str) -> Iterator[str]:
         yield (
             f"{where}: kernel {kernel.function} takes {kernel.shared_bytes} bytes of shared "
             f"memory, the limits are 0 and {MAX_SHARED_BYTES}"
+        )
+    if kernel.waits and sm < FIRST_WAITING_SM:
+        yield (
+            f"{where}: kernel {kernel.function} waits for the one before it on sm_{sm}; kernels "
+            f"can from sm_{FIRST_WAITING_SM} on"
         )
 
 

@@ -49,7 +49,8 @@ class Kernel(_Value, frozen=True, kw_only=True):
     """A function of a cubin (a file entry of uint8), with what one block of it takes.
 
     `registers` and `spill_bytes` of one thread are for reports; None where the build had no tool
-    to read them.
+    to read them. `waits`: before it touches memory, each of its blocks waits until the kernels
+    before it have ended, so that it can be started early (sm_90 and later).
     """
 
     cubin: str
@@ -58,6 +59,7 @@ class Kernel(_Value, frozen=True, kw_only=True):
     shared_bytes: int
     registers: int | None = None
     spill_bytes: int | None = None
+    waits: bool = False
 
 
 class Launch(_Value, frozen=True, kw_only=True):

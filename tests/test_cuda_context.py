@@ -1,14 +1,18 @@
 """What was taken from the driver goes back, also where the driver fails half-way."""
 
+import ctypes
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from device.cuda import context, program
 from device.cuda.context import Context
-from device.cuda.driver import CudaError
-from device.cuda_manifest import Cuda, Kernel
+from device.cuda.driver import CudaError, Driver
+from device.cuda.launcher import Launcher
+from device.cuda_manifest import Cuda, Int32, Kernel, Launch
 
 MADE = {
     "cuDevicePrimaryCtxRetain": 0,
@@ -20,6 +24,10 @@ MADE = {
 }  # the calls that hand out something, and which argument it is written to
 
 
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED, CUDA Driver API reference
+UNSAFE = {"cuMemFree_v2", "cuModuleUnload"}  # refused in other modes while something is recorded
+
+
 class FakeDriver:
     """Notes the calls; those in `broken` fail."""
 
@@ -27,14 +35,29 @@ class FakeDriver:
         self.names: list[str] = []
         self.broken: set[str] = set()
         self.functions = {"cuGraphLaunch": lambda *_: 0}
+        self.starts_early = True
+        self.early: list[tuple[object, ...]] = []
 
     def call(self, name: str, *arguments: object) -> None:
         self.names.append(name)
+        if name == "cuStreamBeginCapture_v2" and arguments[1] != RELAXED:
+            self.broken |= UNSAFE
+        if name == "cuLaunchKernelEx":
+            self.early.append(launched(arguments[0]._obj))  # type: ignore[attr-defined]
         if name in self.broken:
             raise CudaError(f"{name} failed")
         if name in MADE:
             made = arguments[MADE[name]]._obj  # type: ignore[attr-defined]
             made.value = len(self.names)
+
+
+def launched(config: Any) -> tuple[object, ...]:
+    """What a CUlaunchConfig says, read from its bytes: cuda.h gives the places."""
+    words = (ctypes.c_uint * 7).from_address(ctypes.addressof(config))
+    stream, attributes = (ctypes.c_uint64 * 2).from_address(ctypes.addressof(config) + 32)
+    count = ctypes.c_uint.from_address(ctypes.addressof(config) + 48).value
+    attribute = (ctypes.c_uint * 3).from_address(attributes)
+    return (*words, stream, count, attribute[0], attribute[2])
 
 
 @pytest.fixture
@@ -93,6 +116,75 @@ def test_a_graph_that_cannot_be_started_is_given_back(driver: FakeDriver) -> Non
     with pytest.raises(CudaError, match="cuGraphInstantiateWithFlags"):
         stream.capture(lambda: None)
     assert driver.names[-1] == "cuGraphDestroy"
+
+
+def test_what_is_given_back_while_a_graph_is_recorded_does_not_spoil_it(
+    driver: FakeDriver,
+) -> None:
+    """A session that nobody holds is collected at any line, of this thread too."""
+    other, stream = Context(), Context().stream()
+    other.allocate(16)
+    other.load(np.zeros(8, np.uint8))
+    stream.capture(other.close)
+    assert driver.names.count("cuMemFree_v2") == driver.names.count("cuModuleUnload") == 1
+    assert driver.names[-1] == "cuGraphDestroy"
+
+
+@pytest.mark.parametrize(
+    ("waits", "starts_early", "name"),
+    [
+        (True, True, "cuLaunchKernelEx"),
+        (True, False, "cuLaunchKernel"),
+        (False, True, "cuLaunchKernel"),
+    ],
+)
+def test_a_kernel_starts_early_only_if_it_waits_and_the_driver_can(
+    driver: FakeDriver, waits: bool, starts_early: bool, name: str
+) -> None:
+    driver.starts_early = starts_early
+    stream = Context().stream()
+    kernel = Kernel(cubin="c", function="f", threads=96, shared_bytes=640, waits=waits)
+    loaded = SimpleNamespace(function=lambda _: ctypes.c_void_p(7), weights=0)
+    launcher = Launcher(cuda(kernel), loaded, 0, stream)  # type: ignore[arg-type]
+    driver.names.clear()
+    launcher.start([Launch(kernel=0, grid=("3*d0", 4, 5), arguments=(Int32(1),))], [2])
+    assert driver.names == [name]
+    # Attribute 6 is CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
+    row = (6, 4, 5, 96, 1, 1, 640, stream.handle.value, 1, 6, 1)
+    assert driver.early == ([row] if name == "cuLaunchKernelEx" else [])
+
+
+class FakeLibrary:
+    """libcuda of one version; it has every function but those named."""
+
+    def __init__(self, version: int, *lacks: str) -> None:
+        self.version = version
+        self.lacks = lacks
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if name in self.lacks:
+            raise AttributeError(name)
+
+        def function(*arguments: Any) -> int:
+            if name == "cuDriverGetVersion":
+                arguments[0]._obj.value = self.version
+            return 0
+
+        setattr(self, name, function)
+        return function
+
+
+@pytest.mark.parametrize(("version", "early"), [(11040, False), (12020, False), (12030, True)])
+def test_graphs_start_kernels_early_since_cuda_12_3(version: int, early: bool) -> None:
+    lacks = ("cuLaunchKernelEx",) if version < 11080 else ()
+    found = Driver(FakeLibrary(version, *lacks))  # type: ignore[arg-type]
+    assert found.starts_early is early
+    assert ("cuLaunchKernelEx" in found.functions) is early
+
+
+def test_a_driver_without_a_function_says_which() -> None:
+    with pytest.raises(CudaError, match="lacks cuEventRecord; update"):
+        Driver(FakeLibrary(12030, "cuEventRecord"))  # type: ignore[arg-type]
 
 
 def test_segments_share_a_program_only_with_the_same_kernels(driver: FakeDriver) -> None:

@@ -110,6 +110,11 @@ def part(kind: str, **fields: object) -> Callable[[Cuda], dict[str, object]]:
     return make
 
 
+def waiting(one: Cuda) -> tuple[Kernel, ...]:
+    """Its kernels, as ones that wait for the kernel before by themselves."""
+    return tuple(msgspec.structs.replace(kernel, waits=True) for kernel in one.kernels)
+
+
 def launch(**fields: object) -> Callable[[Cuda], dict[str, object]]:
     """A change of the launch."""
 
@@ -140,6 +145,8 @@ CASES: dict[str, tuple[Callable[[Cuda], dict[str, object]], bool]] = {
     "half a warp": (part("kernels", threads=16), False),
     "most shared memory": (part("kernels", shared_bytes=227 * 1024), True),
     "more shared memory": (part("kernels", shared_bytes=227 * 1024 + 1), False),
+    "a kernel that waits on sm_90": (lambda one: {"sm": 90, "kernels": waiting(one)}, True),
+    "a kernel that waits on sm_89": (lambda one: {"sm": 89, "kernels": waiting(one)}, False),
     "kernel before the first": (launch(kernel=-1), False),
     "kernel after the last": (launch(kernel=1), False),
     "widest grid": (launch(grid=(2**31 - 1, 65535, 65535)), True),

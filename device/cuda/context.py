@@ -9,17 +9,20 @@ import ctypes
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from ctypes import byref, c_float, c_void_p
+from ctypes import byref, c_float, c_void_p, pointer
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from device.cuda.driver import (
-    CAPTURE_THREAD_LOCAL,
+    CAPTURE_RELAXED,
     MAX_DYNAMIC_SHARED_BYTES,
+    PROGRAMMATIC_STREAM_SERIALIZATION,
     STREAM_NON_BLOCKING,
     CudaError,
+    LaunchAttribute,
+    LaunchConfig,
     load_driver,
 )
 from device.cuda.facts import GpuFacts, read_gpu
@@ -155,7 +158,9 @@ class Stream:
     def __init__(self, context: Context, handle: c_void_p) -> None:
         """Take a stream of the driver; use `Context.stream`."""
         self._context = context
-        self._call = load_driver().call
+        driver = load_driver()
+        self._call = driver.call
+        self._starts_early = driver.starts_early
         self.handle = handle
 
     def launch(
@@ -165,9 +170,22 @@ class Stream:
         threads: int,
         shared_bytes: int,
         parameters: Sequence[Parameter],
+        *,
+        early: bool = False,
     ) -> None:
-        """Start a kernel; the driver copies the parameters before this returns."""
+        """Start a kernel; the driver copies the parameters before this returns.
+
+        `early`: its blocks may come to the GPU before the kernel before it in the stream has ended,
+        because they wait for that by themselves. Where the driver cannot, it starts as others do.
+        """
         addresses = (c_void_p * len(parameters))(*(ctypes.addressof(one) for one in parameters))
+        if early and self._starts_early:
+            allowed = LaunchAttribute(id=PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
+            config = LaunchConfig(
+                grid, (threads, 1, 1), shared_bytes, self.handle, pointer(allowed), 1
+            )
+            self._call("cuLaunchKernelEx", byref(config), function, addresses, None)
+            return
         self._call(
             "cuLaunchKernel", function, *grid, threads, 1, 1, shared_bytes, self.handle, addresses,
             None,
@@ -188,9 +206,11 @@ class Stream:
     def capture(self, work: Callable[[], None]) -> "Graph":
         """Record what `work` puts into this stream, without running it, as one graph.
 
-        What `work` raises passes through, and the stream can be used on.
+        What `work` raises passes through, and the stream can be used on. Meanwhile any object may
+        be given back, in this thread too, where garbage may be collected at any line; therefore
+        the capture is relaxed. No other stream waits for one of ours, so that it spoils nothing.
         """
-        self._context.call("cuStreamBeginCapture_v2", self.handle, CAPTURE_THREAD_LOCAL)
+        self._context.call("cuStreamBeginCapture_v2", self.handle, CAPTURE_RELAXED)
         graph, runnable = c_void_p(), c_void_p()
         try:
             try:

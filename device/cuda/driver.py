@@ -1,10 +1,11 @@
 """The functions of libcuda that Tandem calls, as a table, and how their failures are raised.
 
-Names, arguments and constants: CUDA Driver API reference. All are there since CUDA 11.4, which
-every JetPack from 5 on has.
+Names, arguments and constants: CUDA Driver API reference. All but one are there since CUDA 11.4,
+which every JetPack from 5 on has.
 """
 
 import ctypes
+from collections.abc import Mapping
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 from typing import Any
@@ -14,6 +15,31 @@ from device.errors import SessionError
 _LIBRARY = "libcuda.so.1"
 _HANDLE = c_void_p
 _ADDRESS = ctypes.c_uint64
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute: a union of 64 bytes, of which Tandem sets the first integer."""
+
+    _fields_ = (
+        ("id", c_uint),
+        ("pad", c_uint),
+        ("value", c_int),
+        ("rest", ctypes.c_char * 60),
+    )
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig: blocks of the grid, threads of a block, bytes, stream, attributes."""
+
+    _fields_ = (
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared_bytes", c_uint),
+        ("stream", _HANDLE),
+        ("attributes", POINTER(LaunchAttribute)),
+        ("attribute_count", c_uint),
+    )
+
 
 _CALLS: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
@@ -53,7 +79,17 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "cuEventElapsedTime": (POINTER(c_float), _HANDLE, _HANDLE),
 }
 
-# CUdevice_attribute, CUfunction_attribute, CUstream_flags, CUstreamCaptureMode.
+# CUDA graphs have kernels that start early since CUDA 12.3 (CUDA Programming Guide, "CUDA Graphs",
+# edge data). cuLaunchKernelEx, by which they are asked for, is there since 11.8.
+_EARLY_VERSION = 12030
+_EARLY_CALLS: dict[str, tuple[Any, ...]] = {
+    "cuLaunchKernelEx": (
+        POINTER(LaunchConfig), _HANDLE, POINTER(c_void_p), POINTER(c_void_p),
+    ),
+}  # fmt: skip
+
+# CUdevice_attribute, CUfunction_attribute, CUstream_flags, CUstreamCaptureMode,
+# CUlaunchAttributeID.
 CLOCK_KHZ = 13
 SM_COUNT = 16
 MEMORY_CLOCK_KHZ = 36
@@ -62,7 +98,8 @@ COMPUTE_MAJOR = 75
 COMPUTE_MINOR = 76
 MAX_DYNAMIC_SHARED_BYTES = 8
 STREAM_NON_BLOCKING = 1
-CAPTURE_THREAD_LOCAL = 1
+CAPTURE_RELAXED = 2
+PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 
 class CudaError(SessionError):
@@ -70,19 +107,31 @@ class CudaError(SessionError):
 
 
 class Driver:
-    """The loaded library; `call` raises what the driver refuses."""
+    """The loaded library; `call` raises what the driver refuses.
+
+    `starts_early`: it can start a kernel before the one before it has ended, in graphs too.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         """Declare every function's arguments; raises CudaError where one is missing."""
         self._library = library
+        self.functions = self._declared(_CALLS)
+        version = c_int()
+        self.call("cuDriverGetVersion", byref(version))
+        self.starts_early = version.value >= _EARLY_VERSION
+        if self.starts_early:
+            self.functions |= self._declared(_EARLY_CALLS)
+
+    def _declared(self, calls: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
         try:
-            for name, types in _CALLS.items():
-                function = getattr(library, name)
+            for name, types in calls.items():
+                found[name] = function = getattr(self._library, name)
                 function.argtypes = types
                 function.restype = c_int
         except AttributeError as error:
             raise CudaError(f"{_LIBRARY} lacks {name}; update the NVIDIA driver") from error
-        self.functions = {name: getattr(library, name) for name in _CALLS}
+        return found
 
     def call(self, name: str, *arguments: object) -> None:
         """Call a function of the table; raises CudaError with the driver's own words."""

@@ -24,6 +24,7 @@ class Launcher:
     def start(self, launches: Sequence[Launch], point: Sequence[int]) -> None:
         """Put launches into the stream, one after the other, at these sizes of the dimensions.
 
+        Those whose kernels wait by themselves start early; the others wait for all before them.
         Raises CudaError.
         """
         for one in launches:
@@ -38,6 +39,7 @@ class Launcher:
                 kernel.threads,
                 kernel.shared_bytes,
                 [self._parameter(argument, point) for argument in one.arguments],
+                early=kernel.waits,
             )
 
     def _parameter(self, argument: Argument, point: Sequence[int]) -> Parameter:

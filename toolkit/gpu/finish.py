@@ -192,6 +192,7 @@ def _kernels(compiled: Mapping[KernelSpec, Compiled], gpu: GpuTarget) -> tuple[K
             shared_bytes=one.shared_bytes,
             registers=one.registers,
             spill_bytes=one.spill_bytes,
+            waits=one.waits,
         )
         for one in {one.sha256: one for one in compiled.values()}.values()
     )

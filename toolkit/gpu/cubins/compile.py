@@ -33,6 +33,7 @@ Progress = Callable[[str, float], None]
 
 LONGEST_S = 60.0  # for one kernel; a few seconds are usual
 _KERNELS = Path(__file__).parents[1] / "kernels"
+_COMPILER = tuple(Path(__file__).with_name(name) for name in ("early_start.py", "worker.py"))
 _CACHED = msgspec.msgpack.Decoder(Compiled)
 
 
@@ -209,7 +210,7 @@ def _common_key(gpu: GpuTarget) -> bytes:
             "pip install 'tandem-edge[gpu-build]'"
         ) from error
     digest = hashlib.sha256(f"triton {triton} sm_{gpu.sm}".encode())
-    for path in (*sorted(_KERNELS.glob("*.py")), Path(__file__).with_name("worker.py")):
+    for path in (*sorted(_KERNELS.glob("*.py")), *_COMPILER):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.digest()
 

@@ -16,7 +16,8 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
 
     `parameters`: names of the run-time parameters in the order that the cubin takes them; as in
     `toolkit.gpu.call.KernelSpec`. `registers` of one thread, and the bytes that it spills to local
-    memory: None where the tool that reads them did not come with Triton.
+    memory: None where the tool that reads them did not come with Triton. `waits`: its blocks wait
+    by themselves for the kernel before (`toolkit.gpu.cubins.early_start`).
     """
 
     function: str
@@ -26,6 +27,7 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     shared_bytes: int
     registers: int | None
     spill_bytes: int | None
+    waits: bool = False
 
     @property
     def sha256(self) -> str:

@@ -10,16 +10,18 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from toolkit.gpu.call import Constant
 from toolkit.gpu.cubins.cuda_source import compile_source
+from toolkit.gpu.cubins.early_start import can_wait, waits, with_wait
 from toolkit.gpu.cubins.kernel_files import kernel_function
 from toolkit.gpu.cubins.messages import Answer, Compiled, Request, read_message, write_message
 from toolkit.gpu.errors import CompileError
@@ -79,7 +81,10 @@ def _compile_triton(request: Request) -> Compiled:
         # A product and its sum in one rounding, as every GPU library does it.
         "enable_fp_fusion": not request.exact,
     }
-    done = triton.compile(source, target=GPUTarget("cuda", request.sm, _WARP), options=options)
+    with knobs.runtime.scope():
+        if can_wait(request.sm):
+            knobs.runtime.add_stages_inspection_hook = _waiting_stages
+        done = triton.compile(source, target=GPUTarget("cuda", request.sm, _WARP), options=options)
     cubin = done.asm["cubin"]
     registers, spilled = _resources(cubin)
     return Compiled(
@@ -90,7 +95,20 @@ def _compile_triton(request: Request) -> Compiled:
         shared_bytes=done.metadata.shared,
         registers=registers,
         spill_bytes=spilled,
+        waits=waits(done.asm["ptx"]),
     )
+
+
+def _waiting_stages(
+    _backend: object = None,
+    stages: dict[str, Callable[[str, object], str]] | None = None,
+    *_: object,
+) -> tuple[str, str]:
+    """Change what Triton's stage from LLVM to PTX makes; without stages, name that change."""
+    if stages is not None:
+        compile_ptx = stages["ptx"]
+        stages["ptx"] = lambda source, metadata: with_wait(compile_ptx(source, metadata))
+    return "wait", "wait"
 
 
 def _path(name: str, parameters: list[str]) -> tuple[int, ...]:
