@@ -48,9 +48,25 @@ def near_int8(a):
 
 @triton.jit
 def round_int8(a):
-    """Return the nearest whole number in -128..127, halves to even, as int32."""
+    """Return the nearest whole number in -128..127, halves to even, as int32.
+
+    The last bytes of four sums are put together by PRMT. A plain cast to int8 becomes the store of
+    a byte of a sum, which ptxas before CUDA 13.4 takes for a conversion from float: it stores 255.
+    """
     a = tl.minimum(tl.maximum(a, -128.0), 127.0) + 12582912.0
-    return a.to(tl.int32, bitcast=True) - 0x4B400000
+    if INTERPRETED:
+        result = a.to(tl.int32, bitcast=True) - 0x4B400000
+    else:
+        result = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 low, high;
+            prmt.b32 low, $1, $2, 0x0040;
+            prmt.b32 high, $3, $4, 0x0040;
+            prmt.b32 $0, low, high, 0x5410;
+            }""",
+            "=r,r,r,r,r", [a.to(tl.int32, bitcast=True)], tl.int8, is_pure=True, pack=4,
+        ).to(tl.int32)  # fmt: skip
+    return result
 
 
 @triton.jit
