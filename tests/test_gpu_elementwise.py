@@ -1,5 +1,7 @@
 """Element-wise operators in Triton's interpreter, against the reference evaluator of ONNX."""
 
+import math
+
 import gpu_interpreter
 import numpy as np
 import onnx
@@ -117,6 +119,15 @@ def test_functions_of_floats(name: str, rng: np.random.Generator) -> None:
 def test_gelu(approximate: str, rng: np.random.Generator) -> None:
     case = Case([node("Gelu", "x", "y", approximate=approximate)], {"x": SHAPE}, {}, opset=20)
     agree(case, {"x": uniform(rng, (-4, 4))})
+
+
+def test_gelu_far_from_zero_is_zero_or_its_operand(rng: np.random.Generator) -> None:
+    """Of the width of its polynomial, beyond it, and of what is no number."""
+    case = Case([node("Gelu", "x", "y")], {"x": (2003,)}, {}, opset=20)
+    x = np.concatenate([np.linspace(-9, 9, 2000), [-1e30, 1e30, np.nan]]).astype(np.float32)
+    found = run(case, {"x": x})
+    phi = np.array([0.5 * math.erfc(-one / math.sqrt(2)) for one in x.astype(np.float64)])
+    np.testing.assert_allclose(found, x * phi, rtol=2e-5, atol=3e-7)
 
 
 @pytest.mark.parametrize(

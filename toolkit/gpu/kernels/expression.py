@@ -52,7 +52,7 @@ def _apply(v, STEP: tl.constexpr, numbers):
     elif OP == "erf":
         result = tl.erf(v[STEP[1]])
     elif OP == "gelu":
-        result = 0.5 * v[STEP[1]] * (1.0 + tl.erf(0.7071067811865476 * v[STEP[1]]))
+        result = functions.gelu(v[STEP[1]])
     elif OP == "neg":
         result = -v[STEP[1]]
     elif OP == "abs":
