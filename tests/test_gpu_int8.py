@@ -457,6 +457,30 @@ def test_operators_on_integers_are_what_defines_them(rng: np.random.Generator) -
     assert len(np.unique(found)) > 20
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("kind", ["MatMulInteger", "ConvInteger"])
+def test_sums_of_integers_may_leave_what_fp16_holds(
+    kind: str, precision: str, rng: np.random.Generator
+) -> None:
+    """A model with dynamic quantization, as onnxruntime writes it."""
+    x, w = ((5, 800), (800, 7)) if kind == "MatMulInteger" else ((1, 90, 5, 4), (7, 90, 3, 3))
+    nodes = [
+        onnx.helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], "ranges"),
+        node("Mul", "s ws", "f"),
+        node(kind, "q w z", "i"),
+        node("Cast", "i", "r", to=TensorProto.FLOAT),
+        node("Mul", "r f", "m"),
+        node("Relu", "m", "y"),
+    ]
+    weights = {"w": rng.integers(20, 128, w).astype(np.int8), "ws": np.array(0.05, np.float32)}
+    case = Case(nodes, {"x": x}, weights)
+    feeds = {"x": rng.uniform(0, 1, x).astype(np.float32)}
+    truth = case.truth(feeds)["y"]
+    assert (truth / 0.05 * 255 > 65504).all()  # the sums, for a scale of 1/255
+    found = gpu_interpreter.run(case.draft(precision), feeds)["y"]
+    np.testing.assert_allclose(found, truth, rtol=1e-2)
+
+
 def test_a_bias_of_another_scale_is_rounded_to_that_of_the_sums(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": (1, 6, 5, 5)})
     y = graph.product("Conv", graph.rounded("x"), (7, 6, 3, 3))

@@ -40,6 +40,7 @@ EPILOGUES: dict[str, int] = {
     "Attention": 0,
 }
 MAX_OPERANDS = 4  # of an element-wise kernel
+_WIDE_INTEGERS = frozenset({"uint16", "int32", "uint32", "int64", "uint64"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +114,19 @@ def _grow(
         members.append(at)
         made.add(op.outputs[0])
         outside |= read
-        if _escaping(network, members, readers) == {op.outputs[0]}:
+        alone_leaves = _escaping(network, members, readers) == {op.outputs[0]}
+        if alone_leaves and not _widens(network, op):
             best = list(members)
     return best
+
+
+def _widens(network: Network, op: Operation) -> bool:
+    """Whether an operation makes floats of integers that FP16 may not hold, as sums of INT8 are.
+
+    Such are stored as integers: their readers make the floats.
+    """
+    kinds = [network.dtypes.get(name, "") for name in (op.inputs[0], op.outputs[0])]
+    return op.kind == "Cast" and kinds[0] in _WIDE_INTEGERS and is_float(kinds[1])
 
 
 def _same_shapes(
