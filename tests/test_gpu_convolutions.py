@@ -48,7 +48,7 @@ def test_few_channels_are_read_from_a_picture_with_a_border(
     shape, filters, taps, attributes = STEMS[name]
     case = convolution(rng, shape, filters, taps, **attributes)
     drafted = case.draft()
-    assert kernels(drafted)[:2] == ["pad", "convolution"]
+    assert kernels(drafted)[:2] in (["pad", "convolution"], ["pixel_blocks", "convolution"])
     check(drafted, case, rng)
 
 

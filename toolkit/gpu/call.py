@@ -10,6 +10,7 @@ from typing import Union
 # Every kernel that the lowering starts: its name and the module of `toolkit.gpu.kernels` it is in.
 KERNELS: dict[str, str] = {
     "convolution": "convolution",
+    "convolution_pool": "convolution_pool",
     "add_parts": "convolution",
     "depthwise": "depthwise",
     "matmul": "matmul",

@@ -41,6 +41,7 @@ from toolkit.gpu.graph.pattern_rules import RULES
 from toolkit.gpu.graph.patterns import apply_rules
 from toolkit.gpu.graph.product_rules import PRODUCT_RULES
 from toolkit.gpu.graph.quantized import read_quantized
+from toolkit.gpu.graph.stem_rules import POOLED_STEM_RULES, STEM_RULES
 from toolkit.gpu.view import View, row_major
 from toolkit.gpu.workspace import fit_workspace
 from toolkit.plugins import Plugin
@@ -137,6 +138,9 @@ def _drafted(
     network = read_network(segment, weights, emitters, trace)
     network = read_quantized(apply_rules(network, EARLY_RULES))
     network = join_moves(apply_rules(network, (*RULES, *MOVE_RULES, *PRODUCT_RULES)))
+    # Elsewhere operands go through registers, and the kernel that pools its sums spills.
+    pooled = gpu.multiplies_from_shared and precision != "fp32"
+    network = apply_rules(network, (*STEM_RULES, *(POOLED_STEM_RULES if pooled else ())))
     _check(network, emitters)
     groups = group_operations(network)
     draft = Draft(network, gpu, _STORED[precision])

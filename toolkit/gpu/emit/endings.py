@@ -18,7 +18,7 @@ from toolkit.gpu.graph.operators import Step
 from toolkit.gpu.tiles import Product, Tile
 from toolkit.gpu.view import View
 
-_PICTURES = ("Conv", "ConvTranspose")  # their columns are channels, the second dimension
+_PICTURES = ("Conv", "ConvMaxPool", "ConvTranspose")  # their columns are channels, the second dimension
 
 
 @dataclass(frozen=True, slots=True)

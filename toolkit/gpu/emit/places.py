@@ -10,7 +10,7 @@ from toolkit.gpu.graph.network import Network, Operation
 from toolkit.gpu.view import View, channels_last
 
 # Roots that write a (N, C, H, W) tensor channels-last wherever they are told to.
-_WRITE_PIXELS = frozenset({"Conv", "MaxPool", "AveragePool", "Resize"})
+_WRITE_PIXELS = frozenset({"Conv", "ConvMaxPool", "MaxPool", "AveragePool", "Resize"})
 
 
 def emit_concat(draft: Draft, group: Group) -> None:

@@ -7,6 +7,8 @@ row are one tap:
     a pixel of it is RUN pixels of 4 channels side by side, and the next begins one pixel later.
 
 The kernel that computes convolutions does not know: it sees channels, and a pitch less than them.
+
+Convolutions of stride 2 read blocks of pixels instead (`toolkit.gpu.graph.stem_rules`).
 """
 
 from dataclasses import dataclass, replace
@@ -16,12 +18,14 @@ import numpy as np
 from toolkit.gpu.dims.sizes import ceil_div, fixed
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.emit.windows import Window
+from toolkit.gpu.graph.fusion import Group
 from toolkit.gpu.graph.network import Array
 from toolkit.gpu.orders import order_of
 from toolkit.gpu.view import Shape, View, channels_last
 
 CHANNELS = 4  # with 2 pixels a step, FP16 is read 16 bytes at a time and INT8 8
 _BLOCK = 1024  # elements of one block of the kernel that makes the border
+_PIXEL_BLOCKS = 128  # blocks of pixels that one block of the GPU makes: one for each thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +85,33 @@ def make_stem(draft: Draft, name: str, weights: Array, window: Window, result: S
         spread.reshape(filters, tap_rows, 1, -1).transpose(0, 3, 1, 2),
         replace(window, taps=(tap_rows, 1), dilations=(window.dilations[0], 1), pads=(0, 0, 0, 0)),
     )
+
+
+def emit_pixel_blocks(draft: Draft, group: Group) -> None:
+    """Add PixelBlocks, and a rounding after it: one call reads the picture as it is given."""
+    op = group.root_operation
+    x = draft.read(op.inputs[0])
+    y = draft.make(group.result, channels_last(draft.network.shapes[group.result]))
+    batch, _, rows, columns = y.shape
+    before = op.integers("before", (0, 0))
+    copied = not group.after and x.scale == y.scale
+    steps = () if copied else draft.expression(op.outputs[0], group.after, x.scale).steps
+    call = draft.make_call(
+        "pixel_blocks",
+        (ceil_div(batch * rows * columns, _PIXEL_BLOCKS), 1, 1),
+        {"x": x, "y": y, "batch": batch},
+        {
+            "CHANNELS": x.shape[1],
+            "HEIGHT": x.shape[2],
+            "WIDTH": x.shape[3],
+            "STRIDES": x.strides,
+            "OUT_HEIGHT": rows,
+            "OUT_WIDTH": columns,
+            "TOP": before[0],
+            "LEFT": before[1],
+            "STEPS": steps,
+            "BLOCK": _PIXEL_BLOCKS,
+        },
+        writes=(y,),
+    )
+    draft.add(group.nodes, (call,))

@@ -1,16 +1,21 @@
 """Tensors with a border around them.
 
-    y[i] = x[f(i - BEFORE)]       in each dimension that has a border
+    y[i] = x[f(i - BEFORE)]       in each dimension that has a border                   pad
 
 f keeps what is inside 0..SIZE-1. Outside it gives VALUE, or the index
     edge      0 or SIZE-1
     reflect   mirrored at the first and the last element, which are not repeated
     wrap      modulo SIZE
+
+    y[n, i, j, dr, dc, c] = STEPS(x[n, c, 2 i + dr - TOP, 2 j + dc - LEFT])     pixel_blocks
+
+with dr, dc = 0, 1 and c = 0..3; outside the picture, and for channels that it lacks, x is 0.
 """
 
 import triton
 import triton.language as tl
 
+from toolkit.gpu.kernels.expression import evaluate
 from toolkit.gpu.kernels.walk import index, walk
 
 
@@ -47,3 +52,31 @@ def pad(
         source += c * STEPS[d]
     value = tl.load(x + source, mask=inside, other=VALUE)
     tl.store(y + walk(i, SHAPE, Y_STRIDES), value.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def pixel_blocks(
+    x, y, batch,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDES: tl.constexpr,
+    OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
+    STEPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid: (groups of BLOCK blocks of pixels). STRIDES are those of x along n, c, row, column.
+
+    STEPS make 0 of 0.
+    """
+    block = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    e = tl.arange(0, 16)  # dr, dc, c: what a block holds
+    image = block // (OUT_HEIGHT * OUT_WIDTH)
+    row = (block // OUT_WIDTH % OUT_HEIGHT * 2 - TOP)[:, None] + (e // 8)[None, :]
+    column = (block % OUT_WIDTH * 2 - LEFT)[:, None] + (e // 4 % 2)[None, :]
+    channel = (e % 4)[None, :]
+    inside = (row >= 0) & (row < HEIGHT) & (column >= 0) & (column < WIDTH)
+    inside = inside & (channel < CHANNELS) & (image < batch)[:, None]
+    place = image[:, None] * STRIDES[0] + channel * STRIDES[1]
+    value = tl.load(x + place + row * STRIDES[2] + column * STRIDES[3], mask=inside, other=0)
+    if value.dtype.is_floating():
+        value = value.to(tl.float32)
+    value = evaluate((value,), STEPS)
+    place = block[:, None] * 16 + e[None, :]
+    tl.store(y + place, value.to(y.dtype.element_ty), mask=(image < batch)[:, None])

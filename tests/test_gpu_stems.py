@@ -1,0 +1,183 @@
+"""First convolutions of stride 2 over blocks of pixels, alone and with the pooling after them."""
+
+from dataclasses import replace
+
+import gpu_interpreter
+import int8_reference
+import numpy as np
+import pytest
+from gpu_graphs import Case, convolution, node
+from int8_graphs import Graph
+
+from toolkit.gpu.call import Work
+from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.lower import DraftedSegment
+
+# After gpu_interpreter: it tells Triton to interpret before Triton is imported.
+pytest.importorskip("triton", reason="Triton is not installed")
+
+HOPPER = GpuTarget(sm=90, sm_count=2, exhaustive=True)
+XAVIER = GpuTarget(sm=72, sm_count=8)
+LIMITS = {"fp32": 1e-5, "fp16": 2e-3}
+POOL = {"kernel_shape": [3, 3], "strides": [2, 2]}
+
+
+def kernels(drafted: DraftedSegment) -> list[str]:
+    return [call.spec.kernel for call in drafted.calls]
+
+
+def check(drafted: DraftedSegment, case: Case, limit: float, rng: np.random.Generator) -> None:
+    feeds = case.feeds(rng)
+    found = gpu_interpreter.run(drafted, feeds)
+    for name, truth in case.truth(feeds).items():
+        difference = np.linalg.norm(found[name].astype(np.float64) - truth)
+        assert difference < limit * np.linalg.norm(truth), name
+
+
+STEMS = {
+    "7x7": ((1, 3, 20, 17), 8, (7, 7), {"pads": [3, 3, 3, 3]}),
+    "3x3": ((2, 3, 9, 8), 5, (3, 3), {"pads": [1, 1, 1, 1]}),
+    "grey, even taps": ((1, 1, 9, 10), 4, (2, 4), {"pads": [0, 2, 1, 1]}),
+    "four channels, no border": ((1, 4, 11, 7), 4, (5, 3), {}),
+    "as TensorFlow pads": ((1, 3, 10, 9), 4, (3, 3), {"auto_pad": "SAME_UPPER"}),
+    "padded before": ((1, 3, 10, 9), 4, (3, 4), {"auto_pad": "SAME_LOWER"}),
+}
+
+
+@pytest.mark.parametrize("precision", LIMITS)
+@pytest.mark.parametrize("name", STEMS)
+def test_stride_2_reads_blocks_of_pixels(
+    name: str, precision: str, rng: np.random.Generator
+) -> None:
+    shape, filters, taps, attributes = STEMS[name]
+    case = convolution(rng, shape, filters, taps, strides=[2, 2], **attributes)
+    drafted = case.draft(precision)
+    assert kernels(drafted)[:2] == ["pixel_blocks", "convolution"]
+    check(drafted, case, LIMITS[precision], rng)
+
+
+OTHERS = {
+    "five channels": ((1, 5, 9, 9), (3, 3), {"strides": [2, 2]}),
+    "another stride": ((1, 3, 9, 9), (3, 3), {"strides": [2, 1]}),
+    "rows apart": ((1, 3, 9, 9), (3, 3), {"strides": [2, 2], "dilations": [2, 1]}),
+    "a column of taps": ((1, 3, 9, 9), (3, 1), {"strides": [2, 2]}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_others_read_pixels(name: str, rng: np.random.Generator) -> None:
+    shape, taps, attributes = OTHERS[name]
+    case = convolution(rng, shape, 4, taps, **attributes)
+    drafted = case.draft()
+    assert "pixel_blocks" not in kernels(drafted)
+    check(drafted, case, LIMITS["fp32"], rng)
+
+
+POOLED = {
+    # pictures, filters, taps of the convolution, its attributes, those of the pooling
+    "ResNet": ((2, 3, 40, 66), 64, (7, 7), {"pads": [3] * 4}, {"pads": [1] * 4}),
+    "a row of one segment": ((1, 3, 23, 21), 9, (7, 7), {"pads": [3] * 4}, {"pads": [1] * 4}),
+    "SqueezeNet": ((1, 3, 39, 35), 70, (3, 3), {}, {"ceil_mode": 1}),
+    "even, rounded up": ((3, 3, 30, 34), 8, (7, 7), {"pads": [3] * 4}, {"ceil_mode": 1}),
+    "depth no power of two": ((1, 3, 25, 37), 5, (5, 5), {"pads": [2] * 4}, {"pads": [0, 1, 1, 0]}),
+    "as TensorFlow pads": (
+        (1, 3, 30, 28),
+        6,
+        (7, 7),
+        {"auto_pad": "SAME_UPPER"},
+        {"auto_pad": "SAME_UPPER"},
+    ),
+}
+
+
+def pooled(name: str, rng: np.random.Generator, between: str = "Relu") -> Case:
+    shape, filters, taps, attributes, window = POOLED[name]
+    after = (node(between, "c", "r"), node("MaxPool", "r", "p", **POOL, **window))
+    return convolution(
+        rng, shape, filters, taps, *after, node("Abs", "p", "y"), strides=[2, 2], **attributes
+    )
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_a_first_convolution_takes_the_pooling_after_it(
+    name: str, rng: np.random.Generator
+) -> None:
+    case = pooled(name, rng)
+    drafted = case.draft("fp16", HOPPER)
+    assert kernels(drafted)[:2] == ["pixel_blocks", "convolution_pool"]
+    assert "pool" not in kernels(drafted)
+    (at,) = [at for at, call in enumerate(drafted.work) if "conv" in call.tactics[0][0].spec.kernel]
+    for tactic in drafted.work[at].tactics:
+        work = [*drafted.work]
+        work[at] = Work(work[at].nodes, (tactic,))
+        check(replace(drafted, work=tuple(work)), case, LIMITS["fp16"], rng)
+
+
+@pytest.mark.parametrize("gpu", [HOPPER, XAVIER], ids=["sm_90", "sm_72"])
+@pytest.mark.parametrize("name", [name for name in POOLED if "TensorFlow" not in name])
+def test_pooled_sums_of_int8_are_exact(name: str, gpu: GpuTarget, rng: np.random.Generator) -> None:
+    """The steps after the sums are done once for each pooled pixel, and give the same bits."""
+    shape, filters, taps, attributes, window = POOLED[name]
+    graph = Graph(rng, {"x": shape})
+    sums = graph.product(
+        "Conv", graph.rounded("x"), (filters, shape[1], *taps), bias="int32", strides=[2, 2],
+        **attributes,
+    )  # fmt: skip
+    inner = graph.rounded(graph.add("Relu", sums), np.float32(0.11))
+    outer = graph.rounded(graph.add("MaxPool", inner, **POOL, **window), np.float32(0.13))
+    case = graph.case(graph.product("Conv", outer, (4, filters, 1, 1)))
+    drafted = case.draft("int8", gpu)
+    taken = gpu is HOPPER
+    assert kernels(drafted)[:2] == ["pixel_blocks", "convolution_pool" if taken else "convolution"]
+    assert "pool" not in kernels(drafted) if taken else "pool" in kernels(drafted)
+    feeds = case.feeds(rng)
+    found = gpu_interpreter.run(drafted, feeds)
+    for output, truth in int8_reference.run(case.model(), feeds).items():
+        assert len(np.unique(truth)) > 4
+        np.testing.assert_array_equal(found[output], truth, strict=True)
+
+
+KEPT = {
+    "another window": ("Relu", {"kernel_shape": [2, 2], "strides": [2, 2]}),
+    "another stride": ("Relu", {"kernel_shape": [3, 3], "strides": [1, 1]}),
+    "pixels apart": ("Relu", {**POOL, "dilations": [2, 2]}),
+    "what falls again": ("Abs", POOL),
+    "an exponential": ("Sigmoid", POOL),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_other_poolings_stay_kernels_of_their_own(name: str, rng: np.random.Generator) -> None:
+    between, window = KEPT[name]
+    after = (node(between, "c", "r"), node("MaxPool", "r", "y", **window))
+    case = convolution(rng, (1, 3, 20, 22), 6, (3, 3), *after, strides=[2, 2])
+    drafted = case.draft("fp16", HOPPER)
+    assert "convolution" in kernels(drafted)
+    assert "pool" in kernels(drafted)
+    check(drafted, case, LIMITS["fp16"], rng)
+
+
+def test_sums_that_others_read_are_not_pooled_away(rng: np.random.Generator) -> None:
+    after = (
+        node("Relu", "c", "r"),
+        node("MaxPool", "r", "p", **POOL),
+        node("GlobalAveragePool", "r", "g"),
+        node("Add", "p g", "y"),
+    )
+    case = convolution(rng, (1, 3, 20, 22), 6, (3, 3), *after, strides=[2, 2])
+    drafted = case.draft("fp16", HOPPER)
+    assert "pool" in kernels(drafted)
+    check(drafted, case, LIMITS["fp16"], rng)
+
+
+def test_nan_passes_the_pooling(rng: np.random.Generator) -> None:
+    """Row 20 is under the taps of rows 8 to 11 of the convolution, column 30 of columns 13 to 16.
+
+    The eighth tap has the weight 0, and 0 times NaN is NaN.
+    """
+    case = pooled("ResNet", rng)
+    feeds = case.feeds(rng)
+    feeds["x"][0, 1, 20, 30] = np.nan
+    found = np.isnan(gpu_interpreter.run(case.draft("fp16", HOPPER), feeds)["y"])
+    assert found[0, :, 4:7, 6:9].all()
+    assert found.sum() == found[0, :, 4:7, 6:9].size

@@ -1,0 +1,181 @@
+"""A convolution and the pooling after it, on channels-last tensors without a border.
+
+    y[p, f] = STEPS((max_t s[2 p + t - PAD, f] + bias[f]) scale[f])     t: the 3 x 3 of a window
+    s[q, f] = sum_r sum_k x[q + r, k] w[f, r, k]                        q: a pixel of s
+
+r is a row of taps and k what lies under it side by side, (tap column, channel). The stride of the
+convolution is 1, that of the pooling 2; PAD is 0 or 1.
+
+A block goes down its rows of x, and each is multiplied once: by all rows of taps, which are parts
+of TAPS rows of s in the making. The oldest is complete then. For the pooled row i it needs the rows
+2 i - PAD to 2 i - PAD + 2, the first of which it has from the pooled row before.
+
+A block has SEGMENTS segments of 7 pooled pixels. Such a segment needs 15 columns of s; 16 are made:
+
+    columns of s        0 1 2 3 4 5 6 7 8 9 a b c d e f
+    pooled pixels       0 0 0 1 1 2 2 3 3 4 4 5 5 6 6       and 2 also 0, 4 also 1, ...
+
+Columns outside s are the nearest inside, which is in the same window: the maximum is the same.
+
+Products are (filter, pixel). A thread of the tensor cores has whole segments in its registers then,
+if the pixels of a block are counted by (high bits of the segment, pair of columns, low two bits of
+the segment, column of the pair): maxima move nothing between threads.
+"""
+
+import triton
+import triton.language as tl
+
+from toolkit.gpu.kernels.expression import add_product, store_rows
+
+TAPS: tl.constexpr = tl.constexpr(4)  # rows of taps; those that are not there have weights of 0
+
+
+@triton.jit
+def convolution_pool(
+    x, weights, bias, scale, numbers, y, batch,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
+    CONV_HEIGHT: tl.constexpr, CONV_WIDTH: tl.constexpr, FILTERS: tl.constexpr,
+    OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, W_PITCH: tl.constexpr, Y_PITCH: tl.constexpr,
+    TAP_ROWS: tl.constexpr, TAP_COLUMNS: tl.constexpr,
+    PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
+    STEPS: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Grid: (blocks of segments, blocks of ROWS pooled rows, blocks of filters).
+
+    ROWS is a multiple of AT_ONCE, the pooled rows of one turn of the loop.
+    """
+    RUN: tl.constexpr = TAP_COLUMNS * CHANNELS
+    IN_ROW: tl.constexpr = (OUT_WIDTH + 6) // 7  # segments
+    ROW: tl.constexpr = WIDTH * CHANNELS
+    LEAST: tl.constexpr = -2147483648 if scale is not None else float("-inf")
+    SUMS: tl.constexpr = tl.int32 if scale is not None else tl.float32
+    HANGS: tl.constexpr = 2 * OUT_HEIGHT - PAD_TOP >= CONV_HEIGHT  # the last window over the edge
+
+    n = tl.arange(0, 16 * SEGMENTS)
+    segments = batch * IN_ROW
+    segment = tl.minimum(tl.program_id(0) * SEGMENTS + n // 64 * 4 + n // 2 % 4, segments - 1)
+    column = segment % IN_ROW * 14 - PAD_LEFT + n % 64 // 8 * 2 + n % 2
+    column = tl.minimum(tl.maximum(column, 0), CONV_WIDTH - 1)
+    k = tl.arange(0, BLOCK_K)
+    there = (k < RUN)[None, :]
+    a = x + ((segment // IN_ROW * HEIGHT * WIDTH + column) * CHANNELS)[:, None] + k[None, :]
+
+    tap = tl.arange(0, TAPS * BLOCK_F) // BLOCK_F
+    owner = tl.program_id(2) * BLOCK_F + tl.arange(0, TAPS * BLOCK_F) % BLOCK_F
+    present = ((tap < TAP_ROWS) & (owner < FILTERS))[:, None] & there
+    b = weights + (owner * W_PITCH + tap * RUN)[:, None] + k[None, :]
+    w = tl.load(b, mask=present, other=0)
+
+    m = tl.arange(0, 8 * SEGMENTS)  # pooled pixels of the segments, and one more in each
+    segment = tl.program_id(0) * SEGMENTS + m // 8
+    column = segment % IN_ROW * 7 + m % 8
+    pixels = batch * OUT_HEIGHT * OUT_WIDTH
+    made = (segment < segments) & (column < OUT_WIDTH) & (m % 8 < 7)
+    p = tl.where(made, segment // IN_ROW * (OUT_HEIGHT * OUT_WIDTH) + column, pixels)
+    f = tl.program_id(2) * BLOCK_F + tl.arange(0, BLOCK_F)
+
+    first = tl.program_id(1) * ROWS
+    top = 2 * first - PAD_TOP
+    none = tl.zeros((BLOCK_F, 16 * SEGMENTS), SUMS)
+    s1 = none
+    s2 = none
+    s3 = none
+    last = none
+    for i in tl.static_range(TAPS):
+        taps = _row(a, there, top + i, HEIGHT, ROW, RUN == BLOCK_K)
+        s1, s2, s3, last = _add_row(none, s1, s2, s3, w, taps, PRECISION)
+    if top < 0:
+        last = tl.full((BLOCK_F, 16 * SEGMENTS), LEAST, SUMS)
+    for start in tl.range(first, tl.minimum(first + ROWS, OUT_HEIGHT), AT_ONCE, num_stages=STAGES):
+        for i in tl.static_range(AT_ONCE):
+            row = start + i
+            top = 2 * row - PAD_TOP
+            taps = _row(a, there, top + TAPS, HEIGHT, ROW, RUN == BLOCK_K)
+            s1, s2, s3, middle = _add_row(none, s1, s2, s3, w, taps, PRECISION)
+            taps = _row(a, there, top + TAPS + 1, HEIGHT, ROW, RUN == BLOCK_K)
+            if HANGS:
+                middle = tl.where(top + 1 < CONV_HEIGHT, middle, last)
+            best = _larger(last, middle)
+            s1, s2, s3, last = _add_row(none, s1, s2, s3, w, taps, PRECISION)
+            if HANGS:
+                best = _larger(best, tl.where(top + 2 < CONV_HEIGHT, last, best))
+            else:
+                best = _larger(best, last)
+            best = tl.trans(_largest_of_segments(best, SEGMENTS))
+            inside = tl.where(row < OUT_HEIGHT, p + row * OUT_WIDTH, pixels)
+            store_rows(
+                best, bias, scale, None, y, inside, f, pixels, FILTERS, Y_PITCH, STEPS, numbers
+            )  # fmt: skip
+
+
+@triton.jit
+def _row(
+    a, there, row, HEIGHT: tl.constexpr, ROW: tl.constexpr, WHOLE: tl.constexpr
+):  # fmt: skip
+    """Return what lies under a row of taps as (k, pixel); rows outside x are never used."""
+    place = a + tl.minimum(tl.maximum(row, 0), HEIGHT - 1) * ROW
+    if WHOLE:
+        taps = tl.load(place)
+    else:
+        taps = tl.load(place, mask=there, other=0)
+    return tl.trans(taps)
+
+
+@triton.jit
+def _add_row(none, s1, s2, s3, w, taps, PRECISION: tl.constexpr):
+    """Add the products of all rows of taps to the sums of the last four rows of s.
+
+    The sums s1, s2, s3 have one, two and three rows of taps already. All are one product.
+    """
+    F: tl.constexpr = s1.shape[0]
+    N: tl.constexpr = s1.shape[1]
+    sums = tl.permute(tl.join(tl.join(none, s2), tl.join(s1, s3)), (2, 3, 0, 1))
+    sums = add_product(tl.reshape(sums, (4 * F, N)), w, taps, PRECISION)
+    even, odd = tl.split(tl.permute(tl.reshape(sums, (2, 2, F, N)), (2, 3, 0, 1)))
+    s1, s3 = tl.split(even)
+    s2, s4 = tl.split(odd)
+    return s1, s2, s3, s4
+
+
+@triton.jit
+def _larger(a, b):
+    """Return the larger numbers; NaN stays, as in ONNX."""
+    if a.dtype.is_int():
+        result = tl.maximum(a, b)
+    else:
+        result = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    return result
+
+
+@triton.jit
+def _largest_of_segments(s, SEGMENTS: tl.constexpr):
+    """Return (filter, 8 SEGMENTS) maxima of columns 2 i, 2 i + 1, 2 i + 2; the eighth is none.
+
+    Splits and joins name registers.
+    """
+    even, odd = tl.split(tl.reshape(s, (s.shape[0], 8 * SEGMENTS, 2)))
+    pair = _larger(even, odd)
+    _, e1, e2, e3, e4, e5, e6, e7 = _columns(even, SEGMENTS)
+    p0, p1, p2, p3, p4, p5, p6, p7 = _columns(pair, SEGMENTS)
+    low = tl.join(
+        tl.join(_larger(p0, e1), _larger(p2, e3)), tl.join(_larger(p1, e2), _larger(p3, e4))
+    )
+    high = tl.join(tl.join(_larger(p4, e5), _larger(p6, e7)), tl.join(_larger(p5, e6), p7))
+    joined = tl.permute(tl.join(low, high), (0, 1, 2, 5, 3, 4))
+    return tl.reshape(joined, (s.shape[0], 8 * SEGMENTS))
+
+
+@triton.jit
+def _columns(s, SEGMENTS: tl.constexpr):
+    """Return (filter, 8 SEGMENTS), counted as the pixels of a block, by pair of columns."""
+    s = tl.reshape(s, (s.shape[0], SEGMENTS // 4, 2, 2, 2, 4))
+    low, high = tl.split(tl.permute(s, (0, 1, 5, 3, 4, 2)))
+    low_even, low_odd = tl.split(low)
+    high_even, high_odd = tl.split(high)
+    c0, c2 = tl.split(low_even)
+    c1, c3 = tl.split(low_odd)
+    c4, c6 = tl.split(high_even)
+    c5, c7 = tl.split(high_odd)
+    return c0, c1, c2, c3, c4, c5, c6, c7
