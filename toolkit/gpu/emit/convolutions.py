@@ -19,6 +19,7 @@ from toolkit.gpu.emit.endings import (
 from toolkit.gpu.emit.integer_products import integer_weights
 from toolkit.gpu.emit.stems import CHANNELS as STEM_CHANNELS
 from toolkit.gpu.emit.stems import is_stem, make_stem
+from toolkit.gpu.emit.strips import strip_calls
 from toolkit.gpu.emit.volumes import emit_volume_convolution
 from toolkit.gpu.emit.windows import Window, read_window
 from toolkit.gpu.gpu import GpuTarget
@@ -101,7 +102,14 @@ def _implicit(draft: Draft, p: _Picture) -> None:
     weights = weight_matrix(draft, packed.T, p.x.dtype)
     product = _product(p, packed.shape[1], p.weights.shape[1])
     tiles = product_tiles(product, draft.gpu, in_parts=True)
-    draft.add(p.nodes, *(_tactic(draft, p, weights, product, tile) for tile in tiles))
+    in_tiles = [_tactic(draft, p, weights, product, tile) for tile in tiles]
+    draft.add(p.nodes, *_in_strips(draft, p, weights, product), *in_tiles)
+
+
+def _in_strips(draft: Draft, p: _Picture, weights: View, product: Product) -> list[Tactic]:
+    if not (p.window.is_point and p.groups == 1):
+        return []
+    return [(call,) for call in strip_calls(draft, product, *_as_product(p, weights, product))]
 
 
 def _tactic(draft: Draft, p: _Picture, weights: View, product: Product, tile: Tile) -> Tactic:
@@ -171,6 +179,13 @@ def _convolution(draft: Draft, p: _Picture, weights: View, product: Product, til
 
 
 def _pointwise(draft: Draft, p: _Picture, weights: View, product: Product, tile: Tile) -> Call:
+    operands, constants = _as_product(p, weights, product)
+    return product_call(draft, product, operands, constants, tile)
+
+
+def _as_product(
+    p: _Picture, weights: View, product: Product
+) -> tuple[dict[str, View | int | None], dict[str, Constant]]:
     """Return a 1x1 convolution as a product: its rows are pixels, its columns filters."""
     filters, channels = p.weights.shape[:2]
     operands = {"a": p.x, "b": weights, **_ending_operands(p), "y": p.y, "rows": product.rows}
@@ -184,7 +199,7 @@ def _pointwise(draft: Draft, p: _Picture, weights: View, product: Product, tile:
         **result_strides("R", p.r_pitch),
         "STEPS": p.ending.steps,
     }
-    return product_call(draft, product, operands, constants, tile)
+    return operands, constants
 
 
 def _ending_operands(p: _Picture) -> dict[str, View | None]:

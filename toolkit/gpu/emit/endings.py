@@ -18,7 +18,11 @@ from toolkit.gpu.graph.operators import Step
 from toolkit.gpu.tiles import Product, Tile
 from toolkit.gpu.view import View
 
-_PICTURES = ("Conv", "ConvMaxPool", "ConvTranspose")  # their columns are channels, the second dimension
+_PICTURES = (
+    "Conv",
+    "ConvMaxPool",
+    "ConvTranspose",
+)  # their columns are channels, the second dimension
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +129,20 @@ def product_call(
         {
             **constants,
             "WHOLE_BLOCKS": fixed(product.depth) and product.depth % tile.depth == 0,
+            "LANES": tile.warps if _is_in_lanes(draft, left, y, tile) else 0,
             **product_constants(draft, tile, left.dtype),
         },
         writes=(y,),
         warps=tile.warps,
         stages=tile.stages,
     )
+
+
+def _is_in_lanes(draft: Draft, left: View, y: View, tile: Tile) -> bool:
+    """Whether results of INT8 are stored as tensor cores leave them (`kernels.lanes`)."""
+    bytes_only = left.item_bytes == 1 and y.item_bytes == 1
+    whole = tile.columns in (64, 128) and tile.rows % (16 * tile.warps) == 0
+    return draft.gpu.multiplies_from_shared and bytes_only and whole
 
 
 def operand_strides(

@@ -11,14 +11,14 @@ from toolkit.gpu.emit.endings import (
     constant_weights,
     ending_of,
     operand_strides,
-    product_call,
     result_strides,
     weight_matrix,
 )
 from toolkit.gpu.emit.integer_products import integer_factors, integer_weights
+from toolkit.gpu.emit.strips import product_tactics
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.graph.fusion import Group
-from toolkit.gpu.tiles import Product, product_tiles
+from toolkit.gpu.tiles import Product
 from toolkit.gpu.view import Shape, View, like, row_major
 
 
@@ -115,10 +115,7 @@ def _matmul(draft: Draft, group: Group, left: View, right: View, ending: Ending)
         "y": y,
         "rows": rows,
     }
-    tiles = product_tiles(product, draft.gpu)
-    draft.add(
-        group.nodes, *((product_call(draft, product, operands, constants, tile),) for tile in tiles)
-    )
+    draft.add(group.nodes, *product_tactics(draft, product, operands, constants))
 
 
 def _order(draft: Draft, result: str, left: View, right: View) -> Shape | None:

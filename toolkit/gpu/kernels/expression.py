@@ -17,6 +17,15 @@ from toolkit.gpu.kernels.int8 import as_float, near_int8, relu_int8, round_int8
 
 
 @triton.jit
+def _number(numbers, AT: tl.constexpr):
+    if isinstance(numbers, tl.tensor):
+        result = tl.load(numbers + AT)
+    else:
+        result = numbers[AT]
+    return result
+
+
+@triton.jit
 def _apply(v, STEP: tl.constexpr, numbers):
     """Return the value of one step: arithmetic, and what networks use most."""
     OP: tl.constexpr = STEP[0]
@@ -82,13 +91,13 @@ def _apply(v, STEP: tl.constexpr, numbers):
     elif OP == "relu_int8":
         result = relu_int8(v[STEP[1]], STEP[2])
     elif OP == "real_by":
-        result = as_float(v[STEP[1]]) * tl.load(numbers + STEP[2])
+        result = as_float(v[STEP[1]]) * _number(numbers, STEP[2])
     elif OP == "round_int8_by":
-        result = round_int8(v[STEP[1]] * tl.load(numbers + STEP[2]))
+        result = round_int8(v[STEP[1]] * _number(numbers, STEP[2]))
     elif OP == "near_int8_by":
-        result = near_int8(v[STEP[1]] * tl.load(numbers + STEP[2]))
+        result = near_int8(v[STEP[1]] * _number(numbers, STEP[2]))
     elif OP == "relu_int8_by":
-        result = relu_int8(v[STEP[1]], tl.load(numbers + STEP[2]))
+        result = relu_int8(v[STEP[1]], _number(numbers, STEP[2]))
     elif OP == "cast":
         result = _cast(v[STEP[1]], STEP[2])
     else:
@@ -256,11 +265,51 @@ def _clip(a, LOW: tl.constexpr, HIGH: tl.constexpr):
 
 
 @triton.jit
+def load_numbers(numbers, COUNT: tl.constexpr):
+    """Return the first COUNT numbers for `evaluate`, so that a loop does not load them again."""
+    found = ()
+    for i in tl.static_range(COUNT):
+        found = found + (tl.load(numbers + i),)
+    return found
+
+
+@triton.jit
 def evaluate(v, STEPS: tl.constexpr, numbers=None):
-    """Return the value of the last step; `v` is a tuple of blocks of one shape."""
+    """Return the value of the last step; `v` is a tuple of blocks of one shape.
+
+    `numbers`: where they lie, or a tuple of them.
+    """
     for i in tl.static_range(len(STEPS)):
         v = v + (_apply(v, STEPS[i], numbers),)
     return v[len(v) - 1]
+
+
+@triton.jit
+def first_sums(bias, column, COLUMNS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Return what sums of INT8 begin with, [ROWS, WIDTH]: the bias of each column, or 0."""
+    sums = tl.zeros((ROWS, WIDTH), tl.int32)
+    if bias is not None:
+        sums += load_columns(bias, column, COLUMNS)[None, :]
+    return sums
+
+
+@triton.jit
+def load_columns(numbers, column, COLUMNS: tl.constexpr):
+    """Return a number for each column, 0 where there is none; COLUMNS None: there are all."""
+    if COLUMNS is None:
+        found = tl.load(numbers + column)
+    else:
+        found = tl.load(numbers + column, mask=column < COLUMNS, other=0)
+    return found
+
+
+@triton.jit
+def _places(row, column, rows, COLUMNS: tl.constexpr):
+    """Return which places of a block there are."""
+    inside = (row < rows)[:, None]
+    if COLUMNS is not None:
+        inside = inside & (column < COLUMNS)[None, :]
+    return inside
 
 
 @triton.jit
@@ -284,7 +333,7 @@ def load_residual(
     A kernel loads it before its products, so that memory answers while they are made.
     """
     if residual is not None:
-        inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+        inside = _places(row, column, rows, COLUMNS)
         place = row[:, None] * R_PITCH + column[None, :]
         residual = tl.load(residual + place, mask=inside, other=0)
     return residual
@@ -301,12 +350,11 @@ def store_rows(
     `residual` is what `load_residual` gave. `bias`, `scale` and `residual` may be None. A pitch is
     the distance of two rows in elements.
     """
-    inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+    inside = _places(row, column, rows, COLUMNS)
     if bias is not None:
-        total += tl.load(bias + column, mask=column < COLUMNS, other=0)[None, :]
+        total += load_columns(bias, column, COLUMNS)[None, :]
     if scale is not None:
-        factor = tl.load(scale + column, mask=column < COLUMNS, other=0.0)
-        total = total.to(tl.float32) * factor[None, :]
+        total = total.to(tl.float32) * load_columns(scale, column, COLUMNS)[None, :]
     if residual is not None:
         total = evaluate((total, as_float(residual)), STEPS, numbers)
     else:

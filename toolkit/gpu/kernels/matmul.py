@@ -6,12 +6,16 @@ a and b are read with any strides, so a transposed operand costs no copy. Produc
 i % INNER of group i // INNER, with a stride for each of the two; a stride of 0 gives several
 products the same operand. INT8 operands are summed in INT32, and scaled; others have no scale.
 WHOLE_BLOCKS says that BLOCK_K divides DEPTH. Products are the fastest with k the fastest in both.
+
+With LANES, the number of warps, rows and columns are multiplied in the order of `kernels.lanes`,
+so that INT8 results need not go through shared memory; BLOCK_N is 64 or 128 then.
 """
 
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import add_product, load_residual, store_rows
+from toolkit.gpu.kernels.expression import add_product, first_sums, load_residual, store_rows
+from toolkit.gpu.kernels.lanes import load_lanes, store_lanes, sum_columns, sum_rows
 
 
 @triton.jit
@@ -24,26 +28,37 @@ def matmul(
     Y_OUTER: tl.constexpr, Y_BATCH: tl.constexpr, Y_PITCH: tl.constexpr,
     R_OUTER: tl.constexpr, R_BATCH: tl.constexpr, R_PITCH: tl.constexpr,
     STEPS: tl.constexpr, PRECISION: tl.constexpr, WHOLE_BLOCKS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of rows x blocks of columns, products)."""
     COLUMN_BLOCKS: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N
     tile = tl.program_id(0)  # neighbours share the rows: they stay in the cache
     outer = tl.program_id(1) // INNER
     i = tl.program_id(1) % INNER
+    first = tile % COLUMN_BLOCKS * BLOCK_N
     m = tile // COLUMN_BLOCKS * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tile % COLUMN_BLOCKS * BLOCK_N + tl.arange(0, BLOCK_N)
+    n = first + tl.arange(0, BLOCK_N)
+    row = m
+    column = n
+    if LANES:
+        row = tile // COLUMN_BLOCKS * BLOCK_M + sum_rows(BLOCK_M, LANES)
+        column = first + sum_columns(BLOCK_N)
+    LIMIT: tl.constexpr = None if LANES and COLUMNS % BLOCK_N == 0 else COLUMNS
     k = tl.arange(0, BLOCK_K)
-    a += outer * A_OUTER + i * A_BATCH + m[:, None] * A_ROW + k[None, :] * A_COLUMN
-    b += outer * B_OUTER + i * B_BATCH + k[:, None] * B_ROW + n[None, :] * B_COLUMN
+    a += outer * A_OUTER + i * A_BATCH + row[:, None] * A_ROW + k[None, :] * A_COLUMN
+    b += outer * B_OUTER + i * B_BATCH + k[:, None] * B_ROW + column[None, :] * B_COLUMN
 
     if residual is not None:
         residual += outer * R_OUTER + i * R_BATCH
-    residual = load_residual(residual, m, n, rows, COLUMNS, R_PITCH)
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32 if scale is None else tl.int32)
+    if LANES:
+        before = load_lanes(residual, m, first, rows, LIMIT, R_PITCH, BLOCK_N)
+        total = first_sums(bias, column, LIMIT, BLOCK_M, BLOCK_N)
+    else:
+        before = load_residual(residual, m, n, rows, COLUMNS, R_PITCH)
+        total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32 if scale is None else tl.int32)
     for start in range(0, DEPTH, BLOCK_K):
-        present = (m < rows)[:, None]
-        wanted = (n < COLUMNS)[None, :]
+        present = (row < rows)[:, None]
+        wanted = (column < COLUMNS)[None, :]
         if not WHOLE_BLOCKS:
             present = present & (k < DEPTH - start)[None, :]
             wanted = wanted & (k < DEPTH - start)[:, None]
@@ -52,4 +67,10 @@ def matmul(
         total = add_product(total, left, right, PRECISION)
 
     y += outer * Y_OUTER + i * Y_BATCH
-    store_rows(total, bias, scale, residual, y, m, n, rows, COLUMNS, Y_PITCH, STEPS, numbers)
+    if LANES:
+        store_lanes(
+            total, scale, before, y, m, first, rows, LIMIT, Y_PITCH, STEPS, numbers,
+            BLOCK_M, BLOCK_N, LANES,
+        )  # fmt: skip
+    else:
+        store_rows(total, bias, scale, before, y, m, n, rows, COLUMNS, Y_PITCH, STEPS, numbers)

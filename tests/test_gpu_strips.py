@@ -1,0 +1,104 @@
+"""Short products of INT8 in strips of rows, interpreted bit by bit, and compiled."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import gpu_interpreter
+import int8_reference
+import numpy as np
+import pytest
+from gpu_graphs import Case
+from int8_graphs import Graph
+
+from toolkit.gpu.cubins.compile import compile_kernels, has_compiler
+from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.lower import DraftedSegment
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+HOPPER = GpuTarget(sm=90, sm_count=1)  # so few SMs that there are rows enough for all
+
+
+def pointwise(
+    rng: np.random.Generator, channels: int, filters: int, residual: bool, size: tuple[int, int]
+) -> Case:
+    """A 1x1 convolution between others of INT8, rectified, with or without a residual."""
+    graph = Graph(rng, {"x": (2, channels, *size)})
+    x = graph.rounded("x")
+    other = graph.rounded(graph.product("Conv", x, (filters, channels, 3, 3), pads=[1] * 4))
+    y = graph.product("Conv", x, (filters, channels, 1, 1), bias="int32")
+    if residual:
+        y = graph.add("Add", y, other)
+    y = graph.rounded(graph.add("Relu", y), np.float32(0.03))
+    return graph.case(graph.product("Conv", y, (4, filters, 1, 1)))
+
+
+def tactics_of(segment: DraftedSegment, kernel: str) -> list[DraftedSegment]:
+    """The segment once for each tactic of a kernel that leaves sums where lanes have them."""
+    found = []
+    for at, work in enumerate(segment.work):
+        for tactic in work.tactics:
+            constants = dict(tactic[0].spec.constants)
+            if tactic[0].spec.kernel == kernel and constants.get("LANES", 1):
+                chosen = list(segment.work)
+                chosen[at] = replace(work, tactics=(tactic,))
+                found.append(replace(segment, work=tuple(chosen)))
+    return found
+
+
+@pytest.mark.parametrize("kernel", ["strips", "matmul"])
+@pytest.mark.parametrize(
+    ("channels", "filters", "residual"),
+    [(64, 256, True), (24, 144, False), (96, 65, True), (256, 128, False)],
+)
+def test_results_have_the_bits_of_the_formula(
+    channels: int, filters: int, residual: bool, kernel: str, rng: np.random.Generator
+) -> None:
+    case = pointwise(rng, channels, filters, residual, (11, 13))
+    feeds = {"x": rng.normal(size=(2, channels, 11, 13)).astype(np.float32)}
+    truth = int8_reference.run(case.model(), feeds)
+    variants = tactics_of(case.draft("int8", HOPPER), kernel)
+    assert len(variants) >= 2
+    for segment in variants[:3]:
+        for name, wanted in truth.items():
+            assert len(np.unique(wanted)) > 4
+            found = gpu_interpreter.run(segment, feeds)[name]
+            np.testing.assert_array_equal(found, wanted, strict=True)
+
+
+def test_few_rows_or_much_depth_make_no_strips(rng: np.random.Generator) -> None:
+    many = GpuTarget(sm=90, sm_count=132)
+    assert not tactics_of(pointwise(rng, 64, 256, True, (11, 13)).draft("int8", many), "strips")
+    assert not tactics_of(pointwise(rng, 257, 128, True, (11, 13)).draft("int8", HOPPER), "strips")
+    assert tactics_of(pointwise(rng, 256, 128, True, (11, 13)).draft("int8", HOPPER), "strips")
+    older = GpuTarget(sm=87, sm_count=1)
+    assert not tactics_of(pointwise(rng, 64, 256, True, (11, 13)).draft("int8", older), "strips")
+
+
+@pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("kernel", ["strips", "matmul"])
+def test_results_do_not_go_through_shared_memory(
+    kernel: str,
+    residual: bool,
+    rng: np.random.Generator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Operands, and of strips what is copied ahead, are all that lies there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    segment = pointwise(rng, 64, 256, residual, (11, 13)).draft("int8", HOPPER)
+    calls = [call for one in tactics_of(segment, kernel) for call in one.calls]
+    spec = next(
+        call.spec
+        for call in calls
+        if call.spec.kernel == kernel and dict(call.spec.constants)["COLUMNS"] == 256
+    )
+    (compiled,) = compile_kernels([spec], HOPPER)
+    assert compiled is not None
+    block = dict(spec.constants)
+    rows, columns, depth = (int(block[f"BLOCK_{name}"]) for name in "MNK")
+    stages = spec.stages if kernel == "strips" else 1
+    ahead = (rows * residual + 8) * columns * (stages - 1)  # a residual, and 8 bytes a column
+    assert compiled.shared_bytes <= (rows + stages * columns) * depth + ahead
+    assert not compiled.spill_bytes

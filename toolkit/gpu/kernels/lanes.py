@@ -1,0 +1,75 @@
+"""Where tensor cores of sm_90 leave the sums of a block, and how they come to lie as in memory.
+
+Of each 16 WARPS rows of sums, warp w holds rows 16 w to 16 w + 15; its lane l the rows l // 4 and
+l // 4 + 8 of those, and in each the columns 8 j + 2 (l % 4) and the next, for all j. A lane that
+loads and stores 16 bytes needs 16 columns side by side. Either sums go through shared memory, or,
+as here, the rows and columns of the operands are read in another order, which costs nothing:
+
+    sum [r, c] is the result [sum_rows[r], sum_columns[c]]
+
+so that lane l holds the columns 16 (l % 4) to 16 (l % 4) + 15 of each 64, and one access of a warp
+is 64 bytes of 8 rows. On other GPUs the results are the same.
+"""
+
+import triton
+import triton.language as tl
+
+from toolkit.gpu.kernels.expression import load_residual, store_rows
+
+
+@triton.jit
+def sum_rows(BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
+    """Return for each row of sums, [BLOCK_M], which row of the block it is."""
+    r = tl.arange(0, BLOCK_M)
+    of_warps = r // (16 * WARPS) * (16 * WARPS)
+    return of_warps + r // 8 % 2 * (8 * WARPS) + r // 16 % WARPS * 8 + r % 8
+
+
+@triton.jit
+def sum_columns(BLOCK_N: tl.constexpr):
+    """Return for each column of sums, [BLOCK_N], which column of the block it is."""
+    c = tl.arange(0, BLOCK_N)
+    return c // 64 * 64 + c // 2 % 4 * 16 + c // 8 % 8 * 2 + c % 2
+
+
+@triton.jit
+def load_lanes(
+    residual, row, n, rows, COLUMNS: tl.constexpr, R_PITCH: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """Return the residual of a block from column n on for `store_lanes`; None of None.
+
+    `row` is [BLOCK_M]; each 64 columns are a block of their own.
+    """
+    found = None
+    if residual is not None:
+        found = ()
+        for i in tl.static_range(BLOCK_N // 64):
+            column = n + i * 64 + tl.arange(0, 64)
+            found = found + (load_residual(residual, row, column, rows, COLUMNS, R_PITCH),)
+    return found
+
+
+@triton.jit
+def store_lanes(
+    total, scale, residuals, y, row, n, rows, COLUMNS: tl.constexpr, Y_PITCH: tl.constexpr,
+    STEPS: tl.constexpr, numbers, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WARPS: tl.constexpr,
+):  # fmt: skip
+    """Store what `store_rows` stores, of a block of sums whose operands were read in the order.
+
+    The sums hold the bias. BLOCK_N is 64 or 128; each 64 columns are stored by themselves.
+    """
+    if BLOCK_N == 128:
+        parts = total.reshape(BLOCK_M, 2, 64).permute(0, 2, 1).split()
+    else:
+        parts = (total,)
+    for i in tl.static_range(BLOCK_N // 64):
+        column = n + i * 64 + tl.arange(0, 64)
+        part = parts[i].reshape(BLOCK_M // (16 * WARPS), WARPS, 2, 8, 8, 4, 2)
+        part = part.permute(0, 2, 1, 3, 5, 4, 6).reshape(BLOCK_M, 64)
+        residual = None
+        if residuals is not None:
+            residual = residuals[i]
+        store_rows(
+            part, None, scale, residual, y, row, column, rows, COLUMNS, Y_PITCH, STEPS, numbers
+        )
