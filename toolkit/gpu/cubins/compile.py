@@ -33,7 +33,9 @@ Progress = Callable[[str, float], None]
 
 LONGEST_S = 60.0  # for one kernel; a few seconds are usual
 _KERNELS = Path(__file__).parents[1] / "kernels"
-_COMPILER = tuple(Path(__file__).with_name(name) for name in ("early_start.py", "worker.py"))
+_COMPILER = tuple(
+    Path(__file__).with_name(name) for name in ("early_start.py", "overlap.py", "worker.py")
+)
 _CACHED = msgspec.msgpack.Decoder(Compiled)
 
 

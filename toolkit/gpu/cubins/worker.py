@@ -24,6 +24,7 @@ from toolkit.gpu.cubins.cuda_source import compile_source
 from toolkit.gpu.cubins.early_start import can_wait, waits, with_wait
 from toolkit.gpu.cubins.kernel_files import kernel_function
 from toolkit.gpu.cubins.messages import Answer, Compiled, Request, read_message, write_message
+from toolkit.gpu.cubins.overlap import with_overlap
 from toolkit.gpu.errors import CompileError
 
 _WARP = 32  # threads
@@ -104,11 +105,13 @@ def _waiting_stages(
     stages: dict[str, Callable[[str, object], str]] | None = None,
     *_: object,
 ) -> tuple[str, str]:
-    """Change what Triton's stage from LLVM to PTX makes; without stages, name that change."""
+    """Change what Triton's stage from LLVM to PTX makes; without stages, name those changes."""
     if stages is not None:
         compile_ptx = stages["ptx"]
-        stages["ptx"] = lambda source, metadata: with_wait(compile_ptx(source, metadata))
-    return "wait", "wait"
+        stages["ptx"] = lambda source, metadata: with_wait(
+            with_overlap(compile_ptx(source, metadata))
+        )
+    return "wait, overlap", "wait, overlap"
 
 
 def _path(name: str, parameters: list[str]) -> tuple[int, ...]:
