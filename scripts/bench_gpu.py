@@ -8,21 +8,19 @@ Networks and pictures are those of `scripts/gpu_networks.py`; engines come from
 `scripts/gpu_builds.py`. Every subject runs as one CUDA graph on inputs that are on the GPU already;
 times are of the GPU, between two events around the graph. Outputs are compared with PyTorch's in
 FP32 before anything is timed. "Floor": see `gpu_networks.floors_us`; its ceilings are measured at
-the start. `--engines`: where engines are looked for, and kept. A run may be made in parts, each
-with some networks or subjects and a `--json` of its own; `scripts/gpu_table.py` merges them into
-the tables of docs/PERFORMANCE.md. PyTorch's compilations outlive a process where
-TORCHINDUCTOR_CACHE_DIR names a folder, so several processes may compile before one times.
+the start. PyTorch: see `scripts/gpu_peers.py`. `--engines`: where engines are looked for, and
+kept. A run may be made in parts, each with some networks or subjects and a `--json` of its own;
+`scripts/gpu_table.py` merges them into the tables of docs/PERFORMANCE.md.
 """
 
 import argparse
-import copy
 import os
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,64 +33,11 @@ from device.session import Session
 from scripts.gpu_builds import BATCHES, NETWORKS, PRECISIONS, build_missing, engine_path
 from scripts.gpu_engine import relative_error
 from scripts.gpu_networks import floors_us, make_network, picture_size, pictures
+from scripts.gpu_peers import PEERS, median_us, time_peers
 from scripts.gpu_table import Ceilings, Cell, Run, merged, tables
 
-PEERS = ("eager", "compiled")
 WARM_UP = 30
 RUNS = 200
-
-
-def torch_time_us(network: Any, x: Any) -> float:  # noqa: ANN401
-    """Return the median GPU time of a network's CUDA graph in microseconds."""
-    stream = torch.cuda.Stream()
-    with torch.no_grad(), torch.cuda.stream(stream):
-        for _ in range(5):
-            network(x)
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            network(x)
-        times = []
-        for _ in range(WARM_UP + RUNS):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) * 1000)
-    return statistics.median(times[WARM_UP:])
-
-
-def half_error(run: Any, x: np.ndarray, truth: np.ndarray) -> float:  # noqa: ANN401
-    """Return the error of a network of PyTorch that computes in FP16, channels last."""
-    with torch.no_grad():
-        return relative_error(run(half_input(x)).float().cpu().numpy(), truth)
-
-
-def half_input(x: np.ndarray) -> Any:  # noqa: ANN401
-    """Return the input on the GPU, FP16, channels last."""
-    return torch.from_numpy(x).cuda().half().to(memory_format=torch.channels_last)
-
-
-def half_network(network: Any) -> Any:  # noqa: ANN401
-    """Return a copy of the network in FP16, channels last."""
-    return copy.deepcopy(network).half().to(memory_format=torch.channels_last)
-
-
-def time_peer(
-    peer: str,
-    network: Any,  # noqa: ANN401
-    x: np.ndarray,
-    truth: np.ndarray,
-) -> tuple[float, float]:
-    """Return PyTorch's error and GPU time in microseconds; `peer`: eager or compiled."""
-    import torch._inductor.config as inductor
-
-    inductor.freezing = True
-    torch._dynamo.reset()
-    half = half_network(network)
-    run = torch.compile(half) if peer == "compiled" else half
-    return half_error(run, x, truth), torch_time_us(run, half_input(x))
 
 
 def time_engine(
@@ -142,29 +87,18 @@ def ceilings() -> Ceilings:
     bytes_ = [torch.randint(-99, 99, (8192, 8192), device="cuda", dtype=torch.int8) for _ in "ab"]
     left, right = torch.empty(2, 2**32, device="cuda", dtype=torch.uint8)
     operations = 2 * 8192**3
-    fp16_tflops = operations / _time_us(lambda: torch.mm(*halves)) * 1e-6
-    int8_tops = operations / _time_us(lambda: torch._int_mm(bytes_[0], bytes_[1].T)) * 1e-6
+    time_us = partial(median_us, warm_up=10, runs=10)
+    fp16_tflops = operations / time_us(lambda: torch.mm(*halves)) * 1e-6
+    int8_tops = operations / time_us(lambda: torch._int_mm(bytes_[0], bytes_[1].T)) * 1e-6
     return Ceilings(
         fp16_tflops,
         max(int8_tops, 2 * fp16_tflops),
-        2 * left.numel() / _time_us(lambda: left.copy_(right)) * 1e-6,
+        2 * left.numel() / time_us(lambda: left.copy_(right)) * 1e-6,
     )
 
 
-def _time_us(run: Callable[[], object]) -> float:
-    times = []
-    for _ in range(20):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1000)
-    return statistics.median(times[10:])
-
-
 def measure(asked: argparse.Namespace, name: str, limits: Ceilings, folder: Path) -> Iterator[Cell]:
-    """Measure all subjects of one network at all batches, one cell after the other."""
+    """Measure the engines of one network at all batches, one cell after the other."""
     network, size = make_network(name), picture_size(name)
     for batch in asked.batches:
         x = pictures(batch, size, np.random.default_rng())
@@ -172,24 +106,16 @@ def measure(asked: argparse.Namespace, name: str, limits: Ceilings, folder: Path
         with torch.no_grad():
             truth = network(on_gpu).cpu().numpy()
         halves = floors_us(network, on_gpu, 2, limits.fp16_tflops, limits.memory_tbps)
-        for subject in (*asked.precisions, *asked.peers):
-            floor, began = halves, time.monotonic()
-            if subject in PRECISIONS:
-                path = engine_path(folder, name, batch, subject)
-                error, time_us = time_engine(path, x, truth, asked.timing_cache)
-                if asked.layers:
-                    print("\n".join(layer_table(path, x, asked.timing_cache)))
-                if subject == "int8":
-                    floor = floors_us(network, on_gpu, 1, limits.int8_tops, limits.memory_tbps)
-            else:
-                error, time_us = time_peer(subject, network, x, truth)
-            print(
-                f"{name:16} {batch:4} {subject:9} error {error:.1e} {time_us:8.0f} us, "
-                f"floor {floor:6.0f} us, {batch / time_us * 1e6:8.0f} pictures/s, "
-                f"{time.monotonic() - began:4.0f} s in all",
-                flush=True,
-            )
-            yield Cell(name, batch, subject, error, time_us, floor)
+        for precision in asked.precisions:
+            path = engine_path(folder, name, batch, precision)
+            error, time_us = time_engine(path, x, truth, asked.timing_cache)
+            if asked.layers:
+                print("\n".join(layer_table(path, x, asked.timing_cache)))
+            floor = halves
+            if precision == "int8":
+                floor = floors_us(network, on_gpu, 1, limits.int8_tops, limits.memory_tbps)
+            yield Cell(name, batch, precision, error, time_us, floor)
+        torch.cuda.empty_cache()  # PyTorch's processes want memory after this one
 
 
 def main() -> None:
@@ -212,13 +138,22 @@ def main() -> None:
             build_missing(folder, asked.networks, asked.batches, asked.precisions, asked.jobs)
         limits = ceilings()
         print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, {limits}")
+        engines = (measure(asked, name, limits, folder) for name in asked.networks)
+        peers = time_peers(asked.networks, asked.batches, asked.peers, limits)
         cells: list[Cell] = []
-        for name in asked.networks:
-            for cell in measure(asked, name, limits, folder):
-                cells.append(cell)
-                if asked.json:  # as far as it is: a run that is stopped has said something
-                    run = Run(limits, tuple(cells))
-                    asked.json.write_bytes(msgspec.json.format(msgspec.json.encode(run)))
+        for cell in chain(
+            chain.from_iterable(engines) if asked.precisions else (), peers if asked.peers else ()
+        ):
+            cells.append(cell)
+            print(
+                f"{cell.network:16} {cell.batch:4} {cell.subject:9} error {cell.error:.1e} "
+                f"{cell.time_us:8.0f} us, floor {cell.floor_us:6.0f} us, "
+                f"{cell.batch / cell.time_us * 1e6:8.0f} pictures/s",
+                flush=True,
+            )
+            if asked.json:  # as far as it is: a run that is stopped has said something
+                run = Run(limits, tuple(cells))
+                asked.json.write_bytes(msgspec.json.format(msgspec.json.encode(run)))
     print("\n".join(tables(merged([Run(limits, tuple(cells))]))))
 
 

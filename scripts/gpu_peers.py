@@ -1,0 +1,135 @@
+"""PyTorch on the networks of `scripts/gpu_networks.py`: compiled all at once, timed one by one.
+
+Compiling is the longest part by far, and takes the CPU alone. So each network has a process of its
+own that compiles it at every batch and records CUDA graphs; when all have, one after the other
+times its graphs, with nothing else on the GPU.
+"""
+
+import copy
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+
+from scripts.gpu_engine import relative_error
+from scripts.gpu_networks import floors_us, make_network, picture_size, pictures
+from scripts.gpu_table import Ceilings, Cell
+
+PEERS = ("eager", "compiled")
+WARM_UP = 30
+RUNS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A network at one batch as a CUDA graph; `input` is what the graph reads."""
+
+    cell: Cell  # without its time
+    graph: Any
+    input: Any
+
+
+def time_peers(
+    networks: Sequence[str], batches: Sequence[int], peers: Sequence[str], ceilings: Ceilings
+) -> Iterator[Cell]:
+    """Yield the cells of all networks, batches and peers, with GPU times in microseconds.
+
+    Raises RuntimeError: the process of a network ended before its time.
+    """
+    context = multiprocessing.get_context("spawn")
+    running: list[tuple[str, Connection, multiprocessing.process.BaseProcess]] = []
+    for name in networks:
+        ours, theirs = context.Pipe()
+        arguments = (theirs, name, tuple(batches), tuple(peers), ceilings)
+        process = context.Process(target=_work, args=arguments)
+        process.start()
+        theirs.close()
+        running.append((name, ours, process))
+    for name, pipe, _ in running:
+        _receive(pipe, name)
+    for name, pipe, process in running:
+        pipe.send(None)
+        while (cell := _receive(pipe, name)) is not None:
+            yield cell
+        process.join()
+
+
+def median_us(run: Callable[[], object], warm_up: int = WARM_UP, runs: int = RUNS) -> float:
+    """Return the GPU's median time of what a function starts, between events, in microseconds."""
+    times = []
+    for _ in range(warm_up + runs):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1000)
+    return statistics.median(times[warm_up:])
+
+
+def _receive(pipe: Connection, name: str) -> Cell | None:
+    try:
+        found: Cell | None = pipe.recv()
+    except EOFError as error:
+        raise RuntimeError(f"the process that runs {name} in PyTorch has ended") from error
+    return found
+
+
+def _work(
+    pipe: Connection,
+    name: str,
+    batches: Sequence[int],
+    peers: Sequence[str],
+    ceilings: Ceilings,
+) -> None:
+    """Record everything, say so, and time it when told to."""
+    import torch._inductor.config as inductor
+
+    inductor.freezing = True
+    torch.backends.cudnn.allow_tf32 = False  # what PyTorch's FP16 is compared with is FP32
+    network = make_network(name)
+    half = copy.deepcopy(network).half().to(memory_format=torch.channels_last)
+    forms = {"eager": half, "compiled": torch.compile(half, dynamic=False)}
+    recorded = []
+    for batch in batches:
+        x = torch.from_numpy(pictures(batch, picture_size(name), np.random.default_rng())).cuda()
+        with torch.no_grad():
+            truth = network(x).cpu().numpy()
+        floor = floors_us(network, x, 2, ceilings.fp16_tflops, ceilings.memory_tbps)
+        given = x.half().to(memory_format=torch.channels_last)
+        for peer in peers:
+            began = time.monotonic()
+            error, graph = _record(forms[peer], given, truth)
+            taken = time.monotonic() - began
+            print(f"{name:16} {batch:4} {peer:9} recorded in {taken:.0f} s", flush=True)
+            cell = Cell(name, batch, peer, error, 0.0, floor)
+            recorded.append(_Recorded(cell, graph, given))
+        torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    pipe.send(None)
+    pipe.recv()
+    for one in recorded:
+        time_us = median_us(one.graph.replay)
+        cell = one.cell
+        pipe.send(Cell(cell.network, cell.batch, cell.subject, cell.error, time_us, cell.floor_us))
+    pipe.send(None)
+
+
+def _record(run: Any, x: Any, truth: np.ndarray) -> tuple[float, Any]:  # noqa: ANN401
+    """Return the error against FP32, and a CUDA graph of one run."""
+    stream = torch.cuda.Stream()
+    with torch.no_grad(), torch.cuda.stream(stream):
+        for _ in range(3):
+            found = run(x)
+        stream.synchronize()
+        error = relative_error(found.float().cpu().numpy(), truth)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            run(x)
+    return error, graph
