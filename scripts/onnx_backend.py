@@ -51,8 +51,8 @@ def main() -> None:
     given = parser.parse_args()
     cases = {n: c for n, c in load_cases().items() if re.search(given.only, n)}
     started = time.monotonic()
+    known = read_compiled(COMPILED.read_text() if COMPILED.exists() else "")
     if given.gpu:
-        known = read_compiled(COMPILED.read_text() if COMPILED.exists() else "")
         waiting = [name for name in cases if name not in known]
         random.Random(0).shuffle(waiting)
         cases = {name: cases[name] for name in waiting}
@@ -68,8 +68,7 @@ def main() -> None:
     if given.gpu:
         COMPILED.write_text(compiled_listing({**known, **statuses(outcomes)}))
     elif given.write and not given.only:
-        on_gpu = read_compiled(COMPILED.read_text())
-        PAGE.write_text(render(outcomes, operators_of(cases), on_gpu))
+        PAGE.write_text(render(outcomes, operators_of(cases), known))
         PASSING.write_text(listing(outcomes, {name: seconds for name, _, seconds in results}))
 
 
@@ -191,7 +190,7 @@ def listing(outcomes: Mapping[str, Outcome], seconds: Mapping[str, float]) -> st
 def statuses(outcomes: Mapping[str, Outcome]) -> dict[str, str]:
     """Return "passed", "not covered", or what else came out, with the reason, of each test."""
     return {
-        name: " ".join(filter(None, (one.status, *("".join(one.reasons[:1]).split()))))
+        name: " ".join((one.status, *"".join(one.reasons[:1]).split()))
         if one.status in ("wrong", "error")
         else one.status
         for name, one in outcomes.items()

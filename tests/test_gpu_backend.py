@@ -6,8 +6,15 @@ import gpu_interpreter
 import pytest
 
 from scripts.backend_suite import Case, Outcome, load_cases, run_case, with_parameters
-from scripts.onnx_backend import PASSING, QUICK_S, listing
-from scripts.operators_page import render
+from scripts.onnx_backend import (
+    PASSING,
+    QUICK_S,
+    compiled_listing,
+    listing,
+    read_compiled,
+    statuses,
+)
+from scripts.operators_page import compiled_text, render
 
 # After gpu_interpreter: it tells Triton to interpret before Triton is imported.
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -68,3 +75,25 @@ def test_the_quickest_tests_run_always() -> None:
     }
     seconds = {"a": QUICK_S / 2, "b": 0.7 * QUICK_S, "c": 0.0, "d": QUICK_S / 2}
     assert listing(outcomes, seconds).splitlines() == ["a", "b constants slow", "d constants"]
+
+
+def test_the_page_says_what_came_out_on_a_gpu() -> None:
+    outcomes = {
+        "node/test_add": Outcome("passed"),
+        "node/test_clip": Outcome("passed"),
+        "node/test_exp": Outcome("passed"),
+        "node/test_less": Outcome("not covered", reasons=("node 'a' (Less) has no kernel yet",)),
+        "real/test_large": Outcome("error", reasons=("takes longer than 600 s",)),
+    }
+    on_gpu = {
+        "node/test_add": Outcome("passed"),
+        "node/test_clip": Outcome("wrong", reasons=("3 of 4 differ:\n by 2",)),
+        "node/test_less": Outcome("not covered", reasons=("node 'a' (Less) has no kernel yet",)),
+        "real/test_large": Outcome("passed"),
+    }
+    text = compiled_listing(statuses(on_gpu))
+    assert "node/test_clip wrong 3 of 4 differ: by 2\n" in text
+    said = compiled_text(outcomes, read_compiled(text))
+    assert "2 of the 3 tests that pass in the interpreter, of which 1 gave" in said
+    assert said.endswith("does not finish 1 of 1. Not: `test_clip`.")
+    assert "Compiled for an H200" in render(outcomes, {}, read_compiled(text))
