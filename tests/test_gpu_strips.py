@@ -10,13 +10,17 @@ import pytest
 from gpu_graphs import Case
 from int8_graphs import Graph
 
+from device.manifest import DimRange
 from toolkit.gpu.cubins.compile import compile_kernels, has_compiler
+from toolkit.gpu.dims.shapes import traces_of, with_steps
 from toolkit.gpu.gpu import GpuTarget
-from toolkit.gpu.lower import DraftedSegment
+from toolkit.gpu.lower import DraftedSegment, draft_segment
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
 HOPPER = GpuTarget(sm=90, sm_count=1)  # so few SMs that there are rows enough for all
+
+BATCH = DimRange(name="batch", min=1, opt=4, max=7)
 
 
 def pointwise(
@@ -73,6 +77,24 @@ def test_few_rows_or_much_depth_make_no_strips(rng: np.random.Generator) -> None
     assert tactics_of(pointwise(rng, 256, 128, True, (11, 13)).draft("int8", HOPPER), "strips")
     older = GpuTarget(sm=87, sm_count=1)
     assert not tactics_of(pointwise(rng, 64, 256, True, (11, 13)).draft("int8", older), "strips")
+
+
+def test_strips_of_a_dynamic_batch_have_the_same_bits(rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": ("batch", 32, 7, 6)})  # type: ignore[dict-item]
+    x = graph.rounded("x")
+    other = graph.rounded(graph.product("Conv", x, (96, 32, 3, 3), pads=[1] * 4))
+    y = graph.add("Add", graph.product("Conv", x, (96, 32, 1, 1), bias="int32"), other)
+    y = graph.rounded(graph.add("Relu", y), np.float32(0.03))
+    case = graph.case(graph.product("Conv", y, (4, 96, 1, 1)))
+    piece = case.segment()
+    traces = traces_of(with_steps([(piece.onnx, piece.weights)], (BATCH,)))
+    segment = draft_segment(piece.onnx, piece.weights, gpu=HOPPER, precision="fp32", traces=traces)
+    (strips, *_) = tactics_of(segment, "strips")
+    for batch in (BATCH.min, BATCH.max):
+        feeds = {"x": rng.normal(size=(batch, 32, 7, 6)).astype(np.float32)}
+        found = gpu_interpreter.run(strips, feeds, (batch,))
+        for name, wanted in int8_reference.run(case.model(), feeds).items():
+            np.testing.assert_array_equal(found[name], wanted, strict=True)
 
 
 @pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
