@@ -151,6 +151,23 @@ def test_tiles_fit_the_gpu_and_the_first_is_the_fastest_by_estimate(
             assert carried == tiles[: len(carried)]
 
 
+def test_parts_share_a_depth_where_blocks_are_few(rng: np.random.Generator) -> None:
+    gpu = GpuTarget(sm=90, sm_count=132)
+    deep, flat = Product(49, 512, 4608, 512, 2, 2), Product(50176, 64, 576, 64, 2, 2)
+    assert product_tiles(deep, gpu, in_parts=True)[0].parts > 1
+    assert all(tile.parts == 1 for tile in product_tiles(flat, gpu, in_parts=True))
+    for _ in range(100):
+        rows, columns, depth = (int(2 ** rng.uniform(0, top)) for top in (14, 11, 14))
+        product = Product(rows, columns, depth, depth, int(rng.choice([1, 2])), 2)
+        tiles = product_tiles(product, gpu, in_parts=True)
+        assert any(tile.parts == 1 for tile in tiles)
+        for tile in tiles:
+            steps = -(-depth // tile.depth)
+            assert (tile.parts - 1) * -(-steps // tile.parts) < steps  # no part is empty
+            blocks = -(-rows // tile.rows) * -(-columns // tile.columns)
+            assert tile.parts == 1 or blocks * tile.parts <= 4 * gpu.sm_count
+
+
 def test_rows_of_a_transposed_tensor_are_rows_of_one_product(rng: np.random.Generator) -> None:
     nodes = [
         node("Transpose", "x", "t", perm=[1, 0, 2]),

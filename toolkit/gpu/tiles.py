@@ -13,6 +13,7 @@ _DEEPEST_BYTES = 128
 _DEEPEST_BYTES_IN_REGISTERS = 64
 _RUNNING_MEAN = 1024  # elements that a memory-bound block holds at once
 _CARRIED = 4  # tiles of a product that an engine carries
+_CARRIED_IN_PARTS = 2  # of them at most
 
 # Rows, columns and warps of the blocks to choose from; of equal ones the first.
 _SHAPES = (
@@ -28,27 +29,33 @@ _SHAPES = (
     (256, 64, 8),
     (32, 64, 4),
     (32, 32, 4),
+    (16, 64, 4),
     (16, 32, 4),
 )
-# Sums of a thread at most, by bytes of an operand. More leave no registers to scale and round
-# (INT8), or for the three products that one of FP32 is.
+# Sums of a thread at most, by bytes of an operand. More leave no registers to scale and round with
+# a residual (INT8), or for the three products that one of FP32 is.
 _SUMS = {1: 64, 2: 128, 4: 64}
+_SUMS_ALONE = 128  # INT8 without a residual
 _SUMS_WITH_OPERANDS = 64  # where operands go through registers too
 _LARGEST_WITHOUT_MATRIX_UNITS = 1024  # larger ones spill: a thread holds its sums and operands
 
-# The estimate, in cycles of one SM. The numbers are fitted to 1373 times of the products of
-# ResNet-50 at batch 1 to 128, FP16 and INT8, up to 13 tiles each, on one H200 at 1.98 GHz: the tile
-# that the estimate puts first takes 2 % longer than the fastest on average, 18 % at most, and the
-# best of the first four 0.3 % and 7 %. Memory gives one SM of an Orin 10 bytes a cycle and one of a
-# Thor 9 (204.8 GB/s, 16 SMs, 1.3 GHz; 273 GB/s, 20 SMs, 1.575 GHz).
-_START = 3100  # of one block by itself, beside its steps
-_STEP = 100  # one step along the depth by itself: a copy to shared memory, and its product
+# The estimate, in cycles of one SM. The numbers were fitted to 1373 times of the products of
+# ResNet-50 at batch 1 to 128, FP16 and INT8, up to 13 tiles each, on one H200 at 1.98 GHz. Those of
+# a block by itself, of rounding, of the L2 cache and of parts were fitted again, to 749 times of its
+# convolutions of 3x3, its 1x1 ones with strides, and its deep layers at batch 1 and 8 in parts: the
+# tile that the estimate puts first takes 2.5 % longer than the fastest on average, 15 % at most, and
+# the best of the first four 0.3 % and 10 %. Memory gives one SM of an Orin 10 bytes a cycle and one
+# of a Thor 9 (204.8 GB/s, 16 SMs, 1.3 GHz; 273 GB/s, 20 SMs, 1.575 GHz).
+_START = 1700  # of one block by itself, beside its steps
+_STEP = 245  # one step along the depth by itself: waiting, and starting copies and a product
+_COPY = 21  # of them each copy that a thread starts
+_COPIED_BYTES = 16  # by one
 _STEP_BUSY = 40  # what a step costs beside its products where other blocks hide the copies
 _BLOCK = 360  # what a block costs beside its steps where others hide the rest
 _TAIL = 0.28  # of a block by itself: what nothing hides at the end
-_L2_BYTES = 49  # from the L2 cache to one SM, each cycle
+_L2_BYTES = 40  # from the L2 cache to one SM, each cycle
 _STORE_BYTES = 26  # to and from the L2 cache at the end of a block, each cycle
-_ROUNDING = 0.1  # what scaling, adding and rounding one result of INT8 takes
+_ROUNDING = 0.08  # what scaling, adding and rounding one result of INT8 takes
 _MEMORY_BYTES = 14.5  # from and to memory, each cycle
 _EFFICIENCY = 0.63  # of the products that tensor cores make at most
 _OTHER_REGISTERS = 55  # of a thread beside its sums
@@ -62,7 +69,7 @@ _PARTS = (2, 3, 4, 6, 8, 12, 16)
 _MOST_BLOCKS = 4
 _LEAST_STEPS = 2
 _SUM_BYTES = 4
-_SECOND_KERNEL = 4000  # cycles
+_SECOND_KERNEL = 3600  # cycles
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +107,18 @@ class Product:
 
 def product_tiles(product: Product, gpu: GpuTarget, *, in_parts: bool = False) -> tuple[Tile, ...]:
     """Return the best tiles by estimate, the best first; `in_parts`: those with parts, too."""
-    tiles = [_tile(product, *shape, gpu) for shape in _SHAPES if _fits(product, shape, gpu)]
-    if in_parts and fixed(product.rows):
-        tiles += [replace(tile, parts=n) for tile in tiles for n in _parts(product, tile, gpu)]
-    tiles.sort(key=lambda tile: estimate_cycles(product, tile, gpu))
+
+    def best(tiles: list[Tile]) -> list[Tile]:
+        return sorted(tiles, key=lambda tile: estimate_cycles(product, tile, gpu))
+
+    whole = best([_tile(product, *shape, gpu) for shape in _SHAPES if _fits(product, shape, gpu)])
+    split: list[Tile] = []
+    if in_parts and gpu.has_matrix_units and fixed(product.rows):
+        split = best([replace(tile, parts=n) for tile in whole for n in _parts(product, tile, gpu)])
+    if gpu.exhaustive:
+        return tuple(best(whole + split))
     carried = _CARRIED if gpu.has_matrix_units else 1
-    return tuple(tiles if gpu.exhaustive else tiles[:carried])
+    return tuple(best(whole + split[:_CARRIED_IN_PARTS])[:carried])
 
 
 def estimate_cycles(product: Product, tile: Tile, gpu: GpuTarget) -> float:
@@ -119,12 +132,15 @@ def estimate_cycles(product: Product, tile: Tile, gpu: GpuTarget) -> float:
     each = ceil_div(blocks, gpu.sm_count)
     steps = ceil_div(ceil_div(opt(product.depth), tile.depth), tile.parts)
     stored_bytes = product.stored_bytes if tile.parts == 1 else _SUM_BYTES
-    results = max(tile.rows, 64) * tile.columns  # tensor cores of sm_90 take 64 rows at least
+    # Tensor cores of sm_90 take 64 rows at least; those of FP16 take fewer at half the speed.
+    results = max(tile.rows, 64 if product.item_bytes == 1 else 32) * tile.columns
     multiply = results * tile.depth / (_EFFICIENCY * gpu.products_per_cycle(product.item_bytes))
-    copy = (tile.rows + tile.columns) * tile.depth * product.item_bytes / _L2_BYTES
+    copied = (tile.rows + tile.columns) * tile.depth * product.item_bytes
+    copies = copied / (_COPIED_BYTES * tile.warps * _WARP)
     rounding = _ROUNDING if product.item_bytes == 1 and tile.parts == 1 else 0
     store = tile.rows * tile.columns * (stored_bytes / _STORE_BYTES + rounding)
-    waiting = _START + steps * max(_STEP, multiply + _STEP_BUSY, copy) + store
+    copy = copied / _L2_BYTES
+    waiting = _START + steps * max(_STEP + _COPY * copies, multiply + _STEP_BUSY, copy) + store
     busy = each * (steps * max(multiply + _STEP_BUSY, copy) + store + _BLOCK)
     memory = each * tile.rows * tile.columns * stored_bytes / _MEMORY_BYTES
     memory += each * tile.rows * product.run * product.item_bytes / columns / _MEMORY_BYTES
@@ -166,20 +182,33 @@ def _fits(product: Product, shape: tuple[int, int, int], gpu: GpuTarget) -> bool
     rows, columns, warps = shape
     if rows > max(_LEAST, power_of_two(product.rows)):
         return False
-    if rows < 64 <= power_of_two(product.rows) and gpu.has_matrix_units:
+    if rows < 64 <= power_of_two(product.rows) and not _small_blocks_help(product, columns, gpu):
         return False
     if columns > max(2 * _LEAST, power_of_two(product.columns)):
         return False
     if not gpu.has_matrix_units:
         return rows * columns <= _LARGEST_WITHOUT_MATRIX_UNITS
-    most = _SUMS[product.item_bytes] if gpu.multiplies_from_shared else _SUMS_WITH_OPERANDS
+    most = _SUMS[product.item_bytes]
+    if product.item_bytes == product.stored_bytes == 1:
+        most = _SUMS_ALONE
+    if not gpu.multiplies_from_shared:
+        most = _SUMS_WITH_OPERANDS
     return rows * columns <= most * warps * _WARP
+
+
+def _small_blocks_help(product: Product, columns: int, gpu: GpuTarget) -> bool:
+    """Whether blocks of fewer than 64 rows may help: of floats, where SMs would have no block."""
+    blocks = ceil_div(opt(product.rows), 64) * ceil_div(opt(product.columns), columns)
+    few = blocks * opt(product.products) < gpu.sm_count
+    return not gpu.has_matrix_units or (product.item_bytes > 1 and few)
 
 
 def _tile(product: Product, rows: int, columns: int, warps: int, gpu: GpuTarget) -> Tile:
     depth = _depth(product, gpu)
     steps = ceil_div(opt(product.depth), depth)
-    most = (4 if rows + columns <= 128 else 3) if gpu.copies_while_computing else 2
+    blocks = ceil_div(opt(product.rows), rows) * ceil_div(opt(product.columns), columns)
+    alone = blocks * opt(product.products) <= gpu.sm_count  # has all of the SM's shared memory
+    most = (4 if alone or rows + columns <= 128 else 3) if gpu.copies_while_computing else 2
     room = gpu.shared_bytes // ((rows + columns) * depth * product.item_bytes)
     return Tile(rows, columns, depth, warps, max(1, min(most, room, max(2, steps))))
 
