@@ -41,11 +41,11 @@ _LARGEST_WITHOUT_MATRIX_UNITS = 1024  # larger ones spill: a thread holds its su
 
 # The estimate, in cycles of one SM. The numbers were fitted to 1373 times of the products of
 # ResNet-50 at batch 1 to 128, FP16 and INT8, up to 13 tiles each, on one H200 at 1.98 GHz. Those of
-# a block by itself, of rounding, of the L2 cache and of parts were fitted again, to 749 times of its
-# convolutions of 3x3, its 1x1 ones with strides, and its deep layers at batch 1 and 8 in parts: the
-# tile that the estimate puts first takes 2.5 % longer than the fastest on average, 15 % at most, and
-# the best of the first four 0.3 % and 10 %. Memory gives one SM of an Orin 10 bytes a cycle and one
-# of a Thor 9 (204.8 GB/s, 16 SMs, 1.3 GHz; 273 GB/s, 20 SMs, 1.575 GHz).
+# a block by itself, of rounding, of the L2 cache and of parts were fitted again, to 749 times of
+# its convolutions of 3x3, its 1x1 ones with strides, and its deep layers at batch 1 and 8 in parts:
+# the tile that the estimate puts first takes 2.5 % longer than the fastest on average, 15 % at
+# most, and the best of the first four 0.3 % and 10 %. Memory gives one SM of an Orin 10 bytes a
+# cycle and one of a Thor 9 (204.8 GB/s, 16 SMs, 1.3 GHz; 273 GB/s, 20 SMs, 1.575 GHz).
 _START = 1700  # of one block by itself, beside its steps
 _STEP = 245  # one step along the depth by itself: waiting, and starting copies and a product
 _COPY = 21  # of them each copy that a thread starts
