@@ -9,9 +9,11 @@ import pytest
 from gpu_graphs import Case, convolution, node
 from int8_graphs import Graph
 
+from device.manifest import DimRange
 from toolkit.gpu.call import Work
+from toolkit.gpu.dims.shapes import traces_of
 from toolkit.gpu.gpu import GpuTarget
-from toolkit.gpu.lower import DraftedSegment
+from toolkit.gpu.lower import DraftedSegment, draft_segment
 
 # After gpu_interpreter: it tells Triton to interpret before Triton is imported.
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -137,6 +139,24 @@ def test_pooled_sums_of_int8_are_exact(name: str, gpu: GpuTarget, rng: np.random
         np.testing.assert_array_equal(found[output], truth, strict=True)
 
 
+def test_windows_of_any_place_and_size_are_pooled(rng: np.random.Generator) -> None:
+    for _ in range(5):
+        taps = tuple(int(n) for n in rng.integers(2, 9, 2))
+        pads = [int(rng.integers(0, n)) for n in (*taps, *taps)]
+        height, width = (int(n) for n in rng.integers(12, 48, 2))
+        window = {
+            **POOL,
+            "pads": [int(n) for n in rng.integers(0, 2, 4)],
+            "ceil_mode": int(rng.integers(2)),
+        }
+        after = (node("Relu", "c", "r"), node("MaxPool", "r", "y", **window))
+        shape, filters = (int(rng.integers(1, 4)), 3, height, width), int(rng.integers(1, 80))
+        case = convolution(rng, shape, filters, taps, *after, strides=[2, 2], pads=pads)
+        drafted = case.draft("fp16", HOPPER)
+        assert "convolution_pool" in kernels(drafted)
+        check(drafted, case, LIMITS["fp16"], rng)
+
+
 KEPT = {
     "another window": ("Relu", {"kernel_shape": [2, 2], "strides": [2, 2]}),
     "another stride": ("Relu", {"kernel_shape": [3, 3], "strides": [1, 1]}),
@@ -181,3 +201,19 @@ def test_nan_passes_the_pooling(rng: np.random.Generator) -> None:
     found = np.isnan(gpu_interpreter.run(case.draft("fp16", HOPPER), feeds)["y"])
     assert found[0, :, 4:7, 6:9].all()
     assert found.sum() == found[0, :, 4:7, 6:9].size
+
+
+def test_a_dynamic_batch_is_pooled_too(rng: np.random.Generator) -> None:
+    case = replace(pooled("ResNet", rng), inputs={"x": ("batch", 3, 22, 38)})
+    batch = DimRange(name="batch", min=1, opt=2, max=5)
+    piece = case.segment()
+    drafted = draft_segment(
+        piece.onnx, piece.weights, gpu=HOPPER, precision="fp16", traces=traces_of([batch])
+    )
+    assert "convolution_pool" in kernels(drafted)
+    for size in (1, 2, 5):
+        feeds = {"x": rng.normal(size=(size, 3, 22, 38)).astype(np.float32)}
+        found = gpu_interpreter.run(drafted, feeds, (size,))
+        for name, truth in case.truth(feeds).items():
+            difference = np.linalg.norm(found[name].astype(np.float64) - truth)
+            assert difference < LIMITS["fp16"] * np.linalg.norm(truth), size
