@@ -5,6 +5,7 @@ the lowering does. onnxruntime divides by the scale where kernels multiply by it
 differ by one step of the grid.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -53,8 +54,13 @@ def check(case: Case, gpu: GpuTarget = ORIN) -> DraftedSegment:
 
 
 def stored_types(segment: DraftedSegment) -> set[str]:
-    """Types of what kernels hand to each other: neither inputs nor outputs nor weights."""
+    """Types of what kernels hand to each other: neither inputs nor outputs nor weights.
+
+    What one piece of work alone touches is its own, such as sums in parts.
+    """
     borders = {view.base for view in (*segment.inputs.values(), *segment.outputs.values())}
+    uses = Counter(base for one in segment.work for base in one.touched)
+    borders |= {base for base, count in uses.items() if count == 1}
     borders |= segment.outputs.keys()  # written channels-last, then as the border wants it
     found = set()
     for call in segment.calls:
