@@ -29,10 +29,11 @@ def pointwise(
     """A 1x1 convolution between others of INT8, rectified, with or without a residual."""
     graph = Graph(rng, {"x": (2, channels, *size)})
     x = graph.rounded("x")
-    other = graph.rounded(graph.product("Conv", x, (filters, channels, 3, 3), pads=[1] * 4))
+    other = ""
+    if residual:  # made first: the second is added where it is made
+        other = graph.rounded(graph.product("Conv", x, (filters, channels, 1, 1)))
     y = graph.product("Conv", x, (filters, channels, 1, 1), bias="int32")
-    if residual:
-        y = graph.add("Add", y, other)
+    y = graph.add("Add", y, other) if residual else y
     y = graph.rounded(graph.add("Relu", y), np.float32(0.03))
     return graph.case(graph.product("Conv", y, (4, filters, 1, 1)))
 
@@ -63,7 +64,7 @@ def test_results_have_the_bits_of_the_formula(
     truth = int8_reference.run(case.model(), feeds)
     variants = tactics_of(case.draft("int8", HOPPER), kernel)
     assert len(variants) >= 2
-    for segment in variants[:3]:
+    for segment in variants[:2]:
         for name, wanted in truth.items():
             assert len(np.unique(wanted)) > 4
             found = gpu_interpreter.run(segment, feeds)[name]
@@ -114,7 +115,9 @@ def test_results_do_not_go_through_shared_memory(
     spec = next(
         call.spec
         for call in calls
-        if call.spec.kernel == kernel and dict(call.spec.constants)["COLUMNS"] == 256
+        if call.spec.kernel == kernel
+        and (dict(call.spec.constants).get("residual", "") is not None) == residual
+        and dict(call.spec.constants)["COLUMNS"] == 256
     )
     (compiled,) = compile_kernels([spec], HOPPER)
     assert compiled is not None
