@@ -319,7 +319,7 @@ def _calibrated(graph: ir.Model, plain: PlainModel | None, job: _Job) -> _Calibr
     if options.data is not None:
         prepared = prepare(graph, profile, asked)
         idle = _idle(prepared, job)
-        wanted = options.ranges
+        wanted = replace(options.ranges, on_gpu=profile.gpu is not None and profile.dla is None)
         if options.precision == "best":
             wanted = best_options(wanted, prepared.model, idle)
         ranges = measure_ranges(prepared.model, options.data, imported.sha256, wanted, job.report)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -74,14 +75,16 @@ def fit(
     *,
     exact: Sequence[Outputs] | None = None,
     halves: Halves | None = None,
+    operands: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> Fit:
     """Try each method for all tensors alike, and take the one whose worst output is best.
 
     `exact`: the float outputs to compare with, None: those of `graph`. `halves`: the parts of
-    `seen`, None: samples are judged with ranges that they had a part in.
+    `seen`, None: samples are judged with ranges that they had a part in. `operands`: what nodes
+    read in INT8, as of `toolkit.int8.quantize.quantize`.
     """
     candidates = amax_by_method(seen.histograms, methods)
-    trial = TrialModel(graph)
+    trial = TrialModel(graph, operands=operands)
     judged = None if halves is None else _as_judged(graph, candidates, halves)
     noise = OutputNoise(trial, validation, exact, judged)
     judges = slice(None) if halves is None else halves.numbers
@@ -171,7 +174,7 @@ def _start(
         if method in (order[0], *least):
             whole = with_operands(found.graph, found.candidates[method])
             graph = correct(replace(found, method=method, amax=whole))
-            tried = found.noise.of_model(TrialModel(graph))
+            tried = found.noise.of_model(TrialModel(graph, operands=found.trial.operands))
             other = tried.errors(of_trial(found.trial, whole), found.judges)
             if takes_over(other, error, narrower=True):
                 best, noise, error = method, tried, other

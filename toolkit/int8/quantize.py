@@ -16,7 +16,7 @@ segment that reads it. Within a segment the same grid is stored as UINT8 with ze
 (stored + 128), for which onnxruntime has integer kernels on every CPU.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -174,7 +174,7 @@ def quantize(
     Raises BuildError: a tensor that must be quantized has no range.
     """
     inserter = _Inserter(model.clone(), amax, dict(segment_of), keep_float)
-    for node, row in _reading(inserter.model, int8_nodes(inserter.model, keep_float), operands):
+    for node, row in int8_reads(inserter.model, keep_float, operands):
         inserter.quantize_node(node, row)
     inserter.quantize_boundaries(int8_segments)
     inserter.insert()
@@ -182,13 +182,11 @@ def quantize(
     return QuantizedModel(inserter.model, inserter.segment_of, inserter.scales)
 
 
-def _reading(
-    model: ir.Model,
-    rows: Sequence[tuple[ir.Node, QuantizedOp]],
-    operands: Mapping[str, tuple[int, ...]],
-) -> list[tuple[ir.Node, QuantizedOp]]:
-    """Return the rows with other operands, without those that have none, and those of other ops."""
-    known = dict(rows)
+def int8_reads(
+    model: ir.Model, keep_float: frozenset[str], operands: Mapping[str, tuple[int, ...]]
+) -> tuple[tuple[ir.Node, QuantizedOp], ...]:
+    """The nodes of `int8_nodes`, but with the `operands` of `quantize` where there are some."""
+    known = dict(int8_nodes(model, keep_float))
     found = []
     for node in model.graph:
         row, given = known.get(node), operands.get(str(node.name))
@@ -198,7 +196,7 @@ def _reading(
             row = None
         if row is not None:
             found.append((node, row))
-    return found
+    return tuple(found)
 
 
 class _Inserter:

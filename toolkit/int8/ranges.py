@@ -48,6 +48,7 @@ from toolkit.int8.fit import (
     joined,
     searched,
 )
+from toolkit.int8.gpu_rounding import operands_on_gpu
 from toolkit.int8.observe import observe_run, shared_run
 from toolkit.int8.quantize import calibrated_tensors, with_operands
 from toolkit.int8.spend import Spending, overspent, spend
@@ -87,6 +88,8 @@ class RangeOptions:
     `equalise` and `correct_biases`: steps that change weights (`toolkit.int8.steps`). None: "auto",
     by measured benefit, where a search runs anyway (method "auto", a budget), else "off".
     `keep_float`: nodes that stay in floating point whatever a budget says.
+    `on_gpu`: a GPU runs all nodes, and what INT8 costs is measured as it rounds
+    (`toolkit.int8.gpu_rounding`).
     """
 
     method: str = "entropy"
@@ -99,6 +102,7 @@ class RangeOptions:
     equalise: Switch | None = None
     correct_biases: Switch | None = None
     keep_float: frozenset[str] = frozenset()
+    on_gpu: bool = False
 
     @property
     def search(self) -> bool:
@@ -262,14 +266,24 @@ def _fit(
     exact: Sequence[Outputs] | None = None,
 ) -> Fit:
     """Step 2; the samples that the first pass left out are observed here."""
+    nodes = {str(node.name) for node in graph.graph} if job.options.on_gpu else frozenset[str]()
+    operands = operands_on_gpu(graph, nodes, job.options.keep_float)
     if not job.data.unseen:
-        return fit(graph, first, job.methods, judges.validation, exact=exact)
+        return fit(graph, first, job.methods, judges.validation, exact=exact, operands=operands)
     rest = memory_dataset([judges.validation[number] for number in judges.held])
     run = shared_run(graph, job.tensors)
     other = observe_run(run, rest, job.tensors, _share(job.report, "calibrate"), None)
     halves = Halves(first.histograms, other.histograms, judges.held)
     both = joined(first, other)
-    return fit(graph, both, job.methods, judges.validation, exact=exact, halves=halves)
+    return fit(
+        graph,
+        both,
+        job.methods,
+        judges.validation,
+        exact=exact,
+        halves=halves,
+        operands=operands,
+    )
 
 
 def _equalise(job: _Job, judges: _Judges, plain: Fit) -> tuple[Fit, Rows, Step | None]:

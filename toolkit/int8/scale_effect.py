@@ -1,4 +1,4 @@
-"""What the scale rules of the DLA do to an engine's error, measured and in words."""
+"""What one range for several tensors does to the error of an engine, measured and in words."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from toolkit.int8.scale_rules import UnifiedRanges
 
 @dataclass(frozen=True, slots=True)
 class ScaleEffect:
-    """What the scale rules of the DLA did: how many ranges they changed, and by what at most.
+    """What the scale rules did: how many ranges they changed, and by what at most.
 
     `effects`: SQNR by output in dB before and after, empty without samples to measure it on.
     """
@@ -35,9 +35,7 @@ def scale_notes(found: ScaleEffect) -> tuple[str, ...]:
     """Say it in a line; in none where no range was changed."""
     if not found.changes:
         return ()
-    said = (
-        f"DLA scale rules widened {found.changes} ranges, the worst {found.worst_factor:.2f} times"
-    )
+    said = f"scale rules widened {found.changes} ranges, the worst {found.worst_factor:.2f} times"
     if not found.effects:
         return (f"{said}; without --data their effect on error is not measured",)
     rows = (f"{name} {one.before:.1f} -> {one.after:.1f} dB" for name, one in found.effects.items())

@@ -123,7 +123,7 @@ def corrected(
     if not changes:
         return before, Step(CORRECTION, asked, False, reason="no layer has a bias to correct")
     graph = adjust(before.graph, Adjustments(biases=dict(changes)))
-    trial = TrialModel(graph)
+    trial = TrialModel(graph, operands=found.trial.operands)
     noise = before.noise.of_model(trial)
     figures = noise.sqnr_db(before.ranges, before.keep_float, found.judges)
     after = End(graph, trial, before.ranges, before.keep_float, noise, figures, changes)
@@ -144,7 +144,7 @@ def corrections(
     int8 = frozenset(found.trial.nodes) - keep_float
 
     def open_int8(part: ir.Model, tensors: Sequence[str]) -> Run:
-        trial = TrialModel(part)
+        trial = TrialModel(part, operands=found.trial.operands)
         # A piece does not know of the masks that come into it.
         kept = frozenset(trial.nodes) - int8
         ranges = {name: found.amax.get(name) for name in trial.tensors}

@@ -12,6 +12,7 @@ packing of weights off.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -45,14 +46,22 @@ class TrialModel:
     """
 
     def __init__(
-        self, model: ir.Model, *, threads: int | None = None, optimize: bool = True
+        self,
+        model: ir.Model,
+        *,
+        threads: int | None = None,
+        optimize: bool = True,
+        operands: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     ) -> None:
         """`optimize` False keeps onnxruntime from rearranging float arithmetic, too.
+
+        `operands`: what nodes read in INT8, as `toolkit.int8.quantize.quantize` takes it.
 
         Raises BuildError: onnxruntime cannot load the model.
         """
         self.inputs = tuple(str(value.name) for value in model.graph.inputs)
-        builder = TrialGraph(model.clone())
+        self.operands = operands
+        builder = TrialGraph(model.clone(), operands)
         known = max(model.ir_version, LEAST_IR_VERSION)
         builder.model.ir_version = min(known, MAX_IR_VERSION)
         self.tensors = tuple(builder.scales)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from toolkit.int8.quantize import (
     SCALE_KEEPING_OPS,
     QuantizedOp,
-    int8_nodes,
+    int8_reads,
     is_activation,
     weight_axis,
 )
@@ -63,7 +63,8 @@ class FedWeight:
 class TrialGraph:
     """Puts switches and fed constants into a model, in place."""
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, operands: Mapping[str, tuple[int, ...]]) -> None:
+        """`operands`: as of `toolkit.int8.quantize.quantize`."""
         self.model = model
         self.graph = model.graph
         self.scales: dict[str, str] = {}
@@ -74,7 +75,7 @@ class TrialGraph:
         self._prefix = _free_prefix(self.graph)
         self._zero = self._constant(np.array(128, np.uint8))
         uses: dict[ir.Value, list[tuple[ir.Node, int]]] = {}
-        for node, row in int8_nodes(model):
+        for node, row in int8_reads(model, frozenset(), operands):
             self._read_node(node, row, uses)
         kept = {value: _kept_before(value, uses) for value in uses}
         for value, readers in uses.items():
