@@ -141,13 +141,17 @@ def test_a_kernel_waits_before_it_touches_memory_or_branches(
 
 
 @needs_compiler
-def test_kernels_of_older_gpus_do_not_wait(rng: np.random.Generator, tmp_path: Path) -> None:
-    gpu = GpuTarget(sm=87, sm_count=16)
+@pytest.mark.parametrize("sm", [72, 87])
+def test_kernels_of_older_gpus_do_not_wait(
+    sm: int, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    gpu = GpuTarget(sm, sm_count=8)
     specs = kernels(rng, gpu)
     for compiled in compile_kernels([specs[name] for name in QUICK], gpu):
         assert compiled is not None
-        assert not compiled.waits
-        assert WAIT not in instructions(compiled.cubin, tmp_path)
+        assert not compiled.waits  # read from its PTX
+        if sm == 87:  # the disassembler reads nothing older
+            assert WAIT not in instructions(compiled.cubin, tmp_path)
 
 
 @pytest.mark.parametrize(
