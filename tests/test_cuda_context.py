@@ -97,6 +97,14 @@ def test_a_call_that_fails_does_not_keep_the_rest_from_going_back(
     assert driver.names[-1] == "cuDevicePrimaryCtxRelease_v2"
 
 
+def test_memory_is_filled_before_a_stream_of_its_own_uses_it(driver: FakeDriver) -> None:
+    """The driver returns before it has filled, and a stream that blocks nobody does not wait."""
+    one = Context()
+    driver.names.clear()
+    one.fill(one.allocate(16), 0, 16)
+    assert driver.names[-2:] == ["cuMemsetD8_v2", "cuStreamSynchronize"]
+
+
 def test_work_that_fails_ends_its_recording_and_leaves_no_graph(driver: FakeDriver) -> None:
     stream = Context().stream()
 

@@ -85,9 +85,10 @@ class Context:
             self.call("cuMemcpyHtoD_v2", address, data.ctypes.data, data.nbytes)
 
     def fill(self, address: int, value: int, size: int) -> None:
-        """Set `size` bytes to one value."""
+        """Set `size` bytes to one value and wait for it: other streams do not."""
         if size:
             self.call("cuMemsetD8_v2", address, value, size)
+            self._driver.call("cuStreamSynchronize", None)
 
     def load(self, cubin: Bytes) -> c_void_p:
         """Load a cubin; returns its module."""
