@@ -13,7 +13,7 @@ of TAPS rows of s in the making. The oldest is complete then. For the pooled row
 A block has SEGMENTS segments of 7 pooled pixels. Such a segment needs 15 columns of s; 16 are made:
 
     columns of s        0 1 2 3 4 5 6 7 8 9 a b c d e f
-    pooled pixels       0 0 0 1 1 2 2 3 3 4 4 5 5 6 6       and 2 also 0, 4 also 1, ...
+    pooled pixels       0 0 0 1 1 2 2 3 3 4 4 5 5 6 6       and 2 also 1, 4 also 2, ...
 
 Columns outside s are the nearest inside, which is in the same window: the maximum is the same.
 
