@@ -124,6 +124,13 @@ def test_refuses_a_custom_operator_by_node_and_domain(tmp_path: Path) -> None:
         import_model(tmp_path / "m.onnx")
 
 
+def test_refuses_an_operator_that_onnx_lacks_and_says_what_to_do(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Swirl", ["a"], ["y"])]
+    path = save(tmp_path / "m.onnx", nodes, {"x": [1, 3]}, {"y": [1, 3]})
+    with pytest.raises(ImportModelError, match=r"ONNX has no operator Swirl: .* --plugin"):
+        import_model(path)
+
+
 def test_refuses_string_inputs(tmp_path: Path) -> None:
     nodes = [helper.make_node("Identity", ["x"], ["y"])]
     path = save(tmp_path / "m.onnx", nodes, {"x": [1]}, {"y": [1]}, dtype=int(TensorProto.STRING))

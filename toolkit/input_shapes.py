@@ -1,0 +1,136 @@
+"""The shapes of a model's inputs: whole ones as asked for, dynamic dimensions frozen or kept."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+
+from toolkit.errors import ImportModelError
+
+
+def fix_shapes(
+    model: ir.Model, path: Path, shapes: dict[str, tuple[int, ...]], kept: set[str]
+) -> list[str]:
+    """Give every input a shape of numbers and of the dimensions that are `kept`, by name.
+
+    `shapes`: of whole inputs. A dynamic first dimension that neither names becomes 1. Returns what
+    was decided by itself. Raises ImportModelError: any other dynamic dimension, no shape, or one
+    that does not fit; it names the input in the model at `path`.
+    """
+    notes: list[str] = []
+    inputs = {str(value.name): value for value in model.graph.inputs}
+    for name in shapes:
+        if name not in inputs:
+            raise ImportModelError(
+                f"{path.name} has no input {name!r} (it has: {', '.join(inputs)}); "
+                "correct the name given with --shape."
+            )
+    frozen: dict[str, int] = {}
+    for name, value in inputs.items():
+        notes += _fix_input(path, value, shapes.get(name), kept, frozen)
+    if frozen or shapes:
+        _rebind(model, frozen)
+    return notes
+
+
+def _fix_input(
+    path: Path,
+    value: ir.Value,
+    wanted: tuple[int, ...] | None,
+    kept: set[str],
+    frozen: dict[str, int],
+) -> list[str]:
+    """Give one input a shape whose every dimension is a number or a kept name."""
+    if value.shape is None:
+        if wanted is None:
+            raise ImportModelError(
+                f"{path.name}: input {value.name!r} has no shape; "
+                f"give one, such as --shape {value.name}=1x3x224x224."
+            )
+        value.shape = ir.Shape(wanted)
+        return []
+    old = list(value.shape)
+    new = _wanted_dims(path, value, old, wanted)
+    notes = []
+    for axis, dim in enumerate(new):
+        if isinstance(dim, int) or str(dim.value) in kept:
+            continue
+        if axis > 0:
+            raise ImportModelError(
+                f"{path.name}: input {value.name!r} has shape {_text(old)}, and dimension {axis} "
+                f"is dynamic; fix it, such as --shape {value.name}={_example(old)}"
+                f"{f', or give its range with {_option(dim)}' if dim.value else ''}."
+            )
+        new[axis] = 1
+        notes.append(
+            f"input {value.name!r}: dynamic first dimension {dim.value or '?'} frozen to 1"
+            f"{f'; {_option(dim)} keeps it dynamic' if dim.value else ''}"
+        )
+    for before, after in zip(old, new, strict=True):
+        if not isinstance(before, int) and isinstance(after, int) and before.value is not None:
+            frozen[str(before.value)] = after
+    value.shape = ir.Shape(new)
+    return notes
+
+
+def _option(dim: ir.SymbolicDim) -> str:
+    return f"--dim {dim.value}=MIN:OPT:MAX"
+
+
+def _wanted_dims(
+    path: Path,
+    value: ir.Value,
+    old: list[int | ir.SymbolicDim],
+    wanted: tuple[int, ...] | None,
+) -> list[int | ir.SymbolicDim]:
+    if wanted is None:
+        return list(old)
+    fits = len(wanted) == len(old) and all(
+        not isinstance(before, int) or before == after
+        for before, after in zip(old, wanted, strict=False)
+    )
+    if not fits or min(wanted, default=1) < 1:
+        raise ImportModelError(
+            f"{path.name}: input {value.name!r} has shape {_text(old)}, "
+            f"which {'x'.join(map(str, wanted))} does not fit."
+        )
+    return list(wanted)
+
+
+def _rebind(model: ir.Model, frozen: Mapping[str, int]) -> None:
+    """Carry frozen dimensions to the outputs and drop stale shapes in between."""
+    for node in model.graph:
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.shape = None
+    for value in model.graph.outputs:
+        if value.shape is not None:
+            value.shape = ir.Shape(
+                [
+                    dim if isinstance(dim, int) else frozen.get(str(dim.value), dim)
+                    for dim in value.shape
+                ]
+            )
+
+
+def dims_in_use(model: ir.Model) -> set[str]:
+    """The names of the dynamic dimensions of the inputs."""
+    return {
+        str(dim.value)
+        for value in model.graph.inputs
+        for dim in value.shape or ()
+        if not isinstance(dim, int) and dim.value is not None
+    }
+
+
+def _text(dims: Iterable[int | ir.SymbolicDim]) -> str:
+    return (
+        "[" + ", ".join(str(d) if isinstance(d, int) else str(d.value or "?") for d in dims) + "]"
+    )
+
+
+def _example(dims: Iterable[int | ir.SymbolicDim]) -> str:
+    return "x".join(
+        str(d) if isinstance(d, int) else ("1" if axis == 0 else "224")
+        for axis, d in enumerate(dims)
+    )
