@@ -18,6 +18,8 @@ from int8_graphs import Graph, inverted_residual, quantized, residual_block
 
 from toolkit.gpu.lower import DraftedSegment, draft_segment
 from toolkit.int8.gpu_rounding import operands_on_gpu, tied_on_gpu
+from toolkit.int8.quantize import calibrated_tensors, quantize, with_operands
+from toolkit.int8.trial import TrialModel
 from toolkit.lower import lower_segments
 from toolkit.passes import run_passes
 
@@ -250,6 +252,29 @@ def test_squeeze_and_excitation_reads_bytes(rng: np.random.Generator) -> None:
     assert "*i8" in {one["x0"].removesuffix(":16") for one in types} | {
         one["x1"].removesuffix(":16") for one in types
     }
+
+
+@pytest.mark.parametrize("block", [transformer, residual_block, inverted_residual])
+def test_a_trial_rounds_as_the_gpu_does(
+    block: Callable[[np.random.Generator], Case], rng: np.random.Generator
+) -> None:
+    case = block(rng)
+    graph, _ = run_passes(ir.from_proto(case.model()))
+    feeds = case.feeds(rng)
+    wanted = calibrated_tensors(graph)
+    amax = with_operands(graph, dict(zip(wanted, rng.uniform(2, 4, len(wanted)), strict=True)))
+    names = {str(one.name): "gpu.0" for one in graph.graph}
+    operands = operands_on_gpu(graph, names)
+    model = quantize(graph, amax, names, frozenset(), operands=operands).model
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), options)
+    (truth,) = session.run(["y"], feeds)
+    tried = TrialModel(graph, optimize=False, operands=operands)(amax, feeds)["y"]
+    np.testing.assert_array_equal(tried, truth, strict=True)
+    if block is transformer:  # other operands are rounded where none are named
+        assert (TrialModel(graph, optimize=False)(amax, feeds)["y"] != truth).any()
 
 
 def test_a_tensor_is_rounded_once_for_two_readers(rng: np.random.Generator) -> None:
