@@ -11,15 +11,15 @@ from toolkit.gpu.emit.endings import (
     constant_weights,
     ending_of,
     operand_strides,
-    product_call,
     product_constants,
     result_strides,
     weight_matrix,
 )
 from toolkit.gpu.emit.integer_products import integer_weights
+from toolkit.gpu.emit.parts import PLAIN_STEPS, adding_call, sums_in_parts
 from toolkit.gpu.emit.stems import CHANNELS as STEM_CHANNELS
 from toolkit.gpu.emit.stems import is_stem, make_stem
-from toolkit.gpu.emit.strips import strip_calls
+from toolkit.gpu.emit.strips import product_tactics
 from toolkit.gpu.emit.volumes import emit_volume_convolution
 from toolkit.gpu.emit.windows import Window, read_window
 from toolkit.gpu.gpu import GpuTarget
@@ -101,52 +101,31 @@ def _implicit(draft: Draft, p: _Picture) -> None:
     packed = p.weights.transpose(0, 2, 3, 1).reshape(p.weights.shape[0], -1)
     weights = weight_matrix(draft, packed.T, p.x.dtype)
     product = _product(p, packed.shape[1], p.weights.shape[1])
+    if p.window.is_point and p.groups == 1:
+        draft.add(p.nodes, *product_tactics(draft, product, *_as_product(p, weights, product)))
+        return
     tiles = product_tiles(product, draft.gpu, in_parts=True)
-    in_tiles = [_tactic(draft, p, weights, product, tile) for tile in tiles]
-    draft.add(p.nodes, *_in_strips(draft, p, weights, product), *in_tiles)
-
-
-def _in_strips(draft: Draft, p: _Picture, weights: View, product: Product) -> list[Tactic]:
-    if not (p.window.is_point and p.groups == 1):
-        return []
-    return [(call,) for call in strip_calls(draft, product, *_as_product(p, weights, product))]
+    draft.add(p.nodes, *(_tactic(draft, p, weights, product, tile) for tile in tiles))
 
 
 def _tactic(draft: Draft, p: _Picture, weights: View, product: Product, tile: Tile) -> Tactic:
-    if tile.parts > 1:
-        return _in_parts(draft, p, weights, product, tile)
-    if p.window.is_point and p.groups == 1:
-        return (_pointwise(draft, p, weights, product, tile),)
-    return (_convolution(draft, p, weights, product, tile),)
-
-
-def _in_parts(draft: Draft, p: _Picture, weights: View, product: Product, tile: Tile) -> Tactic:
-    """Sum shares of the depth in blocks of their own, and add them in a second call."""
+    if tile.parts == 1:
+        return (_convolution(draft, p, weights, product, tile),)
     filters = p.weights.shape[0]
-    shape = (tile.parts * p.y.shape[0], *p.y.shape[1:])
-    dtype = "int32" if p.x.dtype == "int8" else "float32"
-    sums = draft.allocate(f"{p.y.base} (parts)", dtype, shape, channels_last(shape))
-    sums = replace(sums, scale=p.x.scale)  # of INT8: what reads them rounds as such kernels do
-    plain = Ending(bias=None, scale=None, numbers=None, residual=None, steps=(("same", 0),))
-    partial = replace(p, y=sums, y_pitch=filters, residual=None, r_pitch=0, ending=plain)
-    block = row_tile(product.rows, filters)
-    join = draft.make_call(
-        "add_parts",
-        (ceil_div(product.rows, block.rows) * ceil_div(filters, block.columns), 1, 1),
-        {"x": sums, **_ending_operands(p), "y": p.y, "pixels": product.rows},
-        {
-            "FILTERS": filters,
-            "Y_PITCH": p.y_pitch,
-            "R_PITCH": p.r_pitch,
-            "STEPS": p.ending.steps,
-            "PARTS": tile.parts,
-            "BLOCK_M": block.rows,
-            "BLOCK_N": block.columns,
-        },
-        writes=(p.y,),
-        warps=block.warps,
+    sums = sums_in_parts(draft, p.y, p.x, (tile.parts, product.rows, filters))
+    first = replace(sums, shape=p.y.shape, strides=channels_last(p.y.shape))
+    plain = Ending(bias=None, scale=None, numbers=None, residual=None, steps=PLAIN_STEPS)
+    partial = replace(p, y=first, y_pitch=filters, residual=None, r_pitch=0, ending=plain)
+    constants: dict[str, Constant] = {
+        "Y_PITCH": p.y_pitch,
+        "R_PITCH": p.r_pitch,
+        "STEPS": p.ending.steps,
+    }
+    operands = {**_ending_operands(p), "y": p.y}
+    return (
+        _convolution(draft, partial, weights, product, tile),
+        adding_call(draft, sums, product, operands, constants),
     )
-    return _convolution(draft, partial, weights, product, tile), join
 
 
 def _convolution(draft: Draft, p: _Picture, weights: View, product: Product, tile: Tile) -> Call:
@@ -176,11 +155,6 @@ def _convolution(draft: Draft, p: _Picture, weights: View, product: Product, til
         warps=tile.warps,
         stages=tile.stages,
     )
-
-
-def _pointwise(draft: Draft, p: _Picture, weights: View, product: Product, tile: Tile) -> Call:
-    operands, constants = _as_product(p, weights, product)
-    return product_call(draft, product, operands, constants, tile)
 
 
 def _as_product(

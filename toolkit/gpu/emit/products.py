@@ -68,7 +68,12 @@ def emit_matmul(draft: Draft, group: Group) -> None:
             return
     integer = integer_factors(draft, op, *((1, *shape)[-2:]))
     read = draft.read_float if integer is None else draft.operand
-    left, right = (read(name) for name in op.inputs[:2])
+    left = read(op.inputs[0])
+    constant = draft.network.constants.get(op.inputs[1])
+    if constant is not None and constant.ndim == 2:
+        right = weight_matrix(draft, constant, left.dtype)
+    else:
+        right = read(op.inputs[1])
     _matmul(draft, group, left, right, ending_of(draft, group, op.input(2), integer))
 
 

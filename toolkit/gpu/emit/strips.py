@@ -7,7 +7,8 @@ from toolkit.gpu.call import Call, Constant, Tactic
 from toolkit.gpu.dims.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.emit.endings import product_call
-from toolkit.gpu.tiles import Product, product_tiles
+from toolkit.gpu.emit.parts import may_be_in_parts, product_in_parts
+from toolkit.gpu.tiles import Product, Tile, product_tiles
 from toolkit.gpu.view import View
 
 _COLUMNS = 64  # of a block: a lane holds 16 neighbours of them
@@ -36,10 +37,16 @@ def product_tactics(
     constants: Mapping[str, Constant],
 ) -> tuple[Tactic, ...]:
     """Return the ways to compute a product with `matmul`'s operands and constants."""
-    tiles = product_tiles(product, draft.gpu)
+
+    def tactic(tile: Tile) -> Tactic:
+        if tile.parts > 1:
+            return product_in_parts(draft, product, operands, constants, tile)
+        return (product_call(draft, product, operands, constants, tile),)
+
+    tiles = product_tiles(product, draft.gpu, in_parts=may_be_in_parts(product, constants))
     return (
         *((call,) for call in strip_calls(draft, product, operands, constants)),
-        *((product_call(draft, product, operands, constants, tile),) for tile in tiles),
+        *(tactic(tile) for tile in tiles),
     )
 
 

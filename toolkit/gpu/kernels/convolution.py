@@ -40,6 +40,9 @@ def convolution(
     TAPS: tl.constexpr = TAP_ROWS * TAP_COLUMNS
     DEPTH: tl.constexpr = TAPS * CHANNELS
     ONE_TAP: tl.constexpr = CHANNELS % BLOCK_K == 0  # a block of k lies under one tap
+    INTEGERS: tl.constexpr = x.dtype.element_ty == tl.int8
+    # Half a line of INT8 is read with its other half under the next tap: it stays in the L1 cache.
+    CACHE: tl.constexpr = ".ca" if INTEGERS and ONE_TAP and TAPS > 1 and BLOCK_K <= 64 else ""
     FILTER_BLOCKS: tl.constexpr = (FILTERS + BLOCK_N - 1) // BLOCK_N
     BLOCKS_OF_PART: tl.constexpr = ((DEPTH + BLOCK_K - 1) // BLOCK_K + PARTS - 1) // PARTS
     tile = tl.program_id(0)  # neighbours share the pixels: the input stays in the cache
@@ -68,7 +71,7 @@ def convolution(
     if residual is not None:
         residual += group * FILTERS
     residual = load_residual(residual, p, f, pixels, FILTERS, R_PITCH)
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if x.dtype.element_ty == tl.int8 else tl.float32)
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if INTEGERS else tl.float32)
     first = part * BLOCKS_OF_PART * BLOCK_K if PARTS > 1 else 0
     last = tl.minimum(first + BLOCKS_OF_PART * BLOCK_K, DEPTH) if PARTS > 1 else DEPTH
     for start in range(first, last, BLOCK_K):
@@ -97,7 +100,7 @@ def convolution(
             right_block = tl.load(b + start, mask=(f < FILTERS)[None, :], other=0)
         else:
             right_block = tl.load(b + start)
-        left_block = tl.load(a + offset, mask=inside, other=0)
+        left_block = tl.load(a + offset, mask=inside, other=0, cache_modifier=CACHE)
         total = add_product(total, left_block, right_block, PRECISION)
 
     if bias is not None:
