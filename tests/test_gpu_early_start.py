@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from gpu_graphs import Case, convolution, node, normal
+from int8_graphs import Graph
 from onnx import helper
 
 from device.cuda.context import Stream
@@ -66,8 +67,14 @@ def cases(rng: np.random.Generator) -> list[Case]:
     grid = rng.uniform(-1, 1, (2, 5, 5, 2)).astype(np.float32)
     updates = rng.normal(size=(2, 8, 3, 12)).astype(np.float32)
     rows = np.broadcast_to(ints(4, 1, 7)[None, None, :, None], updates.shape).copy()
+    pooled_stem = [
+        node("Relu", "c", "r"),
+        node("MaxPool", "r", "y", kernel_shape=[3, 3], strides=taps),
+    ]
     return [
         convolution(rng, SHAPE, 16, (3, 3), node("Relu", "c", "y")),
+        convolution(rng, (1, 3, 32, 32), 16, (7, 7), *pooled_stem, strides=[2, 2]),
+        convolution(rng, (1, 512, 4, 4), 16, (3, 3), pads=[1, 1, 1, 1]),
         convolution(rng, SHAPE, 8, (3, 3), group=8),
         one("MatMul", normal(rng, 32, 16), shape=(4, 32)),
         one("MaxPool", kernel_shape=taps),
@@ -94,10 +101,18 @@ def cases(rng: np.random.Generator) -> list[Case]:
     ]
 
 
+def short_product(rng: np.random.Generator) -> Case:
+    """A product of INT8 with little depth."""
+    graph = Graph(rng, {"x": (32, 64, 56, 56)})
+    short = graph.rounded(graph.product("Conv", graph.rounded("x"), (256, 64, 1, 1)))
+    return graph.case(graph.product("Conv", short, (8, 256, 1, 1)))
+
+
 def kernels(rng: np.random.Generator, gpu: GpuTarget) -> dict[str, KernelSpec]:
     found: dict[str, KernelSpec] = {}
-    for case in cases(rng):
-        for call in case.draft("fp16", gpu).calls:
+    drafts = [case.draft("fp16", gpu) for case in cases(rng)]
+    for draft in (*drafts, short_product(rng).draft("int8", gpu)):
+        for call in (call for work in draft.work for way in work.tactics for call in way):
             found.setdefault(call.spec.kernel, call.spec)
     return found
 
