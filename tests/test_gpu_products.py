@@ -1,9 +1,14 @@
 """Products of matrices of every rank, interpreted on the CPU, against onnxruntime."""
 
+from dataclasses import replace
+
 import gpu_interpreter
 import numpy as np
 import pytest
 from gpu_graphs import Case, node, normal
+
+from toolkit.gpu.call import Work
+from toolkit.gpu.gpu import GpuTarget
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -52,6 +57,28 @@ def test_a_residual_is_added_to_every_product(constant: bool, rng: np.random.Gen
     case = Case(nodes, inputs if constant else {**inputs, "b": (2, 3, 4, 6)}, weights)
     assert [call.spec.kernel for call in case.draft("fp32").calls] == ["matmul"]
     check(case, "fp32", rng)
+
+
+@PRECISIONS
+@pytest.mark.parametrize("shape", [(5, 264), (2, 3, 264)])
+def test_a_deep_product_of_few_rows_is_the_same_in_parts(
+    shape: tuple[int, ...], precision: str, rng: np.random.Generator
+) -> None:
+    nodes = [node("MatMul", "a w", "m"), node("Add", "m b", "s"), node("Add", "s r", "y")]
+    weights = {"w": normal(rng, 264, 24), "b": normal(rng, 24)}
+    case = Case(nodes, {"a": shape, "r": (*shape[:-1], 24)}, weights)
+    drafted = case.draft(precision, GpuTarget(sm=90, sm_count=8, exhaustive=True))
+    (work,) = [one for one in drafted.work if len(one.tactics) > 1]
+    in_parts = [tactic for tactic in work.tactics if len(tactic) == 2]
+    assert in_parts
+    feeds = case.feeds(rng)
+    truth = case.truth(feeds)["y"]
+    for tactic in in_parts:
+        assert [call.spec.kernel for call in tactic] == ["convolution", "add_parts"]
+        chosen = tuple(Work(w.nodes, (tactic,)) if w is work else w for w in drafted.work)
+        found = gpu_interpreter.run(replace(drafted, work=chosen), feeds)["y"]
+        difference = np.linalg.norm(found.astype(np.float64) - truth)
+        assert difference < LIMITS[precision] * np.linalg.norm(truth)
 
 
 @PRECISIONS
