@@ -17,6 +17,7 @@ _ONES = (
     *("HEIGHT", "WIDTH", "OUT_HEIGHT", "OUT_WIDTH", "TAP_ROWS", "TAP_COLUMNS"),
     *("STRIDE_H", "STRIDE_W", "DILATION_H", "DILATION_W"),
 )
+_LEAST_ROWS = 8  # of a block that adds: 4 numbers of a row for each thread
 _ENDING = ("bias", "scale", "numbers", "residual", "y")
 
 
@@ -86,15 +87,19 @@ def adding_call(
     rows, columns = product.rows, product.columns * product.products
     block, y = row_tile(rows, columns), operands["y"]
     assert isinstance(y, View)
+    blocks = ceil_div(columns, block.columns)
+    height = block.rows
+    while height > _LEAST_ROWS and ceil_div(rows, height) * blocks < draft.gpu.sm_count:
+        height //= 2
     return draft.make_call(
         "add_parts",
-        (ceil_div(rows, block.rows) * ceil_div(columns, block.columns), 1, 1),
+        (ceil_div(rows, height) * blocks, 1, 1),
         {"x": sums, **{name: operands[name] for name in _ENDING}, "pixels": rows},
         {
             "FILTERS": columns,
             **{name: constants[name] for name in ("Y_PITCH", "R_PITCH", "STEPS")},
             "PARTS": sums.shape[0],
-            "BLOCK_M": block.rows,
+            "BLOCK_M": height,
             "BLOCK_N": block.columns,
         },
         writes=(y,),
