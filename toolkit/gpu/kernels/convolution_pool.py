@@ -40,12 +40,9 @@ def convolution_pool(
     PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
     STEPS: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr, AT_ONCE: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (blocks of segments, blocks of ROWS pooled rows, blocks of filters).
-
-    ROWS is a multiple of AT_ONCE, the pooled rows of one turn of the loop.
-    """
+    """Grid: (blocks of segments, blocks of ROWS pooled rows, blocks of filters)."""
     RUN: tl.constexpr = TAP_COLUMNS * CHANNELS
     IN_ROW: tl.constexpr = (OUT_WIDTH + 6) // 7  # segments
     ROW: tl.constexpr = WIDTH * CHANNELS
@@ -88,26 +85,24 @@ def convolution_pool(
         s1, s2, s3, last = _add_row(none, s1, s2, s3, w, taps, PRECISION)
     if top < 0:
         last = tl.full((BLOCK_F, 16 * SEGMENTS), LEAST, SUMS)
-    for start in tl.range(first, tl.minimum(first + ROWS, OUT_HEIGHT), AT_ONCE, num_stages=STAGES):
-        for i in tl.static_range(AT_ONCE):
-            row = start + i
-            top = 2 * row - PAD_TOP
-            taps = _row(a, there, top + TAPS, HEIGHT, ROW, RUN == BLOCK_K)
-            s1, s2, s3, middle = _add_row(none, s1, s2, s3, w, taps, PRECISION)
-            taps = _row(a, there, top + TAPS + 1, HEIGHT, ROW, RUN == BLOCK_K)
-            if HANGS:
-                middle = tl.where(top + 1 < CONV_HEIGHT, middle, last)
-            best = _larger(last, middle)
-            s1, s2, s3, last = _add_row(none, s1, s2, s3, w, taps, PRECISION)
-            if HANGS:
-                best = _larger(best, tl.where(top + 2 < CONV_HEIGHT, last, best))
-            else:
-                best = _larger(best, last)
-            best = tl.trans(_largest_of_segments(best, SEGMENTS))
-            inside = tl.where(row < OUT_HEIGHT, p + row * OUT_WIDTH, pixels)
-            store_rows(
-                best, bias, scale, None, y, inside, f, pixels, FILTERS, Y_PITCH, STEPS, numbers
-            )  # fmt: skip
+    for row in tl.range(first, tl.minimum(first + ROWS, OUT_HEIGHT), num_stages=STAGES):
+        top = 2 * row - PAD_TOP
+        taps = _row(a, there, top + TAPS, HEIGHT, ROW, RUN == BLOCK_K)
+        s1, s2, s3, middle = _add_row(none, s1, s2, s3, w, taps, PRECISION)
+        taps = _row(a, there, top + TAPS + 1, HEIGHT, ROW, RUN == BLOCK_K)
+        if HANGS:
+            middle = tl.where(top + 1 < CONV_HEIGHT, middle, last)
+        best = _larger(last, middle)
+        s1, s2, s3, last = _add_row(none, s1, s2, s3, w, taps, PRECISION)
+        if HANGS:
+            best = _larger(best, tl.where(top + 2 < CONV_HEIGHT, last, best))
+        else:
+            best = _larger(best, last)
+        best = tl.trans(_largest_of_segments(best, SEGMENTS))
+        q = p + row * OUT_WIDTH
+        store_rows(
+            best, bias, scale, None, y, q, f, pixels, FILTERS, Y_PITCH, STEPS, numbers
+        )  # fmt: skip
 
 
 @triton.jit
