@@ -14,8 +14,10 @@ from toolkit.gpu.graph.operators import Step
 from toolkit.gpu.tiles import row_tile
 from toolkit.gpu.view import View, channels_last
 
-# A global average holds this many numbers at a time: several loads of 16 bytes for each thread.
-_AVERAGE_CHANNELS = 32
+# What a global average reads at a time: several loads of 16 bytes for each thread. Wide blocks read
+# whole lines of memory; narrow ones are more, for small batches.
+_AVERAGE_BYTES = 64
+_WIDE_AVERAGE_BYTES = 128
 _AVERAGE_PIXELS = 128
 
 
@@ -68,7 +70,8 @@ def emit_global_average(draft: Draft, group: Group) -> None:
     y = draft.make(group.result, channels_last(draft.network.shapes[group.result]))
     steps = draft.expression(op.outputs[0], group.after, x.scale).steps
     pixels = height * width
-    parts = _parts(opt(batch), channels, opt(pixels), draft.gpu)
+    block = _average_channels(x, draft.gpu)
+    parts = _parts(opt(batch), channels, block, opt(pixels), draft.gpu)
     if parts == 1 or not fixed(pixels):
         call = _average(draft, _Average(x, x_pitch, y, pixels, 1, pixels, steps))
         draft.add(group.nodes, (call,))
@@ -98,18 +101,27 @@ class _Average:
     steps: tuple[Step, ...]
 
 
-def _parts(batch: int, channels: int, pixels: int, gpu: GpuTarget) -> int:
+def _average_channels(x: View, gpu: GpuTarget) -> int:
+    """Return the channels of a block: the wide ones where their blocks fill the GPU eight times."""
+    batch, channels = opt(x.shape[0]), x.shape[1]
+    wide = _WIDE_AVERAGE_BYTES // x.item_bytes
+    fills = batch * ceil_div(channels, wide) >= 8 * gpu.sm_count
+    return wide if fills else _AVERAGE_BYTES // x.item_bytes
+
+
+def _parts(batch: int, channels: int, block: int, pixels: int, gpu: GpuTarget) -> int:
     """Return into how many parts the pixels are split, so that blocks fill the GPU twice."""
-    blocks = batch * ceil_div(channels, _AVERAGE_CHANNELS)
+    blocks = batch * ceil_div(channels, block)
     return max(1, min(2 * gpu.sm_count // blocks, pixels // _AVERAGE_PIXELS))
 
 
 def _average(draft: Draft, one: _Average) -> Call:
     batch, channels = one.x.shape[:2]
+    block = _average_channels(one.x, draft.gpu)
     pixels = min(power_of_two(ceil_div(one.pixels, one.parts)), _AVERAGE_PIXELS)
     return draft.make_call(
         "global_average",
-        (batch, ceil_div(channels, _AVERAGE_CHANNELS), one.parts),
+        (batch, ceil_div(channels, block), one.parts),
         {"x": one.x, "y": one.y, "batch": batch},
         {
             "PIXELS": one.pixels,
@@ -120,7 +132,7 @@ def _average(draft: Draft, one: _Average) -> Call:
             "DIVISOR": one.divisor,
             "STEPS": one.steps,
             "BLOCK_M": pixels,
-            "BLOCK_N": _AVERAGE_CHANNELS,
+            "BLOCK_N": block,
         },
         writes=(one.y,),
     )
