@@ -129,7 +129,7 @@ def product_call(
         {
             **constants,
             "WHOLE_BLOCKS": fixed(product.depth) and product.depth % tile.depth == 0,
-            "LANES": tile.warps if _is_in_lanes(draft, left, y, tile) else 0,
+            "LANES": lanes_of(draft, left, y, tile),
             **product_constants(draft, tile, left.dtype),
         },
         writes=(y,),
@@ -138,11 +138,12 @@ def product_call(
     )
 
 
-def _is_in_lanes(draft: Draft, left: View, y: View, tile: Tile) -> bool:
-    """Whether results of INT8 are stored as tensor cores leave them (`kernels.lanes`)."""
+def lanes_of(draft: Draft, left: View, y: View, tile: Tile) -> int:
+    """Return the warps of a tile that stores INT8 where sums lie (`kernels.lanes`), or 0."""
     bytes_only = left.item_bytes == 1 and y.item_bytes == 1
     whole = tile.columns in (64, 128) and tile.rows % (16 * tile.warps) == 0
-    return draft.gpu.multiplies_from_shared and bytes_only and whole
+    suits = draft.gpu.multiplies_from_shared and bytes_only and whole
+    return tile.warps if suits else 0
 
 
 def operand_strides(

@@ -57,6 +57,7 @@ def product_in_parts(
             "R_PITCH": 0,
             "STEPS": PLAIN_STEPS,
             "PARTS": tile.parts,
+            "LANES": 0,
             **product_constants(draft, tile, left.dtype),
         },
         writes=(sums,),

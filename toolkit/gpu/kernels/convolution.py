@@ -10,6 +10,9 @@ INT32, and scaled; others have no scale.
 Weights are [group, filter, tap row, tap column, channel]: k is the fastest, as the tensor cores of
 sm_90 read INT8. A filter takes W_PITCH numbers, at least as many as there are k.
 
+With LANES, the number of warps, pixels and filters are multiplied in the order of `kernels.lanes`,
+so that INT8 results need not go through shared memory; BLOCK_N is 64 or 128 then.
+
 With PARTS over 1 each part sums a share of k, and y holds the sums of all parts,
 [part, pixel, group, filter] in FP32 or INT32; `add_parts` ends the work.
 """
@@ -17,7 +20,8 @@ With PARTS over 1 each part sums a share of k, and y holds the sums of all parts
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import add_product, load_residual, store_rows
+from toolkit.gpu.kernels.expression import add_product, first_sums, load_residual, store_rows
+from toolkit.gpu.kernels.lanes import load_lanes, store_lanes, sum_columns, sum_rows
 
 
 @triton.jit
@@ -31,7 +35,7 @@ def convolution(
     DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
     PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
     STEPS: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of pixels x blocks of filters, groups, PARTS).
 
@@ -48,8 +52,15 @@ def convolution(
     tile = tl.program_id(0)  # neighbours share the pixels: the input stays in the cache
     group = tl.program_id(1)
     part = tl.program_id(2)
-    p = tile // FILTER_BLOCKS * BLOCK_M + tl.arange(0, BLOCK_M)
-    f = tile % FILTER_BLOCKS * BLOCK_N + tl.arange(0, BLOCK_N)
+    pixel = tile // FILTER_BLOCKS * BLOCK_M + tl.arange(0, BLOCK_M)
+    first_filter = tile % FILTER_BLOCKS * BLOCK_N
+    channel = first_filter + tl.arange(0, BLOCK_N)
+    p = pixel
+    f = channel
+    if LANES:
+        p = tile // FILTER_BLOCKS * BLOCK_M + sum_rows(BLOCK_M, LANES)
+        f = first_filter + sum_columns(BLOCK_N)
+    LIMIT: tl.constexpr = None if LANES and FILTERS % BLOCK_N == 0 else FILTERS
     k = tl.arange(0, BLOCK_K)
     pixels = batch * OUT_HEIGHT * OUT_WIDTH
     image = p // (OUT_HEIGHT * OUT_WIDTH)
@@ -70,8 +81,16 @@ def convolution(
 
     if residual is not None:
         residual += group * FILTERS
-    residual = load_residual(residual, p, f, pixels, FILTERS, R_PITCH)
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if INTEGERS else tl.float32)
+    if bias is not None:
+        bias += group * FILTERS
+    if scale is not None:
+        scale += group * FILTERS
+    if LANES:
+        before = load_lanes(residual, pixel, first_filter, pixels, LIMIT, R_PITCH, BLOCK_N)
+        total = first_sums(bias, f, LIMIT, BLOCK_M, BLOCK_N)
+    else:
+        before = load_residual(residual, pixel, channel, pixels, FILTERS, R_PITCH)
+        total = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if INTEGERS else tl.float32)
     first = part * BLOCKS_OF_PART * BLOCK_K if PARTS > 1 else 0
     last = tl.minimum(first + BLOCKS_OF_PART * BLOCK_K, DEPTH) if PARTS > 1 else DEPTH
     for start in range(first, last, BLOCK_K):
@@ -103,14 +122,18 @@ def convolution(
         left_block = tl.load(a + offset, mask=inside, other=0, cache_modifier=CACHE)
         total = add_product(total, left_block, right_block, PRECISION)
 
-    if bias is not None:
-        bias += group * FILTERS
-    if scale is not None:
-        scale += group * FILTERS
     y += group * FILTERS
     if PARTS > 1:
         y += part * pixels * Y_PITCH
-    store_rows(total, bias, scale, residual, y, p, f, pixels, FILTERS, Y_PITCH, STEPS, numbers)
+    if LANES:
+        store_lanes(
+            total, scale, before, y, pixel, first_filter, pixels, LIMIT, Y_PITCH, STEPS, numbers,
+            BLOCK_M, BLOCK_N, LANES,
+        )  # fmt: skip
+    else:
+        store_rows(
+            total, bias, scale, before, y, pixel, channel, pixels, FILTERS, Y_PITCH, STEPS, numbers
+        )
 
 
 @triton.jit
