@@ -14,7 +14,7 @@ from toolkit.gpu.view import View, like
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-COPIES = {"elementwise", "transposing", "pad"}  # a border may widen its channels
+COPIES = {"elementwise", "transposing", "pad", "pixel_blocks"}  # a border may widen its channels
 
 
 def agree(case: Case, feeds: Mapping[str, np.ndarray], precision: str = "fp32") -> None:
