@@ -199,6 +199,28 @@ def test_parts_of_a_concatenation_are_written_in_place(rng: np.random.Generator)
     assert kernels(segment)["elementwise"] <= 2  # the border alone
 
 
+def test_parts_of_a_joined_tensor_are_cut_off_without_a_copy(rng: np.random.Generator) -> None:
+    """A block of GhostNet: half of the channels are made of the others; the last are left out."""
+    weights = {
+        "w1": normal(rng, 8, 4, 1, 1),
+        "w2": normal(rng, 8, 1, 3, 3),
+        "w3": normal(rng, 5, 12, 1, 1),
+        "from": np.array([0]),
+        "to": np.array([12]),
+        "axis": np.array([1]),
+    }
+    nodes = [
+        node("Conv", "x w1", "a"),
+        node("Relu", "a", "b"),
+        node("Conv", "b w2", "c", group=8, pads=[1] * 4),
+        node("Concat", "b c", "j", axis=1),
+        node("Slice", "j from to axis", "s"),
+        node("Conv", "s w3", "y"),
+    ]
+    segment = check(Case(nodes, {"x": (2, 4, 6, 5)}, weights), rng)
+    assert kernels(segment)["elementwise"] <= 2  # the border alone
+
+
 def test_what_is_joined_for_floats_stays_in_floating_point(rng: np.random.Generator) -> None:
     """A layer of DenseNet: the joined maps are normalized before they are multiplied."""
     weights = {

@@ -134,7 +134,7 @@ class _Reading:
             return False
         if node.op_type == "MaxPool":
             return self._wanted[source].rounded and self._wanted[node.outputs[0]].rounded
-        shared = len(node.outputs) > 1 or len(source.uses()) > 1
+        shared = len(node.outputs) > 1 or len(source.uses()) > 1 or _beside_concat(node)
         return node.op_type in _MOVES and shared and self._wanted[source].rounded
 
     def _reads_int8(self, node: ir.Node, index: int, value: ir.Value) -> bool:
@@ -210,6 +210,23 @@ class _Reading:
 
 
 _INT8, _EITHER, _FLOAT = (frozenset({need}) for need in (Need.INT8, Need.EITHER, Need.FLOAT))
+
+
+def _beside_concat(node: ir.Node) -> bool:
+    """Whether a move follows a concatenation, or a concatenation the move; through other moves."""
+    source = node.inputs[0]
+    maker = None if source is None else source.producer()
+    while maker is not None and maker.op_type in _MOVES and maker.inputs[0] is not None:
+        maker = maker.inputs[0].producer()
+    return _leads_to_concat(node) or (maker is not None and maker.op_type == "Concat")
+
+
+def _leads_to_concat(node: ir.Node) -> bool:
+    readers = [use.node for value in node.outputs for use in value.uses()]
+    return any(
+        one.op_type == "Concat" or (one.op_type in _MOVES and _leads_to_concat(one))
+        for one in readers
+    )
 
 
 def _keeps_numbers(node: ir.Node) -> bool:
