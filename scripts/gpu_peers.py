@@ -40,7 +40,7 @@ def time_peers(
 ) -> Iterator[Cell]:
     """Yield the cells of all networks, batches and peers, with GPU times in microseconds.
 
-    Raises RuntimeError: the process of a network ended before its time.
+    Raises RuntimeError after all others are timed: the process of a network ended before its time.
     """
     context = multiprocessing.get_context("spawn")
     running: list[tuple[str, Connection, multiprocessing.process.BaseProcess]] = []
@@ -51,13 +51,15 @@ def time_peers(
         process.start()
         theirs.close()
         running.append((name, ours, process))
-    for name, pipe, _ in running:
-        _receive(pipe, name)
+    failed = [name for name, pipe, _ in running if not _has_recorded(pipe)]
     for name, pipe, process in running:
-        pipe.send(None)
-        while (cell := _receive(pipe, name)) is not None:
-            yield cell
+        if name not in failed:
+            pipe.send(None)
+            while (cell := pipe.recv()) is not None:
+                yield cell
         process.join()
+    if failed:
+        raise RuntimeError(f"the processes that run {', '.join(failed)} in PyTorch have ended")
 
 
 def median_us(run: Callable[[], object], warm_up: int = WARM_UP, runs: int = RUNS) -> float:
@@ -73,12 +75,13 @@ def median_us(run: Callable[[], object], warm_up: int = WARM_UP, runs: int = RUN
     return statistics.median(times[warm_up:])
 
 
-def _receive(pipe: Connection, name: str) -> Cell | None:
+def _has_recorded(pipe: Connection) -> bool:
+    """Wait until a process has recorded its graphs; whether it has."""
     try:
-        found: Cell | None = pipe.recv()
-    except EOFError as error:
-        raise RuntimeError(f"the process that runs {name} in PyTorch has ended") from error
-    return found
+        pipe.recv()
+    except EOFError:
+        return False
+    return True
 
 
 def _work(
