@@ -54,7 +54,7 @@ def tactics_of(segment: DraftedSegment, kernel: str) -> list[DraftedSegment]:
 @pytest.mark.parametrize("kernel", ["strips", "matmul"])
 @pytest.mark.parametrize(
     ("channels", "filters", "residual"),
-    [(64, 256, True), (24, 144, False), (96, 65, True), (256, 128, False)],
+    [(64, 256, True), (24, 144, False), (96, 130, True), (256, 192, False)],
 )
 def test_results_have_the_bits_of_the_formula(
     channels: int, filters: int, residual: bool, kernel: str, rng: np.random.Generator
@@ -63,7 +63,7 @@ def test_results_have_the_bits_of_the_formula(
     feeds = {"x": rng.normal(size=(2, channels, 11, 13)).astype(np.float32)}
     truth = int8_reference.run(case.model(), feeds)
     variants = tactics_of(case.draft("int8", HOPPER), kernel)
-    assert len(variants) >= 2
+    assert variants
     for segment in variants[:2]:
         for name, wanted in truth.items():
             assert len(np.unique(wanted)) > 4
@@ -71,22 +71,46 @@ def test_results_have_the_bits_of_the_formula(
             np.testing.assert_array_equal(found, wanted, strict=True)
 
 
-def test_few_rows_or_much_depth_make_no_strips(rng: np.random.Generator) -> None:
-    many = GpuTarget(sm=90, sm_count=132)
-    assert not tactics_of(pointwise(rng, 64, 256, True, (11, 13)).draft("int8", many), "strips")
-    assert not tactics_of(pointwise(rng, 257, 128, True, (11, 13)).draft("int8", HOPPER), "strips")
-    assert tactics_of(pointwise(rng, 256, 128, True, (11, 13)).draft("int8", HOPPER), "strips")
-    older = GpuTarget(sm=87, sm_count=1)
-    assert not tactics_of(pointwise(rng, 64, 256, True, (11, 13)).draft("int8", older), "strips")
+@pytest.mark.parametrize(
+    ("channels", "filters", "residual", "rows"),
+    [
+        (64, 256, True, [128, 64]),
+        (64, 256, False, [128]),
+        (255, 192, False, [128]),
+        (256, 192, False, [64, 128]),
+        (257, 192, True, []),  # too deep
+        (64, 129, True, [128, 64]),
+        (64, 128, True, []),  # two blocks of columns
+    ],
+)
+def test_which_products_are_made_in_strips(
+    channels: int, filters: int, residual: bool, rows: list[int], rng: np.random.Generator
+) -> None:
+    case = pointwise(rng, channels, filters, residual, (11, 13))
+    found = [
+        dict(call.spec.constants)["BLOCK_M"]
+        for segment in tactics_of(case.draft("int8", HOPPER), "strips")
+        for call in segment.calls
+        if call.spec.kernel == "strips"
+        and (dict(call.spec.constants).get("residual", "") is not None) == residual
+    ]
+    assert list(dict.fromkeys(found)) == rows
+
+
+def test_few_rows_or_other_tensor_cores_make_no_strips(rng: np.random.Generator) -> None:
+    case = pointwise(rng, 64, 256, True, (11, 13))
+    assert tactics_of(case.draft("int8", HOPPER), "strips")
+    assert not tactics_of(case.draft("int8", GpuTarget(sm=90, sm_count=132)), "strips")
+    assert not tactics_of(case.draft("int8", GpuTarget(sm=87, sm_count=1)), "strips")
 
 
 def test_strips_of_a_dynamic_batch_have_the_same_bits(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": ("batch", 32, 7, 6)})  # type: ignore[dict-item]
     x = graph.rounded("x")
-    other = graph.rounded(graph.product("Conv", x, (96, 32, 3, 3), pads=[1] * 4))
-    y = graph.add("Add", graph.product("Conv", x, (96, 32, 1, 1), bias="int32"), other)
+    other = graph.rounded(graph.product("Conv", x, (160, 32, 3, 3), pads=[1] * 4))
+    y = graph.add("Add", graph.product("Conv", x, (160, 32, 1, 1), bias="int32"), other)
     y = graph.rounded(graph.add("Relu", y), np.float32(0.03))
-    case = graph.case(graph.product("Conv", y, (4, 96, 1, 1)))
+    case = graph.case(graph.product("Conv", y, (4, 160, 1, 1)))
     piece = case.segment()
     traces = traces_of(with_steps([(piece.onnx, piece.weights)], (BATCH,)))
     segment = draft_segment(piece.onnx, piece.weights, gpu=HOPPER, precision="fp32", traces=traces)

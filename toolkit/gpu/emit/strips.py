@@ -14,9 +14,10 @@ from toolkit.gpu.view import View
 _COLUMNS = 64  # of a block: a lane holds 16 neighbours of them
 _LEAST_DEPTH = 32  # one product of the tensor cores
 _DEEPEST = 256  # deeper strips leave too little shared memory for what is copied ahead
-_DEEP = 256  # from here on runs are longer: the rows are long to read
+_DEEP = 256  # from here on rows are long to read: runs are longer, blocks lower
+_SHORTEST = 3  # blocks that one program makes at least, or tiles are faster
 # Rows and warps, the best first by times on an H200; copies run two blocks ahead.
-_SHAPES = ((64, 4), (128, 4))
+_SHAPES = ((128, 4), (64, 4))
 _STAGES = 3
 _PARAMETERS = ("DEPTH", "COLUMNS", "A_ROW", "B_COLUMN", "Y_PITCH", "R_PITCH", "STEPS")
 
@@ -67,8 +68,8 @@ def strip_calls(
         return ()
     return tuple(
         _call(draft, product, operands, constants, _Strip(rows, warps, run))
-        for rows, warps in _SHAPES
-        if (run := _run(draft, product, rows)) > 1
+        for rows, warps in _shapes(product, operands["residual"] is not None)
+        if (run := _run(draft, product, rows)) >= _SHORTEST
     )
 
 
@@ -109,6 +110,14 @@ def _suits(draft: Draft, product: Product, y: View, constants: Mapping[str, Cons
     single = fixed(product.products) and product.products == 1
     integers = product.item_bytes == 1 and y.item_bytes == 1
     return draft.gpu.multiplies_from_shared and integers and single and dense and short and wide
+
+
+def _shapes(product: Product, residual: bool) -> tuple[tuple[int, int], ...]:
+    """Return which blocks are tried: low ones first where rows are long, else for a residual."""
+    high, low = _SHAPES
+    if product.depth >= _DEEP:
+        return (low, high)
+    return (high, low) if residual else (high,)
 
 
 def _run(draft: Draft, product: Product, rows: int) -> int:
