@@ -244,6 +244,43 @@ def test_what_is_joined_for_floats_stays_in_floating_point(rng: np.random.Genera
     check(case, rng)
 
 
+def test_a_border_of_zeros_is_part_of_the_convolution(rng: np.random.Generator) -> None:
+    """As TensorFlow's exporters pad before strides, on one side more than on the other."""
+    weights = {
+        "w1": normal(rng, 6, 4, 1, 1),
+        "w2": normal(rng, 5, 6, 3, 3),
+        "pads": np.array([0, 0, 0, 0, 0, 0, 1, 1]),
+        "zero": np.array(0, np.float32),
+    }
+    nodes = [
+        node("Conv", "x w1", "a"),
+        node("Relu", "a", "b"),
+        node("Pad", "b pads zero", "p"),
+        node("Conv", "p w2", "y", strides=[2, 2]),
+    ]
+    segment = check(Case(nodes, {"x": (2, 4, 8, 6)}, weights), rng)
+    assert kernels(segment)["elementwise"] <= 2  # the border of the segment alone
+    assert kernels(segment)["pad"] == 0
+
+
+def test_a_pooling_for_floats_stays_in_floating_point(rng: np.random.Generator) -> None:
+    """What DenseNet begins with."""
+    weights = {
+        "w1": normal(rng, 6, 4, 3, 3),
+        "gain": 1 + normal(rng, 6, 1, 1),
+        "w2": normal(rng, 5, 6, 1, 1),
+    }
+    nodes = [
+        node("Conv", "x w1", "c"),
+        node("MaxPool", "c", "p", kernel_shape=[2, 2], strides=[2, 2]),
+        node("Mul", "p gain", "g"),
+        node("Conv", "g w2", "y"),
+    ]
+    case = Case(nodes, {"x": (1, 4, 8, 8)}, weights)
+    assert read_in_int8(case) == {"Conv:c": (0,), "Conv:y": (0,)}
+    check(case, rng)
+
+
 def test_squeeze_and_excitation_reads_bytes(rng: np.random.Generator) -> None:
     weights = {
         "wd": normal(rng, 8, 1, 3, 3),

@@ -43,10 +43,10 @@ _PRODUCTS: Mapping[str, frozenset[int]] = {
 }
 _POOLS = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool"})
 _SUMS = frozenset({"Add", "Sum"})
-# Their first operand's numbers, and no others: what rounds the result may round the operand.
+# Their first operand's numbers, zeros, and no others: what rounds the result may round the operand.
 _MOVES = frozenset(
-    {"DepthToSpace", "Flatten", "Identity", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split"}
-    | {"Squeeze", "Transpose", "Unsqueeze"}
+    {"DepthToSpace", "Flatten", "Identity", "Pad", "Reshape", "Resize", "Slice", "SpaceToDepth"}
+    | {"Split", "Squeeze", "Transpose", "Unsqueeze"}
 )
 # Between a sum and what reads it; they run inside the kernel of the sum.
 _RECTIFIERS = frozenset({"Clip", "HardSwish", "LeakyRelu", "Relu"})
@@ -167,7 +167,7 @@ class _Reading:
             return self._is_scaled(node, index)
         if node not in self.rows:
             return False
-        if node.op_type == "Concat":
+        if node.op_type in ("Concat", "MaxPool"):  # they hand on what they read
             return self._wanted[node.outputs[0]].rounded
         return node.op_type in _POOLS or (node.op_type in _SUMS and self._is_summand(node, index))
 
@@ -230,7 +230,12 @@ def _leads_to_concat(node: ir.Node) -> bool:
 
 
 def _keeps_numbers(node: ir.Node) -> bool:
-    """Whether a move makes no numbers of its own."""
+    """Whether a move makes no numbers of its own but zeros."""
+    if node.op_type == "Pad":
+        value = node.inputs[2] if len(node.inputs) > 2 else None
+        return value is None or (
+            value.const_value is not None and not value.const_value.numpy().any()
+        )
     return node.op_type != "Resize" or node.attributes.get_string("mode", "nearest") == "nearest"
 
 

@@ -208,7 +208,7 @@ def _rounded_early(network: Network) -> Network:
     rounds: dict[str, Operation] = {}  # result of a move -> the RoundInt8 after it
     for op in network.operations:
         move = makers.get(op.inputs[0]) if op.kind == ROUND else None
-        if move is None or not _only_moves(move) or readers[op.inputs[0]] != 1:
+        if move is None or not _only_moves(network, move) or readers[op.inputs[0]] != 1:
             continue
         # Copies that change grids round on the grid of the result: it must stay.
         regrids = move.kind in _COPIES and op.inputs[0] in network.scales
@@ -244,8 +244,12 @@ def _on_grid(made: Rewriting, after: Operation, name: str, scale: float) -> str:
     return made.add(after, ROUND, (name,), real, after.attributes)
 
 
-def _only_moves(op: Operation) -> bool:
-    """Whether the result holds numbers of the operands and no others."""
+def _only_moves(network: Network, op: Operation) -> bool:
+    """Whether the result holds numbers of the operands, zeros, and no others."""
+    if op.kind == "Pad":
+        given = network.constants.get(op.input(2))
+        zero = not given.any() if given is not None else not op.input(2)
+        return zero and op.number("value", 0.0) == 0
     nearest = op.kind == "Resize" and op.text("mode", "nearest") == "nearest"
     beyond = op.number("extrapolation_value", 0.0)  # lies on any grid where it is 0
     return op.kind in _MOVES or (nearest and beyond == 0)
