@@ -38,6 +38,7 @@ from scripts.gpu_table import Ceilings, Cell, Run, merged, tables
 
 WARM_UP = 30
 RUNS = 200
+JOBS = "builds at once; with 0 cells without an engine are left out"
 
 
 def time_engine(
@@ -108,6 +109,8 @@ def measure(asked: argparse.Namespace, name: str, limits: Ceilings, folder: Path
         halves = floors_us(network, on_gpu, 2, limits.fp16_tflops, limits.memory_tbps)
         for precision in asked.precisions:
             path = engine_path(folder, name, batch, precision)
+            if not asked.jobs and not path.exists():
+                continue
             error, time_us = time_engine(path, x, truth, asked.timing_cache)
             if asked.layers:
                 print("\n".join(layer_table(path, x, asked.timing_cache)))
@@ -126,7 +129,7 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="*", choices=PRECISIONS, default=["fp16", "int8"])
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--engines", type=Path, help="folder of engines; missing ones are built")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="builds at once")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help=JOBS)
     parser.add_argument("--timing-cache", type=Path, help="run the fastest tactics, timed here")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--layers", action="store_true", help="time every launch by itself")
@@ -134,7 +137,7 @@ def main() -> None:
     torch.backends.cudnn.allow_tf32 = False  # what others are compared with is FP32
     with tempfile.TemporaryDirectory() as scratch:
         folder = asked.engines or Path(scratch)
-        if asked.precisions:
+        if asked.precisions and asked.jobs:
             build_missing(folder, asked.networks, asked.batches, asked.precisions, asked.jobs)
         limits = ceilings()
         print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, {limits}")
