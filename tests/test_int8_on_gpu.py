@@ -263,21 +263,27 @@ def test_a_border_of_zeros_is_part_of_the_convolution(rng: np.random.Generator) 
     assert kernels(segment)["pad"] == 0
 
 
-def test_a_pooling_for_floats_stays_in_floating_point(rng: np.random.Generator) -> None:
+def test_a_pooling_that_is_joined_for_floats_stays_in_floating_point(
+    rng: np.random.Generator,
+) -> None:
     """What DenseNet begins with."""
     weights = {
         "w1": normal(rng, 6, 4, 3, 3),
-        "gain": 1 + normal(rng, 6, 1, 1),
-        "w2": normal(rng, 5, 6, 1, 1),
+        "w2": normal(rng, 4, 6, 1, 1),
+        "gain": 1 + normal(rng, 10, 1, 1),
+        "w3": normal(rng, 5, 10, 1, 1),
     }
     nodes = [
         node("Conv", "x w1", "c"),
         node("MaxPool", "c", "p", kernel_shape=[2, 2], strides=[2, 2]),
-        node("Mul", "p gain", "g"),
-        node("Conv", "g w2", "y"),
+        node("Relu", "p", "q"),
+        node("Conv", "q w2", "r"),
+        node("Concat", "p r", "j", axis=1),
+        node("Mul", "j gain", "g"),
+        node("Conv", "g w3", "y"),
     ]
     case = Case(nodes, {"x": (1, 4, 8, 8)}, weights)
-    assert read_in_int8(case) == {"Conv:c": (0,), "Conv:y": (0,)}
+    assert read_in_int8(case) == {"Conv:c": (0,), "Conv:r": (0,), "Conv:y": (0,)}
     check(case, rng)
 
 

@@ -167,8 +167,12 @@ class _Reading:
             return self._is_scaled(node, index)
         if node not in self.rows:
             return False
-        if node.op_type in ("Concat", "MaxPool"):  # they hand on what they read
-            return self._wanted[node.outputs[0]].rounded
+        result = node.outputs[0]
+        if node.op_type == "Concat":
+            return self._wanted[result].rounded
+        # A maximum of numbers on a grid lies on it: joined with floats, it would be copied.
+        if node.op_type == "MaxPool" and any(use.node.op_type == "Concat" for use in result.uses()):
+            return self._wanted[result].rounded
         return node.op_type in _POOLS or (node.op_type in _SUMS and self._is_summand(node, index))
 
     def _is_summand(self, node: ir.Node, index: int) -> bool:
