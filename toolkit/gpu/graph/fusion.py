@@ -60,9 +60,9 @@ class Group:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Names of the ONNX nodes in it."""
+        """Names of the ONNX nodes in it, each once."""
         first = () if self.root is None else (self.root,)
-        return tuple(name for op in (*first, *self.after) for name in op.nodes)
+        return tuple(dict.fromkeys(name for op in (*first, *self.after) for name in op.nodes))
 
 
 def group_operations(network: Network) -> tuple[Group, ...]:
