@@ -108,6 +108,7 @@ def test_a_first_convolution_takes_the_pooling_after_it(
     drafted = case.draft("fp16", HOPPER)
     assert kernels(drafted)[:2] == ["pixel_blocks", "convolution_pool"]
     assert "pool" not in kernels(drafted)
+    assert {name for work in drafted.work for name in work.nodes} == {n.name for n in case.nodes}
     (at,) = [at for at, call in enumerate(drafted.work) if "conv" in call.tactics[0][0].spec.kernel]
     for tactic in drafted.work[at].tactics:
         work = [*drafted.work]

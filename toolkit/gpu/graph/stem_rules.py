@@ -82,7 +82,7 @@ def pooled_sums(around: Surroundings, op: Operation, made: Rewriting) -> _Replac
     attributes = {"before": _pads_before(op, (3, 3), size, shape[2:])}
     names = [made.tensor(f"{name} (pooled)", shape, dtype) for name in (source, *_results(rising))]
     names[-1] = op.outputs[0]
-    made.add(conv, CONV_MAX_POOL, conv.inputs, names[0], {**attributes, "size": size})
+    made.add(op, CONV_MAX_POOL, conv.inputs, names[0], {**attributes, "size": size})
     for one, before, after in zip(reversed(rising), names, names[1:], strict=False):
         made.add(one, one.kind, (before, *one.inputs[1:]), after, one.attributes)
         if one.kind == "RoundInt8":
