@@ -15,6 +15,7 @@ KERNELS: dict[str, str] = {
     "depthwise": "depthwise",
     "matmul": "matmul",
     "strips": "strips",
+    "chained": "chained",
     "pool": "pooling",
     "global_average": "pooling",
     "elementwise": "elementwise",

@@ -27,6 +27,7 @@ from toolkit.gpu.dims.sizes import most
 from toolkit.gpu.draft import WEIGHTS, Draft
 from toolkit.gpu.dtypes import ELEMENT_TYPES
 from toolkit.gpu.emit import chains, places
+from toolkit.gpu.emit.chained import join_products
 from toolkit.gpu.emit.plugged import plugin_emitters
 from toolkit.gpu.emitters import EMITTERS, Emitter
 from toolkit.gpu.errors import NotCoveredError, not_covered
@@ -153,7 +154,7 @@ def _drafted(
         outputs[name] = _output(draft, name, {view.base for view in outputs.values()})
     sizes = {base: most(size) for base, size in draft.allocations.items()}
     fitted = fit_workspace(
-        draft.work,
+        join_products(draft.work, gpu),
         sizes,
         [view.base for view in inputs.values()],
         [view.base for view in outputs.values()],

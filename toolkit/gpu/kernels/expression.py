@@ -340,6 +340,22 @@ def load_residual(
 
 
 @triton.jit
+def end_rows(
+    total, bias, scale, residual, column, COLUMNS: tl.constexpr, STEPS: tl.constexpr, numbers=None
+):  # fmt: skip
+    """Return STEPS((total + bias[column]) scale[column], residual), as `store_rows` stores it."""
+    if bias is not None:
+        total += load_columns(bias, column, COLUMNS)[None, :]
+    if scale is not None:
+        total = total.to(tl.float32) * load_columns(scale, column, COLUMNS)[None, :]
+    if residual is not None:
+        total = evaluate((total, as_float(residual)), STEPS, numbers)
+    else:
+        total = evaluate((total,), STEPS, numbers)
+    return total
+
+
+@triton.jit
 def store_rows(
     total, bias, scale, residual, y, row, column, rows, COLUMNS: tl.constexpr,
     Y_PITCH: tl.constexpr, STEPS: tl.constexpr, numbers=None,
@@ -351,13 +367,6 @@ def store_rows(
     the distance of two rows in elements.
     """
     inside = _places(row, column, rows, COLUMNS)
-    if bias is not None:
-        total += load_columns(bias, column, COLUMNS)[None, :]
-    if scale is not None:
-        total = total.to(tl.float32) * load_columns(scale, column, COLUMNS)[None, :]
-    if residual is not None:
-        total = evaluate((total, as_float(residual)), STEPS, numbers)
-    else:
-        total = evaluate((total,), STEPS, numbers)
+    total = end_rows(total, bias, scale, residual, column, COLUMNS, STEPS, numbers)
     place = row[:, None] * Y_PITCH + column[None, :]
     tl.store(y + place, total.to(y.dtype.element_ty), mask=inside)

@@ -33,6 +33,20 @@ def sum_columns(BLOCK_N: tl.constexpr):
 
 
 @triton.jit
+def in_memory_order(sums, BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
+    """Return sums [BLOCK_M, 64] with rows and columns in their order in the block."""
+    sums = sums.reshape(BLOCK_M // (16 * WARPS), WARPS, 2, 8, 8, 4, 2)
+    return sums.permute(0, 2, 1, 3, 5, 4, 6).reshape(BLOCK_M, 64)
+
+
+@triton.jit
+def rows_in_sum_order(values, BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
+    """Return values [BLOCK_M, 64] with rows, but not columns, in the order of sums."""
+    values = values.reshape(BLOCK_M // (16 * WARPS), 2, WARPS, 8, 64)
+    return values.permute(0, 2, 1, 3, 4).reshape(BLOCK_M, 64)
+
+
+@triton.jit
 def load_lanes(
     residual, row, n, rows, COLUMNS: tl.constexpr, R_PITCH: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
@@ -65,8 +79,7 @@ def store_lanes(
         parts = (total,)
     for i in tl.static_range(BLOCK_N // 64):
         column = n + i * 64 + tl.arange(0, 64)
-        part = parts[i].reshape(BLOCK_M // (16 * WARPS), WARPS, 2, 8, 8, 4, 2)
-        part = part.permute(0, 2, 1, 3, 5, 4, 6).reshape(BLOCK_M, 64)
+        part = in_memory_order(parts[i], BLOCK_M, WARPS)
         residual = None
         if residuals is not None:
             residual = residuals[i]
