@@ -151,6 +151,23 @@ def test_no_board_s_convolution_spills_registers(sm: int, rng: np.random.Generat
     assert [kernel.spill_bytes for kernel in kernels if kernel.spill_bytes] == []
 
 
+@needs_compiler
+@pytest.mark.parametrize("sm", [87, 90])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_depthwise_windows_of_int8_stay_in_registers(
+    sm: int, stride: int, rng: np.random.Generator
+) -> None:
+    gpu = GpuTarget(sm, 8)
+    graph = Graph(rng, {"x": (32, 96, 28, 28)})
+    window: dict[str, object] = {"group": 96, "pads": [2] * 4, "strides": [stride] * 2}
+    y = graph.product("Conv", graph.rounded("x"), (96, 1, 5, 5), bias="int32", **window)
+    segment = graph.case(graph.rounded(graph.add("Sigmoid", y))).draft("int8", gpu)
+    specs = {call.spec for call in segment.calls if call.spec.kernel == "depthwise"}
+    assert specs
+    kernels = compile_kernels(sorted(specs, key=str), gpu)
+    assert [one.spill_bytes for one in kernels if one is not None and one.spill_bytes] == []
+
+
 SLOW_COMPILER = """
 import sys, time
 from toolkit.gpu.cubins.messages import Answer, Compiled, Request, read_message, write_message

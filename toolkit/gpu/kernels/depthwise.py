@@ -43,18 +43,24 @@ def depthwise(
     total = (tl.zeros((BLOCK_M, BLOCK_N), NUMBER),) * ROWS
     TAPS: tl.constexpr = TAP_ROWS * TAP_COLUMNS
     if TAPS < 50:
-        for column_tap in tl.static_range(TAP_COLUMNS):
-            w = left + column_tap * DILATION_W
-            beside = (w >= 0) & (w < WIDTH)
-            for under in tl.static_range((ROWS - 1) * STRIDE_H + (TAP_ROWS - 1) * DILATION_H + 1):
-                h = top + under
-                inside = (beside & (h >= 0) & (h < HEIGHT))[:, None] & (c < CHANNELS)[None, :]
-                offset = (under * WIDTH + column_tap * DILATION_W) * X_PITCH
-                a = tl.load(x + offset, mask=inside, other=0).to(NUMBER)
-                total = _add_row(
-                    total, a, weights + column_tap * CHANNELS + c, c < CHANNELS, under,
-                    TAP_COLUMNS * CHANNELS, TAP_ROWS, STRIDE_H, DILATION_H, ROWS, NUMBER,
-                )  # fmt: skip
+        # Unrolled as a whole, the windows of INT8 beyond 3x3 hold more numbers than a thread can.
+        AT_ONCE: tl.constexpr = 1 if TAPS > 9 and scale is not None else TAP_COLUMNS
+        for first in range(0, TAP_COLUMNS, AT_ONCE):
+            for part in tl.static_range(AT_ONCE):
+                column_tap = first + part
+                w = left + column_tap * DILATION_W
+                beside = (w >= 0) & (w < WIDTH)
+                for under in tl.static_range(
+                    (ROWS - 1) * STRIDE_H + (TAP_ROWS - 1) * DILATION_H + 1
+                ):
+                    h = top + under
+                    inside = (beside & (h >= 0) & (h < HEIGHT))[:, None] & (c < CHANNELS)[None, :]
+                    offset = (under * WIDTH + column_tap * DILATION_W) * X_PITCH
+                    a = tl.load(x + offset, mask=inside, other=0).to(NUMBER)
+                    total = _add_row(
+                        total, a, weights + column_tap * CHANNELS + c, c < CHANNELS, under,
+                        TAP_COLUMNS * CHANNELS, TAP_ROWS, STRIDE_H, DILATION_H, ROWS, NUMBER,
+                    )  # fmt: skip
     else:  # thousands unrolled compile for minutes
         tl.static_assert(ROWS == 1, "large windows make one row at a time")
         one = total[0]
