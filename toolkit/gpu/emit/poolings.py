@@ -16,9 +16,11 @@ from toolkit.gpu.view import View, channels_last
 
 # What a global average reads at a time: several loads of 16 bytes for each thread. Wide blocks read
 # whole lines of memory; narrow ones are more, for small batches.
+_AVERAGE_CHANNELS = 32
 _AVERAGE_BYTES = 64
 _WIDE_AVERAGE_BYTES = 128
 _AVERAGE_PIXELS = 128
+_AVERAGE_NUMBERS = 8192  # more of them leave a thread no registers
 
 
 def emit_pool(draft: Draft, group: Group) -> None:
@@ -106,7 +108,7 @@ def _average_channels(x: View, gpu: GpuTarget) -> int:
     batch, channels = opt(x.shape[0]), x.shape[1]
     wide = _WIDE_AVERAGE_BYTES // x.item_bytes
     fills = batch * ceil_div(channels, wide) >= 8 * gpu.sm_count
-    return wide if fills else _AVERAGE_BYTES // x.item_bytes
+    return wide if fills else max(_AVERAGE_CHANNELS, _AVERAGE_BYTES // x.item_bytes)
 
 
 def _parts(batch: int, channels: int, block: int, pixels: int, gpu: GpuTarget) -> int:
@@ -118,7 +120,8 @@ def _parts(batch: int, channels: int, block: int, pixels: int, gpu: GpuTarget) -
 def _average(draft: Draft, one: _Average) -> Call:
     batch, channels = one.x.shape[:2]
     block = _average_channels(one.x, draft.gpu)
-    pixels = min(power_of_two(ceil_div(one.pixels, one.parts)), _AVERAGE_PIXELS)
+    most = min(_AVERAGE_PIXELS, _AVERAGE_NUMBERS // block)
+    pixels = min(power_of_two(ceil_div(one.pixels, one.parts)), most)
     return draft.make_call(
         "global_average",
         (batch, ceil_div(channels, block), one.parts),
