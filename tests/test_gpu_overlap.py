@@ -14,8 +14,10 @@ from toolkit.gpu.cubins.overlap import with_overlap
 from toolkit.gpu.gpu import GpuTarget
 
 PRODUCT = "\twgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 {%r1,%r2}, %rd1, %rd2, %p1, 1, 1;"
+FROM_REGISTERS = PRODUCT.replace("%rd1,", "{%r3,%r4,%r5,%r6},")
 WAIT = "\twgmma.wait_group.sync.aligned 0;"
 COPY = "\t@%p2 cp.async.cg.shared.global [ %r7 + 0 ], [ %rd3 + 0 ], 0x10, %r8;"
+BARRIER = "\tbar.sync 0;"
 BACK = "\t@%p3 bra \t$L__BB0_1;"
 HOPPER = GpuTarget(sm=90, sm_count=132)
 
@@ -28,23 +30,37 @@ def ptx(*parts: list[str]) -> str:
     return "\n".join(["\tmov.b32 %r1, %r5;", *(line for part in parts for line in part), "\tret;"])
 
 
-PLAIN = loop(PRODUCT, "\t// wait for regs: %r1,%r2", WAIT, "\tbar.sync 0;", COPY)
+PLAIN = loop(PRODUCT, "\t// wait for regs: %r1,%r2", WAIT, BARRIER, COPY)
 LEFT_ALONE = {
-    "sums of FP32": loop(PRODUCT.replace("s32.s8.s8", "f32.f16.f16"), WAIT, COPY),
+    "sums of FP32": loop(PRODUCT.replace("s32.s8.s8", "f32.f16.f16"), WAIT, BARRIER, COPY),
     "nothing is copied while it multiplies": loop(PRODUCT, WAIT),
     "an operand goes through registers": loop(
-        PRODUCT, WAIT, COPY, "\tst.shared.v4.b32 [ %r9 ], {%r3};"
+        PRODUCT, WAIT, BARRIER, COPY, "\tst.shared.v4.b32 [ %r9 ], {%r3};"
     ),
-    "an operand goes through matrices": loop(PRODUCT, WAIT, COPY, "\tstmatrix.sync [%r9], {%r3};"),
-    "sums are read": loop(PRODUCT, WAIT, COPY, "\tcvt.rn.f32.s32 %f1, %r2;"),
-    "sums begin again": loop("\tmov.b32 %r1, 0;", PRODUCT, WAIT, COPY),
-    "a second way out": loop(PRODUCT, WAIT, COPY, "\t@%p4 bra $L__BB0_9;"),
-    "a loop inside": loop(PRODUCT, WAIT, COPY, "$L__BB0_2:", "\tadd.s32 %r6, %r6, 1;"),
-    "one step": [PRODUCT, WAIT, COPY, "\tcvt.rn.f32.s32 %f1, %r2;"],
+    "an operand goes through matrices": loop(
+        PRODUCT, WAIT, BARRIER, COPY, "\tstmatrix.sync [%r9], {%r3};"
+    ),
+    "sums are read": loop(PRODUCT, WAIT, BARRIER, COPY, "\tcvt.rn.f32.s32 %f1, %r2;"),
+    "sums begin again": loop("\tmov.b32 %r1, 0;", PRODUCT, WAIT, BARRIER, COPY),
+    "a second way out": loop(PRODUCT, WAIT, BARRIER, COPY, "\t@%p4 bra $L__BB0_9;"),
+    "a loop inside": loop(PRODUCT, WAIT, BARRIER, COPY, "$L__BB0_2:", "\tadd.s32 %r6, %r6, 1;"),
+    "one step": [PRODUCT, WAIT, BARRIER, COPY, "\tcvt.rn.f32.s32 %f1, %r2;"],
     "steps that are read": [PRODUCT, WAIT, "\tmov.b32 %r6, %r2;", PRODUCT, WAIT],
     "steps through registers": [PRODUCT, WAIT, "\tst.shared.b32 [ %r9 ], %r3;", PRODUCT, WAIT],
     "a step behind a branch": [PRODUCT, WAIT, "\t@%p4 bra $L__BB0_9;", PRODUCT, WAIT],
-    "a wait without a step": [PRODUCT, WAIT, COPY, WAIT],
+    "a wait without a step": [PRODUCT, WAIT, BARRIER, COPY, WAIT],
+    "an operand in registers": loop(FROM_REGISTERS, WAIT, BARRIER, COPY),
+    "steps of an operand in registers": [FROM_REGISTERS, WAIT, PRODUCT, WAIT],
+    "a copy before the wait": loop(PRODUCT, BARRIER, COPY, WAIT),
+    "a copy before the product": loop(COPY, PRODUCT, WAIT, BARRIER),
+    "a copy without a barrier": loop(PRODUCT, WAIT, COPY),
+    "a barrier before the wait": loop(PRODUCT, BARRIER, WAIT, COPY),
+    "a barrier of some warps": loop(PRODUCT, WAIT, "\tbar.sync 1, 128;", COPY),
+    "a copy for the step after without a barrier": [PRODUCT, WAIT, COPY, PRODUCT, WAIT],
+    "products of two types": [
+        PRODUCT.replace("s32.s8.s8 {%r1,%r2}", "f32.f16.f16 {%r3,%r4}"),
+        *(WAIT, "\tadd.f32 %r6, %r6, %r3;", PRODUCT, WAIT),
+    ],
 }
 
 
@@ -67,12 +83,22 @@ def test_each_loop_is_looked_at_by_itself() -> None:
 
 
 def test_a_step_with_two_products_leaves_one_of_them_open() -> None:
-    lines = with_overlap(ptx(loop(PRODUCT, WAIT, PRODUCT, WAIT, COPY))).split("\n")
+    lines = with_overlap(ptx(loop(PRODUCT, WAIT, PRODUCT, WAIT, BARRIER, COPY))).split("\n")
     assert [line.split()[-1] for line in lines if "wgmma.wait_group" in line] == ["1;", "1;", "0;"]
 
 
 def test_steps_of_an_unrolled_loop_wait_for_the_one_before() -> None:
-    steps = [PRODUCT, WAIT, COPY, PRODUCT, WAIT, PRODUCT, WAIT, "\tcvt.rn.f32.s32 %f1, %r2;"]
+    steps = [
+        PRODUCT,
+        WAIT,
+        BARRIER,
+        COPY,
+        PRODUCT,
+        WAIT,
+        PRODUCT,
+        WAIT,
+        "\tcvt.rn.f32.s32 %f1, %r2;",
+    ]
     lines = with_overlap(ptx(steps)).split("\n")
     assert [line.split()[-1] for line in lines if "wgmma.wait_group" in line] == ["1;", "1;", "0;"]
 
