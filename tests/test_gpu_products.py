@@ -92,3 +92,26 @@ def test_products_read_transposed_operands_in_place(
     case = Case(nodes, {"a": shape, "b": (*moved[:2], moved[3], 6)}, {})
     assert [call.spec.kernel for call in case.draft("fp32").calls] == ["matmul"]
     check(case, precision, rng)
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_constant_weights_are_packed_once(biased: bool, rng: np.random.Generator) -> None:
+    weights = {"w": normal(rng, 64, 48), "b": normal(rng, 48)}
+    nodes = [node("MatMul", "x w", "p" if biased else "y")]
+    nodes += [node("Add", "p b", "y")] if biased else []
+    drafted = Case(nodes, {"x": (4, 64)}, weights).draft("fp16")
+    bias_bytes = 512  # with what aligns it
+    assert 64 * 48 * 2 <= len(drafted.weights) <= 64 * 48 * 2 + biased * bias_bytes
+
+
+def test_a_matrix_on_a_grid_by_a_vector_on_a_grid(rng: np.random.Generator) -> None:
+    nodes = []
+    for name in ("x", "v"):
+        nodes.append(node("QuantizeLinear", f"{name} scale zero", f"{name}i"))
+        nodes.append(node("DequantizeLinear", f"{name}i scale zero", f"{name}r"))
+    nodes.append(node("MatMul", "xr vr", "y"))
+    weights = {"scale": np.float32(1 / 16), "zero": np.int8(0)}
+    case = Case(nodes, {"x": (2, 3, 40), "v": (40,)}, weights)
+    feeds = case.feeds(rng)
+    x, v = (np.clip(np.rint(feeds[name] * 16), -128, 127) / 16 for name in ("x", "v"))
+    np.testing.assert_array_equal(gpu_interpreter.run(case.draft("fp32"), feeds)["y"], x @ v)

@@ -71,9 +71,11 @@ def integer_factors(draft: Draft, op: Operation, depth: int, columns: int) -> In
     """
     if isinstance(depth, Size) or isinstance(columns, Size):
         return None
-    scales = [draft.read(name).scale for name in op.inputs[:2]]
     if op.input(2) or depth * _LARGEST_PRODUCT > _LARGEST_SUM:
         return None
+    if any(name in draft.network.constants for name in op.inputs[:2]):
+        return None  # on no grid; to read one would pack it
+    scales = [draft.read(name).scale for name in op.inputs[:2]]
     if scales[0] is None or scales[1] is None:
         return None
     factor = np.float32(scales[0]) * np.float32(scales[1])

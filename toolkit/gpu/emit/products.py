@@ -66,7 +66,8 @@ def emit_matmul(draft: Draft, group: Group) -> None:
             right = weight_matrix(draft, weights.values, left.dtype)
             _matmul(draft, group, left, right, ending_of(draft, group, op.input(2), weights))
             return
-    integer = integer_factors(draft, op, *((1, *shape)[-2:]))
+    depth, columns = (*shape, 1) if len(shape) == 1 else shape[-2:]
+    integer = integer_factors(draft, op, depth, columns)
     read = draft.read_float if integer is None else draft.operand
     left = read(op.inputs[0])
     constant = draft.network.constants.get(op.inputs[1])
