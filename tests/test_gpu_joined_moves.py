@@ -1,5 +1,7 @@
 """Chains of Reshape and Transpose, and what stands around products, become views."""
 
+from dataclasses import replace
+
 import gpu_interpreter
 import numpy as np
 import pytest
@@ -71,6 +73,13 @@ def test_heads_joined_to_the_batch_are_never_joined() -> None:
     assert found.shapes[found.operations[0].outputs[0]] == (7, 2, 3, 4)
     assert found.operations[1].integers("perm", ()) == (1, 2, 0, 3)
     assert found.operations[2].nodes == ("n0", "n1", "n2")
+
+
+def test_the_end_of_a_chain_names_the_nodes_that_it_took_before() -> None:
+    before = chain((7, 2, 12), (7, 6, 4), "102", (2, 3, 7, 4))
+    last = replace(before.operations[-1], others=("a", "b"))
+    found = join_moves(replace(before, operations=(*before.operations[:-1], last)))
+    assert set(found.operations[-1].nodes) == {"n0", "n1", "n2", "a", "b"}
 
 
 @pytest.mark.parametrize(

@@ -173,5 +173,5 @@ def _write(made: Rewriting, chain: Sequence[Operation], found: _Joined) -> None:
         turned = made.tensor(f"{output} (in order)", shape, dtype, scale)
         name = made.add(last, "Transpose", (name,), turned, {"perm": found.order})
     made.add(last, "Reshape", (name,), output)
-    others = tuple(node for op in chain[:-1] for node in op.nodes)
+    others = tuple(node for op in chain[:-1] for node in op.nodes) + last.others
     made.operations[-1] = replace(made.operations[-1], others=others)
