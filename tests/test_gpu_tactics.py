@@ -132,6 +132,13 @@ def test_tactics_whose_scratch_breaks_the_limit_are_left_out(
     assert (call("y", "z"),) in fitted.work[1].tactics
 
 
+def test_scratch_that_several_tactics_share_is_left_out_with_all_of_them() -> None:
+    shared = tuple((call("x", s), call(s, "y")) for s in ("large", "large", "small"))
+    work = Work(("both",), (*shared, (call("x", "y"),)))
+    fitted = fit_workspace((work,), SIZES, ["x"], ["y"], 512 + 1024)
+    assert fitted.work[0].tactics == work.tactics[2:]
+
+
 def test_a_workspace_that_cannot_keep_the_limit_is_refused_with_the_numbers() -> None:
     sizes = {name: size * 2**20 // 16 for name, size in SIZES.items()}  # 32 MiB without scratch
     with pytest.raises(

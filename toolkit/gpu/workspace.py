@@ -84,24 +84,20 @@ def _largest_live(lives: Sequence[Lifetime]) -> int:
 def _without_largest_scratch(
     work: Sequence[Work], sizes: Mapping[str, int]
 ) -> tuple[Work, ...] | None:
-    """Return the work without the tactic that has the most memory of its own, None without any."""
-    found = [
-        (sum(sizes[base] for base in _scratch(tactic, one)), at, number)
-        for at, one in enumerate(work)
-        for number, tactic in enumerate(one.tactics)
-    ]
-    largest, at, number = max(found, default=(0, 0, 0))
-    if not largest:
+    """Return the work without the tactics that touch the largest scratch, None without any."""
+    found = [(sizes[base], at, base) for at, one in enumerate(work) for base in _scratch(one)]
+    if not found:
         return None
-    tactics = work[at].tactics
-    left = replace(work[at], tactics=(*tactics[:number], *tactics[number + 1 :]))
-    return (*work[:at], left, *work[at + 1 :])
+    _, at, largest = max(found)
+    tactics = tuple(tactic for tactic in work[at].tactics if largest not in _touched(tactic))
+    return (*work[:at], replace(work[at], tactics=tactics), *work[at + 1 :])
 
 
-def _scratch(tactic: Tactic, work: Work) -> set[str]:
-    """Return the allocations that only this tactic of the work touches."""
-    if len(work.tactics) == 1:
-        return set()
-    others = (one for one in work.tactics if one is not tactic)
-    taken = {base for one in others for call in one for base in (*call.reads, *call.writes)}
-    return {base for call in tactic for base in (*call.reads, *call.writes)} - taken
+def _scratch(work: Work) -> set[str]:
+    """Return the allocations that some tactics of the work touch and others do not."""
+    touched = [_touched(tactic) for tactic in work.tactics]
+    return {base for one in touched for base in one if any(base not in other for other in touched)}
+
+
+def _touched(tactic: Tactic) -> set[str]:
+    return {base for call in tactic for base in (*call.reads, *call.writes)}
