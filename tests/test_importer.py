@@ -150,6 +150,19 @@ def test_freezes_a_dynamic_batch_and_says_so(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("whole", ["a", "b"])
+def test_a_shape_given_for_one_input_fixes_its_dimensions_in_others(
+    whole: str, tmp_path: Path
+) -> None:
+    joined = helper.make_node("Concat", ["a", "b"], ["y"], axis=2)
+    inputs = {"a": ["N", "S", 3], "b": ["N", "S", 5]}
+    path = save(tmp_path / "m.onnx", [joined], inputs, {"y": ["N", "S", 8]})
+    shape = {"a": (4, 7, 3), "b": (4, 7, 5)}[whole]
+    graph = import_model(path, shapes={whole: shape}).model.graph
+    found = {value.name: list(value.shape or ()) for value in (*graph.inputs, *graph.outputs)}
+    assert found == {"a": [4, 7, 3], "b": [4, 7, 5], "y": [4, 7, 8]}
+
+
 def test_refuses_other_dynamic_dimensions_and_says_what_to_give(tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     path = save(tmp_path / "m.onnx", nodes, {"x": [1, 3, "h", "w"]}, {"y": [1, 3, "h", "w"]})

@@ -13,9 +13,10 @@ def fix_shapes(
 ) -> list[str]:
     """Give every input a shape of numbers and of the dimensions that are `kept`, by name.
 
-    `shapes`: of whole inputs. A dynamic first dimension that neither names becomes 1. Returns what
-    was decided by itself. Raises ImportModelError: any other dynamic dimension, no shape, or one
-    that does not fit; it names the input in the model at `path`.
+    `shapes`: of whole inputs; a dimension of theirs has the same size in other inputs. A dynamic
+    first dimension that neither names becomes 1. Returns what was decided by itself. Raises
+    ImportModelError: any other dynamic dimension, no shape, or one that does not fit; it names the
+    input in the model at `path`.
     """
     notes: list[str] = []
     inputs = {str(value.name): value for value in model.graph.inputs}
@@ -26,7 +27,8 @@ def fix_shapes(
                 "correct the name given with --shape."
             )
     frozen: dict[str, int] = {}
-    for name, value in inputs.items():
+    # Whole shapes first: they say what is frozen in the others.
+    for name, value in sorted(inputs.items(), key=lambda one: one[0] not in shapes):
         notes += _fix_input(path, value, shapes.get(name), kept, frozen)
     if frozen or shapes:
         _rebind(model, frozen)
@@ -54,6 +56,9 @@ def _fix_input(
     notes = []
     for axis, dim in enumerate(new):
         if isinstance(dim, int) or str(dim.value) in kept:
+            continue
+        if dim.value is not None and str(dim.value) in frozen:
+            new[axis] = frozen[str(dim.value)]
             continue
         if axis > 0:
             raise ImportModelError(
