@@ -1,5 +1,10 @@
 """A rectifier and the rounding to INT8 after it as one step: when, and with which bits."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import gpu_interpreter
 import int8_reference
 import numpy as np
@@ -76,3 +81,34 @@ def test_a_clip_has_the_bits_of_the_formula(
     for name, truth in int8_reference.run(case.model(), feeds).items():
         assert len(np.unique(truth)) > 4
         np.testing.assert_array_equal(found[name], truth, strict=True)
+
+
+RECTIFY = """
+import triton, triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from toolkit.gpu.kernels.int8 import relu_int8
+
+@triton.jit
+def rectify(x, y):
+    place = tl.arange(0, 512)
+    tl.store(y + place, relu_int8(tl.load(x + place), 0.5))
+
+source = ASTSource(fn=rectify, signature={"x": "*i32", "y": "*i8"}, constexprs={})
+print(triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"])
+"""
+
+
+def test_integers_are_converted_before_they_are_rectified(tmp_path: Path) -> None:
+    # In a process of its own: kernels of this one are interpreted.
+    file = tmp_path / "rectify.py"
+    file.write_text(RECTIFY)
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    root = str(Path(__file__).parents[1])
+    given = {**kept, "PYTHONPATH": root, "TRITON_CACHE_DIR": str(tmp_path)}
+    made = subprocess.run(
+        [sys.executable, file], env=given, capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    assert "mul.rn.sat.f32" in made.stdout
+    assert "cvt.rn.f32.s32" in made.stdout

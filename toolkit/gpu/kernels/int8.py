@@ -82,8 +82,9 @@ def relu_int8(a, FACTOR):
     else:
         factor = tl.full(a.shape, 0.0078125, tl.float32) * FACTOR
         a = tl.inline_asm_elementwise(
-            "mul.rn.sat.f32 $0, $1, $2;", "=f,f,f", [a, factor], tl.float32, is_pure=True, pack=1
-        )
+            "mul.rn.sat.f32 $0, $1, $2;", "=f,f,f", [a.to(tl.float32), factor], tl.float32,
+            is_pure=True, pack=1,
+        )  # fmt: skip
         result = tl.inline_asm_elementwise(
             """{
             .reg .b32 low, high;
