@@ -73,7 +73,12 @@ def _fix_input(
         )
     for before, after in zip(old, new, strict=True):
         if not isinstance(before, int) and isinstance(after, int) and before.value is not None:
-            frozen[str(before.value)] = after
+            if (other := frozen.setdefault(str(before.value), after)) != after:
+                raise ImportModelError(
+                    f"{path.name}: dimension {before.value!r} is {after} in the shape given for "
+                    f"input {value.name!r} and {other} elsewhere; "
+                    "give it one size with --shape."
+                )
     value.shape = ir.Shape(new)
     return notes
 
