@@ -235,9 +235,9 @@ class Stream:
     def laps_us(self, parts: Sequence[Callable[[], None]]) -> list[float]:
         """Return the time of each part of work that is put into this stream, in microseconds."""
         marks = [c_void_p() for _ in range(len(parts) + 1)]
-        for mark in marks:
-            self._context.call("cuEventCreate", byref(mark), 0)
         try:
+            for mark in marks:
+                self._context.call("cuEventCreate", byref(mark), 0)
             self._call("cuEventRecord", marks[0], self.handle)
             for part, mark in zip(parts, marks[1:], strict=True):
                 part()
@@ -245,7 +245,7 @@ class Stream:
             self._call("cuEventSynchronize", marks[-1])
             return [self._between_us(*pair) for pair in pairwise(marks)]
         finally:
-            for mark in marks:
+            for mark in filter(None, marks):  # those that were created
                 self._call("cuEventDestroy_v2", mark)
 
     def _between_us(self, begin: c_void_p, end: c_void_p) -> float:
