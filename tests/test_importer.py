@@ -166,7 +166,7 @@ def test_a_shape_given_for_one_input_fixes_its_dimensions_in_others(
 def test_refuses_shapes_that_disagree_on_a_dimension(tmp_path: Path) -> None:
     joined = helper.make_node("Concat", ["a", "b"], ["y"], axis=1)
     path = save(tmp_path / "m.onnx", [joined], {"a": ["N", 3], "b": ["N", 5]}, {"y": ["N", 8]})
-    with pytest.raises(ImportModelError, match="'N' is 5 in the shape .* 'b' and 4 elsewhere"):
+    with pytest.raises(ImportModelError, match=r"'N' is 5 in the shape .* 'b' and 4 elsewhere"):
         import_model(path, shapes={"a": (4, 3), "b": (5, 5)})
     assert import_model(path, shapes={"a": (4, 3), "b": (4, 5)})
 

@@ -72,13 +72,13 @@ def _fix_input(
             f"{f'; {_option(dim)} keeps it dynamic' if dim.value else ''}"
         )
     for before, after in zip(old, new, strict=True):
-        if not isinstance(before, int) and isinstance(after, int) and before.value is not None:
-            if (other := frozen.setdefault(str(before.value), after)) != after:
-                raise ImportModelError(
-                    f"{path.name}: dimension {before.value!r} is {after} in the shape given for "
-                    f"input {value.name!r} and {other} elsewhere; "
-                    "give it one size with --shape."
-                )
+        if isinstance(before, int) or not isinstance(after, int) or before.value is None:
+            continue
+        if (other := frozen.setdefault(str(before.value), after)) != after:
+            raise ImportModelError(
+                f"{path.name}: dimension {before.value!r} is {after} in the shape given for "
+                f"input {value.name!r} and {other} elsewhere; give it one size with --shape."
+            )
     value.shape = ir.Shape(new)
     return notes
 
