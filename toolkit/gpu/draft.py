@@ -202,7 +202,8 @@ class Draft:
         if root is not None:
             scales[root] = root_scale
         dtypes = self.network.dtypes
-        return expression_of(root, after, constants, scales, dtypes)
+        in_half = self.dtype == "float16" and self.gpu.has_tanh
+        return expression_of(root, after, constants, scales, dtypes, in_half=in_half)
 
     def copy(self, view: View, strides: Shape, dtype: str) -> View:
         """Add a copy of a view with these strides and this type; an INT8 tensor's real numbers."""

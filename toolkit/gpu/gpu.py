@@ -74,6 +74,7 @@ _PRODUCTS: dict[int, int] = {
     110: 4096,
     120: 512,
 }
+_TANH = 75  # the first SM with an instruction for tanh; PTX ISA, tanh.approx
 _TF32 = 80  # the first SM whose tensor cores take FP32 operands, rounded to TF32
 
 
@@ -102,6 +103,11 @@ class GpuTarget:
     def has_matrix_units(self) -> bool:
         """Whether products of FP16 run on tensor cores; else each thread multiplies numbers."""
         return self.sm >= _MATRIX_UNITS
+
+    @property
+    def has_tanh(self) -> bool:
+        """Whether a hyperbolic tangent of FP16's digits is one instruction."""
+        return self.sm >= _TANH
 
     @property
     def multiplies_from_shared(self) -> bool:

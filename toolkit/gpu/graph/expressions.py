@@ -16,7 +16,15 @@ from toolkit.gpu.graph.operators import OPERATORS, Constants, Step, Steps, is_nu
 
 _MOST = 127  # of INT8
 # Steps whose number is a scale, or one over it.
-_SCALED = ("real", "near_int8", "round_int8", "relu_int8")
+_SCALED = ("real", "near_int8", "round_int8", "relu_int8", "silu_int8")
+# Steps that are shorter where no more than the digits of FP16 are kept.
+_IN_HALF: Mapping[str, str] = MappingProxyType(
+    {
+        "gelu_tanh": "gelu_tanh_half",
+        "silu": "silu_half",
+        "tanh": "tanh_half",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +91,15 @@ def expression_of(
     constants: Constants,
     scales: Mapping[str, float | None] = MappingProxyType({}),
     dtypes: Mapping[str, str] = MappingProxyType({}),
+    *,
+    in_half: bool = False,
 ) -> Expression:
     """Join element-wise operations in running order into one expression.
 
     `root`: the tensor that a kernel hands to it as its first operand, if any. The result is the
     output of the last operation, on a grid as integers if that is a RoundInt8. `scales` of the
     operands that are read as integers on a grid; `dtypes` of tensors, float32 where it has none.
+    `in_half`: results keep the digits of FP16, or fewer, and the GPU has instructions for that.
     Raises NotCoveredError: an operation that only some parameters of are covered, named.
     """
     operands = operands_of(root, operations, constants)
@@ -109,11 +120,14 @@ def expression_of(
             index[op.outputs[0]] = _add(steps, op)
     if operations and index[operations[-1].outputs[0]] != steps.last:
         steps.add("same", index[operations[-1].outputs[0]])
-    return Expression(operands, _rectified_at_once(len(operands), tuple(steps.found)))
+    found = tuple(steps.found)
+    if in_half:
+        found = tuple((_IN_HALF.get(str(step[0]), step[0]), *step[1:]) for step in found)
+    return Expression(operands, _rounded_at_once(len(operands), found))
 
 
-def _rectified_at_once(operands: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Write a rectifier and the rounding that ends an expression as one step.
+def _rounded_at_once(operands: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Write a rectifier, or a SiLU, and the rounding that ends an expression as one step.
 
     Rounding x to q = clip(rte(fl(x f)), -128, 127) is monotone, so Relu first leaves the q of 0 or
     more; a Clip from 0 on does so where its highest number is rounded to 127 or beyond.
@@ -121,6 +135,8 @@ def _rectified_at_once(operands: int, steps: tuple[Step, ...]) -> tuple[Step, ..
     if len(steps) < 2 or steps[-1][:2] != ("round_int8", operands + len(steps) - 2):
         return steps
     rectifier, factor = steps[-2], np.float32(steps[-1][2])  # type: ignore[arg-type]
+    if rectifier[0] == "silu_half":
+        return (*steps[:-2], ("silu_int8", rectifier[1], steps[-1][2]))
     if rectifier[0] == "clip":
         low, high = (np.float32(limit) for limit in rectifier[2:])  # type: ignore[arg-type]
         rectifies = bool(low == 0 and np.rint(high * factor) >= _MOST)

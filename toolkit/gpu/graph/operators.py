@@ -192,9 +192,10 @@ def _hard_swish(s: Steps, op: Operation) -> int:
 
 
 def _swish(s: Steps, op: Operation) -> int:
-    x = s.value(op.inputs[0])
-    scaled = s.add("mul", x, s.constant(op.number("alpha", 1.0)))
-    return s.add("mul", x, s.add("sigmoid", scaled))
+    x, alpha = s.value(op.inputs[0]), op.number("alpha", 1.0)
+    if alpha == 1.0:
+        return s.add("silu", x)
+    return s.add("mul", x, s.add("sigmoid", s.add("mul", x, s.constant(alpha))))
 
 
 def _round_int8(s: Steps, op: Operation) -> int:

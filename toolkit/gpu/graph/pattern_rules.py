@@ -219,6 +219,18 @@ def matmul_bias(
     return None
 
 
+def swish(around: Surroundings, op: Operation, made: Rewriting) -> tuple[Operation, ...] | None:
+    """x sigmoid(x) -> Swish."""
+    if op.kind != "Mul":
+        return None
+    for x, other in (op.inputs, op.inputs[::-1]):
+        sigmoid = around.own(other, "Sigmoid")
+        if sigmoid is not None and sigmoid.inputs == (x,):
+            made.add(op, "Swish", (x,), op.outputs[0])
+            return (sigmoid,)
+    return None
+
+
 def attention(around: Surroundings, op: Operation, made: Rewriting) -> tuple[Operation, ...] | None:
     """softmax(scale q k^T + mask) v -> Attention."""
     if op.kind != "MatMul" or len(op.inputs) != 2:
@@ -301,6 +313,7 @@ RULES: tuple[Rule, ...] = (
     pad_nothing,
     added_between_reshapes,
     added_twice,
+    swish,
     attention,
     matmul_bias,
 )

@@ -49,9 +49,15 @@ def _apply(v, STEP: tl.constexpr, numbers):
     elif OP == "hard_sigmoid":
         result = _clip(STEP[2] * v[STEP[1]] + STEP[3], 0.0, 1.0)
     elif OP == "sigmoid":
-        result = 1.0 / (1.0 + tl.exp(-v[STEP[1]]))
+        result = functions.sigmoid(v[STEP[1]])
+    elif OP == "silu":
+        result = functions.silu(v[STEP[1]])
+    elif OP == "silu_half":
+        result = functions.silu_half(v[STEP[1]])
     elif OP == "tanh":
         result = functions.tanh(v[STEP[1]])
+    elif OP == "tanh_half":
+        result = functions.tanh_half(v[STEP[1]])
     elif OP == "exp":
         result = tl.exp(v[STEP[1]])
     elif OP == "log":
@@ -90,6 +96,8 @@ def _apply(v, STEP: tl.constexpr, numbers):
         result = near_int8(v[STEP[1]] * STEP[2])
     elif OP == "relu_int8":
         result = relu_int8(v[STEP[1]], STEP[2])
+    elif OP == "silu_int8":
+        result = functions.silu_int8(v[STEP[1]], STEP[2])
     elif OP == "real_by":
         result = as_float(v[STEP[1]]) * _number(numbers, STEP[2])
     elif OP == "round_int8_by":
@@ -98,6 +106,8 @@ def _apply(v, STEP: tl.constexpr, numbers):
         result = near_int8(v[STEP[1]] * _number(numbers, STEP[2]))
     elif OP == "relu_int8_by":
         result = relu_int8(v[STEP[1]], _number(numbers, STEP[2]))
+    elif OP == "silu_int8_by":
+        result = functions.silu_int8(v[STEP[1]], _number(numbers, STEP[2]))
     elif OP == "cast":
         result = _cast(v[STEP[1]], STEP[2])
     else:
@@ -133,6 +143,8 @@ def _apply_function(v, STEP: tl.constexpr):
         result = functions.atanh(v[STEP[1]])
     elif OP == "gelu_tanh":
         result = functions.gelu_tanh(v[STEP[1]])
+    elif OP == "gelu_tanh_half":
+        result = functions.gelu_tanh_half(v[STEP[1]])
     elif OP == "mish":
         result = functions.mish(v[STEP[1]])
     elif OP == "softplus":

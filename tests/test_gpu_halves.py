@@ -1,0 +1,144 @@
+"""Activations in few instructions where results keep the digits of FP16: when, and how exactly."""
+
+from pathlib import Path
+
+import int8_reference
+import numpy as np
+import onnx
+import pytest
+from gpu_graphs import Case, node
+from int8_graphs import Graph
+
+from device.engine import open_engine
+from device.executors import cuda
+from device.session import Session
+from scripts.gpu_engine import build_on_gpu
+from toolkit.gpu.cubins.compile import compile_kernels, has_compiler
+from toolkit.gpu.gpu import GpuTarget
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+ORIN, XAVIER = GpuTarget(87, 8), GpuTarget(72, 8)
+SILU = (node("Sigmoid", "x", "s"), node("Mul", "s x", "y"))
+
+
+def steps_of(
+    *nodes: onnx.NodeProto, precision: str = "fp16", gpu: GpuTarget = ORIN
+) -> tuple[str, ...]:
+    """The steps of the one kernel that a graph of x becomes."""
+    (call,) = Case(nodes, {"x": (8, 128)}, {}, opset=20).draft(precision, gpu).calls
+    steps = dict(call.spec.constants)["STEPS"]
+    assert isinstance(steps, tuple)
+    return tuple(str(step[0]) for step in steps if isinstance(step, tuple))
+
+
+@pytest.mark.parametrize(
+    ("precision", "gpu", "step"),
+    [("fp16", ORIN, "silu_half"), ("fp16", XAVIER, "silu"), ("fp32", ORIN, "silu")],
+)
+def test_a_number_times_its_sigmoid_is_one_step(precision: str, gpu: GpuTarget, step: str) -> None:
+    assert steps_of(*SILU, precision=precision, gpu=gpu) == (step,)
+
+
+@pytest.mark.parametrize(
+    ("one", "step"),
+    [
+        (node("Tanh", "x", "y"), "tanh_half"),
+        (node("Gelu", "x", "y", approximate="tanh"), "gelu_tanh_half"),
+        (node("Sigmoid", "x", "y"), "sigmoid"),  # a score near 0 keeps its digits
+    ],
+)
+def test_other_activations_in_half(one: onnx.NodeProto, step: str) -> None:
+    assert steps_of(one) == (step,)
+    assert steps_of(one, gpu=XAVIER) == (step.removesuffix("_half"),)
+
+
+def test_a_sigmoid_that_is_read_twice_or_of_another_number_stays() -> None:
+    twice = (*SILU[:1], node("Mul", "s x", "m"), node("Add", "m s", "y"))
+    assert steps_of(*twice) == ("sigmoid", "mul", "add")
+    other = (node("Neg", "x", "n"), node("Sigmoid", "n", "s"), node("Mul", "s x", "y"))
+    assert steps_of(*other) == ("neg", "sigmoid", "mul")
+
+
+def silu_of_a_product(rng: np.random.Generator) -> Case:
+    """A 1x1 convolution, its SiLU on a grid, and what reads that."""
+    graph = Graph(rng, {"x": (2, 64, 30, 28)})
+    first = graph.product("Conv", graph.rounded("x"), (96, 64, 1, 1), bias="int32")
+    rounded = graph.rounded(graph.add("Mul", first, graph.add("Sigmoid", first)))
+    window: dict[str, object] = {"kernel_shape": [1, 1], "strides": [1, 1]}
+    return graph.case(graph.add("MaxPool", rounded, **window))
+
+
+def test_a_silu_and_its_rounding_are_one_step(rng: np.random.Generator) -> None:
+    case = silu_of_a_product(rng)
+    steps = [str(dict(call.spec.constants).get("STEPS")) for call in case.draft("int8").calls]
+    assert [found for found in steps if "silu" in found] == ["(('silu_int8_by', 0, 0),)"]
+    old = [str(call.spec.constants) for call in case.draft("int8", XAVIER).calls]
+    assert "silu_int8" not in "".join(old)
+
+
+@pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
+@pytest.mark.parametrize("sm", [72, 87, 90, 110])
+def test_every_gpu_has_the_instructions(
+    sm: int, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    gpu = GpuTarget(sm, 8)
+    cases = [(Case(SILU, {"x": (8, 128)}, {}), "fp16"), (silu_of_a_product(rng), "int8")]
+    specs = [
+        next(c.spec for c in case.draft(precision, gpu).calls if "silu" in str(c.spec.constants))
+        for case, precision in cases
+    ]
+    assert [one is not None and one.spill_bytes for one in compile_kernels(specs, gpu)] == [0, 0]
+
+
+def infer(
+    model: onnx.ModelProto, folder: Path, precision: str, feeds: dict[str, np.ndarray]
+) -> np.ndarray:
+    if cuda.why_not() is not None:
+        pytest.skip(str(cuda.why_not()))
+    onnx.save(model, folder / "m.onnx")
+    build_on_gpu(folder / "m.onnx", folder / "m.engine", profile="h200", precision=precision)
+    with open_engine(folder / "m.engine") as engine, Session(engine) as session:
+        (found,) = session.infer(feeds).values()
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
+def test_int8_of_a_silu_is_at_most_one_step_from_the_reference(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    case = silu_of_a_product(rng)
+    feeds = case.feeds(rng)
+    (output,) = case.outputs
+    found = infer(case.model(), tmp_path, "int8", feeds)
+    truth = int8_reference.run(case.model(), feeds)[output]
+    values = np.unique(truth)
+    step = float(np.diff(values).min())
+    assert len(values) > 50
+    assert np.abs(found - truth).max() < 1.01 * step
+    assert np.mean(found != truth) < 0.03
+
+
+# The largest error beside |x|: half of FP16's digits of it, and those of a tanh of 11 bits.
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
+@pytest.mark.parametrize(
+    ("nodes", "precision", "limit"),
+    [
+        (SILU, "fp16", 2**-11 + 2**-12 + 1e-5),
+        (SILU, "fp32", 1e-5),
+        ((node("Tanh", "x", "y"),), "fp16", 2**-10.9 + 2**-11),
+        ((node("Sigmoid", "x", "y"),), "fp32", 1e-5),
+    ],
+)
+def test_activations_on_the_gpu(
+    nodes: tuple[onnx.NodeProto, ...], precision: str, limit: float, tmp_path: Path
+) -> None:
+    x = np.linspace(-30, 30, 8 * 4096, dtype=np.float32).reshape(8, 4096)
+    case = Case(nodes, {"x": x.shape}, {})
+    wide = x.astype(np.float64)
+    truth = case.truth({"x": x})["y"].astype(np.float64)
+    found = infer(case.model(), tmp_path, precision, {"x": x})
+    assert (np.abs(found - truth) <= limit * np.abs(wide) + 1e-7).all()
