@@ -16,8 +16,6 @@ from scripts.gpu_engine import build_on_gpu
 from toolkit.gpu.cubins.compile import compile_kernels, has_compiler
 from toolkit.gpu.gpu import GpuTarget
 
-pytest.importorskip("triton", reason="Triton is not installed")
-
 ORIN, XAVIER = GpuTarget(87, 8), GpuTarget(72, 8)
 SILU = (node("Sigmoid", "x", "s"), node("Mul", "s x", "y"))
 
