@@ -1,7 +1,10 @@
 """Activations in few instructions where results keep the digits of FP16: when, and how exactly."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
+import gpu_interpreter
 import int8_reference
 import numpy as np
 import onnx
@@ -42,6 +45,7 @@ def test_a_number_times_its_sigmoid_is_one_step(precision: str, gpu: GpuTarget, 
     ("one", "step"),
     [
         (node("Tanh", "x", "y"), "tanh_half"),
+        (node("Gelu", "x", "y"), "gelu_half"),
         (node("Gelu", "x", "y", approximate="tanh"), "gelu_tanh_half"),
         (node("Sigmoid", "x", "y"), "sigmoid"),  # a score near 0 keeps its digits
     ],
@@ -73,6 +77,31 @@ def test_a_silu_and_its_rounding_are_one_step(rng: np.random.Generator) -> None:
     assert [found for found in steps if "silu" in found] == ["(('silu_int8_by', 0, 0),)"]
     old = [str(call.spec.constants) for call in case.draft("int8", XAVIER).calls]
     assert "silu_int8" not in "".join(old)
+
+
+def test_gelu_with_its_polynomial_is_near_to_all_of_fp16s_digits() -> None:
+    case = Case([node("Gelu", "x", "y")], {"x": (2003,)}, {}, opset=20)
+    x = np.concatenate([np.linspace(-9, 9, 2000), [-900, 900, np.nan]]).astype(np.float16)
+    found = gpu_interpreter.run(case.draft("fp16"), {"x": x.astype(np.float32)})["y"]
+    wide = x.astype(np.float64)
+    truth = wide * np.array([0.5 * math.erfc(-one / math.sqrt(2)) for one in wide])
+    assert np.isnan(found[-1])
+    # The polynomial is 2.5e-5 off; what is stored, half of the last digit.
+    assert (np.abs(found - truth)[:-1] <= 3e-5 + 2**-11 * np.abs(truth)[:-1]).all()
+
+
+def test_a_gelu_and_its_rounding_are_one_step(rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": (2, 64, 6, 5)})
+    first = graph.product("Conv", graph.rounded("x"), (96, 64, 1, 1), bias="int32")
+    case = replace(graph.case(graph.rounded(graph.add("Gelu", first))), opset=20)
+    (_, call, *_) = case.draft("int8").calls
+    assert dict(call.spec.constants)["STEPS"] == (("gelu_int8_by", 0, 0),)
+    feeds = case.feeds(rng)
+    (found,) = gpu_interpreter.run(case.draft("int8"), feeds).values()
+    (truth,) = case.truth(feeds).values()
+    step = np.diff(np.unique(truth)).min()
+    assert np.abs(found - truth).max() < 1.01 * step
+    assert np.mean(found != truth) < 0.01
 
 
 @pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
@@ -127,6 +156,7 @@ def test_int8_of_a_silu_is_at_most_one_step_from_the_reference(
     [
         (SILU, "fp16", 2**-11 + 2**-12 + 1e-5),
         (SILU, "fp32", 1e-5),
+        ((node("Gelu", "x", "y"),), "fp16", 2**-11 + 2**-12 + 6e-5),
         ((node("Tanh", "x", "y"),), "fp16", 2**-10.9 + 2**-11),
         ((node("Sigmoid", "x", "y"),), "fp32", 1e-5),
     ],
@@ -135,7 +165,7 @@ def test_activations_on_the_gpu(
     nodes: tuple[onnx.NodeProto, ...], precision: str, limit: float, tmp_path: Path
 ) -> None:
     x = np.linspace(-30, 30, 8 * 4096, dtype=np.float32).reshape(8, 4096)
-    case = Case(nodes, {"x": x.shape}, {})
+    case = Case(nodes, {"x": x.shape}, {}, opset=20)
     wide = x.astype(np.float64)
     truth = case.truth({"x": x})["y"].astype(np.float64)
     found = infer(case.model(), tmp_path, precision, {"x": x})

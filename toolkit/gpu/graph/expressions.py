@@ -16,10 +16,11 @@ from toolkit.gpu.graph.operators import OPERATORS, Constants, Step, Steps, is_nu
 
 _MOST = 127  # of INT8
 # Steps whose number is a scale, or one over it.
-_SCALED = ("real", "near_int8", "round_int8", "relu_int8", "silu_int8")
+_SCALED = ("real", "near_int8", "round_int8", "relu_int8", "silu_int8", "gelu_int8")
 # Steps that are shorter where no more than the digits of FP16 are kept.
 _IN_HALF: Mapping[str, str] = MappingProxyType(
     {
+        "gelu": "gelu_half",
         "gelu_tanh": "gelu_tanh_half",
         "silu": "silu_half",
         "tanh": "tanh_half",
@@ -127,7 +128,7 @@ def expression_of(
 
 
 def _rounded_at_once(operands: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Write a rectifier, or a SiLU, and the rounding that ends an expression as one step.
+    """Write a rectifier, a SiLU or a Gelu and the rounding that ends an expression as one step.
 
     Rounding x to q = clip(rte(fl(x f)), -128, 127) is monotone, so Relu first leaves the q of 0 or
     more; a Clip from 0 on does so where its highest number is rounded to 127 or beyond.
@@ -135,8 +136,9 @@ def _rounded_at_once(operands: int, steps: tuple[Step, ...]) -> tuple[Step, ...]
     if len(steps) < 2 or steps[-1][:2] != ("round_int8", operands + len(steps) - 2):
         return steps
     rectifier, factor = steps[-2], np.float32(steps[-1][2])  # type: ignore[arg-type]
-    if rectifier[0] == "silu_half":
-        return (*steps[:-2], ("silu_int8", rectifier[1], steps[-1][2]))
+    if rectifier[0] in ("silu_half", "gelu_half"):
+        at_once = str(rectifier[0]).replace("half", "int8")
+        return (*steps[:-2], (at_once, rectifier[1], steps[-1][2]))
     if rectifier[0] == "clip":
         low, high = (np.float32(limit) for limit in rectifier[2:])  # type: ignore[arg-type]
         rectifies = bool(low == 0 and np.rint(high * factor) >= _MOST)

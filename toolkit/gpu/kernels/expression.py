@@ -68,6 +68,8 @@ def _apply(v, STEP: tl.constexpr, numbers):
         result = tl.erf(v[STEP[1]])
     elif OP == "gelu":
         result = functions.gelu(v[STEP[1]])
+    elif OP == "gelu_half":
+        result = functions.gelu_half(v[STEP[1]])
     elif OP == "neg":
         result = -v[STEP[1]]
     elif OP == "abs":
@@ -98,6 +100,8 @@ def _apply(v, STEP: tl.constexpr, numbers):
         result = relu_int8(v[STEP[1]], STEP[2])
     elif OP == "silu_int8":
         result = functions.silu_int8(v[STEP[1]], STEP[2])
+    elif OP == "gelu_int8":
+        result = functions.gelu_int8(v[STEP[1]], STEP[2])
     elif OP == "real_by":
         result = as_float(v[STEP[1]]) * _number(numbers, STEP[2])
     elif OP == "round_int8_by":
@@ -108,6 +112,8 @@ def _apply(v, STEP: tl.constexpr, numbers):
         result = relu_int8(v[STEP[1]], _number(numbers, STEP[2]))
     elif OP == "silu_int8_by":
         result = functions.silu_int8(v[STEP[1]], _number(numbers, STEP[2]))
+    elif OP == "gelu_int8_by":
+        result = functions.gelu_int8(v[STEP[1]], _number(numbers, STEP[2]))
     elif OP == "cast":
         result = _cast(v[STEP[1]], STEP[2])
     else:

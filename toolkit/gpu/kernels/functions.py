@@ -100,32 +100,37 @@ def silu_half(x):
 
 @triton.jit
 def silu_int8(x, FACTOR):
-    """clip(rte(x sigmoid(x) FACTOR), -128, 127), rte: halves to even, as int8.
-
-    With t = tanh(h), h = x / 2, and g = FACTOR h / 255 it is g + g t, moved by 128 / 255, that
-    saturates to 0..1. 1.5 * 2^15 rounds 255 / 256 of that to whole 256ths, whose bits are q + 128.
-    """
+    """clip(rte(x sigmoid(x) FACTOR), -128, 127) as int8."""
     if INTERPRETED:
         result = round_int8(silu(x) * FACTOR).to(tl.int8)
     else:
-        h = 0.5 * x
-        g = h * (tl.full(x.shape, 0.00392156862745098, tl.float32) * FACTOR)
-        moved = tl.inline_asm_elementwise(
-            "fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", [g, tanh_half(h), g + 0.5019607843137255],
-            tl.float32, is_pure=True, pack=1,
-        )  # fmt: skip
-        bits = tl.fma(moved, 0.99609375, 49152.0).to(tl.int32, bitcast=True)
-        result = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 low, high;
-            prmt.b32 low, $1, $2, 0x0040;
-            prmt.b32 high, $3, $4, 0x0040;
-            prmt.b32 low, low, high, 0x5410;
-            xor.b32 $0, low, 0x80808080;
-            }""",
-            "=r,r,r,r,r", [bits], tl.int8, is_pure=True, pack=4,
-        )  # fmt: skip
+        result = _gated_int8(x, tanh_half(0.5 * x), FACTOR)
     return result
+
+
+@triton.jit
+def _gated_int8(x, t, FACTOR):
+    """clip(rte(x (1 + t) / 2 FACTOR), -128, 127) as int8, rte: halves to even.
+
+    With g = x FACTOR / 510 it is g + g t, moved by 128 / 255, that saturates to 0..1. 1.5 * 2^15
+    rounds 255 / 256 of that to whole 256ths, whose bits are q + 128.
+    """
+    g = x * (tl.full(x.shape, 0.00196078431372549, tl.float32) * FACTOR)
+    moved = tl.inline_asm_elementwise(
+        "fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", [g, t, g + 0.5019607843137255],
+        tl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
+    bits = tl.fma(moved, 0.99609375, 49152.0).to(tl.int32, bitcast=True)
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 low, high;
+        prmt.b32 low, $1, $2, 0x0040;
+        prmt.b32 high, $3, $4, 0x0040;
+        prmt.b32 low, low, high, 0x5410;
+        xor.b32 $0, low, 0x80808080;
+        }""",
+        "=r,r,r,r,r", [bits], tl.int8, is_pure=True, pack=4,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -290,6 +295,42 @@ def gelu(x):
     p = tl.fma(a, p, 0.49999791)
     above = tl.fma(tl.abs(x), 0.5, 0.5 * x)
     return tl.fma(a * p, -tl.exp2(-0.7213475204444817 * (a * a)), above)  # log2(e) / 2
+
+
+@triton.jit
+def _gelu_turn(x):
+    """t with which x Phi(x) = h + h t, h = x / 2: tanh(x P(x^2)).
+
+    P is the polynomial of degree 2 with which x Phi(x) is nearest on |x| <= 6, 2.5e-5 off; t is 1
+    or -1 beyond to all digits, where P stays what it is at 6. It is written in u = x / 6 here, so
+    that a square that saturates to 0..1 costs nothing more.
+    """
+    u = x * 0.16666666666666666
+    if INTERPRETED:
+        q = tl.minimum(u * u, 1.0)
+    else:
+        q = tl.inline_asm_elementwise(
+            "mul.rn.sat.f32 $0, $1, $1;", "=f,f", [u], tl.float32, is_pure=True, pack=1
+        )
+    p = tl.fma(q, -2.7333959, 7.9932198)
+    return tanh_half(u * tl.fma(q, p, 4.7850473))
+
+
+@triton.jit
+def gelu_half(x):
+    """x Phi(x)."""
+    h = 0.5 * x
+    return tl.fma(h, _gelu_turn(x), h)
+
+
+@triton.jit
+def gelu_int8(x, FACTOR):
+    """clip(rte(x Phi(x) FACTOR), -128, 127) as int8."""
+    if INTERPRETED:
+        result = round_int8(gelu_half(x) * FACTOR).to(tl.int8)
+    else:
+        result = _gated_int8(x, _gelu_turn(x), FACTOR)
+    return result
 
 
 @triton.jit
