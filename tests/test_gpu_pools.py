@@ -1,9 +1,13 @@
 """Pools over one to three dimensions, with powers or places, interpreted on the CPU."""
 
+from dataclasses import replace
+
 import gpu_interpreter
+import int8_reference
 import numpy as np
 import pytest
 from gpu_graphs import Case, node
+from int8_graphs import Graph
 from onnx import helper
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -50,6 +54,67 @@ def test_pools(name: str, precision: str, rng: np.random.Generator) -> None:
     op, shape, taps, attributes = POOLS[name]
     nodes = [node(op, "x", "p", kernel_shape=taps, **attributes), node("Relu", "p", "y")]
     check(Case(nodes, {"x": shape}, {}), precision, rng)
+
+
+def check_every_tactic(case: Case, precision: str, rng: np.random.Generator) -> None:
+    """Every tactic gives the largest numbers themselves, to the bit."""
+    feeds = case.feeds(rng)
+    if precision == "fp16":
+        feeds["x"] = feeds["x"].astype(np.float16).astype(np.float32)
+    (name,) = case.outputs
+    draft = case.draft(precision)
+    (at,) = (i for i, one in enumerate(draft.work) if one.tactics[0][0].spec.kernel == "max_pool")
+    run = int8_reference.run if precision == "int8" else None
+    truth = run(case.model(), feeds) if run else case.truth(feeds)
+    for tactic in draft.work[at].tactics:
+        work = [*draft.work]
+        work[at] = replace(work[at], tactics=(tactic,))
+        found = gpu_interpreter.run(replace(draft, work=tuple(work)), feeds)
+        np.testing.assert_array_equal(found[name], truth[name])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize(
+    ("shape", "taps", "attributes"),
+    [
+        ((2, 24, 7, 6), (5, 5), {"pads": [2, 2, 2, 2]}),
+        ((2, 5, 9, 8), (3, 2), {"strides": [2, 3], "pads": [1, 0, 0, 1]}),
+        ((1, 3, 8, 8), (2, 2), {"strides": [3, 3]}),  # rows that no window looks at
+        ((3, 2, 7, 7), (3, 3), {"strides": [2, 2], "ceil_mode": 1}),
+    ],
+)
+def test_rows_of_a_window_are_shared(
+    shape: tuple[int, ...],
+    taps: tuple[int, int],
+    attributes: dict[str, object],
+    precision: str,
+    rng: np.random.Generator,
+) -> None:
+    graph = Graph(rng, {"x": shape})
+    scale = graph.scale()
+    x = graph.rounded("x", scale) if precision == "int8" else "x"
+    pooled = graph.add("MaxPool", x, kernel_shape=taps, **attributes)
+    last = graph.rounded(pooled, scale) if precision == "int8" else pooled
+    check_every_tactic(graph.case(last), precision, rng)
+
+
+@PRECISIONS
+def test_what_is_no_number_stays_in_a_pool(precision: str, rng: np.random.Generator) -> None:
+    case = Case([node("MaxPool", "x", "y", kernel_shape=(1, 2))], {"x": (1, 4, 6, 8)}, {})
+    feeds = {"x": rng.normal(size=(1, 4, 6, 8)).astype(np.float16).astype(np.float32)}
+    feeds["x"][rng.random(feeds["x"].shape) < 0.2] = np.nan
+    found = gpu_interpreter.run(case.draft(precision), feeds)["y"]
+    np.testing.assert_array_equal(found, np.maximum(feeds["x"][..., :-1], feeds["x"][..., 1:]))
+
+
+def test_maxima_on_one_grid_are_stored_as_they_are(rng: np.random.Generator) -> None:
+    """What is rounded to the grid on which it lies is not computed with."""
+    graph = Graph(rng, {"x": (1, 8, 6, 6)})
+    scale = graph.scale()
+    pooled = graph.add("MaxPool", graph.rounded("x", scale), kernel_shape=(3, 3))
+    same = graph.product("Conv", graph.rounded(pooled, scale), (4, 8, 1, 1))
+    (pool,) = (c for c in graph.case(same).draft("int8").calls if c.spec.kernel == "max_pool")
+    assert dict(pool.spec.constants)["STEPS"] == ()
 
 
 PLACES = {

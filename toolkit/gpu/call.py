@@ -16,6 +16,7 @@ KERNELS: dict[str, str] = {
     "matmul": "matmul",
     "strips": "strips",
     "chained": "chained",
+    "max_pool": "max_pooling",
     "pool": "pooling",
     "global_average": "pooling",
     "elementwise": "elementwise",

@@ -1,8 +1,9 @@
 """Pooling -> calls."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from toolkit.gpu.call import Call
+from toolkit.gpu.call import Call, Constant
 from toolkit.gpu.dims.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.emit import reductions
@@ -11,9 +12,13 @@ from toolkit.gpu.emit.windows import read_window
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.graph.fusion import Group
 from toolkit.gpu.graph.operators import Step
-from toolkit.gpu.tiles import row_tile
+from toolkit.gpu.graph.quantized import ROUND
+from toolkit.gpu.tiles import Tile, row_tile
 from toolkit.gpu.view import View, channels_last
 
+_MOST_TAPS = 49  # of a window that is unrolled; thousands compile for minutes
+_HEIGHTS = (4, 2, 1)  # rows that a block makes at a time
+_PACKED_MAXIMA = 90  # the first SM with maxima of two numbers of 16 bits (PTX ISA, max)
 # What a global average reads at a time: several loads of 16 bytes for each thread. Wide blocks read
 # whole lines of memory; narrow ones are more, for small batches.
 _AVERAGE_CHANNELS = 32
@@ -33,6 +38,24 @@ def emit_pool(draft: Draft, group: Group) -> None:
     window = read_window(op, op.integers("kernel_shape", ()), shape, result)
     x, x_pitch = draft.stored_pixels(op.inputs[0])
     y = draft.make(group.result, channels_last(result))
+    constants: dict[str, Constant] = {
+        "HEIGHT": shape[2],
+        "WIDTH": shape[3],
+        "CHANNELS": shape[1],
+        "X_PITCH": x_pitch,
+        "OUT_HEIGHT": result[2],
+        "OUT_WIDTH": result[3],
+        "Y_PITCH": y.pixel_pitch(),
+        **window.constants(),
+        "STEPS": draft.expression(op.outputs[0], group.after, x.scale).steps,
+    }
+    if op.kind == "MaxPool" and window.taps[0] * window.taps[1] <= _MOST_TAPS:
+        if y.scale == x.scale and all(one.kind == ROUND for one in group.after):
+            constants["STEPS"] = ()  # what lies on the grid is rounded
+        heights = _heights(draft, y) if window.dilations[0] == 1 else (1,)
+        calls = (_max_pool(draft, x, y, constants, rows) for rows in heights)
+        draft.add(group.nodes, *((call,) for call in calls))
+        return
     pixels = result[0] * result[2] * result[3]
     tile = row_tile(pixels, shape[1])
     call = draft.make_call(
@@ -40,25 +63,56 @@ def emit_pool(draft: Draft, group: Group) -> None:
         (ceil_div(pixels, tile.rows), ceil_div(shape[1], tile.columns), 1),
         {"x": x, "y": y, "batch": shape[0]},
         {
-            "HEIGHT": shape[2],
-            "WIDTH": shape[3],
-            "CHANNELS": shape[1],
-            "X_PITCH": x_pitch,
-            "OUT_HEIGHT": result[2],
-            "OUT_WIDTH": result[3],
-            "Y_PITCH": y.pixel_pitch(),
-            **window.constants(),
+            **constants,
             "PAD_BOTTOM": window.pads[2],
             "PAD_RIGHT": window.pads[3],
             "MODE": "max" if op.kind == "MaxPool" else "average",
             "COUNT_PADS": bool(op.integer("count_include_pad", 0)),
-            "STEPS": draft.expression(op.outputs[0], group.after, x.scale).steps,
             "BLOCK_M": tile.rows,
             "BLOCK_N": tile.columns,
         },
         writes=(y,),
     )
     draft.add(group.nodes, (call,))
+
+
+def _heights(draft: Draft, y: View) -> tuple[int, ...]:
+    """Return how many rows a block makes at a time, the best by estimate first.
+
+    More rows read less, while there are blocks enough for the GPU and no row of a block is empty.
+    """
+
+    def order(rows: int) -> tuple[bool, int, int]:
+        tile, strips = _strips(y, rows)
+        blocks = ceil_div(opt(strips), tile.rows) * ceil_div(y.shape[1], tile.columns)
+        return blocks < draft.gpu.sm_count, -opt(y.shape[2]) % rows, -rows
+
+    return tuple(sorted(_HEIGHTS, key=order))
+
+
+def _strips(y: View, rows: int) -> tuple[Tile, int]:
+    """Return the tile of strips of `rows` pixels above each other, and how many there are."""
+    batch, channels, height, width = y.shape
+    strips = batch * ceil_div(height, rows) * width
+    return row_tile(strips, channels), strips
+
+
+def _max_pool(draft: Draft, x: View, y: View, constants: Mapping[str, Constant], rows: int) -> Call:
+    """Return the call that makes `rows` rows at a time."""
+    tile, strips = _strips(y, rows)
+    return draft.make_call(
+        "max_pool",
+        (ceil_div(strips, tile.rows), ceil_div(y.shape[1], tile.columns), 1),
+        {"x": x, "y": y, "batch": y.shape[0]},
+        {
+            **constants,
+            "ROWS": rows,
+            "PACKED": draft.gpu.sm >= _PACKED_MAXIMA,
+            "BLOCK_M": tile.rows,
+            "BLOCK_N": tile.columns,
+        },
+        writes=(y,),
+    )
 
 
 def emit_global_average(draft: Draft, group: Group) -> None:
