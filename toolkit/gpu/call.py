@@ -14,6 +14,7 @@ KERNELS: dict[str, str] = {
     "add_parts": "convolution",
     "depthwise": "depthwise",
     "matmul": "matmul",
+    "planes": "planes",
     "strips": "strips",
     "chained": "chained",
     "max_pool": "max_pooling",

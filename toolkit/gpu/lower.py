@@ -36,6 +36,7 @@ from toolkit.gpu.graph.expressions import is_elementwise
 from toolkit.gpu.graph.functions import expand_functions
 from toolkit.gpu.graph.fusion import Group, group_operations
 from toolkit.gpu.graph.joined_moves import join_moves
+from toolkit.gpu.graph.joined_parts import move_to_parts
 from toolkit.gpu.graph.move_rules import EARLY_RULES, MOVE_RULES
 from toolkit.gpu.graph.network import Array, Network, read_network
 from toolkit.gpu.graph.pattern_rules import RULES
@@ -139,6 +140,7 @@ def _drafted(
     network = read_network(segment, weights, emitters, trace)
     network = read_quantized(apply_rules(network, EARLY_RULES))
     network = join_moves(apply_rules(network, (*RULES, *MOVE_RULES, *PRODUCT_RULES)))
+    network = move_to_parts(network)
     # Elsewhere operands go through registers too: 254 of 255 on sm_87, and it was not timed there.
     pooled = gpu.multiplies_from_shared and precision != "fp32"
     network = apply_rules(network, (*STEM_RULES, *(POOLED_STEM_RULES if pooled else ())))

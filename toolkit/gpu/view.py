@@ -72,6 +72,11 @@ class View:
             found += [last * stride for stride in row_major(tuple(group))]
         return replace(self, shape=shape, strides=tuple(found))
 
+    def lies_as(self, other: "View") -> bool:
+        """Whether it is the same elements at the same places: single sizes have any stride."""
+        alike = replace(self, strides=other.strides) == other
+        return alike and _same(self.shape, self.strides, other.strides)
+
     def is_row_major(self) -> bool:
         """Whether the elements lie in the order of the indices, without gaps."""
         return _same(self.shape, self.strides, row_major(self.shape))

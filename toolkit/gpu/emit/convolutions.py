@@ -18,6 +18,7 @@ from toolkit.gpu.emit.endings import (
 )
 from toolkit.gpu.emit.integer_products import integer_weights
 from toolkit.gpu.emit.parts import PLAIN_STEPS, adding_call, sums_in_parts
+from toolkit.gpu.emit.planes import emit_planes
 from toolkit.gpu.emit.stems import CHANNELS as STEM_CHANNELS
 from toolkit.gpu.emit.stems import is_stem, make_stem
 from toolkit.gpu.emit.strips import product_tactics
@@ -57,6 +58,10 @@ def emit_convolution(draft: Draft, group: Group) -> None:
     if made or len(draft.network.shapes[group.result]) != 4:
         emit_volume_convolution(draft, group)
         return
+    home = draft.homes.get(group.result)
+    if home is not None and home.pixel_pitch() is None:
+        emit_planes(draft, group, draft.make(group.result))
+        return
     weights = constant_weights(draft, op, 1)
     integer = integer_weights(draft, op, 0, weights.shape[0], prod(weights.shape[1:]))
     ending = ending_of(draft, group, op.input(2), integer)
@@ -76,7 +81,7 @@ def emit_convolution(draft: Draft, group: Group) -> None:
         residual, r_pitch = draft.stored_pixels(ending.residual)
     y = draft.make(group.result, channels_last(result))
     y_pitch = y.pixel_pitch()
-    assert y_pitch is not None  # homes and fresh tensors are channels-last
+    assert y_pitch is not None  # other homes and fresh tensors are channels-last
     picture = _Picture(
         x=x,
         x_pitch=x_pitch,

@@ -1,12 +1,12 @@
 """Operations that only say where numbers lie: new views, and one copy where no view will do."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.emit.chains import broadcast
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.graph.fusion import Group
-from toolkit.gpu.graph.network import Network, Operation
+from toolkit.gpu.graph.network import Operation
 from toolkit.gpu.graph.parameters import integers_of
 from toolkit.gpu.view import Shape, View, channels_last, row_major
 
@@ -62,32 +62,6 @@ def emit_slice(draft: Draft, group: Group) -> None:
         strides[axis] = view.strides[axis] * step
     shape = draft.network.shapes[op.outputs[0]]
     draft.views[op.outputs[0]] = replace(view, shape=shape, strides=tuple(strides), offset=offset)
-
-
-@dataclass(frozen=True, slots=True)
-class PlainSlice:
-    """Indices start .. start + size - 1 of one dimension of a tensor."""
-
-    source: str
-    axis: int
-    start: int
-    size: int
-
-
-def slice_of(network: Network, op: Operation | None) -> PlainSlice | None:
-    """Return a Slice of one dimension in steps of 1; None for all other operations."""
-    if op is None or op.kind != "Slice" or any(n not in network.constants for n in op.inputs[1:]):
-        return None
-    starts = integers_of(network, op, 1, "starts") or ()
-    axes = integers_of(network, op, 3, "axes") or (0,)
-    source = op.inputs[0]
-    shape = network.shapes.get(source, ())
-    steps = integers_of(network, op, 4, "steps") or (1,)
-    if len(starts) != 1 or len(axes) != 1 or steps != (1,) or not shape:
-        return None
-    axis = axes[0] % len(shape)
-    start = starts[0] + shape[axis] if starts[0] < 0 else starts[0]
-    return PlainSlice(source, axis, start, network.shapes[op.outputs[0]][axis])
 
 
 def emit_split(draft: Draft, group: Group) -> None:

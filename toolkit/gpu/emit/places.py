@@ -1,13 +1,17 @@
 """Concatenation in place."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from toolkit.gpu.draft import Draft
-from toolkit.gpu.emit.moves import part_of, slice_of
+from toolkit.gpu.emit.moves import part_of
+from toolkit.gpu.emit.planes import may_write_planes
 from toolkit.gpu.graph.fusion import Group
+from toolkit.gpu.graph.joined_parts import RESHAPES
 from toolkit.gpu.graph.network import Network, Operation
-from toolkit.gpu.view import View, channels_last
+from toolkit.gpu.graph.parameters import slice_of
+from toolkit.gpu.view import View, channels_last, row_major
 
 # Roots that write a (N, C, H, W) tensor channels-last wherever they are told to.
 _WRITE_PIXELS = frozenset({"Conv", "ConvMaxPool", "MaxPool", "AveragePool", "Resize"})
@@ -27,7 +31,7 @@ def emit_concat(draft: Draft, group: Group) -> None:
     start = 0
     for source in sources:
         target = part_of(whole, axis, start, source.shape[axis])
-        if source != target:
+        if not source.lies_as(target):
             draft.elementwise(target, [source], (), group.nodes)
         start += source.shape[axis]
 
@@ -36,41 +40,105 @@ def plan_homes(draft: Draft, groups: Sequence[Group]) -> None:
     """Give tensors that a concatenation joins a home inside its result.
 
     Takes those that one kernel writes for this concatenation first. The later concatenation is
-    planned first: one inside another, or of its first parts only, lands in the outer one.
+    planned first: one inside another, or of its first parts only, lands in the outer one. Outputs
+    that a kernel can write as they leave get a home, too.
     """
     makers = {group.result: group for group in groups}
+    readers = Counter(name for op in draft.network.operations for name in op.inputs)
+    readers.update(draft.network.outputs)
     for group in reversed(groups):
         op = group.root
+        if op is not None and readers[group.result] == 1 and _leaves_in_planes(draft, group):
+            draft.homes[group.result] = draft.fresh(group.result)
         if op is None or op.kind != "Concat" or op.outputs[0] in draft.views:
             continue
         axis = op.integer("axis", 0) % len(draft.network.shapes[op.outputs[0]])
         homes = [draft.homes[part] for part in op.inputs if part in draft.homes]
         if len(homes) < len(op.inputs) or _in_a_row(homes, axis) is None:
             parts = _without_slices(draft.network, op.inputs, axis, makers)
-            _plan(draft, op.outputs[0], axis, [(part, makers.get(part)) for part in parts])
+            _plan(draft, op.outputs[0], axis, [_Part(part, makers, readers) for part in parts])
 
 
-def _plan(draft: Draft, name: str, axis: int, parts: Sequence[tuple[str, Group | None]]) -> None:
-    """Plan the homes of the parts of one concatenation, given with their makers."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a concatenation, of a network with these makers and counts of readers."""
+
+    name: str
+    makers: Mapping[str, Group]
+    readers: Mapping[str, int]
+
+    @property
+    def maker(self) -> Group | None:
+        return self.makers.get(self.name)
+
+    def source(self) -> "_Part":
+        """Return what is only reshaped to this part, by operations that nothing else reads."""
+        root = self.maker.root if self.maker else None
+        if root is None or root.kind not in RESHAPES:
+            return self
+        private = all(self.readers[name] == 1 for name in (self.name, root.inputs[0]))
+        return replace(self, name=root.inputs[0]).source() if private else self
+
+
+def _leaves_in_planes(draft: Draft, group: Group) -> bool:
+    """Whether a group makes an output that its kernel can write in the order of its indices."""
+    name, network = group.result, draft.network
+    if name not in network.outputs or name in draft.homes or len(network.shapes[name]) != 4:
+        return False
+    shape = network.shapes[name]
+    return may_write_planes(draft, group, View("", draft.dtype, shape, row_major(shape)))
+
+
+def _plan(draft: Draft, name: str, axis: int, parts: Sequence[_Part]) -> None:
+    """Plan the homes of the parts of one concatenation."""
     shape = draft.network.shapes[name]
     leaves = name in draft.network.outputs
     pixels = len(shape) == 4 and axis == 1 and not leaves
     if len(shape) == 4 and not pixels and not leaves:
         return  # its layout is that of its parts, which is not known yet
-    if not any(maker and _may_write(maker, pixels) for _, maker in parts):
+    strides = channels_last(shape) if pixels else row_major(shape)
+    scale = draft.network.scales.get(name)
+    trial = draft.homes.get(name) or View("", draft.dtype, shape, strides, scale=scale)
+    if not any(home for _, home in _homes(draft, trial, axis, parts)):
         return
-    whole = draft.homes.get(name) or draft.fresh(name, channels_last(shape) if pixels else None)
+    whole = draft.homes.get(name) or draft.fresh(name, strides)
     draft.views[name] = whole
+    draft.homes |= {part: home for part, home in _homes(draft, whole, axis, parts) if home}
+
+
+def _homes(
+    draft: Draft, whole: View, axis: int, parts: Sequence[_Part]
+) -> list[tuple[str, View | None]]:
+    """Return what is written into `whole`, and where; None: not by the kernel that makes it."""
+    network = draft.network
+    found: list[tuple[str, View | None]] = []
     start = 0
-    for part, maker in parts:
-        known = draft.network.shapes.get(part)
-        size = draft.network.constants[part].shape[axis] if known is None else known[axis]
-        home = part_of(whole, axis, start, size)
-        free = part not in draft.homes and part not in draft.network.outputs
-        same = draft.network.scales.get(part) == whole.scale
-        if maker and free and same and _may_write(maker, home.pixel_pitch() is not None):
-            draft.homes[part] = home
+    for part in parts:
+        known = network.shapes.get(part.name)
+        size = network.constants[part.name].shape[axis] if known is None else known[axis]
+        home, source = part_of(whole, axis, start, size), part.source()
         start += size
+        own = source.name not in draft.homes and source.name not in network.outputs
+        if own and source.maker and network.scales.get(source.name) == whole.scale:
+            found.append((source.name, _written(draft, source, home)))
+    return found
+
+
+def _written(draft: Draft, part: _Part, home: View) -> View | None:
+    """Return the home as the kernel that makes a part writes it; None where it does not."""
+    group = part.maker
+    assert group is not None
+    shape = draft.network.shapes[part.name]
+    at = home if shape == home.shape else home.reshaped(shape)
+    if at is None:
+        return None
+    # A concatenation inside a concatenation is planned after its outer one, and moves into it.
+    if group.root is None or group.root.kind == "Concat":
+        return at
+    if at.pixel_pitch() is not None and group.root.kind in _WRITE_PIXELS:
+        return at
+    private = part.readers[part.name] == 1  # others would read pixels
+    return at if private and may_write_planes(draft, group, at) else None
 
 
 def _without_slices(
@@ -99,14 +167,6 @@ def _slices_of_a_whole(
         if end == network.shapes[source][axis]:
             return count, source
     return 0, ""
-
-
-def _may_write(maker: Group, pixels: bool) -> bool:
-    """Whether a group writes into a home; some write pixels, with channels last, and no other."""
-    # A concatenation inside a concatenation is planned after its outer one, and moves into it.
-    if maker.root is None or maker.root.kind == "Concat":
-        return True
-    return pixels and maker.root.kind in _WRITE_PIXELS
 
 
 def _in_a_row(parts: Sequence[View], axis: int) -> View | None:

@@ -1,5 +1,7 @@
 """Inputs of operations that say how, not on what: they must be constant."""
 
+from dataclasses import dataclass
+
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.graph.network import Array, Network, Operation
 
@@ -44,3 +46,29 @@ def numbers_of(network: Network, op: Operation, at: int, name: str) -> tuple[flo
     if values is None or values.size == 0:
         return None
     return tuple(float(value) for value in values.reshape(-1))
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSlice:
+    """Indices start .. start + size - 1 of one dimension of a tensor."""
+
+    source: str
+    axis: int
+    start: int
+    size: int
+
+
+def slice_of(network: Network, op: Operation | None) -> PlainSlice | None:
+    """Return a Slice of one dimension in steps of 1; None for all other operations."""
+    if op is None or op.kind != "Slice" or any(n not in network.constants for n in op.inputs[1:]):
+        return None
+    starts = integers_of(network, op, 1, "starts") or ()
+    axes = integers_of(network, op, 3, "axes") or (0,)
+    source = op.inputs[0]
+    shape = network.shapes.get(source, ())
+    steps = integers_of(network, op, 4, "steps") or (1,)
+    if len(starts) != 1 or len(axes) != 1 or steps != (1,) or not shape:
+        return None
+    axis = axes[0] % len(shape)
+    start = starts[0] + shape[axis] if starts[0] < 0 else starts[0]
+    return PlainSlice(source, axis, start, network.shapes[op.outputs[0]][axis])

@@ -1,0 +1,139 @@
+"""Heads of detectors: what they join and split leaves the kernels that make it, interpreted."""
+
+from collections import Counter
+
+import gpu_interpreter
+import int8_reference
+import numpy as np
+import onnx
+import pytest
+from gpu_graphs import Case, node, normal
+from int8_graphs import Graph
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+LIMITS = {"fp32": 1e-5, "fp16": 1e-2}
+PRECISIONS = pytest.mark.parametrize("precision", LIMITS)
+
+
+def check(case: Case, precision: str, rng: np.random.Generator) -> Counter[str]:
+    """Compare with onnxruntime; return how often each kernel is started."""
+    feeds, draft = case.feeds(rng), case.draft(precision)
+    found = gpu_interpreter.run(draft, feeds)
+    for name, truth in case.truth(feeds).items():
+        assert found[name].shape == truth.shape
+        difference = np.linalg.norm(found[name].astype(np.float64) - truth)
+        assert difference < LIMITS[precision] * np.linalg.norm(truth), name
+    return Counter(call.spec.kernel for call in draft.calls)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def head(
+    rng: np.random.Generator, images: int, *, end: list[onnx.NodeProto], boxes: int = 8
+) -> Case:
+    """Boxes and scores of two scales: joined, flattened, joined and split again."""
+    nodes: list[onnx.NodeProto] = []
+    weights = {"flat": ints(0, 0, -1), "parts": ints(boxes, 6)}
+    inputs = {"x0": (images, 16, 6, 8), "x1": (images, 16, 3, 4)}
+    for scale in inputs:
+        for part, filters in (("b", boxes), ("s", 6)):
+            weights |= {
+                f"w{part}{scale}": normal(rng, filters, 16, 1, 1),
+                f"c{part}{scale}": rng.normal(size=filters).astype(np.float32),
+            }
+            names = f"{scale} w{part}{scale} c{part}{scale}"
+            nodes.append(node("Conv", names, f"{part}{scale}"))
+        nodes.append(node("Concat", f"b{scale} s{scale}", f"j{scale}", axis=1))
+        nodes.append(node("Reshape", f"j{scale} flat", f"r{scale}"))
+    split = node("Split", "all parts", "boxes", axis=1)
+    split.output.append("scores")
+    nodes += [node("Concat", "rx0 rx1", "all", axis=2), split, *end]
+    return Case(nodes, inputs, weights)
+
+
+@PRECISIONS
+@pytest.mark.parametrize("images", [1, 3])
+def test_a_head_is_written_once(images: int, precision: str, rng: np.random.Generator) -> None:
+    end = [node("Sigmoid", "scores", "p"), node("Concat", "boxes p", "y", axis=1)]
+    kernels = check(head(rng, images, end=end), precision, rng)
+    assert set(kernels) <= {"planes", "transposing", "elementwise"}
+    assert kernels["planes"] == 4
+    assert kernels["transposing"] + kernels["elementwise"] == 2  # the inputs, channels last
+
+
+@PRECISIONS
+def test_boxes_and_scores_leave_as_two_outputs(precision: str, rng: np.random.Generator) -> None:
+    end = [node("Sigmoid", "scores", "z"), node("Identity", "boxes", "y")]
+    case = head(rng, 2, end=end)
+    case = Case(case.nodes, case.inputs, case.weights, ("y", "z"))
+    assert check(case, precision, rng)["planes"] == 4
+
+
+@PRECISIONS
+def test_a_slice_across_parts_joins_them_again(precision: str, rng: np.random.Generator) -> None:
+    """Indices 3 to 9 of 8 + 6 are no whole parts: the concatenation stays."""
+    case = head(rng, 2, end=[])
+    ends = {"from": ints(3), "to": ints(9), "axis": ints(1)}
+    nodes = [*case.nodes[:-1], node("Slice", "all from to axis", "y")]
+    check(Case(nodes, case.inputs, {**case.weights, **ends}), precision, rng)
+
+
+@PRECISIONS
+def test_what_others_read_stays_joined(precision: str, rng: np.random.Generator) -> None:
+    end = [node("Sigmoid", "scores", "z"), node("Relu", "all", "y"), node("Neg", "boxes", "v")]
+    case = head(rng, 2, end=end)
+    check(Case(case.nodes, case.inputs, case.weights, ("y", "z", "v")), precision, rng)
+
+
+@PRECISIONS
+def test_a_function_of_parts_that_others_read_stays(
+    precision: str, rng: np.random.Generator
+) -> None:
+    nodes = [
+        node("Conv", "x v", "a"),
+        node("Conv", "x w", "b"),
+        node("Concat", "a b", "c", axis=1),
+        node("Tanh", "c", "y"),
+        node("Neg", "a", "z"),
+    ]
+    weights = {"v": normal(rng, 8, 4, 1, 1), "w": normal(rng, 8, 4, 3, 3)}
+    nodes[1].attribute.append(onnx.helper.make_attribute("pads", [1, 1, 1, 1]))
+    check(Case(nodes, {"x": (2, 4, 5, 6)}, weights, ("y", "z")), precision, rng)
+
+
+@PRECISIONS
+@pytest.mark.parametrize("filters", [3, 16, 80])
+def test_a_last_convolution_writes_its_output_as_it_leaves(
+    filters: int, precision: str, rng: np.random.Generator
+) -> None:
+    nodes = [node("Conv", "x w b", "c"), node("Sigmoid", "c", "y")]
+    weights = {
+        "w": normal(rng, filters, 20, 1, 1),
+        "b": rng.normal(size=filters).astype(np.float32),
+    }
+    kernels = check(Case(nodes, {"x": (2, 20, 7, 11)}, weights), precision, rng)
+    assert kernels["planes"] == 1
+    assert sum(kernels.values()) == 2  # the input, channels last
+
+
+@PRECISIONS
+def test_a_residual_is_no_plane(precision: str, rng: np.random.Generator) -> None:
+    nodes = [node("Conv", "x w", "c"), node("Add", "c x", "y")]
+    kernels = check(
+        Case(nodes, {"x": (2, 8, 5, 5)}, {"w": normal(rng, 8, 8, 1, 1)}), precision, rng
+    )
+    assert "planes" not in kernels
+
+
+def test_planes_of_int8_are_exact(rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": (3, 20, 5, 7)})
+    case = graph.case(graph.product("Conv", graph.rounded("x"), (21, 20, 1, 1)))
+    drafted = case.draft("int8")
+    assert "planes" in {call.spec.kernel for call in drafted.calls}
+    feeds = case.feeds(rng)
+    found = gpu_interpreter.run(drafted, feeds)
+    for name, truth in int8_reference.run(case.model(), feeds).items():
+        np.testing.assert_array_equal(found[name], truth, strict=True)

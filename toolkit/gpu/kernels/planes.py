@@ -1,0 +1,49 @@
+"""1x1 convolutions of channels-last pictures whose result is stored in other strides.
+
+    y[i, f, p] = STEPS((sum_k x[i, p, k] w[f, k] + bias[f]) scale[f])
+
+i is an image, f a filter, p a pixel. Outputs of networks want all pixels of a filter side by side:
+a block of sums turns around on its way out, and no tensor is written twice. INT8 operands are
+summed in INT32, and scaled; others have no scale. WHOLE_BLOCKS says that BLOCK_K divides DEPTH.
+"""
+
+import triton
+import triton.language as tl
+
+from toolkit.gpu.kernels.expression import add_product, end_rows
+
+
+@triton.jit
+def planes(
+    x, weights, bias, scale, numbers, y,
+    DEPTH: tl.constexpr, FILTERS: tl.constexpr, PIXELS: tl.constexpr,
+    X_IMAGE: tl.constexpr, X_PITCH: tl.constexpr, W_PITCH: tl.constexpr,
+    Y_IMAGE: tl.constexpr, Y_FILTER: tl.constexpr, Y_PIXEL: tl.constexpr,
+    STEPS: tl.constexpr, PRECISION: tl.constexpr, WHOLE_BLOCKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Grid: (blocks of pixels x blocks of filters, images)."""
+    FILTER_BLOCKS: tl.constexpr = (FILTERS + BLOCK_N - 1) // BLOCK_N
+    tile = tl.program_id(0)  # neighbours share the pixels: they stay in the cache
+    image = tl.program_id(1)
+    p = tile // FILTER_BLOCKS * BLOCK_M + tl.arange(0, BLOCK_M)
+    f = tile % FILTER_BLOCKS * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    a = x + image * X_IMAGE + p[:, None] * X_PITCH + k[None, :]
+    b = weights + f[None, :] * W_PITCH + k[:, None]
+
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32 if scale is None else tl.int32)
+    for start in range(0, DEPTH, BLOCK_K):
+        present = (p < PIXELS)[:, None]
+        wanted = (f < FILTERS)[None, :]
+        if not WHOLE_BLOCKS:
+            present = present & (k < DEPTH - start)[None, :]
+            wanted = wanted & (k < DEPTH - start)[:, None]
+        left = tl.load(a + start, mask=present, other=0)
+        right = tl.load(b + start, mask=wanted, other=0)
+        total = add_product(total, left, right, PRECISION)
+
+    result = end_rows(total, bias, scale, None, f, FILTERS, STEPS, numbers)
+    place = y + image * Y_IMAGE + p[:, None] * Y_PIXEL + f[None, :] * Y_FILTER
+    inside = (p < PIXELS)[:, None] & (f < FILTERS)[None, :]
+    tl.store(place, result.to(y.dtype.element_ty), mask=inside)
