@@ -18,7 +18,7 @@ from toolkit.gpu.call import (
     Tactic,
     Work,
 )
-from toolkit.gpu.dims.sizes import Size, ceil_div, power_of_two
+from toolkit.gpu.dims.sizes import Size, ceil_div, opt, power_of_two
 from toolkit.gpu.dtypes import ELEMENT_TYPES, is_float
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.gpu import GpuTarget
@@ -32,6 +32,10 @@ Array = npt.NDArray[Any]
 WEIGHTS = ""  # the base of views into the weights
 ALIGNMENT = 256  # bytes; of every allocation and every weight
 _BLOCK = 1024  # elements of one block of an element-wise kernel
+# Of a block that only copies, and blocks for an SM at least: starting one takes an SM about 170
+# cycles, whatever it copies (an H200, 12,800 to 102,400 blocks of 1 to 2 KB).
+_COPIED_BYTES = 8192
+_BLOCKS_OF_SM = 4
 
 
 @dataclass
@@ -236,19 +240,27 @@ class Draft:
     def _in_order(
         self, tensors: Mapping[str, View | None], order: Order, steps: tuple[Step, ...], y: View
     ) -> Call:
+        block = _BLOCK if steps else self._copied_block(y)
         return self.make_call(
             "elementwise",
-            (ceil_div(y.elements, _BLOCK), 1, 1),
+            (ceil_div(y.elements, block), 1, 1),
             {**tensors, "elements": y.elements},
             {
                 "SHAPE": (0, *order.shape[1:]),
                 "STRIDES": order.strides[1:],
                 "Y_STRIDES": order.strides[0],
                 "STEPS": steps,
-                "BLOCK": _BLOCK,
+                "BLOCK": block,
             },
             writes=(y,),
         )
+
+    def _copied_block(self, y: View) -> int:
+        """Return the elements of a block that copies: fewer where SMs would be idle."""
+        block, least = _COPIED_BYTES // y.item_bytes, _BLOCKS_OF_SM * self.gpu.sm_count
+        while block > _BLOCK and opt(y.elements) < least * block:
+            block //= 2
+        return block
 
     def _in_tiles(
         self, tensors: Mapping[str, View | None], tiles: Tiles, steps: tuple[Step, ...], y: View
