@@ -584,3 +584,26 @@ def test_halves_that_are_joined_again_stay_where_they_are(
     kernels = [call.spec.kernel for call in case.draft(precision).calls]
     assert sum(kernel in COPIES for kernel in kernels) == 1  # the input, channels last
     close(case, floats(rng, case), rel=1e-4)
+
+
+@pytest.mark.parametrize(("side", "elements"), [(2, 1024), (64, 4096)])
+def test_blocks_that_copy_are_large_where_there_are_enough(
+    side: int, elements: int, rng: np.random.Generator
+) -> None:
+    nodes = [
+        node("Conv", "x v", "c"),
+        node("Resize", "c", "r", mode="nearest", coordinate_transformation_mode="asymmetric"),
+        node("Conv", "r w", "y", pads=[1, 1, 1, 1]),
+    ]
+    nodes[1].input[:] = ["c", "", "scales"]
+    nodes[1].attribute.append(onnx.helper.make_attribute("nearest_mode", "floor"))
+    weights = {"v": normal(rng, 64, 8, 1, 1), "w": normal(rng, 4, 64, 3, 3)}
+    weights["scales"] = np.array([1, 1, 2, 2], np.float32)
+    case = Case(nodes, {"x": (1, 8, side, side)}, weights)
+    (copy,) = (
+        call.spec
+        for work in case.draft("fp16").work
+        for call in work.tactics[0]
+        if call.spec.kernel == "elementwise" and "Resize:r" in work.nodes
+    )
+    assert dict(copy.constants)["BLOCK"] == elements
