@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Set up everything the tests need, then run every gate. Arguments go to pytest:
+# Set up everything the tests need, then run every gate. The tests run on all cores. Arguments go to
+# pytest, which then runs one test after the other, as those of a GPU or a board must:
 #   scripts/test.sh
 #   scripts/test.sh -m gpu tests/test_kernels.py
 set -euo pipefail
@@ -62,4 +63,7 @@ heading "mypy"
 heading "lint-imports"
 .venv/bin/lint-imports
 heading "pytest"
+if (($# == 0)); then
+    set -- -n "$(nproc)" --dist worksteal
+fi
 exec .venv/bin/python -m pytest -m "not slow and not gpu and not jetson" "$@"
