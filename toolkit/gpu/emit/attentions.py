@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from toolkit.gpu.call import Call, Constant
-from toolkit.gpu.dims.sizes import ceil_div, opt, power_of_two
+from toolkit.gpu.dims.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.emit.chains import broadcast, steps_after
 from toolkit.gpu.errors import NotCoveredError
@@ -170,6 +170,8 @@ def _call(
 ) -> Call:
     q, k, v, y, mask = heads.q, heads.k, heads.v, heads.y, heads.mask
     batch, count, queries, depth = q.shape
+    hides = mask is not None or bool(constants["CAUSAL"])
+    whole, last = _key_blocks(k.shape[2], tile.keys, hides=hides)
     return draft.make_call(
         "attention",
         (ceil_div(queries, tile.queries), batch * count, 1),
@@ -187,17 +189,27 @@ def _call(
             "MASK_STRIDES": mask.strides if mask else (0, 0, 0, 0),
             "Y_STRIDES": y.strides,
             "CHOOSES": mask is not None and mask.dtype == "bool",
+            "WHOLE": whole,
             "PRECISION": "ieee" if draft.dtype == "float16" else draft.gpu.fp32_precision,
             "BLOCK_M": tile.queries,
             "BLOCK_N": tile.keys,
             "BLOCK_D": _padded(depth),
             "BLOCK_E": _padded(v.shape[3]),
+            "BLOCK_LAST": last,
             **constants,
         },
         writes=(y,),
         warps=tile.warps,
         stages=tile.stages,
     )
+
+
+def _key_blocks(keys: int, block: int, *, hides: bool) -> tuple[int, int]:
+    """Return how many keys are in blocks that all queries see, and the width of those after."""
+    if hides or not fixed(keys):
+        return 0, block
+    left = keys % block
+    return keys - left, min(block, _padded(left))
 
 
 def _padded(size: int) -> int:

@@ -6,7 +6,10 @@
 
 Keys are read block by block. The sums so far are scaled by exp(m before - m after) whenever the
 maximum grows (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). All
-exponents are of 2: s and m are kept times log2(e). A query that sees no key gets 0.
+exponents are of 2: m is kept times log2(e). A query that sees no key gets 0.
+
+The first WHOLE keys are blocks of BLOCK_N that every query sees; only blocks after them, of
+BLOCK_LAST keys, ask which keys there are. So 197 keys are three blocks of 64 and one of 16.
 """
 
 import triton
@@ -25,21 +28,22 @@ def attention(
     Q_STRIDES: tl.constexpr, K_STRIDES: tl.constexpr, V_STRIDES: tl.constexpr,
     MASK_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr,
     SCALE: tl.constexpr, CAP: tl.constexpr, CHOOSES: tl.constexpr, CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr, STEPS: tl.constexpr,
+    PRECISION: tl.constexpr, STEPS: tl.constexpr, WHOLE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCK_LAST: tl.constexpr,
     numbers=None,
 ):  # fmt: skip
     """Grid: (blocks of queries, batch x heads).
 
     Strides are those of batch, head, row and column. SHARING heads of q read one of k and v. A mask
     is added, or with CHOOSES lets through where it is not 0. With CAUSAL query i sees keys 0 to i.
+    With either WHOLE is 0.
     """
     batch = tl.program_id(1) // HEADS
     head = tl.program_id(1) % HEADS
     i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
     e = tl.arange(0, BLOCK_E)
-    j = tl.arange(0, BLOCK_N)
     q += batch * Q_STRIDES[0] + head * Q_STRIDES[1]
     k += batch * K_STRIDES[0] + head // SHARING * K_STRIDES[1]
     v += batch * V_STRIDES[0] + head // SHARING * V_STRIDES[1]
@@ -48,32 +52,39 @@ def attention(
     query_place = i[:, None] * Q_STRIDES[2] + d[None, :] * Q_STRIDES[3]
     query = tl.load(q + query_place, mask=some & (d < DEPTH)[None, :], other=0.0)
 
+    # The largest score is the one with the largest sum: the sums alone are compared.
+    PLAIN: tl.constexpr = CAP == 0.0 and SCALE > 0.0 and mask is None
+    most = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    sums = tl.zeros((BLOCK_M, BLOCK_E), tl.float32)
     # What does not change with the block of keys is computed once.
-    k += d[:, None] * K_STRIDES[3] + j[None, :] * K_STRIDES[2]
-    v += j[:, None] * V_STRIDES[2] + e[None, :] * V_STRIDES[3]
+    j = tl.arange(0, BLOCK_N)
+    keys = k + d[:, None] * K_STRIDES[3] + j[None, :] * K_STRIDES[2]
+    values = v + j[:, None] * V_STRIDES[2] + e[None, :] * V_STRIDES[3]
+    for start in range(0, WHOLE, BLOCK_N):
+        key = tl.load(keys + start * K_STRIDES[2], mask=(d < DEPTH)[:, None], other=0.0)
+        value = tl.load(values + start * V_STRIDES[2], mask=(e < VALUES)[None, :], other=0.0)
+        s = _scores(query, key, SCALE, CAP, PLAIN, PRECISION)
+        most, total, sums = _add_block(s, value, most, total, sums, SCALE, PLAIN, False, PRECISION)
+
+    j = tl.arange(0, BLOCK_LAST)
+    keys = k + d[:, None] * K_STRIDES[3] + j[None, :] * K_STRIDES[2]
+    values = v + j[:, None] * V_STRIDES[2] + e[None, :] * V_STRIDES[3]
     if mask is not None:
         mask += batch * MASK_STRIDES[0] + head * MASK_STRIDES[1]
         mask += i[:, None] * MASK_STRIDES[2] + j[None, :] * MASK_STRIDES[3]
     end = KEYS
     if CAUSAL:
         end = tl.minimum(KEYS, (tl.program_id(0) + 1) * BLOCK_M)
-    most = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
-    sums = tl.zeros((BLOCK_M, BLOCK_E), tl.float32)
-    for start in range(0, end, BLOCK_N):
+    for start in range(WHOLE, end, BLOCK_LAST):
         here = start + j < KEYS
         key = tl.load(
-            k + start * K_STRIDES[2], mask=(d < DEPTH)[:, None] & here[None, :], other=0.0
+            keys + start * K_STRIDES[2], mask=(d < DEPTH)[:, None] & here[None, :], other=0.0
         )
         value = tl.load(
-            v + start * V_STRIDES[2], mask=here[:, None] & (e < VALUES)[None, :], other=0.0
+            values + start * V_STRIDES[2], mask=here[:, None] & (e < VALUES)[None, :], other=0.0
         )
-        s = tl.dot(query, key, input_precision=PRECISION)
-        if CAP > 0.0:  # tanh(a) = 1 - 2 / (exp(2 a) + 1)
-            power = tl.exp2(s * (2.0 * LOG2_E * SCALE / CAP))
-            s = (CAP * LOG2_E) * (1.0 - 2.0 / (power + 1.0))
-        else:
-            s *= SCALE * LOG2_E
+        s = _scores(query, key, SCALE, CAP, PLAIN, PRECISION)
         seen = here[None, :]
         if CAUSAL:
             seen = seen & ((start + j)[None, :] <= i[:, None])
@@ -84,18 +95,52 @@ def attention(
             else:
                 s += given.to(tl.float32) * LOG2_E
         s = tl.where(seen, s, float("-inf"))
-        grown = tl.maximum(most, tl.max(s, 1))
-        shift = grown
-        if CAUSAL or mask is not None:  # a block may show a query none of its keys
-            shift = tl.where(grown == float("-inf"), 0.0, grown)
-        weight = tl.exp2(s - shift[:, None])
-        before = tl.exp2(most - shift)
-        total = total * before + tl.sum(weight, 1)
-        sums *= before[:, None]
-        sums = tl.dot(weight.to(value.dtype), value, sums, input_precision=PRECISION)
-        most = grown
+        most, total, sums = _add_block(
+            s, value, most, total, sums, SCALE, PLAIN, CAUSAL or mask is not None, PRECISION
+        )
 
-    result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
+    result = sums * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
     result = evaluate((result,), STEPS, numbers)
     place = i[:, None] * Y_STRIDES[2] + e[None, :] * Y_STRIDES[3]
     tl.store(y + place, result.to(y.dtype.element_ty), mask=some & (e < VALUES)[None, :])
+
+
+@triton.jit
+def _scores(
+    query, key, SCALE: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return cap(SCALE query key) times log2(e); if PLAIN the products alone."""
+    s = tl.dot(query, key, input_precision=PRECISION)
+    if CAP > 0.0:  # tanh(a) = 1 - 2 / (exp(2 a) + 1)
+        power = tl.exp2(s * (2.0 * LOG2_E * SCALE / CAP))
+        s = (CAP * LOG2_E) * (1.0 - 2.0 / (power + 1.0))
+    elif not PLAIN:
+        s *= SCALE * LOG2_E
+    return s
+
+
+@triton.jit
+def _add_block(
+    s, value, most, total, sums, SCALE: tl.constexpr, PLAIN: tl.constexpr, HIDES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return the maximum, the total weight and the sums with one more block of keys.
+
+    With HIDES a block may show a query none of its keys.
+    """
+    if PLAIN:
+        grown = tl.maximum(most, tl.max(s, 1) * (SCALE * LOG2_E))
+    else:
+        grown = tl.maximum(most, tl.max(s, 1))
+    shift = grown
+    if HIDES:
+        shift = tl.where(grown == float("-inf"), 0.0, grown)
+    if PLAIN:
+        weight = tl.exp2(tl.fma(s, SCALE * LOG2_E, -shift[:, None]))
+    else:
+        weight = tl.exp2(s - shift[:, None])
+    before = tl.exp2(most - shift)
+    total = total * before + tl.sum(weight, 1)
+    sums = tl.dot(weight.to(value.dtype), value, sums * before[:, None], input_precision=PRECISION)
+    return grown, total, sums
