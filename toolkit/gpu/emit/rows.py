@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from toolkit.gpu.dims.sizes import ceil_div
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.emit.chains import broadcast, steps_after
-from toolkit.gpu.emit.walks import plan_walk, tile_rows
+from toolkit.gpu.emit.walks import in_thirds, plan_walk, tile_rows
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.graph.fusion import Group
 from toolkit.gpu.view import Shape, View, like
@@ -157,7 +157,7 @@ def emit_local_normalization(draft: Draft, group: Group) -> None:
 def _normalize(draft: Draft, group: Group, what: _Normalization) -> None:
     factors = [what.gain or what.x, what.bias or what.x]  # absent ones are not looked at
     walk = plan_walk([what.x, *factors, what.y], what.along)
-    tile = tile_rows(walk)
+    tile = in_thirds(tile_rows(walk), walk)
     steps, numbers = steps_after(draft, group)
     operands = {"x": what.x, "gain": what.gain, "bias": what.bias, "y": what.y}
     call = draft.make_call(

@@ -4,15 +4,16 @@ A tensor of any layout is (rows, columns) to such a kernel, with the strides of 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from toolkit.gpu.call import Constant
-from toolkit.gpu.dims.sizes import ceil_div, opt, power_of_two
+from toolkit.gpu.dims.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.gpu.view import Shape, View
 
 _HELD = 4096  # elements of a row that a block of 4 warps keeps in registers, 32 a thread
 _LONGEST = 16384  # elements that a block of 16 warps keeps
+_LEAST_IN_THIRDS = 64
 _SHARED = 2048  # elements of a block that holds several rows
 
 
@@ -83,6 +84,14 @@ def tile_rows(walk: Walk) -> RowTile:
         return RowTile(block, min(columns, _SHARED // block), 4)
     held = columns if columns <= _LONGEST else _HELD
     return RowTile(max(1, min(rows, _SHARED // held)), held, max(4, held // 1024))
+
+
+def in_thirds(tile: RowTile, walk: Walk) -> RowTile:
+    """Return the tile of a kernel that keeps a row in three blocks where a quarter is empty."""
+    short = tile.columns < _LEAST_IN_THIRDS
+    if short or not fixed(walk.columns) or 4 * walk.columns != 3 * tile.columns:
+        return tile
+    return replace(tile, columns=tile.columns // 4)
 
 
 def _joined(views: Sequence[View], dims: Sequence[int]) -> tuple[Shape, list[Shape]]:

@@ -8,7 +8,8 @@
     m[r] = 0,  s[r] = 1 / sum_i |x[r, i]|                                        "l1"
     m[r] = 0,  s[r] = 1 / sqrt(sum_i x[r, i]^2)                                  "l2"
 
-In "l1" and "l2" s[r] is 0 for a row of zeros. A row longer than BLOCK is read up to three times.
+In "l1" and "l2" s[r] is 0 for a row of zeros. A row longer than BLOCK is read up to three times,
+unless it is three blocks, as many are (384, 768): these are kept.
 """
 
 import triton
@@ -35,13 +36,31 @@ def normalize(
         value = load_rows(x, r, rows, i, COLUMNS, OUTER, INNER, X_STRIDES, 0.0)
         if MODE == "variance":
             mean = tl.sum(value, 1) / COLUMNS
-        total = tl.sum(_power(value, mean, i, COLUMNS, MODE), 1)
+        total = tl.zeros((ROWS, BLOCK), tl.float32)
+        total = tl.sum(_add_power(total, value, mean, i, COLUMNS, MODE), 1)
         scale = _scale(total, COLUMNS, MODE, EPSILON)
         result = (value - mean[:, None]) * scale[:, None]
         _finish(
             result, gain, bias, y, r, rows, i, COLUMNS, OUTER, INNER,
             GAIN_STRIDES, BIAS_STRIDES, Y_STRIDES, STEPS, numbers,
         )  # fmt: skip
+    elif COLUMNS == 3 * BLOCK:
+        first = load_rows(x, r, rows, i, None, OUTER, INNER, X_STRIDES, 0.0)
+        second = load_rows(x, r, rows, BLOCK + i, None, OUTER, INNER, X_STRIDES, 0.0)
+        third = load_rows(x, r, rows, 2 * BLOCK + i, None, OUTER, INNER, X_STRIDES, 0.0)
+        if MODE == "variance":
+            mean = tl.sum(first + second + third, 1) / COLUMNS
+        total = tl.zeros((ROWS, BLOCK), tl.float32)
+        values = (first, second, third)
+        for n in tl.static_range(3):
+            total = _add_power(total, values[n], mean, i, None, MODE)
+        scale = _scale(tl.sum(total, 1), COLUMNS, MODE, EPSILON)
+        for n in tl.static_range(3):
+            _finish(
+                (values[n] - mean[:, None]) * scale[:, None], gain, bias, y, r, rows,
+                n * BLOCK + i, None, OUTER, INNER, GAIN_STRIDES, BIAS_STRIDES, Y_STRIDES, STEPS,
+                numbers,
+            )  # fmt: skip
     else:
         if MODE == "variance":
             sums = tl.zeros((ROWS, BLOCK), tl.float32)
@@ -51,7 +70,7 @@ def normalize(
         sums = tl.zeros((ROWS, BLOCK), tl.float32)
         for start in range(0, COLUMNS, BLOCK):
             value = load_rows(x, r, rows, start + i, COLUMNS, OUTER, INNER, X_STRIDES, 0.0)
-            sums += _power(value, mean, start + i, COLUMNS, MODE)
+            sums = _add_power(sums, value, mean, start + i, COLUMNS, MODE)
         scale = _scale(tl.sum(sums, 1), COLUMNS, MODE, EPSILON)
         for start in range(0, COLUMNS, BLOCK):
             value = load_rows(x, r, rows, start + i, COLUMNS, OUTER, INNER, X_STRIDES, 0.0)
@@ -63,13 +82,15 @@ def normalize(
 
 
 @triton.jit
-def _power(value, mean, i, COLUMNS: tl.constexpr, MODE: tl.constexpr):
-    """What s[r] sums; 0 outside of the row."""
+def _add_power(total, value, mean, i, COLUMNS: tl.constexpr, MODE: tl.constexpr):
+    """Return the total with what s[r] sums, 0 outside of the row; COLUMNS None: all are inside."""
     if MODE == "l1":
-        result = tl.abs(value)
+        result = total + tl.abs(value)
     else:
-        away = tl.where((i < COLUMNS)[None, :], value - mean[:, None], 0.0)
-        result = away * away
+        away = value - mean[:, None]
+        if COLUMNS is not None:
+            away = tl.where((i < COLUMNS)[None, :], away, 0.0)
+        result = tl.fma(away, away, total)
     return result
 
 
@@ -91,10 +112,14 @@ def _finish(
     OUTER: tl.constexpr, INNER: tl.constexpr, GAIN_STRIDES: tl.constexpr,
     BIAS_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr, STEPS: tl.constexpr, numbers,
 ):  # fmt: skip
+    factor = 1.0
     if gain is not None:
-        result *= load_rows(gain, r, rows, i, COLUMNS, OUTER, INNER, GAIN_STRIDES, 0.0)
+        factor = load_rows(gain, r, rows, i, COLUMNS, OUTER, INNER, GAIN_STRIDES, 0.0)
+        if bias is None:
+            result *= factor
     if bias is not None:
-        result += load_rows(bias, r, rows, i, COLUMNS, OUTER, INNER, BIAS_STRIDES, 0.0)
+        given = load_rows(bias, r, rows, i, COLUMNS, OUTER, INNER, BIAS_STRIDES, 0.0)
+        result = tl.fma(result, factor, given)
     result = evaluate((result,), STEPS, numbers)
     store_walked(result, y, r, rows, i, COLUMNS, OUTER, INNER, Y_STRIDES)
 

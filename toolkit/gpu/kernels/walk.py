@@ -31,16 +31,24 @@ def index(i, SHAPE: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
+def _inside(row, rows, column, COLUMNS: tl.constexpr):
+    inside = (row < rows)[:, None]
+    if COLUMNS is not None:
+        inside = inside & (column < COLUMNS)[None, :]
+    return inside
+
+
+@triton.jit
 def load_rows(
     x, row, rows, column, COLUMNS: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr,
     STRIDES: tl.constexpr, OTHER: tl.constexpr,
 ):  # fmt: skip
-    """Return the float32 block x[row, column]; OTHER outside.
+    """Return the float32 block x[row, column]; OTHER outside. COLUMNS None: there are all columns.
 
     Rows are counted over the shape OUTER, columns over INNER; STRIDES are those of the two.
     """
     place = walk(row, OUTER, STRIDES[0])[:, None] + walk(column, INNER, STRIDES[1])[None, :]
-    inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+    inside = _inside(row, rows, column, COLUMNS)
     return tl.load(x + place, mask=inside, other=OTHER).to(tl.float32)
 
 
@@ -49,7 +57,7 @@ def store_walked(
     value, y, row, rows, column, COLUMNS: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr,
     STRIDES: tl.constexpr,
 ):  # fmt: skip
-    """Store the block y[row, column] = value, in the type of y."""
+    """Store the block y[row, column] = value, in the type of y; COLUMNS None: all columns."""
     place = walk(row, OUTER, STRIDES[0])[:, None] + walk(column, INNER, STRIDES[1])[None, :]
-    inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+    inside = _inside(row, rows, column, COLUMNS)
     tl.store(y + place, value.to(y.dtype.element_ty), mask=inside)
