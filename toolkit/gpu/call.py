@@ -26,6 +26,7 @@ KERNELS: dict[str, str] = {
     "scatter": "gather",
     "pad": "pad",
     "pixel_blocks": "pad",
+    "picture": "picture",
     "resample": "resample",
     "grid_sample": "grid_sample",
     "scan": "scan",

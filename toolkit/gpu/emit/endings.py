@@ -21,6 +21,7 @@ from toolkit.gpu.view import View
 _PICTURES = (
     "Conv",
     "ConvMaxPool",
+    "ConvPicture",
     "ConvTranspose",
 )  # their columns are channels, the second dimension
 

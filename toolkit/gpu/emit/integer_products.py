@@ -37,14 +37,20 @@ class IntegerWeights(IntegerEnding):
 
 
 def integer_weights(
-    draft: Draft, op: Operation, axis: int, columns: int, depth: int
+    draft: Draft,
+    op: Operation,
+    axis: int,
+    columns: int,
+    depth: int,
+    *,
+    grid: float | None = None,
 ) -> IntegerWeights | None:
     """Return the weights of a product of INT8; None where it is none, and floats are multiplied.
 
-    Operand 0 is the activation, 1 the weights with its columns along `axis`, 2 a bias. A product
-    that could leave INT32, or a bias that does, is none.
+    Operand 0 is the activation, on the grid on which it lies or on `grid`, 1 the weights with its
+    columns along `axis`, 2 a bias. A product that could leave INT32, or a bias that does, is none.
     """
-    scale = draft.read(op.inputs[0]).scale
+    scale = draft.read(op.inputs[0]).scale if grid is None else grid
     given = draft.network.integers.get(op.inputs[1])
     if scale is None or given is None or given.values.dtype != np.int8:
         return None

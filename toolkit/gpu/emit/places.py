@@ -14,7 +14,9 @@ from toolkit.gpu.graph.parameters import slice_of
 from toolkit.gpu.view import View, channels_last, row_major
 
 # Roots that write a (N, C, H, W) tensor channels-last wherever they are told to.
-_WRITE_PIXELS = frozenset({"Conv", "ConvMaxPool", "MaxPool", "AveragePool", "Resize"})
+_WRITE_PIXELS = frozenset(
+    {"Conv", "ConvMaxPool", "ConvPicture", "MaxPool", "AveragePool", "Resize"}
+)
 
 
 def emit_concat(draft: Draft, group: Group) -> None:

@@ -17,6 +17,7 @@ EPILOGUES: dict[str, int] = {
     "Conv": 1,
     "ConvTranspose": 1,
     "PixelBlocks": 0,
+    "ConvPicture": 0,
     "ConvMaxPool": 0,
     "Gemm": 1,
     "MatMul": 1,

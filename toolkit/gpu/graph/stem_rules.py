@@ -30,7 +30,7 @@ _TAP_ROWS = 4  # of a convolution that is pooled, at most
 _Replaced = tuple[Operation, ...] | None
 # Operators that never fall as their tensor rises, in floating point too, which an approximated
 # exponential might; `_never_falls` looks at attributes.
-_RISING = ("Relu", "RoundInt8", "Clip", "LeakyRelu", "HardSigmoid")
+RISING = ("Relu", "RoundInt8", "Clip", "LeakyRelu", "HardSigmoid")
 
 
 def blocks_of_pixels(around: Surroundings, op: Operation, made: Rewriting) -> _Replaced:
@@ -42,7 +42,7 @@ def blocks_of_pixels(around: Surroundings, op: Operation, made: Rewriting) -> _R
         return None
     source, weights = op.inputs[0], made.constants[op.inputs[1]]
     shape, result = made.shapes[source], made.shapes[op.outputs[0]]
-    if not _takes_blocks(op, weights, shape) or not _kept_integers(made, op):
+    if not _takes_blocks(op, weights, shape) or not kept_integers(made, op):
         return None
     taps = tuple(-(-count // SIDE) for count in weights.shape[2:])
     blocks = (shape[0], BLOCK, result[2] + taps[0] - 1, result[3] + taps[1] - 1)
@@ -65,11 +65,11 @@ def blocks_of_pixels(around: Surroundings, op: Operation, made: Rewriting) -> _R
 
 def pooled_sums(around: Surroundings, op: Operation, made: Rewriting) -> _Replaced:
     """MaxPool(f(Conv(PixelBlocks(x)))) -> f(ConvMaxPool(PixelBlocks(x))), f rising."""
-    if op.kind != "MaxPool" or len(op.outputs) > 1 or not _is_pooled_by_kernel(op, made):
+    if op.kind != "MaxPool" or len(op.outputs) > 1 or not is_pooled_by_kernel(op, made):
         return None
     rising: list[Operation] = []
     source = op.inputs[0]
-    while (one := around.own(source, *_RISING)) is not None and _never_falls(made, one):
+    while (one := around.own(source, *RISING)) is not None and _never_falls(made, one):
         rising.append(one)
         source = one.inputs[0]
     conv = around.own(source, "Conv")
@@ -113,7 +113,7 @@ def _takes_blocks(op: Operation, weights: Array, shape: tuple[int, ...]) -> bool
     return twice and plain and min(weights.shape[2:]) > 1 and all(map(fixed, shape[2:]))
 
 
-def _kept_integers(made: Rewriting, op: Operation) -> bool:
+def kept_integers(made: Rewriting, op: Operation) -> bool:
     """Whether a picture on a grid meets weights of INT8: only then it is read as it lies."""
     given = made.integers.get(op.inputs[1])
     if op.inputs[0] not in made.scales:
@@ -152,7 +152,7 @@ def _in_blocks(weights: Array) -> Array:
     return found
 
 
-def _is_pooled_by_kernel(op: Operation, made: Rewriting) -> bool:
+def is_pooled_by_kernel(op: Operation, made: Rewriting) -> bool:
     """Whether the kernel knows the window, and each one has a pixel of the picture."""
     shape, result = made.shapes[op.inputs[0]], made.shapes[op.outputs[0]]
     if len(shape) != 4 or not all(map(fixed, (*shape[1:], *result[1:]))):
@@ -172,7 +172,7 @@ def _reads_blocks(around: Surroundings, conv: Operation) -> bool:
 
 
 def _never_falls(made: Rewriting, op: Operation) -> bool:
-    """Whether an operation of `_RISING` is one with its attributes, and of one tensor."""
+    """Whether an operation of `RISING` is one with its attributes, and of one tensor."""
     if op.kind in ("HardSigmoid", "LeakyRelu") and op.number("alpha", 0.0) < 0:
         return False
     return all(not name or name in made.constants for name in op.inputs[1:])
