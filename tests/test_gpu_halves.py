@@ -71,12 +71,13 @@ def silu_of_a_product(rng: np.random.Generator) -> Case:
     return graph.case(graph.add("MaxPool", rounded, **window))
 
 
-def test_a_silu_and_its_rounding_are_one_step(rng: np.random.Generator) -> None:
+def test_what_is_rounded_to_int8_has_no_more_digits(rng: np.random.Generator) -> None:
     case = silu_of_a_product(rng)
     steps = [str(dict(call.spec.constants).get("STEPS")) for call in case.draft("int8").calls]
-    assert [found for found in steps if "silu" in found] == ["(('silu_int8_by', 0, 0),)"]
+    found = [one for one in steps if "silu" in one]
+    assert found == ["(('silu_half', 0), ('round_int8_by', 1, 0))"]
     old = [str(call.spec.constants) for call in case.draft("int8", XAVIER).calls]
-    assert "silu_int8" not in "".join(old)
+    assert "silu_half" not in "".join(old)
 
 
 def test_gelu_with_its_polynomial_is_near_to_all_of_fp16s_digits() -> None:
@@ -90,12 +91,10 @@ def test_gelu_with_its_polynomial_is_near_to_all_of_fp16s_digits() -> None:
     assert (np.abs(found - truth)[:-1] <= 3e-5 + 2**-11 * np.abs(truth)[:-1]).all()
 
 
-def test_a_gelu_and_its_rounding_are_one_step(rng: np.random.Generator) -> None:
+def test_a_gelu_in_int8_is_at_most_one_step_away(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": (2, 64, 6, 5)})
     first = graph.product("Conv", graph.rounded("x"), (96, 64, 1, 1), bias="int32")
     case = replace(graph.case(graph.rounded(graph.add("Gelu", first))), opset=20)
-    (_, call, *_) = case.draft("int8").calls
-    assert dict(call.spec.constants)["STEPS"] == (("gelu_int8_by", 0, 0),)
     feeds = case.feeds(rng)
     (found,) = gpu_interpreter.run(case.draft("int8"), feeds).values()
     (truth,) = case.truth(feeds).values()

@@ -16,7 +16,7 @@ from toolkit.gpu.graph.operators import OPERATORS, Constants, Step, Steps, is_nu
 
 _MOST = 127  # of INT8
 # Steps whose number is a scale, or one over it.
-_SCALED = ("real", "near_int8", "round_int8", "relu_int8", "silu_int8", "gelu_int8")
+_SCALED = ("real", "near_int8", "round_int8", "relu_int8")
 # Steps that are shorter where no more than the digits of FP16 are kept.
 _IN_HALF: Mapping[str, str] = MappingProxyType(
     {
@@ -124,11 +124,11 @@ def expression_of(
     found = tuple(steps.found)
     if in_half:
         found = tuple((_IN_HALF.get(str(step[0]), step[0]), *step[1:]) for step in found)
-    return Expression(operands, _rounded_at_once(len(operands), found))
+    return Expression(operands, _rectified_at_once(len(operands), found))
 
 
-def _rounded_at_once(operands: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Write a rectifier, a SiLU or a Gelu and the rounding that ends an expression as one step.
+def _rectified_at_once(operands: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Write a rectifier and the rounding that ends an expression as one step.
 
     Rounding x to q = clip(rte(fl(x f)), -128, 127) is monotone, so Relu first leaves the q of 0 or
     more; a Clip from 0 on does so where its highest number is rounded to 127 or beyond.
@@ -136,9 +136,6 @@ def _rounded_at_once(operands: int, steps: tuple[Step, ...]) -> tuple[Step, ...]
     if len(steps) < 2 or steps[-1][:2] != ("round_int8", operands + len(steps) - 2):
         return steps
     rectifier, factor = steps[-2], np.float32(steps[-1][2])  # type: ignore[arg-type]
-    if rectifier[0] in ("silu_half", "gelu_half"):
-        at_once = str(rectifier[0]).replace("half", "int8")
-        return (*steps[:-2], (at_once, rectifier[1], steps[-1][2]))
     if rectifier[0] == "clip":
         low, high = (np.float32(limit) for limit in rectifier[2:])  # type: ignore[arg-type]
         rectifies = bool(low == 0 and np.rint(high * factor) >= _MOST)

@@ -98,10 +98,6 @@ def _apply(v, STEP: tl.constexpr, numbers):
         result = near_int8(v[STEP[1]] * STEP[2])
     elif OP == "relu_int8":
         result = relu_int8(v[STEP[1]], STEP[2])
-    elif OP == "silu_int8":
-        result = functions.silu_int8(v[STEP[1]], STEP[2])
-    elif OP == "gelu_int8":
-        result = functions.gelu_int8(v[STEP[1]], STEP[2])
     elif OP == "real_by":
         result = as_float(v[STEP[1]]) * _number(numbers, STEP[2])
     elif OP == "round_int8_by":
@@ -110,10 +106,6 @@ def _apply(v, STEP: tl.constexpr, numbers):
         result = near_int8(v[STEP[1]] * _number(numbers, STEP[2]))
     elif OP == "relu_int8_by":
         result = relu_int8(v[STEP[1]], _number(numbers, STEP[2]))
-    elif OP == "silu_int8_by":
-        result = functions.silu_int8(v[STEP[1]], _number(numbers, STEP[2]))
-    elif OP == "gelu_int8_by":
-        result = functions.gelu_int8(v[STEP[1]], _number(numbers, STEP[2]))
     elif OP == "cast":
         result = _cast(v[STEP[1]], STEP[2])
     else:

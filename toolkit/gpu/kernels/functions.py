@@ -9,7 +9,7 @@ one instruction there, with a relative error of 2^-11 (PTX ISA, tanh.approx), th
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.int8 import INTERPRETED, round_int8
+from toolkit.gpu.kernels.int8 import INTERPRETED
 
 
 @triton.jit
@@ -96,41 +96,6 @@ def silu_half(x):
         h = 0.5 * x
         found = tl.fma(h, tanh_half(h), h)
     return found
-
-
-@triton.jit
-def silu_int8(x, FACTOR):
-    """clip(rte(x sigmoid(x) FACTOR), -128, 127) as int8."""
-    if INTERPRETED:
-        result = round_int8(silu(x) * FACTOR).to(tl.int8)
-    else:
-        result = _gated_int8(x, tanh_half(0.5 * x), FACTOR)
-    return result
-
-
-@triton.jit
-def _gated_int8(x, t, FACTOR):
-    """clip(rte(x (1 + t) / 2 FACTOR), -128, 127) as int8, rte: halves to even.
-
-    With g = x FACTOR / 510 it is g + g t, moved by 128 / 255, that saturates to 0..1. 1.5 * 2^15
-    rounds 255 / 256 of that to whole 256ths, whose bits are q + 128.
-    """
-    g = x * (tl.full(x.shape, 0.00196078431372549, tl.float32) * FACTOR)
-    moved = tl.inline_asm_elementwise(
-        "fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", [g, t, g + 0.5019607843137255],
-        tl.float32, is_pure=True, pack=1,
-    )  # fmt: skip
-    bits = tl.fma(moved, 0.99609375, 49152.0).to(tl.int32, bitcast=True)
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 low, high;
-        prmt.b32 low, $1, $2, 0x0040;
-        prmt.b32 high, $3, $4, 0x0040;
-        prmt.b32 low, low, high, 0x5410;
-        xor.b32 $0, low, 0x80808080;
-        }""",
-        "=r,r,r,r,r", [bits], tl.int8, is_pure=True, pack=4,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -321,16 +286,6 @@ def gelu_half(x):
     """x Phi(x)."""
     h = 0.5 * x
     return tl.fma(h, _gelu_turn(x), h)
-
-
-@triton.jit
-def gelu_int8(x, FACTOR):
-    """clip(rte(x Phi(x) FACTOR), -128, 127) as int8."""
-    if INTERPRETED:
-        result = round_int8(gelu_half(x) * FACTOR).to(tl.int8)
-    else:
-        result = _gated_int8(x, _gelu_turn(x), FACTOR)
-    return result
 
 
 @triton.jit

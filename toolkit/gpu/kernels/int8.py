@@ -2,12 +2,12 @@
 
     as_float(a)       = a, float32
     near_int8(a)      = clip(rte(a), -128, 127), float32
-    round_int8(a)     = clip(rte(a), -128, 127), int32
+    round_int8(a)     = clip(rte(a), -128, 127), int8
     relu_int8(a, f)   = clip(rte(fl(a f)), 0, 127), int8       rte: halves to even; fl: to float32
 
-GPUs convert between integers and floats slowly, and compare, select and move bytes at half the
-speed of sums. So what rounds is the sum with a number so large that it has no fraction:
-1.5 * 2**23 + q keeps a whole q in its last bits.
+GPUs compare, select and move bytes at half the speed of sums, so numbers are converted in as few
+instructions as there are. What rounds and stays a float is the sum with a number so large that it
+has no fraction: 1.5 * 2**23.
 """
 
 import triton
@@ -48,24 +48,25 @@ def near_int8(a):
 
 @triton.jit
 def round_int8(a):
-    """Return the nearest whole number in -128..127, halves to even, as int32.
+    """Return the nearest whole number in -128..127, halves to even, as int8.
 
-    The last bytes of four sums are put together by PRMT. A plain cast to int8 becomes the store of
-    a byte of a sum, which ptxas before CUDA 13.4 takes for a conversion from float: it stores 255.
+    The assembler makes one instruction of two conversions and what cuts them to bytes.
     """
-    a = tl.minimum(tl.maximum(a, -128.0), 127.0) + 12582912.0
     if INTERPRETED:
-        result = a.to(tl.int32, bitcast=True) - 0x4B400000
+        result = near_int8(a).to(tl.int8)
     else:
         result = tl.inline_asm_elementwise(
             """{
-            .reg .b32 low, high;
-            prmt.b32 low, $1, $2, 0x0040;
-            prmt.b32 high, $3, $4, 0x0040;
-            prmt.b32 $0, low, high, 0x5410;
+            .reg .b32 first, second, third, fourth;
+            cvt.rni.s32.f32 first, $1;
+            cvt.rni.s32.f32 second, $2;
+            cvt.rni.s32.f32 third, $3;
+            cvt.rni.s32.f32 fourth, $4;
+            cvt.pack.sat.s8.s32.b32 third, fourth, third, 0;
+            cvt.pack.sat.s8.s32.b32 $0, second, first, third;
             }""",
-            "=r,r,r,r,r", [a.to(tl.int32, bitcast=True)], tl.int8, is_pure=True, pack=4,
-        ).to(tl.int32)  # fmt: skip
+            "=r,f,f,f,f", [a.to(tl.float32)], tl.int8, is_pure=True, pack=4,
+        )  # fmt: skip
     return result
 
 
@@ -74,27 +75,15 @@ def relu_int8(a, FACTOR):
     """Return a * FACTOR, rectified and rounded to 0..127, halves to even, as int8.
 
     A product that saturates to 0..1 costs nothing more, so a * (FACTOR / 128) is made, which has
-    the same digits. 1.5 * 2**16 rounds it to whole 128ths, 0 to 128; of 128, the only one with its
-    highest bit set, that bit is taken off in four bytes at once.
+    the same digits, and then 128 times that.
     """
     if INTERPRETED:
-        result = round_int8(tl.maximum(a * FACTOR, 0.0)).to(tl.int8)
+        result = round_int8(tl.maximum(a * FACTOR, 0.0))
     else:
         factor = tl.full(a.shape, 0.0078125, tl.float32) * FACTOR
         a = tl.inline_asm_elementwise(
             "mul.rn.sat.f32 $0, $1, $2;", "=f,f,f", [a.to(tl.float32), factor], tl.float32,
             is_pure=True, pack=1,
         )  # fmt: skip
-        result = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 low, high;
-            prmt.b32 low, $1, $2, 0x0040;
-            prmt.b32 high, $3, $4, 0x0040;
-            prmt.b32 low, low, high, 0x5410;
-            and.b32 high, low, 0x80808080;
-            shr.u32 high, high, 7;
-            sub.u32 $0, low, high;
-            }""",
-            "=r,r,r,r,r", [(a + 98304.0).to(tl.int32, bitcast=True)], tl.int8, is_pure=True, pack=4,
-        )  # fmt: skip
+        result = round_int8(a * 128.0)
     return result
