@@ -25,6 +25,7 @@ _AVERAGE_CHANNELS = 32
 _AVERAGE_BYTES = 64
 _WIDE_AVERAGE_BYTES = 128
 _AVERAGE_PIXELS = 128
+_AVERAGE_BLOCKS = 8  # of an SM
 _AVERAGE_NUMBERS = 8192  # more of them leave a thread no registers
 
 
@@ -128,9 +129,9 @@ def emit_global_average(draft: Draft, group: Group) -> None:
     pixels = height * width
     block = _average_channels(x, draft.gpu)
     parts = _parts(opt(batch), channels, block, opt(pixels), draft.gpu)
+    at_once = (_average(draft, _Average(x, x_pitch, y, pixels, 1, pixels, steps)),)
     if parts == 1 or not fixed(pixels):
-        call = _average(draft, _Average(x, x_pitch, y, pixels, 1, pixels, steps))
-        draft.add(group.nodes, (call,))
+        draft.add(group.nodes, at_once)
         return
     # Few images do not fill the GPU: parts of their pixels are summed first.
     sums = draft.allocate(
@@ -141,7 +142,7 @@ def emit_global_average(draft: Draft, group: Group) -> None:
     )
     first = _average(draft, _Average(x, x_pitch, sums, pixels, parts, 1, ()))
     second = _average(draft, _Average(sums, channels, y, parts, 1, pixels, steps))
-    draft.add(group.nodes, (first, second))
+    draft.add(group.nodes, (first, second), at_once)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,20 +162,23 @@ def _average_channels(x: View, gpu: GpuTarget) -> int:
     """Return the channels of a block: the wide ones where their blocks fill the GPU eight times."""
     batch, channels = opt(x.shape[0]), x.shape[1]
     wide = _WIDE_AVERAGE_BYTES // x.item_bytes
-    fills = batch * ceil_div(channels, wide) >= 8 * gpu.sm_count
-    return wide if fills else max(_AVERAGE_CHANNELS, _AVERAGE_BYTES // x.item_bytes)
+    fills = batch * ceil_div(channels, wide) >= _AVERAGE_BLOCKS * gpu.sm_count
+    narrow = max(_AVERAGE_CHANNELS, _AVERAGE_BYTES // x.item_bytes)
+    return wide if fills else min(narrow, max(power_of_two(channels), 16))
 
 
 def _parts(batch: int, channels: int, block: int, pixels: int, gpu: GpuTarget) -> int:
-    """Return into how many parts the pixels are split, so that blocks fill the GPU twice."""
+    """Return into how many parts the pixels are split, so that blocks fill the GPU."""
     blocks = batch * ceil_div(channels, block)
-    return max(1, min(2 * gpu.sm_count // blocks, pixels // _AVERAGE_PIXELS))
+    return max(1, min(_AVERAGE_BLOCKS * gpu.sm_count // blocks, pixels // _AVERAGE_PIXELS))
 
 
 def _average(draft: Draft, one: _Average) -> Call:
     batch, channels = one.x.shape[:2]
     block = _average_channels(one.x, draft.gpu)
-    most = min(_AVERAGE_PIXELS, _AVERAGE_NUMBERS // block)
+    most = _AVERAGE_NUMBERS // block
+    if one.x.item_bytes > 1:
+        most = min(most, _AVERAGE_PIXELS)
     pixels = min(power_of_two(ceil_div(one.pixels, one.parts)), most)
     return draft.make_call(
         "global_average",

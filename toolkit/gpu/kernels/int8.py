@@ -1,6 +1,7 @@
 """Numbers of INT8 in registers: bytes to floats, and floats to bytes.
 
     as_float(a)       = a, float32
+    add_bytes(t, a)   = t + a, of t's type
     near_int8(a)      = clip(rte(a), -128, 127), float32
     round_int8(a)     = clip(rte(a), -128, 127), int8
     relu_int8(a, f)   = clip(rte(fl(a f)), 0, 127), int8       rte: halves to even; fl: to float32
@@ -38,6 +39,24 @@ def as_float(a):
     else:
         result = a.to(tl.float32)
     return result
+
+
+@triton.jit
+def add_bytes(total, a):
+    """Return total + a; of bytes, the sum of four products with 1, 0, 0 and 0 takes one of them."""
+    if a.dtype == tl.int8 and not INTERPRETED:
+        total = tl.inline_asm_elementwise(
+            """{
+            dp4a.s32.s32 $0, $8, 0x00000001, $4;
+            dp4a.s32.s32 $1, $8, 0x00000100, $5;
+            dp4a.s32.s32 $2, $8, 0x00010000, $6;
+            dp4a.s32.s32 $3, $8, 0x01000000, $7;
+            }""",
+            "=r,=r,=r,=r,r,r,r,r,r", [total, a], tl.int32, is_pure=True, pack=4,
+        )  # fmt: skip
+    else:
+        total += a.to(total.dtype)
+    return total
 
 
 @triton.jit

@@ -11,7 +11,8 @@ picture, with COUNT_PADS those in its padding too.
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import as_float, store_rows
+from toolkit.gpu.kernels.expression import store_rows
+from toolkit.gpu.kernels.int8 import add_bytes
 
 
 @triton.jit
@@ -79,14 +80,15 @@ def global_average(
     image = tl.program_id(0)
     c = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     part = tl.program_id(2)
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    SUM: tl.constexpr = tl.int32 if x.dtype.element_ty == tl.int8 else tl.float32
+    total = tl.zeros((BLOCK_M, BLOCK_N), SUM)
     for start in range(0, PART, BLOCK_M):
         at = start + tl.arange(0, BLOCK_M)
         p = part * PART + at
         inside = ((at < PART) & (p < PIXELS))[:, None] & (c < CHANNELS)[None, :]
         place = (image * PIXELS + p[:, None]) * X_PITCH + c[None, :]
-        total += as_float(tl.load(x + place, mask=inside, other=0))
-    mean = tl.div_rn(tl.sum(total, 0)[None, :], DIVISOR * 1.0)
+        total = add_bytes(total, tl.load(x + place, mask=inside, other=0))
+    mean = tl.div_rn(tl.sum(total, 0)[None, :].to(tl.float32), DIVISOR * 1.0)
     row = image * PARTS + part + tl.arange(0, 1)
     rows = batch * PARTS
     store_rows(mean, None, None, None, y, row, c, rows, CHANNELS, Y_PITCH, STEPS)
