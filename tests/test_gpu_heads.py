@@ -1,6 +1,7 @@
 """Heads of detectors: what they join and split leaves the kernels that make it, interpreted."""
 
 from collections import Counter
+from dataclasses import replace
 
 import gpu_interpreter
 import int8_reference
@@ -9,6 +10,8 @@ import onnx
 import pytest
 from gpu_graphs import Case, node, normal
 from int8_graphs import Graph
+
+from toolkit.gpu.gpu import GpuTarget
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -137,3 +140,18 @@ def test_planes_of_int8_are_exact(rng: np.random.Generator) -> None:
     found = gpu_interpreter.run(drafted, feeds)
     for name, truth in int8_reference.run(case.model(), feeds).items():
         np.testing.assert_array_equal(found[name], truth, strict=True)
+
+
+@pytest.mark.parametrize("filters", [40, 72, 80, 96, 200])
+def test_blocks_of_a_power_of_two_and_a_few_filters(filters: int, rng: np.random.Generator) -> None:
+    weights = {"w": normal(rng, filters, 20, 1, 1)}
+    case = Case([node("Conv", "x w", "y")], {"x": (2, 20, 7, 11)}, weights)
+    feeds, draft = case.feeds(rng), case.draft("fp16", GpuTarget(sm=90, sm_count=4))
+    (at,) = (i for i, one in enumerate(draft.work) if one.tactics[0][0].spec.kernel == "planes")
+    parted = [dict(call.spec.constants)["REST"] for (call,) in draft.work[at].tactics]
+    assert any(parted) == (filters in (40, 72, 80))
+    truth = case.truth(feeds)["y"]
+    for tactic in draft.work[at].tactics:
+        work = (*draft.work[:at], replace(draft.work[at], tactics=(tactic,)), *draft.work[at + 1 :])
+        found = gpu_interpreter.run(replace(draft, work=work), feeds)["y"]
+        assert np.linalg.norm(found - truth) < 2e-3 * np.linalg.norm(truth)

@@ -1,7 +1,9 @@
 """1x1 convolutions whose results lie in strides of their own -> calls of `planes`."""
 
+from dataclasses import replace
+
 from toolkit.gpu.call import Call
-from toolkit.gpu.dims.sizes import ceil_div, fixed
+from toolkit.gpu.dims.sizes import ceil_div, fixed, power_of_two
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.emit.endings import (
     constant_weights,
@@ -16,6 +18,10 @@ from toolkit.gpu.graph.fusion import Group
 from toolkit.gpu.graph.network import Array
 from toolkit.gpu.tiles import Product, Tile, product_tiles
 from toolkit.gpu.view import View
+
+# Of a block whose filters are a power of two and a few: 128 pixels are 512 bytes of a plane.
+_ROWS, _WARPS = 128, 4
+_LEAST_COLUMNS, _MOST_COLUMNS = 16, 64
 
 
 def may_write_planes(draft: Draft, group: Group, y: View) -> bool:
@@ -56,10 +62,10 @@ def emit_planes(draft: Draft, group: Group, y: View) -> None:
     images, _, pixels = flat.shape
     product = _product(weights, x.item_bytes, y)
 
-    def call(tile: Tile) -> Call:
+    def call(tile: Tile, rest: int = 0) -> Call:
         return draft.make_call(
             "planes",
-            (ceil_div(pixels, tile.rows) * ceil_div(filters, tile.columns), images, 1),
+            (ceil_div(pixels, tile.rows) * ceil_div(filters, tile.columns + rest), images, 1),
             {
                 "x": x,
                 "weights": packed,
@@ -80,6 +86,7 @@ def emit_planes(draft: Draft, group: Group, y: View) -> None:
                 "Y_PIXEL": flat.strides[2],
                 "STEPS": ending.steps,
                 "WHOLE_BLOCKS": fixed(depth) and depth % tile.depth == 0,
+                "REST": rest,
                 **product_constants(draft, tile, x.dtype),
             },
             writes=(y,),
@@ -87,7 +94,19 @@ def emit_planes(draft: Draft, group: Group, y: View) -> None:
             stages=tile.stages,
         )
 
-    draft.add(group.nodes, *((call(tile),) for tile in product_tiles(product, draft.gpu)))
+    tiles = product_tiles(product, draft.gpu)
+    parted = _parted(filters, tiles[0]) if draft.gpu.multiplies_from_shared else None
+    first = () if parted is None else (call(*parted),)
+    draft.add(group.nodes, *((one,) for one in (*first, *map(call, tiles))))
+
+
+def _parted(filters: int, tile: Tile) -> tuple[Tile, int] | None:
+    """Return a tile of few filters more than a power of two, and how many more; None elsewhere."""
+    columns = power_of_two(filters) // 2
+    rest = max(_LEAST_COLUMNS, power_of_two(filters - columns))
+    if not (_LEAST_COLUMNS < columns <= _MOST_COLUMNS and 2 * rest <= columns):
+        return None
+    return replace(tile, rows=_ROWS, columns=columns, warps=_WARPS), rest
 
 
 def _product(weights: Array, item_bytes: int, y: View) -> Product:
