@@ -149,7 +149,7 @@ def test_blocks_of_a_power_of_two_and_a_few_filters(filters: int, rng: np.random
     feeds, draft = case.feeds(rng), case.draft("fp16", GpuTarget(sm=90, sm_count=4))
     (at,) = (i for i, one in enumerate(draft.work) if one.tactics[0][0].spec.kernel == "planes")
     parted = [dict(call.spec.constants)["REST"] for (call,) in draft.work[at].tactics]
-    assert any(parted) == (filters in (40, 72, 80))
+    assert any(parted) == (filters < 128)
     truth = case.truth(feeds)["y"]
     for tactic in draft.work[at].tactics:
         work = (*draft.work[:at], replace(draft.work[at], tactics=(tactic,)), *draft.work[at + 1 :])
