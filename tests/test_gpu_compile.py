@@ -170,7 +170,7 @@ def test_depthwise_windows_of_int8_stay_in_registers(
     window: dict[str, object] = {"group": 96, "pads": [2] * 4, "strides": [stride] * 2}
     y = graph.product("Conv", graph.rounded("x"), (96, 1, 5, 5), bias="int32", **window)
     segment = graph.case(graph.rounded(graph.add("Sigmoid", y))).draft("int8", gpu)
-    specs = {call.spec for call in segment.calls if call.spec.kernel == "depthwise"}
+    specs = {call.spec for call in segment.calls if call.spec.kernel == "depthwise_int8"}
     assert specs
     kernels = compile_kernels(sorted(specs, key=str), gpu)
     assert [one.spill_bytes for one in kernels if one is not None and one.spill_bytes] == []

@@ -13,6 +13,7 @@ KERNELS: dict[str, str] = {
     "convolution_pool": "convolution_pool",
     "add_parts": "convolution",
     "depthwise": "depthwise",
+    "depthwise_int8": "depthwise_int8",
     "matmul": "matmul",
     "planes": "planes",
     "strips": "strips",

@@ -24,6 +24,7 @@ from toolkit.gpu.emit.stems import is_stem, make_stem
 from toolkit.gpu.emit.strips import product_tactics
 from toolkit.gpu.emit.volumes import emit_volume_convolution
 from toolkit.gpu.emit.windows import Window, read_window
+from toolkit.gpu.emit.words import word_calls
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.graph.fusion import Group
 from toolkit.gpu.graph.network import Array
@@ -207,6 +208,12 @@ def _product(p: _Picture, depth: int, run: int) -> Product:
 
 
 def _depthwise(draft: Draft, p: _Picture) -> None:
+    operands = {"x": p.x, **_ending_operands(p), "y": p.y, "batch": p.x.shape[0]}
+    constants: dict[str, Constant] = {**_sizes(p), "STEPS": p.ending.steps}
+    calls = word_calls(draft, p.weights, p.window, operands=operands, constants=constants)
+    if calls:
+        draft.add(p.nodes, *((call,) for call in calls))
+        return
     channels = p.weights.shape[0]
     weights = draft.constant(p.weights[:, 0].transpose(1, 2, 0), p.x.dtype)
 
@@ -215,18 +222,11 @@ def _depthwise(draft: Draft, p: _Picture) -> None:
         return draft.make_call(
             "depthwise",
             (ceil_div(_strips(p, rows), tile.rows), ceil_div(channels, tile.columns), 1),
+            {**operands, "weights": weights},
             {
-                "x": p.x,
-                "weights": weights,
-                **_ending_operands(p),
-                "y": p.y,
-                "batch": p.x.shape[0],
-            },
-            {
-                **_sizes(p),
+                **constants,
                 "CHANNELS": channels,
                 **p.window.constants(),
-                "STEPS": p.ending.steps,
                 "ROWS": rows,
                 "BLOCK_M": tile.rows,
                 "BLOCK_N": tile.columns,

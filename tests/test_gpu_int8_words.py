@@ -1,0 +1,104 @@
+"""Depthwise convolutions of INT8 by words of bytes: interpreted, bit by bit.
+
+Every tactic gives the bits of `int8_reference`, the formulas in NumPy.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import gpu_interpreter
+import int8_reference
+import numpy as np
+import pytest
+from gpu_graphs import Case
+from int8_graphs import Graph
+
+from toolkit.gpu.draft import Work
+from toolkit.gpu.emit.words import tap_words
+from toolkit.gpu.gpu import GpuTarget
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+H200 = GpuTarget(sm=90, sm_count=3)
+ORIN = GpuTarget(sm=87, sm_count=2, exhaustive=True)
+
+
+def check_tactics(case: Case, kernel: str, gpu: GpuTarget) -> list[Mapping[str, object]]:
+    """All tactics by this kernel are exact; return the constants of each."""
+    segment = case.draft("int8", gpu)
+    rng = np.random.default_rng(len(case.nodes))
+    feeds = {n: rng.normal(size=s).astype(np.float32) for n, s in case.inputs.items()}
+    truths = int8_reference.run(case.model(), feeds)
+    tried = []
+
+    def uses(work: Work) -> list[tuple[object, ...]]:
+        return [t for t in work.tactics if any(call.spec.kernel == kernel for call in t)]
+
+    for at, work in enumerate(segment.work):
+        for tactic in uses(work):
+            works = [*segment.work]
+            works[at] = replace(work, tactics=(tactic,))
+            found = gpu_interpreter.run(replace(segment, work=tuple(works)), feeds)
+            for name, truth in truths.items():
+                assert len(np.unique(truth)) > 4
+                np.testing.assert_array_equal(found[name], truth, strict=True)
+            tried.append(dict(tactic[0].spec.constants))
+    return tried
+
+
+DEPTHWISE = {
+    "3x3": ((2, 8, 9, 7), (3, 3), {"pads": [1, 1, 1, 1]}),
+    "3x3, strided": ((1, 4, 9, 10), (3, 3), {"pads": [1, 1, 1, 1], "strides": [2, 2]}),
+    "3x3, strided, odd pads": ((2, 4, 8, 8), (3, 3), {"pads": [0, 0, 1, 1], "strides": [2, 2]}),
+    "5x5": ((1, 4, 7, 7), (5, 5), {"pads": [2, 2, 2, 2]}),
+    "5x5, strided": ((1, 4, 9, 11), (5, 5), {"pads": [2, 1, 2, 2], "strides": [2, 2]}),
+    "a row": ((1, 4, 3, 9), (1, 5), {"pads": [0, 2, 0, 2]}),
+    "a column": ((1, 4, 9, 3), (4, 1), {"strides": [1, 2]}),
+    "two by four": ((1, 4, 6, 9), (2, 4), {"strides": [2, 1]}),
+}
+
+
+@pytest.mark.parametrize("name", DEPTHWISE)
+def test_depthwise_by_words_is_exact(name: str, rng: np.random.Generator) -> None:
+    shape, taps, attributes = DEPTHWISE[name]
+    graph = Graph(rng, {"x": shape})
+    weights = (shape[1], 1, *taps)
+    bias = str(rng.choice(["", "int32"]))
+    y = graph.product("Conv", graph.rounded("x"), weights, bias=bias, group=shape[1], **attributes)
+    case = graph.case(graph.rounded(graph.add("Relu", y)))
+    tried = check_tactics(case, "depthwise_int8", ORIN)
+    assert len({(one["ROWS"], one["COLUMNS"]) for one in tried}) >= 3
+
+
+def test_depthwise_by_words_adds_a_residual(rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": (1, 8, 5, 6)})
+    x = graph.rounded("x")
+    c = graph.product("Conv", x, (8, 1, 3, 3), bias="int32", group=8, pads=[1, 1, 1, 1])
+    case = graph.case(graph.rounded(graph.add("Relu", graph.add("Add", graph.rounded(c), x))))
+    assert check_tactics(case, "depthwise_int8", H200)
+
+
+@pytest.mark.parametrize(
+    ("channels", "attributes"),
+    [(6, {}), (8, {"dilations": [2, 1]}), (8, {"strides": [3, 3]})],
+    ids=["channels that are no words", "dilated", "strides of three"],
+)
+def test_other_depthwise_convolutions_have_no_words(
+    channels: int, attributes: dict[str, object], rng: np.random.Generator
+) -> None:
+    graph = Graph(rng, {"x": (1, channels, 9, 9)})
+    weights = (channels, 1, 3, 3)
+    y = graph.product("Conv", graph.rounded("x"), weights, group=channels, **attributes)
+    assert check_tactics(graph.case(graph.rounded(y)), "depthwise_int8", H200) == []
+
+
+def test_words_of_weights_meet_the_pixels_they_belong_to(rng: np.random.Generator) -> None:
+    weights = rng.integers(-127, 128, (3, 2, 5)).astype(np.int8)
+    pixels = rng.integers(-128, 128, (3, 16))
+    packed = tap_words(weights, 4)
+    assert packed.shape == (2, 4, 2, 3)
+    taps = packed.view(np.int8).reshape(2, 4, 2, 3, 4).astype(int)
+    for o in range(4):  # the first tap lies o pixels behind a word's first
+        sums = sum((taps[:, o, k] * pixels[:, 4 * k : 4 * k + 4]).sum(-1) for k in range(2))
+        truth = (weights.astype(int) * pixels[:, None, o : o + 5]).sum(-1).T
+        np.testing.assert_array_equal(sums, truth)
