@@ -45,8 +45,8 @@ def word_calls(
 ) -> tuple[Call, ...]:
     """Return calls of a depthwise convolution, weights (C, 1, rows, columns), the best first.
 
-    There are none where operands are not of INT8, or lie so that no words are read. `constants` hold sizes,
-    pitches and steps.
+    There are none where operands are not of INT8, or lie so that no words are read. `constants`
+    hold sizes, pitches and steps.
     """
     x, y = operands["x"], operands["y"]
     assert isinstance(x, View)
