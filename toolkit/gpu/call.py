@@ -12,6 +12,7 @@ KERNELS: dict[str, str] = {
     "convolution": "convolution",
     "convolution_pool": "convolution_pool",
     "add_parts": "convolution",
+    "resident": "resident",
     "depthwise": "depthwise",
     "depthwise_int8": "depthwise_int8",
     "matmul": "matmul",

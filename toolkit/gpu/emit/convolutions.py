@@ -19,6 +19,7 @@ from toolkit.gpu.emit.endings import (
 from toolkit.gpu.emit.integer_products import integer_weights
 from toolkit.gpu.emit.parts import PLAIN_STEPS, adding_call, sums_in_parts
 from toolkit.gpu.emit.planes import emit_planes
+from toolkit.gpu.emit.resident import resident_calls
 from toolkit.gpu.emit.stems import CHANNELS as STEM_CHANNELS
 from toolkit.gpu.emit.stems import is_stem, make_stem
 from toolkit.gpu.emit.strips import product_tactics
@@ -111,8 +112,17 @@ def _implicit(draft: Draft, p: _Picture) -> None:
     if p.window.is_point and p.groups == 1:
         draft.add(p.nodes, *product_tactics(draft, product, *_as_product(p, weights, product)))
         return
+    tactics = [(call,) for call in _resident(draft, p)]
     tiles = product_tiles(product, draft.gpu, in_parts=True)
-    draft.add(p.nodes, *(_tactic(draft, p, weights, product, tile) for tile in tiles))
+    draft.add(p.nodes, *tactics, *(_tactic(draft, p, weights, product, tile) for tile in tiles))
+
+
+def _resident(draft: Draft, p: _Picture) -> tuple[Call, ...]:
+    if p.groups > 1:
+        return ()
+    operands = {"x": p.x, **_ending_operands(p), "y": p.y, "batch": p.x.shape[0]}
+    constants: dict[str, Constant] = {**_sizes(p), "STEPS": p.ending.steps}
+    return resident_calls(draft, p.weights, p.window, operands=operands, constants=constants)
 
 
 def _tactic(draft: Draft, p: _Picture, weights: View, product: Product, tile: Tile) -> Tactic:

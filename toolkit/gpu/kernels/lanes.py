@@ -8,7 +8,8 @@ as here, the rows and columns of the operands are read in another order, which c
     sum [r, c] is the result [sum_rows[r], sum_columns[c]]
 
 so that lane l holds the columns 16 (l % 4) to 16 (l % 4) + 15 of each 64, and one access of a warp
-is 64 bytes of 8 rows. On other GPUs the results are the same.
+is 64 bytes of 8 rows. Of 16 or 32 columns it holds a quarter likewise. On other GPUs the results
+are the same.
 """
 
 import triton
@@ -28,15 +29,17 @@ def sum_rows(BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
 @triton.jit
 def sum_columns(BLOCK_N: tl.constexpr):
     """Return for each column of sums, [BLOCK_N], which column of the block it is."""
+    RUN: tl.constexpr = min(BLOCK_N, 64)
     c = tl.arange(0, BLOCK_N)
-    return c // 64 * 64 + c // 2 % 4 * 16 + c // 8 % 8 * 2 + c % 2
+    return c // RUN * RUN + c // 2 % 4 * (RUN // 4) + c // 8 % (RUN // 8) * 2 + c % 2
 
 
 @triton.jit
 def in_memory_order(sums, BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
-    """Return sums [BLOCK_M, 64] with rows and columns in their order in the block."""
-    sums = sums.reshape(BLOCK_M // (16 * WARPS), WARPS, 2, 8, 8, 4, 2)
-    return sums.permute(0, 2, 1, 3, 5, 4, 6).reshape(BLOCK_M, 64)
+    """Return sums, of 64 columns or fewer, with rows and columns in their order in the block."""
+    COLUMNS: tl.constexpr = sums.shape[1]
+    sums = sums.reshape(BLOCK_M // (16 * WARPS), WARPS, 2, 8, COLUMNS // 8, 4, 2)
+    return sums.permute(0, 2, 1, 3, 5, 4, 6).reshape(BLOCK_M, COLUMNS)
 
 
 @triton.jit
@@ -57,8 +60,9 @@ def load_lanes(
     found = None
     if residual is not None:
         found = ()
-        for i in tl.static_range(BLOCK_N // 64):
-            column = n + i * 64 + tl.arange(0, 64)
+        RUN: tl.constexpr = min(BLOCK_N, 64)
+        for i in tl.static_range(BLOCK_N // RUN):
+            column = n + i * RUN + tl.arange(0, RUN)
             found = found + (load_residual(residual, row, column, rows, COLUMNS, R_PITCH),)
     return found
 
@@ -71,14 +75,15 @@ def store_lanes(
 ):  # fmt: skip
     """Store what `store_rows` stores, of a block of sums whose operands were read in the order.
 
-    The sums hold the bias. BLOCK_N is 64 or 128; each 64 columns are stored by themselves.
+    The sums hold the bias. BLOCK_N is 16, 32, 64 or 128; each 64 columns are stored by themselves.
     """
+    RUN: tl.constexpr = min(BLOCK_N, 64)
     if BLOCK_N == 128:
         parts = total.reshape(BLOCK_M, 2, 64).permute(0, 2, 1).split()
     else:
         parts = (total,)
-    for i in tl.static_range(BLOCK_N // 64):
-        column = n + i * 64 + tl.arange(0, 64)
+    for i in tl.static_range(BLOCK_N // RUN):
+        column = n + i * RUN + tl.arange(0, RUN)
         part = in_memory_order(parts[i], BLOCK_M, WARPS)
         residual = None
         if residuals is not None:
