@@ -3,46 +3,17 @@
 Every tactic gives the bits of `int8_reference`, the formulas in NumPy.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
-
-import gpu_interpreter
-import int8_reference
 import numpy as np
 import pytest
-from gpu_graphs import Case
 from int8_graphs import Graph
+from int8_tactics import check_dynamic, check_tactics
 
-from toolkit.gpu.draft import Work
 from toolkit.gpu.emit.resident import operand_order
 from toolkit.gpu.gpu import GpuTarget
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
 H200 = GpuTarget(sm=90, sm_count=3)
-
-
-def check_tactics(case: Case, kernel: str, gpu: GpuTarget) -> list[Mapping[str, object]]:
-    """All tactics by this kernel are exact; return the constants of each."""
-    segment = case.draft("int8", gpu)
-    rng = np.random.default_rng(len(case.nodes))
-    feeds = {n: rng.normal(size=s).astype(np.float32) for n, s in case.inputs.items()}
-    truths = int8_reference.run(case.model(), feeds)
-    tried = []
-
-    def uses(work: Work) -> list[tuple[object, ...]]:
-        return [t for t in work.tactics if any(call.spec.kernel == kernel for call in t)]
-
-    for at, work in enumerate(segment.work):
-        for tactic in uses(work):
-            works = [*segment.work]
-            works[at] = replace(work, tactics=(tactic,))
-            found = gpu_interpreter.run(replace(segment, work=tuple(works)), feeds)
-            for name, truth in truths.items():
-                assert len(np.unique(truth)) > 4
-                np.testing.assert_array_equal(found[name], truth, strict=True)
-            tried.append(dict(tactic[0].spec.constants))
-    return tried
 
 
 RESIDENT = {
@@ -103,3 +74,12 @@ def test_weights_lie_in_the_order_of_the_operand(rng: np.random.Generator) -> No
         number = place // 64 * 64 + 16 * q + 8 * s + 4 * h + b
         truth = k[:, number] if number < 144 else 0
         np.testing.assert_array_equal(packed[:, place], truth)
+
+
+def test_sizes_may_be_dynamic(rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": ("batch", 16, "height", 7)})
+    y = graph.product(
+        "Conv", graph.rounded("x"), (32, 16, 3, 3), bias="int32", pads=[1, 1, 1, 1], strides=[2, 2]
+    )
+    case = graph.case(graph.rounded(graph.add("Relu", y)))
+    check_dynamic(case, "resident", H200, rng)

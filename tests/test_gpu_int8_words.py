@@ -3,17 +3,11 @@
 Every tactic gives the bits of `int8_reference`, the formulas in NumPy.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
-
-import gpu_interpreter
-import int8_reference
 import numpy as np
 import pytest
-from gpu_graphs import Case
 from int8_graphs import Graph
+from int8_tactics import check_dynamic, check_tactics
 
-from toolkit.gpu.draft import Work
 from toolkit.gpu.emit.words import tap_words
 from toolkit.gpu.gpu import GpuTarget
 
@@ -21,30 +15,6 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 H200 = GpuTarget(sm=90, sm_count=3)
 ORIN = GpuTarget(sm=87, sm_count=2, exhaustive=True)
-
-
-def check_tactics(case: Case, kernel: str, gpu: GpuTarget) -> list[Mapping[str, object]]:
-    """All tactics by this kernel are exact; return the constants of each."""
-    segment = case.draft("int8", gpu)
-    rng = np.random.default_rng(len(case.nodes))
-    feeds = {n: rng.normal(size=s).astype(np.float32) for n, s in case.inputs.items()}
-    truths = int8_reference.run(case.model(), feeds)
-    tried = []
-
-    def uses(work: Work) -> list[tuple[object, ...]]:
-        return [t for t in work.tactics if any(call.spec.kernel == kernel for call in t)]
-
-    for at, work in enumerate(segment.work):
-        for tactic in uses(work):
-            works = [*segment.work]
-            works[at] = replace(work, tactics=(tactic,))
-            found = gpu_interpreter.run(replace(segment, work=tuple(works)), feeds)
-            for name, truth in truths.items():
-                assert len(np.unique(truth)) > 4
-                np.testing.assert_array_equal(found[name], truth, strict=True)
-            tried.append(dict(tactic[0].spec.constants))
-    return tried
-
 
 DEPTHWISE = {
     "3x3": ((2, 8, 9, 7), (3, 3), {"pads": [1, 1, 1, 1]}),
@@ -102,3 +72,12 @@ def test_words_of_weights_meet_the_pixels_they_belong_to(rng: np.random.Generato
         sums = sum((taps[:, o, k] * pixels[:, 4 * k : 4 * k + 4]).sum(-1) for k in range(2))
         truth = (weights.astype(int) * pixels[:, None, o : o + 5]).sum(-1).T
         np.testing.assert_array_equal(sums, truth)
+
+
+def test_sizes_may_be_dynamic(rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": ("batch", 8, "height", 7)})
+    y = graph.product(
+        "Conv", graph.rounded("x"), (8, 1, 3, 3), bias="int32", group=8, pads=[1, 1, 1, 1]
+    )
+    case = graph.case(graph.rounded(graph.add("Relu", y)))
+    check_dynamic(case, "depthwise_int8", ORIN, rng)
