@@ -19,6 +19,7 @@ _LEAST = 16  # the smallest block side that a product of matrices takes
 # spills (Triton 3.9 for sm_87 and sm_90). Large ones read keys less often.
 _TILES = ((128, 64, 8, 128), (64, 64, 4, 128), (128, 32, 4, 64), (64, 32, 4, 128))
 _TILES_FP32 = ((64, 32, 8, 64), (32, 32, 4, 128))  # each product is three, with parts of operands
+_WIDEST_IN_REGISTERS = 64
 _SMALL_TILES = ((32, 32, 4, 64), (16, 16, 4, 128))  # where a thread multiplies numbers itself
 
 
@@ -170,8 +171,9 @@ def _call(
 ) -> Call:
     q, k, v, y, mask = heads.q, heads.k, heads.v, heads.y, heads.mask
     batch, count, queries, depth = q.shape
-    hides = mask is not None or bool(constants["CAUSAL"])
-    whole, last = _key_blocks(k.shape[2], tile.keys, hides=hides)
+    whole, last = 0, tile.keys
+    if mask is None and not constants["CAUSAL"] and _knows_whole_blocks(draft, heads):
+        whole, last = _key_blocks(k.shape[2], tile.keys)
     return draft.make_call(
         "attention",
         (ceil_div(queries, tile.queries), batch * count, 1),
@@ -204,10 +206,20 @@ def _call(
     )
 
 
-def _key_blocks(keys: int, block: int, *, hides: bool) -> tuple[int, int]:
-    """Return how many keys are in blocks that all queries see, and the width of those after."""
-    if hides or not fixed(keys):
-        return 0, block
+def _knows_whole_blocks(draft: Draft, heads: _Heads) -> bool:
+    """Whether keys are a fixed number, and two kinds of blocks leave enough registers.
+
+    They took up to 1 KB of local memory a thread more in FP32, 184 bytes without tensor cores and
+    64 for heads of 128 on sm_87 (Triton 3.9); those of sm_90 read operands from shared memory.
+    """
+    widest = max(_padded(heads.q.shape[3]), _padded(heads.v.shape[3]))
+    fits = draft.gpu.has_matrix_units and widest <= _WIDEST_IN_REGISTERS
+    fits = fits or draft.gpu.multiplies_from_shared
+    return fixed(heads.k.shape[2]) and draft.item_bytes == 2 and fits
+
+
+def _key_blocks(keys: int, block: int) -> tuple[int, int]:
+    """Return how many keys are in blocks without an empty place, and the width of those after."""
     left = keys % block
     return keys - left, min(block, _padded(left))
 
