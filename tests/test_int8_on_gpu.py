@@ -353,3 +353,14 @@ def test_a_tensor_is_rounded_once_for_two_readers(rng: np.random.Generator) -> N
     alone = graph.case(ends[0]).draft("int8")
     assert kernels(segment)["planes"] == kernels(alone)["planes"] + 1
     assert not [call for call in segment.calls if "sigmoid" in str(call.spec.constants)][1:]
+
+
+@pytest.mark.parametrize(("side", "elements"), [(2, 1024), (64, 2048)])
+def test_blocks_that_compute_bytes_are_larger_where_there_are_enough(
+    side: int, elements: int, rng: np.random.Generator
+) -> None:
+    graph = Graph(rng, {"x": (1, 64, side, side), "g": (1, 64, 1, 1)})
+    case = graph.case(graph.rounded(graph.add("Mul", graph.rounded("x"), "g")))
+    found = [dict(one.spec.constants) for one in case.draft("int8").calls]
+    blocks = [one["BLOCK"] for one in found if "mul" in str(one["STEPS"])]
+    assert blocks == [elements]

@@ -31,10 +31,12 @@ from toolkit.gpu.view import Shape, View, channels_last, like, row_major
 Array = npt.NDArray[Any]
 WEIGHTS = ""  # the base of views into the weights
 ALIGNMENT = 256  # bytes; of every allocation and every weight
-_BLOCK = 1024  # elements of one block of an element-wise kernel
-# Of a block that only copies, and blocks for an SM at least: starting one takes an SM about 170
-# cycles, whatever it copies (an H200, 12,800 to 102,400 blocks of 1 to 2 KB).
+_BLOCK = 1024  # elements of one block of an element-wise kernel, at least
+# Bytes of a block that only copies, and of one that computes; blocks for an SM at least. Starting
+# one takes an SM about 170 cycles, whatever it copies (an H200, 12,800 to 102,400 blocks of 1 to
+# 2 KB). Factors for the channels of INT8: 1024 bytes took 33 us, 2048 and 4096 took 26 (51 MB).
 _COPIED_BYTES = 8192
+_COMPUTED_BYTES = 2048
 _BLOCKS_OF_SM = 4
 
 
@@ -240,7 +242,7 @@ class Draft:
     def _in_order(
         self, tensors: Mapping[str, View | None], order: Order, steps: tuple[Step, ...], y: View
     ) -> Call:
-        block = _BLOCK if steps else self._copied_block(y)
+        block = self._block(y, _COMPUTED_BYTES if steps else _COPIED_BYTES)
         return self.make_call(
             "elementwise",
             (ceil_div(y.elements, block), 1, 1),
@@ -255,12 +257,12 @@ class Draft:
             writes=(y,),
         )
 
-    def _copied_block(self, y: View) -> int:
-        """Return the elements of a block that copies: fewer where SMs would be idle."""
-        block, least = _COPIED_BYTES // y.item_bytes, _BLOCKS_OF_SM * self.gpu.sm_count
+    def _block(self, y: View, most_bytes: int) -> int:
+        """Return the elements of a block: fewer where SMs would be idle."""
+        block, least = most_bytes // y.item_bytes, _BLOCKS_OF_SM * self.gpu.sm_count
         while block > _BLOCK and opt(y.elements) < least * block:
             block //= 2
-        return block
+        return max(block, _BLOCK)
 
     def _in_tiles(
         self, tensors: Mapping[str, View | None], tiles: Tiles, steps: tuple[Step, ...], y: View
