@@ -17,6 +17,7 @@ KERNELS: dict[str, str] = {
     "depthwise_int8": "depthwise_int8",
     "matmul": "matmul",
     "planes": "planes",
+    "upscaled": "upscaled",
     "strips": "strips",
     "chained": "chained",
     "max_pool": "max_pooling",

@@ -24,6 +24,7 @@ from toolkit.gpu.emit import (
     scans,
     selections,
     stems,
+    upscaled,
     volume_poolings,
     volumes,
 )
@@ -37,6 +38,7 @@ EMITTERS: Mapping[str, Emitter] = {
     "Gemm": products.emit_gemm,
     "MatMul": products.emit_matmul,
     "ConvPicture": pictures.emit_convolution_of_picture,
+    "ConvUpscaled": upscaled.emit_convolution_of_upscaled,
     "ConvMaxPool": pooled_convolutions.emit_convolution_pool,
     "MaxPool": poolings.emit_pool,
     "AveragePool": poolings.emit_pool,

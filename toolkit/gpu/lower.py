@@ -45,6 +45,7 @@ from toolkit.gpu.graph.picture_rules import PICTURE_RULES
 from toolkit.gpu.graph.product_rules import PRODUCT_RULES
 from toolkit.gpu.graph.quantized import read_quantized
 from toolkit.gpu.graph.stem_rules import POOLED_STEM_RULES, STEM_RULES
+from toolkit.gpu.graph.upscaling_rules import UPSCALING_RULES
 from toolkit.gpu.view import View, row_major
 from toolkit.gpu.workspace import fit_workspace
 from toolkit.plugins import Plugin
@@ -144,7 +145,7 @@ def _drafted(
     network = move_to_parts(network)
     # Elsewhere operands go through registers too: 254 of 255 on sm_87, and it was not timed there.
     pooled = gpu.multiplies_from_shared and precision != "fp32"
-    network = apply_rules(network, PICTURE_RULES if pooled else ())
+    network = apply_rules(network, (*PICTURE_RULES, *UPSCALING_RULES) if pooled else ())
     network = apply_rules(network, (*STEM_RULES, *(POOLED_STEM_RULES if pooled else ())))
     _check(network, emitters)
     groups = group_operations(network)

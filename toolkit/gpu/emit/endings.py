@@ -22,6 +22,7 @@ _PICTURES = (
     "Conv",
     "ConvMaxPool",
     "ConvPicture",
+    "ConvUpscaled",
     "ConvTranspose",
 )  # their columns are channels, the second dimension
 

@@ -15,7 +15,7 @@ from toolkit.gpu.view import View, channels_last, row_major
 
 # Roots that write a (N, C, H, W) tensor channels-last wherever they are told to.
 _WRITE_PIXELS = frozenset(
-    {"Conv", "ConvMaxPool", "ConvPicture", "MaxPool", "AveragePool", "Resize"}
+    {"Conv", "ConvMaxPool", "ConvPicture", "ConvUpscaled", "MaxPool", "AveragePool", "Resize"}
 )
 
 

@@ -12,11 +12,10 @@ from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.graph.fusion import Group
 from toolkit.gpu.graph.network import Operation
 from toolkit.gpu.graph.parameters import integers_of, numbers_of
+from toolkit.gpu.graph.upscaling_rules import repeats_pixels
 from toolkit.gpu.orders import order_of
 from toolkit.gpu.view import Shape, View, channels_last, like
 
-# Coordinates and rounding with which pixel i of the result comes from floor(i / factor).
-_WHOLE_PIXELS = {("asymmetric", "floor"), ("half_pixel", "round")}
 _BLOCK = 512  # elements of one block
 _AXES_AT_ONCE = 2  # that the kernel resamples
 
@@ -28,7 +27,7 @@ def emit_resize(draft: Draft, group: Group) -> None:
     how = _filter(op)
     if _spreads_one(how, shape, result):
         draft.views[op.outputs[0]] = broadcast(_on_grid_of_result(draft, op), result)
-    elif _repeats_pixels(how, shape, result):
+    elif repeats_pixels(op, shape, result):
         _repeat(draft, group, result)
     else:
         _resample(draft, group, how, _axes(draft, op, shape, result))
@@ -65,14 +64,6 @@ def _spreads_one(how: Filter, shape: Shape, result: Shape) -> bool:
     known = not how.antialias and not how.exclude_outside
     known = known and how.coordinates != "tf_crop_and_resize"
     return known and all(s in (1, r) for s, r in zip(shape, result, strict=True))
-
-
-def _repeats_pixels(how: Filter, shape: Shape, result: Shape) -> bool:
-    if how.mode != "nearest" or len(shape) != 4 or result[:2] != shape[:2]:
-        return False
-    if (how.coordinates, how.nearest.split("_")[0]) not in _WHOLE_PIXELS:
-        return False
-    return all(r // s * s == r and r >= s for r, s in zip(result[2:], shape[2:], strict=True))
 
 
 def _repeat(draft: Draft, group: Group, result: Shape) -> None:

@@ -18,6 +18,7 @@ EPILOGUES: dict[str, int] = {
     "ConvTranspose": 1,
     "PixelBlocks": 0,
     "ConvPicture": 0,
+    "ConvUpscaled": 0,
     "ConvMaxPool": 0,
     "Gemm": 1,
     "MatMul": 1,
