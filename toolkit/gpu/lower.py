@@ -39,6 +39,7 @@ from toolkit.gpu.graph.joined_moves import join_moves
 from toolkit.gpu.graph.joined_parts import move_to_parts
 from toolkit.gpu.graph.move_rules import EARLY_RULES, MOVE_RULES
 from toolkit.gpu.graph.network import Array, Network, read_network
+from toolkit.gpu.graph.patch_rules import PATCH_RULES
 from toolkit.gpu.graph.pattern_rules import RULES
 from toolkit.gpu.graph.patterns import apply_rules
 from toolkit.gpu.graph.picture_rules import PICTURE_RULES
@@ -141,7 +142,7 @@ def _drafted(
     emitters = {**EMITTERS, **plugin_emitters(plugins)}
     network = read_network(segment, weights, emitters, trace)
     network = read_quantized(apply_rules(network, EARLY_RULES))
-    network = join_moves(apply_rules(network, (*RULES, *MOVE_RULES, *PRODUCT_RULES)))
+    network = join_moves(apply_rules(network, (*RULES, *MOVE_RULES, *PATCH_RULES, *PRODUCT_RULES)))
     network = move_to_parts(network)
     # Elsewhere operands go through registers too: 254 of 255 on sm_87, and it was not timed there.
     pooled = gpu.multiplies_from_shared and precision != "fp32"

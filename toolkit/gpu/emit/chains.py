@@ -12,13 +12,15 @@ from toolkit.gpu.graph.operators import Step
 from toolkit.gpu.view import Shape, View, channels_last, like
 
 # Operators whose kernels read (N, C, H, W) channels-last, as `Draft.pixels` gives it.
+_RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 PICTURE_KINDS = frozenset({"Conv", "MaxPool", "AveragePool", "GlobalAveragePool"})
 
 
 def emit_elementwise(draft: Draft, group: Group) -> None:
     """Add an expression; the result lies as its first operand of the same shape does.
 
-    A picture that kernels for pictures read is written channels-last at once.
+    A picture that kernels for pictures read is written channels-last at once, and what would be
+    copied to join dimensions that lie apart in the order of the indices.
     """
     shape = draft.network.shapes[group.result]
     expression = draft.expression(None, group.after)
@@ -31,6 +33,8 @@ def emit_elementwise(draft: Draft, group: Group) -> None:
         strides = like(whole.strides, shape)
         if len(shape) == 4 and _read_as_pixels(draft, group.result):
             strides = channels_last(shape)
+        if _is_joined(draft, group.result, strides):
+            strides = None
     y = draft.make(group.result, strides)
     draft.elementwise(y, operands, expression.steps, group.nodes)
 
@@ -48,6 +52,17 @@ def steps_after(draft: Draft, group: Group) -> tuple[tuple[Step, ...], View | No
 def _read_as_pixels(draft: Draft, name: str) -> bool:
     readers = (op for op in draft.network.operations if name in op.inputs[:1])
     return any(op.kind in PICTURE_KINDS for op in readers)
+
+
+def _is_joined(draft: Draft, name: str, strides: Shape) -> bool:
+    """Whether all that reads a tensor would copy it to take another shape."""
+    shapes = draft.network.shapes
+    view = View("", "int8", shapes[name], strides)
+    readers = [op for op in draft.network.operations if name in op.inputs]
+    joins = (
+        op.kind in _RESHAPES and view.reshaped(shapes[op.outputs[0]]) is None for op in readers
+    )
+    return bool(readers) and all(joins)
 
 
 def broadcast(view: View, shape: Shape) -> View:
