@@ -15,16 +15,21 @@ from toolkit.gpu.view import View
 _ROWS = 64  # pixels of a block: what four warps multiply at once
 _WARPS = 4
 _PIECE = 64  # of k: what the lanes of a row load at once
-_RUN = 2  # pieces of a product; 64 channels at batch 256: 72 us, of 4 pieces 78, of 8 96
+# Pieces of a product. 64 channels at batch 256: 70 us, of 4 pieces 78, of 8 96; 16 channels: of one
+# piece 3 to 5 % faster than of two.
+_RUN = 2
+_RUN_OF_FEW = 1
+_FEW = 16  # channels
 _ALIGNED = 16  # channels that one lane loads, and the least block of columns
 _WIDTHS = (64, 32, 16)  # of blocks of columns
 _MOST_TAPS = 31  # a bit each
 _MOST_FILTERS = 128  # their sums take half the registers
-# ResNet-50 and a detector at batch 32 to 256 on one H200: up to here 1.1 to 1.9 times as fast as
-# copies of both operands, with twice as many weights no faster or slower.
-_MOST_KEPT = 64 * 1024
-# Programs of an SM: registers decide how many it holds, which is known when they are compiled.
-_PROGRAMS = (4, 3, 2, 5, 8)
+# ResNet-50 and a detector at batch 32 to 256 on one H200: up to here 1.1 to 2.6 times as fast as
+# copies of both operands; half the filters of twice as many weights are slower.
+_MOST_KEPT = 72 * 1024
+# Programs of an SM, by filters at most: as many as its registers hold comes first, and they are
+# known when the kernel is compiled. Measured as above.
+_PROGRAMS = {16: (7, 6, 14), 32: (5, 4, 6), _MOST_FILTERS: (4, 3, 2)}
 
 
 def resident_calls(
@@ -49,7 +54,8 @@ def resident_calls(
     room = limits.shared_bytes // (packed.size + limits.reserved_bytes)
     pixels = y.shape[0] * y.shape[2] * y.shape[3]
     blocks = ceil_div(pixels, _ROWS)
-    most = [draft.gpu.sm_count * n for n in _PROGRAMS if n <= room]
+    wanted = next(n for filters, n in _PROGRAMS.items() if weights.shape[0] <= filters)
+    most = [draft.gpu.sm_count * n for n in wanted if n <= room]
     counts = {min(n, blocks): None for n in most} if fixed(pixels) else dict.fromkeys(most)
     view = draft.constant(packed, "int8")
     return tuple(
@@ -62,7 +68,7 @@ def resident_calls(
                 "CHANNELS": weights.shape[1],
                 "W_PITCH": packed.shape[1],
                 **window.constants(),
-                "RUNS": _runs(packed.shape[1] // _PIECE),
+                "RUNS": _runs(packed.shape[1] // _PIECE, weights.shape[1]),
                 "WIDTHS": _widths(weights.shape[0]),
                 "BLOCK_M": _ROWS,
                 "WARPS": _WARPS,
@@ -107,9 +113,10 @@ def _suits(
     return draft.gpu.multiplies_from_shared and bytes_only and aligned and kept
 
 
-def _runs(pieces: int) -> tuple[tuple[int, int], ...]:
-    """Return (first, count) of runs of two pieces, and of the last where they are odd."""
-    return tuple((at, min(_RUN, pieces - at)) for at in range(0, pieces, _RUN))
+def _runs(pieces: int, channels: int) -> tuple[tuple[int, int], ...]:
+    """Return (first, count) of runs of pieces; the last may be shorter."""
+    each = _RUN if channels > _FEW else _RUN_OF_FEW
+    return tuple((at, min(each, pieces - at)) for at in range(0, pieces, each))
 
 
 def _widths(columns: int) -> tuple[int, ...]:
