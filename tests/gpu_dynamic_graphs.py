@@ -185,6 +185,23 @@ def conv(rng: Rng, filters: int, taps: tuple[int, int], channels: int = 8, **how
     return convolution(rng, ("batch", channels, "height", "width"), filters, taps, **how)
 
 
+def head(rng: Rng) -> Case:
+    """Boxes and scores, twice: joined, flattened, joined and split again."""
+    nodes, weights = [], {"flat": ints(0, 0, -1), "parts": ints(4, 6)}
+    for at in range(2):
+        weights |= {f"v{at}": normal(rng, 4, 8, 1, 1), f"w{at}": normal(rng, 6, 8, 1, 1)}
+        nodes += [
+            node("Conv", f"x v{at}", f"b{at}"),
+            node("Conv", f"x w{at}", f"c{at}"),
+            node("Concat", f"b{at} c{at}", f"j{at}", axis=1),
+            node("Reshape", f"j{at} flat", f"r{at}"),
+        ]
+    split = node("Split", "j parts", "boxes", axis=1)
+    split.output.append("scores")
+    nodes += [node("Concat", "r0 r1", "j", axis=2), split, node("Sigmoid", "scores", "p")]
+    return picture(*nodes, node("Concat", "boxes p", "y", axis=1), **weights)
+
+
 PICTURES: dict[str, Callable[[Rng], Case]] = {
     "convolution": lambda r: conv(r, 12, (3, 3), pads=[1, 1, 1, 1]),
     "strided convolution": lambda r: conv(r, 12, (3, 3), pads=[1, 1, 1, 1], strides=[2, 2]),
@@ -216,6 +233,10 @@ PICTURES: dict[str, Callable[[Rng], Case]] = {
     "largest": lambda _: picture(node("ReduceMax", "x a", "y"), a=ints(1, 2)),
     "softmax of channels": lambda _: picture(node("Softmax", "x", "y", axis=1)),
     "softmax of rows": lambda _: picture(node("Softmax", "x", "y", axis=-1)),
+    "largest of windows": lambda _: picture(
+        node("MaxPool", "x", "y", kernel_shape=[5, 5], pads=[2] * 4)
+    ),
+    "head of a detector": head,
     "normalization of pictures": lambda r: picture(
         node("InstanceNormalization", "x s b", "y"),
         s=r.normal(size=8).astype(np.float32),
