@@ -9,6 +9,7 @@ import pytest
 from gpu_graphs import Case, node, normal
 
 from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.gpu import GpuTarget
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -85,6 +86,21 @@ def test_every_tactic_gives_the_same(rng: np.random.Generator) -> None:
         work[at] = replace(work[at], tactics=(tactic,))
         found = gpu_interpreter.run(replace(drafted, work=tuple(work)), feeds)["y"]
         assert np.linalg.norm(found - truth) < 1e-4 * np.linalg.norm(truth)
+
+
+@pytest.mark.parametrize("keys", [128, 197])
+@pytest.mark.parametrize("sm", [87, 90])
+def test_every_tactic_of_fp16_sees_all_keys(sm: int, keys: int, rng: np.random.Generator) -> None:
+    case = attention((1, 2, 70, 16), (1, 2, keys, 16), (1, 2, keys, 16))
+    drafted = case.draft("fp16", GpuTarget(sm, 8))
+    feeds = case.feeds(rng)
+    truth = case.truth(feeds)["y"]
+    (at,) = [at for at, work in enumerate(drafted.work) if len(work.tactics) > 1]
+    for tactic in drafted.work[at].tactics:
+        work = list(drafted.work)
+        work[at] = replace(work[at], tactics=(tactic,))
+        found = gpu_interpreter.run(replace(drafted, work=tuple(work)), feeds)["y"]
+        assert np.linalg.norm(found - truth) < 1e-2 * np.linalg.norm(truth)
 
 
 def test_keys_masked_by_minus_infinity(rng: np.random.Generator) -> None:

@@ -8,8 +8,9 @@ Keys are read block by block. The sums so far are scaled by exp(m before - m aft
 maximum grows (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). All
 exponents are of 2: m is kept times log2(e). A query that sees no key gets 0.
 
-The first WHOLE keys are blocks of BLOCK_N that every query sees; only blocks after them, of
-BLOCK_LAST keys, ask which keys there are. So 197 keys are three blocks of 64 and one of 16.
+The first WHOLE keys are blocks of BLOCK_N that every query sees; the others are a block of
+BLOCK_LAST, which asks which keys there are: 197 are three blocks of 64 and one of 16. Where WHOLE
+is 0 all blocks are of BLOCK_LAST.
 """
 
 import triton
@@ -58,51 +59,77 @@ def attention(
     total = tl.zeros((BLOCK_M,), tl.float32)
     sums = tl.zeros((BLOCK_M, BLOCK_E), tl.float32)
     # What does not change with the block of keys is computed once.
-    j = tl.arange(0, BLOCK_N)
-    keys = k + d[:, None] * K_STRIDES[3] + j[None, :] * K_STRIDES[2]
-    values = v + j[:, None] * V_STRIDES[2] + e[None, :] * V_STRIDES[3]
-    for start in range(0, WHOLE, BLOCK_N):
-        key = tl.load(keys + start * K_STRIDES[2], mask=(d < DEPTH)[:, None], other=0.0)
-        value = tl.load(values + start * V_STRIDES[2], mask=(e < VALUES)[None, :], other=0.0)
-        s = _scores(query, key, SCALE, CAP, PLAIN, PRECISION)
-        most, total, sums = _add_block(s, value, most, total, sums, SCALE, PLAIN, False, PRECISION)
-
     j = tl.arange(0, BLOCK_LAST)
-    keys = k + d[:, None] * K_STRIDES[3] + j[None, :] * K_STRIDES[2]
-    values = v + j[:, None] * V_STRIDES[2] + e[None, :] * V_STRIDES[3]
-    if mask is not None:
-        mask += batch * MASK_STRIDES[0] + head * MASK_STRIDES[1]
-        mask += i[:, None] * MASK_STRIDES[2] + j[None, :] * MASK_STRIDES[3]
-    end = KEYS
-    if CAUSAL:
-        end = tl.minimum(KEYS, (tl.program_id(0) + 1) * BLOCK_M)
-    for start in range(WHOLE, end, BLOCK_LAST):
-        here = start + j < KEYS
-        key = tl.load(
-            keys + start * K_STRIDES[2], mask=(d < DEPTH)[:, None] & here[None, :], other=0.0
-        )
-        value = tl.load(
-            values + start * V_STRIDES[2], mask=here[:, None] & (e < VALUES)[None, :], other=0.0
-        )
-        s = _scores(query, key, SCALE, CAP, PLAIN, PRECISION)
-        seen = here[None, :]
-        if CAUSAL:
-            seen = seen & ((start + j)[None, :] <= i[:, None])
+    keys = k + d[:, None] * K_STRIDES[3] + (WHOLE + j)[None, :] * K_STRIDES[2]
+    values = v + (WHOLE + j)[:, None] * V_STRIDES[2] + e[None, :] * V_STRIDES[3]
+    if WHOLE > 0:
+        if KEYS > WHOLE:  # the last block is on its way while the others are computed
+            left = WHOLE + j < KEYS
+            key = tl.load(keys, mask=(d < DEPTH)[:, None] & left[None, :], other=0.0)
+            value = tl.load(values, mask=left[:, None] & (e < VALUES)[None, :], other=0.0)
+        most, total, sums = _whole_blocks(
+            query, k, v, d, e, most, total, sums, WHOLE, DEPTH, VALUES, K_STRIDES, V_STRIDES,
+            SCALE, CAP, PLAIN, PRECISION, BLOCK_N,
+        )  # fmt: skip
+        if KEYS > WHOLE:
+            s = _scores(query, key, SCALE, CAP, PLAIN, PRECISION)
+            s = tl.where(left[None, :], s, float("-inf"))
+            most, total, sums = _add_block(
+                s, value, most, total, sums, SCALE, PLAIN, False, PRECISION
+            )
+    else:
         if mask is not None:
-            given = tl.load(mask + start * MASK_STRIDES[3], mask=some & here[None, :], other=0)
-            if CHOOSES:
-                seen = seen & (given != 0)
-            else:
-                s += given.to(tl.float32) * LOG2_E
-        s = tl.where(seen, s, float("-inf"))
-        most, total, sums = _add_block(
-            s, value, most, total, sums, SCALE, PLAIN, CAUSAL or mask is not None, PRECISION
-        )
+            mask += batch * MASK_STRIDES[0] + head * MASK_STRIDES[1]
+            mask += i[:, None] * MASK_STRIDES[2] + j[None, :] * MASK_STRIDES[3]
+        end = KEYS
+        if CAUSAL:
+            end = tl.minimum(KEYS, (tl.program_id(0) + 1) * BLOCK_M)
+        for start in range(0, end, BLOCK_LAST):
+            here = start + j < KEYS
+            key = tl.load(
+                keys + start * K_STRIDES[2], mask=(d < DEPTH)[:, None] & here[None, :], other=0.0
+            )
+            value = tl.load(
+                values + start * V_STRIDES[2], mask=here[:, None] & (e < VALUES)[None, :], other=0.0
+            )
+            s = _scores(query, key, SCALE, CAP, PLAIN, PRECISION)
+            seen = here[None, :]
+            if CAUSAL:
+                seen = seen & ((start + j)[None, :] <= i[:, None])
+            if mask is not None:
+                given = tl.load(mask + start * MASK_STRIDES[3], mask=some & here[None, :], other=0)
+                if CHOOSES:
+                    seen = seen & (given != 0)
+                else:
+                    s += given.to(tl.float32) * LOG2_E
+            s = tl.where(seen, s, float("-inf"))
+            most, total, sums = _add_block(
+                s, value, most, total, sums, SCALE, PLAIN, CAUSAL or mask is not None, PRECISION
+            )
 
     result = sums * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
     result = evaluate((result,), STEPS, numbers)
     place = i[:, None] * Y_STRIDES[2] + e[None, :] * Y_STRIDES[3]
     tl.store(y + place, result.to(y.dtype.element_ty), mask=some & (e < VALUES)[None, :])
+
+
+@triton.jit
+def _whole_blocks(
+    query, k, v, d, e, most, total, sums, WHOLE: tl.constexpr,
+    DEPTH: tl.constexpr, VALUES: tl.constexpr, K_STRIDES: tl.constexpr, V_STRIDES: tl.constexpr,
+    SCALE: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Return the maximum, the total weight and the sums with the first WHOLE keys."""
+    j = tl.arange(0, BLOCK_N)
+    k += d[:, None] * K_STRIDES[3] + j[None, :] * K_STRIDES[2]
+    v += j[:, None] * V_STRIDES[2] + e[None, :] * V_STRIDES[3]
+    for start in range(0, WHOLE, BLOCK_N):
+        key = tl.load(k + start * K_STRIDES[2], mask=(d < DEPTH)[:, None], other=0.0)
+        value = tl.load(v + start * V_STRIDES[2], mask=(e < VALUES)[None, :], other=0.0)
+        s = _scores(query, key, SCALE, CAP, PLAIN, PRECISION)
+        most, total, sums = _add_block(s, value, most, total, sums, SCALE, PLAIN, False, PRECISION)
+    return most, total, sums
 
 
 @triton.jit
