@@ -24,17 +24,25 @@ BATCH = DimRange(name="batch", min=1, opt=4, max=7)
 
 
 def pointwise(
-    rng: np.random.Generator, channels: int, filters: int, residual: bool, size: tuple[int, int]
+    rng: np.random.Generator,
+    channels: int,
+    filters: int,
+    residual: bool,
+    size: tuple[int, int],
+    strides: tuple[int, int] = (1, 1),
+    rectified: bool = True,
 ) -> Case:
-    """A 1x1 convolution between others of INT8, rectified, with or without a residual."""
+    """A 1x1 convolution between others of INT8, with or without a rectifier and a residual."""
     graph = Graph(rng, {"x": (2, channels, *size)})
     x = graph.rounded("x")
+    weights = (filters, channels, 1, 1)
     other = ""
     if residual:  # made first: the second is added where it is made
-        other = graph.rounded(graph.product("Conv", x, (filters, channels, 1, 1)))
-    y = graph.product("Conv", x, (filters, channels, 1, 1), bias="int32")
+        other = graph.product("Conv", x, weights, strides=[*strides])
+        other = graph.rounded(graph.add("Relu", other) if rectified else other)
+    y = graph.product("Conv", x, weights, bias="int32", strides=[*strides])
     y = graph.add("Add", y, other) if residual else y
-    y = graph.rounded(graph.add("Relu", y), np.float32(0.03))
+    y = graph.rounded(graph.add("Relu", y) if rectified else y, np.float32(0.03))
     return graph.case(graph.product("Conv", y, (4, filters, 1, 1)))
 
 

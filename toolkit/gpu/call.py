@@ -19,7 +19,7 @@ KERNELS: dict[str, str] = {
     "planes": "planes",
     "upscaled": "upscaled",
     "strips": "strips",
-    "chained": "chained",
+    "kept": "kept",
     "max_pool": "max_pooling",
     "pool": "pooling",
     "global_average": "pooling",

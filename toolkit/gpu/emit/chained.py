@@ -1,4 +1,4 @@
-"""A product in strips and the product of its result -> one call of `chained`, beside the two.
+"""A product whose weights are kept and the product of its result -> calls of `kept` for both.
 
 The first writes a tensor that the second is the next to read: in a residual network the last
 convolution of a block and the first of the next. Both become one piece of work, so that memory
@@ -8,17 +8,15 @@ planning knows that one kernel may read and write all that they touch.
 from collections.abc import Sequence
 
 from toolkit.gpu.call import Argument, Call, Constant, InWeights, KernelSpec, Tactic, Work
-from toolkit.gpu.dims.sizes import ceil_div, opt
+from toolkit.gpu.emit.kept import kept_pairs
 from toolkit.gpu.gpu import GpuTarget
 
 _WIDEST = 128  # columns of the second product: 64 sums a lane are kept while the first goes on
-_HEIGHTS = (64, 128)  # rows of a block; a warp has 16, as 32 leave too few registers for the sums
-_WARP_ROWS = 16
-_PRODUCTS = ("strips", "matmul")
+_PRODUCTS = ("kept", "matmul")
 _OPERANDS = ("bias", "scale", "numbers")
 _FIXED = {"a", "b", *_OPERANDS, "y", "rows"}  # arguments where no other size is dynamic
 _PITCHES = ("A_ROW", "B_COLUMN", "Y_PITCH", "R_PITCH")
-_GIVEN = ("DEPTH", "COLUMNS", *_PITCHES, "STEPS", "NUMBERS", "STAGES", "BLOCK_N", "BLOCK_K")
+_GIVEN = ("DEPTH", "COLUMNS", "A_PICTURE", *_PITCHES, "STEPS", "NUMBERS", "BLOCK_N", "BLOCK_K")
 
 
 def join_products(works: Sequence[Work], gpu: GpuTarget) -> tuple[Work, ...]:
@@ -40,16 +38,13 @@ def join_products(works: Sequence[Work], gpu: GpuTarget) -> tuple[Work, ...]:
 
 
 def _chained_tactics(first: Work, second: Work, gpu: GpuTarget) -> tuple[Tactic, ...]:
-    """Return calls that compute both, with blocks for all SMs."""
-    makers, readers = _products(first), _products(second)
-    maker = next((call for call in makers if call.spec.kernel == "strips"), None)
-    reader = next((call for call in readers if _can_follow(call)), None)
+    """Return calls that compute both."""
+    maker = next((call for call in _products(first) if call.spec.kernel == "kept"), None)
+    readers = (call for call in _products(second) if call.spec.kernel == "matmul")
+    reader = next(filter(_can_follow, readers), None)
     if maker is None or reader is None or not _reads_result(reader, maker):
         return ()
-    rows = _arguments(maker)["rows"]
-    assert isinstance(rows, int)
-    enough = (height for height in _HEIGHTS if ceil_div(opt(rows), height) >= gpu.sm_count)
-    return tuple((_chained(maker, reader, rows, height),) for height in enough)
+    return tuple((call,) for call in kept_pairs(_pair(maker, reader), gpu))
 
 
 def _products(work: Work) -> list[Call]:
@@ -81,7 +76,8 @@ def _reads_result(reader: Call, maker: Call) -> bool:
     )
 
 
-def _chained(maker: Call, reader: Call, rows: int, height: int) -> Call:
+def _pair(maker: Call, reader: Call) -> Call:
+    """Return a call of both; `kept_pairs` adds its blocks and its grid."""
     given, sizes = _constants(maker), _constants(reader)
     read, made = _arguments(reader), _arguments(maker)
     types, own = dict(reader.spec.signature), dict(maker.spec.signature)
@@ -90,7 +86,7 @@ def _chained(maker: Call, reader: Call, rows: int, height: int) -> Call:
     of_rows = ("rows", own.pop("rows"))
     signature = (*own.items(), *((name, types[of]) for name, of in added.items()), of_rows)
     arguments = {**made, **{name: read[of] for name, of in added.items()}}
-    columns, warps = sizes["COLUMNS"], height // _WARP_ROWS
+    columns = sizes["COLUMNS"]
     assert isinstance(columns, int)
     constants: dict[str, Constant] = {
         **{name: given[name] for name in _GIVEN},
@@ -100,22 +96,14 @@ def _chained(maker: Call, reader: Call, rows: int, height: int) -> Call:
         "Z_B_COLUMN": sizes["B_COLUMN"],
         "Z_PITCH": sizes["Y_PITCH"],
         "Z_STEPS": sizes["STEPS"],
-        "WARPS": warps,
-        "BLOCK_M": height,
         "BLOCK_Z": 64 if columns <= 64 else _WIDEST,
     }
-    spec = KernelSpec(
-        "chained",
-        signature,
-        tuple(sorted(constants.items())),
-        warps,
-        maker.spec.stages,
-        exact=True,
-    )
+    names = tuple(sorted(constants.items()))
+    spec = KernelSpec("kept", signature, names, maker.spec.warps, 1, exact=True)
     writes = {*maker.writes, *reader.writes}
     return Call(
         spec,
-        (ceil_div(rows, height), 1, 1),
+        (1, 1, 1),
         tuple(arguments[name] for name, _ in signature),
         tuple(sorted({*maker.reads, *reader.reads} - writes)),
         tuple(sorted(writes)),

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from toolkit.gpu.call import Call, Constant, Tactic
-from toolkit.gpu.dims.sizes import ceil_div, opt
+from toolkit.gpu.dims.sizes import ceil_div, fixed, opt
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.emit.endings import (
     Ending,
@@ -22,7 +22,7 @@ from toolkit.gpu.emit.planes import emit_planes
 from toolkit.gpu.emit.resident import resident_calls
 from toolkit.gpu.emit.stems import CHANNELS as STEM_CHANNELS
 from toolkit.gpu.emit.stems import is_stem, make_stem
-from toolkit.gpu.emit.strips import product_tactics
+from toolkit.gpu.emit.strips import kept_products, product_tactics
 from toolkit.gpu.emit.volumes import emit_volume_convolution
 from toolkit.gpu.emit.windows import Window, read_window
 from toolkit.gpu.emit.words import word_calls
@@ -112,9 +112,28 @@ def _implicit(draft: Draft, p: _Picture) -> None:
     if p.window.is_point and p.groups == 1:
         draft.add(p.nodes, *product_tactics(draft, product, *_as_product(p, weights, product)))
         return
-    tactics = [(call,) for call in _resident(draft, p)]
+    tactics: list[Tactic] = [(call,) for call in _resident(draft, p)]
     tiles = product_tiles(product, draft.gpu, in_parts=True)
-    draft.add(p.nodes, *tactics, *(_tactic(draft, p, weights, product, tile) for tile in tiles))
+    tactics += [_tactic(draft, p, weights, product, tile) for tile in tiles]
+    if p.window.steps_over_points and p.groups == 1:
+        tactics += [(call,) for call in _strided(draft, p, weights, product)]
+    draft.add(p.nodes, *tactics)
+
+
+def _strided(draft: Draft, p: _Picture, weights: View, product: Product) -> tuple[Call, ...]:
+    """Return calls that compute a 1x1 convolution whose pixels lie apart."""
+    operands, constants = _as_product(p, weights, product)
+    height, width = p.x.shape[2:]
+    picture = (
+        p.y.shape[3],
+        p.y.shape[2] * p.y.shape[3],
+        p.window.strides[0] * width * p.x_pitch,
+        height * width * p.x_pitch,
+    )
+    if not all(map(fixed, picture)):
+        return ()
+    apart: dict[str, Constant] = {**constants, "A_ROW": p.window.strides[1] * p.x_pitch}
+    return kept_products(draft, product, operands, apart, picture)
 
 
 def _resident(draft: Draft, p: _Picture) -> tuple[Call, ...]:

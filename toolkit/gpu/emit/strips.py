@@ -1,13 +1,18 @@
-"""Products of INT8 with little depth -> calls of `strips`, beside those of `matmul`."""
+"""Products of INT8 with little depth -> calls of `strips` and `kept`, beside `matmul`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from toolkit.gpu.call import Call, Constant, Tactic
 from toolkit.gpu.dims.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.gpu.draft import Draft
 from toolkit.gpu.emit.endings import product_call
+from toolkit.gpu.emit.kept import kept_calls
 from toolkit.gpu.emit.parts import may_be_in_parts, product_in_parts
+from toolkit.gpu.graph.network import Network
+from toolkit.gpu.graph.operators import Step
+from toolkit.gpu.graph.quantized import ROUND
 from toolkit.gpu.tiles import Product, Tile, product_tiles
 from toolkit.gpu.view import View
 
@@ -19,7 +24,9 @@ _SHORTEST = 3  # blocks that one program makes at least, or tiles are faster
 # Rows and warps, the best first by times on an H200; copies run two blocks ahead.
 _SHAPES = ((128, 4), (64, 4))
 _STAGES = 3
-_PARAMETERS = ("DEPTH", "COLUMNS", "A_ROW", "B_COLUMN", "Y_PITCH", "R_PITCH", "STEPS")
+_PARAMETERS = ("DEPTH", "COLUMNS", "A_ROW", "B_COLUMN", "Y_PITCH", "R_PITCH")
+_WORD = 4  # neighbouring results that are made at once
+_ROUNDED = ("relu_int8_by", "round_int8_by")  # last steps that make words
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,7 @@ def product_tactics(
     return (
         *((call,) for call in strip_calls(draft, product, operands, constants)),
         *(tactic(tile) for tile in tiles),
+        *((call,) for call in kept_products(draft, product, operands, constants)),
     )
 
 
@@ -73,6 +81,25 @@ def strip_calls(
     )
 
 
+def kept_products(
+    draft: Draft,
+    product: Product,
+    operands: Mapping[str, View | int | None],
+    constants: Mapping[str, Constant],
+    picture: tuple[int, ...] | None = None,
+) -> tuple[Call, ...]:
+    """Return calls that compute a product as strips do, with weights that stay in shared memory.
+
+    Few columns suit, too. `picture`: how rows lie that are pixels apart (`kernels.lanes`).
+    """
+    y = operands["y"]
+    assert isinstance(y, View)
+    if not _suits(draft, product, y, constants):
+        return ()
+    strips = _call(draft, product, operands, constants, _Strip(*_SHAPES[0], 1))
+    return kept_calls(strips, picture, draft.gpu)
+
+
 def _call(
     draft: Draft,
     product: Product,
@@ -80,8 +107,11 @@ def _call(
     constants: Mapping[str, Constant],
     strip: _Strip,
 ) -> Call:
-    y, numbers = operands["y"], operands["numbers"]
+    y, numbers, residual = operands["y"], operands["numbers"], operands["residual"]
     assert isinstance(y, View)
+    assert not isinstance(residual, int)
+    steps = cast("tuple[Step, ...]", constants["STEPS"])
+    words = _in_words(product, y, residual, constants, steps)
     runs = ceil_div(product.columns, strip.run * _COLUMNS)
     return draft.make_call(
         "strips",
@@ -89,6 +119,8 @@ def _call(
         operands,
         {
             **{name: constants[name] for name in _PARAMETERS},
+            "STEPS": _of_rectified(draft.network, residual, steps) if words else steps,
+            "WORDS": words,
             "NUMBERS": numbers.elements if isinstance(numbers, View) else 0,
             "WARPS": strip.warps,
             "RUN": strip.run,
@@ -103,13 +135,48 @@ def _call(
     )
 
 
+def _in_words(
+    product: Product,
+    y: View,
+    residual: View | None,
+    constants: Mapping[str, Constant],
+    steps: tuple[Step, ...],
+) -> bool:
+    """Whether four neighbours of a row begin at multiples of four, and end in INT8."""
+    places = [product.columns, y.offset, constants["Y_PITCH"]]
+    if residual is not None:
+        places += [residual.offset, constants["R_PITCH"]]
+    whole = all(isinstance(n, int) and fixed(n) and n % _WORD == 0 for n in places)
+    return whole and steps[-1][0] in _ROUNDED
+
+
+def _of_rectified(
+    network: Network, residual: View | None, steps: tuple[Step, ...]
+) -> tuple[Step, ...]:
+    """Return the steps, of a residual that is never negative with the shorter way to read it."""
+    if residual is None or steps[0][:2] != ("real_by", 1):
+        return steps
+    makers = {name: op for op in network.operations for name in op.outputs}
+    rounded = makers.get(residual.base)
+    rectified = makers.get(rounded.inputs[0]) if rounded and rounded.kind == ROUND else None
+    if rectified is None or rectified.kind != "Relu":
+        return steps
+    return (("rectified_by", *steps[0][1:]), *steps[1:])
+
+
 def _suits(draft: Draft, product: Product, y: View, constants: Mapping[str, Constant]) -> bool:
     dense = constants["A_COLUMN"] == 1 and constants["B_ROW"] == 1
     short = fixed(product.depth) and product.depth <= _DEEPEST
-    wide = fixed(product.columns) and product.columns > _COLUMNS
     single = fixed(product.products) and product.products == 1
     integers = product.item_bytes == 1 and y.item_bytes == 1
-    return draft.gpu.multiplies_from_shared and integers and single and dense and short and wide
+    return (
+        draft.gpu.multiplies_from_shared
+        and integers
+        and single
+        and dense
+        and short
+        and fixed(product.columns)
+    )
 
 
 def _shapes(product: Product, residual: bool) -> tuple[tuple[int, int], ...]:

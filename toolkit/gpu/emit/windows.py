@@ -24,6 +24,11 @@ class Window:
         """Whether it looks at each pixel alone."""
         return self.taps == (1, 1) and self.strides == (1, 1) and not any(self.pads)
 
+    @property
+    def steps_over_points(self) -> bool:
+        """Whether it looks at single pixels, and leaves others out."""
+        return self.taps == (1, 1) and self.strides != (1, 1) and not any(self.pads)
+
     def constants(self) -> dict[str, Constant]:
         """The window as parameters of a kernel."""
         return {

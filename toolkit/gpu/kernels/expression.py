@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels import functions
-from toolkit.gpu.kernels.int8 import as_float, near_int8, relu_int8, round_int8
+from toolkit.gpu.kernels.int8 import as_float, near_int8, relu_int8, round_int8, scaled_rectified
 
 
 @triton.jit
@@ -100,6 +100,8 @@ def _apply(v, STEP: tl.constexpr, numbers):
         result = relu_int8(v[STEP[1]], STEP[2])
     elif OP == "real_by":
         result = as_float(v[STEP[1]]) * _number(numbers, STEP[2])
+    elif OP == "rectified_by":
+        result = scaled_rectified(v[STEP[1]], _number(numbers, STEP[2]))
     elif OP == "round_int8_by":
         result = round_int8(v[STEP[1]] * _number(numbers, STEP[2]))
     elif OP == "near_int8_by":
@@ -292,6 +294,14 @@ def evaluate(v, STEPS: tl.constexpr, numbers=None):
     for i in tl.static_range(len(STEPS)):
         v = v + (_apply(v, STEPS[i], numbers),)
     return v[len(v) - 1]
+
+
+@triton.jit
+def evaluate_operand(v, STEPS: tl.constexpr, numbers):
+    """Return what the last step is applied to: the value that its index names."""
+    for i in tl.static_range(len(STEPS) - 1):
+        v = v + (_apply(v, STEPS[i], numbers),)
+    return v[STEPS[len(STEPS) - 1][1]]
 
 
 @triton.jit

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels.expression import load_residual, store_rows
+from toolkit.gpu.kernels.int8 import INTERPRETED
 
 
 @triton.jit
@@ -35,6 +36,23 @@ def sum_columns(BLOCK_N: tl.constexpr):
 
 
 @triton.jit
+def row_places(row, A_ROW: tl.constexpr, A_PICTURE: tl.constexpr):
+    """Return where rows of a left operand begin.
+
+    A_PICTURE None: A_ROW apart. Else rows are pixels A_ROW apart in lines and pictures that are so
+    far apart: (pixels of a line, of a picture, elements from line to line, to the next picture).
+    """
+    if A_PICTURE is None:
+        place = row * A_ROW
+    else:
+        pixel = row % A_PICTURE[1]
+        line = pixel // A_PICTURE[0]
+        place = pixel % A_PICTURE[0] * A_ROW + line * A_PICTURE[2]
+        place += row // A_PICTURE[1] * A_PICTURE[3]
+    return place
+
+
+@triton.jit
 def in_memory_order(sums, BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
     """Return sums, of 64 columns or fewer, with rows and columns in their order in the block."""
     COLUMNS: tl.constexpr = sums.shape[1]
@@ -47,6 +65,34 @@ def rows_in_sum_order(values, BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
     """Return values [BLOCK_M, 64] with rows, but not columns, in the order of sums."""
     values = values.reshape(BLOCK_M // (16 * WARPS), 2, WARPS, 8, 64)
     return values.permute(0, 2, 1, 3, 4).reshape(BLOCK_M, 64)
+
+
+@triton.jit
+def operand_columns():
+    """Return for each of 64 columns of a left operand which column of the block it is.
+
+    Of each 32 columns a lane holds the bytes 4 (l % 4) to 4 (l % 4) + 3, and those 16 further; they
+    are 8 of the 16 neighbours that it holds of a result.
+    """
+    k = tl.arange(0, 64)
+    return k // 4 % 4 * 16 + k // 32 * 8 + k // 16 % 2 * 4 + k % 4
+
+
+@triton.jit
+def in_operand_order(values, BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
+    """Return values [BLOCK_M, 64] with rows as in sums, columns as `operand_columns` says."""
+    values = rows_in_sum_order(values, BLOCK_M, WARPS).reshape(BLOCK_M, 4, 2, 2, 4)
+    return values.permute(0, 2, 3, 1, 4).reshape(BLOCK_M, 64)
+
+
+@triton.jit
+def in_registers(a):
+    """Return bytes that a product reads from registers, as it does what was computed."""
+    if not INTERPRETED:
+        a = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [a], tl.int8, is_pure=True, pack=4
+        )  # fmt: skip
+    return a
 
 
 @triton.jit

@@ -1,0 +1,94 @@
+"""Products of INT8 whose weights stay in shared memory: bits, conditions, compiled."""
+
+from pathlib import Path
+
+import gpu_interpreter
+import int8_reference
+import numpy as np
+import pytest
+from gpu_graphs import Case
+from test_gpu_chained import BATCH, Pair, chain_of
+from test_gpu_strips import pointwise, tactics_of
+
+from toolkit.gpu.cubins.compile import compile_kernels, has_compiler
+from toolkit.gpu.dims.shapes import traces_of, with_steps
+from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.gpu.occupancy import occupancy
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+HOPPER = GpuTarget(sm=90, sm_count=1)  # few programs, so that each makes several blocks of rows
+
+
+def assert_bits(case: Case, feeds: dict[str, np.ndarray], segments: list[DraftedSegment]) -> None:
+    truth = int8_reference.run(case.model(), feeds)
+    assert segments
+    for segment in segments:
+        found = gpu_interpreter.run(segment, feeds)
+        for name, wanted in truth.items():
+            assert len(np.unique(wanted)) > 4
+            np.testing.assert_array_equal(found[name], wanted, strict=True)
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("rectified", [True, False])
+@pytest.mark.parametrize(
+    ("channels", "filters", "strides"), [(40, 132, (1, 1)), (64, 256, (2, 1)), (130, 196, (2, 3))]
+)
+def test_results_have_the_bits_of_the_formula(
+    channels: int,
+    filters: int,
+    strides: tuple[int, int],
+    rectified: bool,
+    residual: bool,
+    rng: np.random.Generator,
+) -> None:
+    size = (11 * strides[0], 14 * strides[1] - 1)
+    case = pointwise(rng, channels, filters, residual, size, strides, rectified)
+    feeds = {"x": rng.normal(size=(2, channels, *size)).astype(np.float32)}
+    assert_bits(case, feeds, tactics_of(case.draft("int8", HOPPER), "kept")[-2:])
+
+
+def test_a_dynamic_batch_has_the_same_bits(rng: np.random.Generator) -> None:
+    case = chain_of(rng, Pair(channels=16, filters=160, second=16), "batch", (7, 6))
+    piece = case.segment()
+    traces = traces_of(with_steps([(piece.onnx, piece.weights)], (BATCH,)))
+    drafted = draft_segment(piece.onnx, piece.weights, gpu=HOPPER, precision="fp32", traces=traces)
+    segments = tactics_of(drafted, "kept")
+    assert segments
+    for segment in segments[:2]:
+        for batch in (BATCH.min, BATCH.max):
+            feeds = {"x": rng.normal(size=(batch, 16, 7, 6)).astype(np.float32)}
+            found = gpu_interpreter.run(segment, feeds, (batch,))
+            for name, wanted in int8_reference.run(case.model(), feeds).items():
+                np.testing.assert_array_equal(found[name], wanted, strict=True)
+
+
+@pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
+@pytest.mark.parametrize(
+    ("pair", "both"), [(Pair(second=64), True), (Pair(second=128), True), (Pair(), False)]
+)
+def test_all_programs_run_at_once(
+    pair: Pair,
+    both: bool,
+    rng: np.random.Generator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    drafted = chain_of(rng, pair).draft("int8", HOPPER)
+    calls = [t[0] for work in drafted.work for t in work.tactics if t[0].spec.kernel == "kept"]
+    found = {c.spec: c.grid[0] for c in calls if (len(c.writes) == 2) == both}
+    for compiled, programs in zip(compile_kernels([*found], HOPPER), found.values(), strict=True):
+        assert compiled is not None
+        assert compiled.spill_bytes == 0
+        assert compiled.waits
+        registers = compiled.registers or 255  # where no tool says it
+        held = occupancy(
+            90,
+            threads=compiled.threads,
+            registers=registers,
+            shared_bytes=compiled.shared_bytes,
+        )
+        assert held.blocks >= programs
