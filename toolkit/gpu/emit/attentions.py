@@ -18,8 +18,10 @@ _LEAST = 16  # the smallest block side that a product of matrices takes
 # Blocks of queries x keys, the warps that compute one, and the widest heads for which nothing
 # spills (Triton 3.9 for sm_87 and sm_90). Large ones read keys less often.
 _TILES = ((128, 64, 8, 128), (64, 64, 4, 128), (128, 32, 4, 64), (64, 32, 4, 128))
-# With sm_90's tensor cores, for 128 keys or more: a step by itself takes the longest, so fewer are
-# faster where blocks are few. ViT-S at batch 1 on an H200: 4.6 us; 6.1 with 64 keys, 8.6 with 32.
+# With sm_90's tensor cores, by times of ViT-S on an H200: at batch 128 the first took 45.8 us, the
+# fourth 72.9. The last is for 128 keys or more in few blocks, where a step by itself takes the
+# longest: 4.6 us at batch 1, 6.1 with 64 keys and 8.6 with 32.
+_TILES_SM90 = ((128, 32, 4, 64), (64, 64, 4, 128), (64, 32, 4, 128), (128, 64, 8, 128))
 _LONG_TILE = (64, 128, 4, 64)
 _TILES_FP32 = ((64, 32, 8, 64), (32, 32, 4, 128))  # each product is three, with parts of operands
 _WIDEST_IN_REGISTERS = 64
@@ -146,13 +148,14 @@ class _Tile:
 
 
 def _tiles(heads: _Heads, draft: Draft) -> tuple[_Tile, ...]:
-    """Choose blocks: first the largest that fills the GPU, or where none does the last."""
+    """Choose blocks: first those that fill the GPU, or where none does the last."""
     gpu, rows = draft.gpu, opt(heads.q.shape[2])
     work = opt(heads.q.shape[0] * heads.q.shape[1])
     sizes: tuple[tuple[int, int, int, int], ...] = _TILES_FP32
     if draft.item_bytes == 2:
-        many = gpu.multiplies_from_shared and opt(heads.k.shape[2]) >= _LONG_TILE[1]
-        sizes = (*_TILES, _LONG_TILE) if many else _TILES
+        sizes = _TILES_SM90 if gpu.multiplies_from_shared else _TILES
+    if sizes is _TILES_SM90 and opt(heads.k.shape[2]) >= _LONG_TILE[1]:
+        sizes = (*sizes, _LONG_TILE)
     sizes = sizes if gpu.has_matrix_units else _SMALL_TILES
     sides = max(_LEAST, power_of_two(rows))
     widths = _padded(heads.q.shape[3]), _padded(heads.v.shape[3])
