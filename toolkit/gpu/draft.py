@@ -32,9 +32,9 @@ Array = npt.NDArray[Any]
 WEIGHTS = ""  # the base of views into the weights
 ALIGNMENT = 256  # bytes; of every allocation and every weight
 _BLOCK = 1024  # elements of one block of an element-wise kernel, at least
-# Bytes of a block that only copies, and of one that computes; blocks for an SM at least. Starting
-# one takes an SM about 170 cycles, whatever it copies (an H200, 12,800 to 102,400 blocks of 1 to
-# 2 KB). Factors for the channels of INT8: 1024 bytes took 33 us, 2048 and 4096 took 26 (51 MB).
+# Bytes of a block that only copies, and of one that computes; blocks for an SM at least. On an H200
+# factors for the channels of INT8 took 33 us with blocks of 1024 bytes, 26 with 2048 and 4096
+# (51 MB); copies of FP16 took as long with 2 KB as with 8 (131 MB: memory bounds them).
 _COPIED_BYTES = 8192
 _COMPUTED_BYTES = 2048
 _BLOCKS_OF_SM = 4
