@@ -39,6 +39,7 @@ from device.updates import running_of
 LOG = logging.getLogger("tandem.agent")
 MAX_EVENTS = 128  # twice the largest window; of the largest messages they are 256 MiB
 STATS_S = 1.0
+LONGEST_WAIT_S = 1.0  # a signal that comes as a wait begins is seen when the wait ends
 DEV_WARNING = "dev = true: this agent takes unsigned releases; do not use it outside a bench"
 
 
@@ -101,8 +102,8 @@ class Agent:
     def _next_event(self) -> Event | None:
         due = [*self._updater.due_s(online=self._presence.online)]
         due.append(self._presence.report_due_s(self._reported()))
-        due_s = min((moment for moment in due if moment is not None), default=None)
-        timeout_s = None if due_s is None else max(0.0, due_s - time.monotonic())
+        due_s = min((moment for moment in due if moment is not None), default=float("inf"))
+        timeout_s = min(max(0.0, due_s - time.monotonic()), LONGEST_WAIT_S)
         try:
             return self._events.get(timeout=timeout_s)
         except queue.Empty:

@@ -1,8 +1,10 @@
 """The agent as a process: what it says, what it survives, and what it never imports."""
 
+import ctypes
 import os
 import queue
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -104,6 +106,23 @@ def test_its_state_is_online_then_lost_then_online_then_stopped(
         sessions = [int(state.split(b":")[-1].strip(b"}")) for state in watcher.seen.states]
         assert sessions == sorted(sessions)
         assert len(set(sessions)) == 2
+
+
+def test_a_signal_that_does_not_end_the_wait_ends_the_agent(
+    broker: Mosquitto, board: AgentBox
+) -> None:
+    """One that another thread gets, or that comes as the wait begins, wakes no main thread."""
+    with Watcher(broker.port) as watcher:
+        board.start()
+        watcher.wait_state("online")
+        assert board.process is not None
+        pid = board.process.pid
+        other = max(int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir())
+        assert other != pid
+        assert ctypes.CDLL(None).tgkill(pid, other, signal.SIGTERM) == 0
+        assert board.process.wait(WAIT_S) == 0
+        board.process = None
+        watcher.wait_state("stopped")
 
 
 def test_a_stale_will_is_answered(
