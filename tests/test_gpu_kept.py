@@ -7,6 +7,7 @@ import int8_reference
 import numpy as np
 import pytest
 from gpu_graphs import Case
+from int8_graphs import Graph
 from test_gpu_chained import BATCH, Pair, chain_of
 from test_gpu_strips import pointwise, tactics_of
 
@@ -48,6 +49,23 @@ def test_results_have_the_bits_of_the_formula(
     case = pointwise(rng, channels, filters, residual, size, strides, rectified)
     feeds = {"x": rng.normal(size=(2, channels, *size)).astype(np.float32)}
     assert_bits(case, feeds, tactics_of(case.draft("int8", HOPPER), "kept")[-2:])
+
+
+@pytest.mark.parametrize("on_grid", [True, False])
+def test_no_words_are_read_of_a_residual_of_real_numbers(
+    on_grid: bool, rng: np.random.Generator
+) -> None:
+    graph = Graph(rng, {"x": (2, 64, 11, 14)})
+    x = graph.rounded("x")
+    other = graph.product("Conv", x, (128, 64, 1, 1))
+    other = graph.rounded(other) if on_grid else other
+    y = graph.add("Add", graph.product("Conv", x, (128, 64, 1, 1), bias="int32"), other)
+    case = graph.case(graph.product("Conv", graph.rounded(y, np.float32(0.03)), (4, 128, 1, 1)))
+    drafted = case.draft("int8", HOPPER)
+    work = next(one for one in drafted.work if any(name.startswith("Add") for name in one.nodes))
+    words = [t for t in work.tactics if dict(t[0].spec.constants).get("WORDS")]
+    words += [t for t in work.tactics if t[0].spec.kernel == "kept"]
+    assert bool(words) == on_grid
 
 
 def test_a_dynamic_batch_has_the_same_bits(rng: np.random.Generator) -> None:

@@ -142,9 +142,11 @@ def _in_words(
     constants: Mapping[str, Constant],
     steps: tuple[Step, ...],
 ) -> bool:
-    """Whether four neighbours of a row begin at multiples of four, and end in INT8."""
+    """Whether four neighbours of a row are the bytes of a word, of a residual, too."""
     places = [product.columns, y.offset, constants["Y_PITCH"]]
     if residual is not None:
+        if residual.scale is None:  # real numbers of two or four bytes
+            return False
         places += [residual.offset, constants["R_PITCH"]]
     whole = all(isinstance(n, int) and fixed(n) and n % _WORD == 0 for n in places)
     return whole and steps[-1][0] in _ROUNDED
