@@ -8,7 +8,7 @@ import pytest
 from int8_graphs import Graph
 from int8_tactics import check_dynamic, check_tactics
 
-from toolkit.gpu.emit.words import tap_words
+from toolkit.gpu.emit.depthwise_words import tap_words
 from toolkit.gpu.gpu import GpuTarget
 
 pytest.importorskip("triton", reason="Triton is not installed")

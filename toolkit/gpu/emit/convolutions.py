@@ -6,6 +6,7 @@ from math import prod
 from toolkit.gpu.call import Call, Constant, Tactic
 from toolkit.gpu.dims.sizes import ceil_div, fixed, opt
 from toolkit.gpu.draft import Draft
+from toolkit.gpu.emit.depthwise_words import word_calls
 from toolkit.gpu.emit.endings import (
     Ending,
     constant_weights,
@@ -25,7 +26,6 @@ from toolkit.gpu.emit.stems import is_stem, make_stem
 from toolkit.gpu.emit.strips import kept_products, product_tactics
 from toolkit.gpu.emit.volumes import emit_volume_convolution
 from toolkit.gpu.emit.windows import Window, read_window
-from toolkit.gpu.emit.words import word_calls
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.graph.fusion import Group
 from toolkit.gpu.graph.network import Array

@@ -109,7 +109,8 @@ def _suits(
     whole = weights.shape[0] % _ALIGNED == 0 and weights.shape[1] % _ALIGNED == 0
     aligned = whole and x_pitch % _ALIGNED == 0
     few = taps <= _MOST_TAPS and weights.shape[0] <= _MOST_FILTERS
-    kept = few and operand_order(weights).size <= _MOST_KEPT
+    depth = ceil_div(weights.shape[1] * taps, _PIECE) * _PIECE
+    kept = few and weights.shape[0] * depth <= _MOST_KEPT
     return draft.gpu.multiplies_from_shared and bytes_only and aligned and kept
 
 
