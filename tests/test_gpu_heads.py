@@ -85,6 +85,17 @@ def test_a_slice_across_parts_joins_them_again(precision: str, rng: np.random.Ge
 
 
 @PRECISIONS
+@pytest.mark.parametrize(("start", "end"), [(-99, 5), (-99, 99), (9, 99), (-5, -1)])
+def test_a_slice_may_begin_and_end_beyond_what_is_joined(
+    start: int, end: int, precision: str, rng: np.random.Generator
+) -> None:
+    case = head(rng, 2, end=[])
+    ends = {"from": ints(start), "to": ints(end), "axis": ints(1)}
+    nodes = [*case.nodes[:-1], node("Slice", "all from to axis", "y")]
+    check(Case(nodes, case.inputs, {**case.weights, **ends}), precision, rng)
+
+
+@PRECISIONS
 def test_what_others_read_stays_joined(precision: str, rng: np.random.Generator) -> None:
     end = [node("Sigmoid", "scores", "z"), node("Relu", "all", "y"), node("Neg", "boxes", "v")]
     case = head(rng, 2, end=end)

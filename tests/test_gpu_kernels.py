@@ -1,5 +1,7 @@
 """Every kernel, interpreted on the CPU on poisoned memory, against onnxruntime."""
 
+from dataclasses import replace
+
 import gpu_interpreter
 import numpy as np
 import pytest
@@ -211,7 +213,7 @@ def test_operands_are_repeated_as_in_numpy(
     check(Case(nodes, {"a": left, "b": right}, {}), precision, rng)
 
 
-def upscaling(how: str, rounding: str, factors: tuple[int, int]) -> Case:
+def upscaling(how: str, rounding: str, factors: tuple[float, int]) -> Case:
     resize = node("Resize", "x", "y", nearest_mode=rounding, coordinate_transformation_mode=how)
     resize.input[:] = ["x", "", "scales"]
     return Case([resize], {"x": (2, 3, 4, 5)}, {"scales": np.array([1, 1, *factors], np.float32)})
@@ -231,6 +233,14 @@ def test_upscaling_repeats_pixels(
     how: str, rounding: str, factors: tuple[int, int], precision: str, rng: np.random.Generator
 ) -> None:
     check(upscaling(how, rounding, factors), precision, rng)
+
+
+@PRECISIONS
+def test_two_rows_become_four_by_a_scale_that_is_not_two(
+    precision: str, rng: np.random.Generator
+) -> None:
+    case = upscaling("asymmetric", "floor", (2.4, 1))
+    check(replace(case, inputs={"x": (2, 3, 2, 5)}), precision, rng)
 
 
 @PRECISIONS

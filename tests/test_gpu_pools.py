@@ -117,6 +117,14 @@ def test_maxima_on_one_grid_are_stored_as_they_are(rng: np.random.Generator) -> 
     assert dict(pool.spec.constants)["STEPS"] == ()
 
 
+def test_maxima_that_go_over_another_grid_are_rounded_to_it(rng: np.random.Generator) -> None:
+    graph = Graph(rng, {"x": (2, 8, 6, 6)})
+    scale = graph.scale()
+    pooled = graph.add("MaxPool", graph.rounded("x", scale), kernel_shape=(3, 3))
+    case = graph.case(graph.rounded(graph.rounded(pooled, scale * np.float32(3.2)), scale))
+    check_every_tactic(case, "int8", rng)
+
+
 PLACES = {
     "picture": ((2, 3, 8, 9), (2, 2), {"strides": [2, 2]}),
     "columns first": ((2, 3, 8, 9), (3, 2), {"strides": [2, 2], "storage_order": 1}),

@@ -110,6 +110,19 @@ def test_channels_that_are_no_whole_steps_are_joined(
     assert "upscaled" not in kernels(pyramid(rng, channels=channels).draft("fp16", HOPPER))
 
 
+def test_two_rows_that_become_four_by_a_scale_that_is_not_two_are_joined(
+    rng: np.random.Generator,
+) -> None:
+    case = pyramid(rng)
+    weights = {**case.weights, "scales": np.array([1, 1, 2.4, 2], np.float32)}
+    inputs = {"x": (2, 64, 2, 5), "z": (2, 128, 4, 10)}
+    case = replace(case, inputs=inputs, weights=weights)
+    draft, feeds = case.draft("fp16", HOPPER), case.feeds(rng)
+    assert "upscaled" not in kernels(draft)
+    found, truth = gpu_interpreter.run(draft, feeds)["y"], case.truth(feeds)["y"]
+    assert np.linalg.norm(found - truth) < 2e-3 * np.linalg.norm(truth)
+
+
 def test_other_coordinates_are_joined(rng: np.random.Generator) -> None:
     case = pyramid(rng, coordinate_transformation_mode="align_corners")
     assert "upscaled" not in kernels(case.draft("fp16", HOPPER))

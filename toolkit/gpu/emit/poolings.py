@@ -11,6 +11,7 @@ from toolkit.gpu.emit.volume_poolings import emit_volume_pool
 from toolkit.gpu.emit.windows import read_window
 from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.graph.fusion import Group
+from toolkit.gpu.graph.network import Operation
 from toolkit.gpu.graph.operators import Step
 from toolkit.gpu.graph.quantized import ROUND
 from toolkit.gpu.tiles import Tile, row_tile
@@ -51,7 +52,7 @@ def emit_pool(draft: Draft, group: Group) -> None:
         "STEPS": draft.expression(op.outputs[0], group.after, x.scale).steps,
     }
     if op.kind == "MaxPool" and window.taps[0] * window.taps[1] <= _MOST_TAPS:
-        if y.scale == x.scale and all(one.kind == ROUND for one in group.after):
+        if y.scale == x.scale and all(_rounds_to(x.scale, one) for one in group.after):
             constants["STEPS"] = ()  # what lies on the grid is rounded
         heights = _heights(draft, y) if window.dilations[0] == 1 else (1,)
         calls = (_max_pool(draft, x, y, constants, rows) for rows in heights)
@@ -75,6 +76,10 @@ def emit_pool(draft: Draft, group: Group) -> None:
         writes=(y,),
     )
     draft.add(group.nodes, (call,))
+
+
+def _rounds_to(scale: float | None, op: Operation) -> bool:
+    return op.kind == ROUND and op.number("scale", 1.0) == scale
 
 
 def _heights(draft: Draft, y: View) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from toolkit.gpu.emit.resampling import Axis, Filter, Mode, table_of
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.graph.fusion import Group
 from toolkit.gpu.graph.network import Operation
-from toolkit.gpu.graph.parameters import integers_of, numbers_of
+from toolkit.gpu.graph.parameters import integers_of, numbers_of, scales_at
 from toolkit.gpu.graph.upscaling_rules import repeats_pixels
 from toolkit.gpu.orders import order_of
 from toolkit.gpu.view import Shape, View, channels_last, like
@@ -27,7 +27,7 @@ def emit_resize(draft: Draft, group: Group) -> None:
     how = _filter(op)
     if _spreads_one(how, shape, result):
         draft.views[op.outputs[0]] = broadcast(_on_grid_of_result(draft, op), result)
-    elif repeats_pixels(op, shape, result):
+    elif repeats_pixels(draft.network, op, shape, result):
         _repeat(draft, group, result)
     else:
         _resample(draft, group, how, _axes(draft, op, shape, result))
@@ -87,15 +87,14 @@ def _split(view: View, factors: list[int], repeat: bool) -> View:
 def _axes(draft: Draft, op: Operation, shape: Shape, result: Shape) -> dict[int, Axis]:
     """Return the dimensions that change, with their scales; dynamic ones at their largest."""
     rank = len(shape)
-    old = "scales" in op.attributes or op.kind == "Upsample" or len(op.inputs) == 2  # no region
     axes = [at % rank for at in op.integers("axes", tuple(range(rank)))]
-    scales = numbers_of(draft.network, op, 1 if old else 2, "scales")
+    scales = numbers_of(draft.network, op, scales_at(op), "scales")
     if scales is None:
         scales = _from_sizes(draft, op, shape, axes)
     _check_dynamic(op, shape, result)
     if len(scales) != len(axes):
         raise NotCoveredError(f"node {op.name!r} ({op.kind}) has no scale for every dimension")
-    region = () if old else numbers_of(draft.network, op, 1, "roi") or ()
+    region = () if scales_at(op) == 1 else numbers_of(draft.network, op, 1, "roi") or ()
     crops = op.text("coordinate_transformation_mode", "") == "tf_crop_and_resize"
     found: dict[int, Axis] = {}
     for at, (axis, scale) in enumerate(zip(axes, scales, strict=True)):

@@ -70,5 +70,11 @@ def slice_of(network: Network, op: Operation | None) -> PlainSlice | None:
     if len(starts) != 1 or len(axes) != 1 or steps != (1,) or not shape:
         return None
     axis = axes[0] % len(shape)
-    start = starts[0] + shape[axis] if starts[0] < 0 else starts[0]
+    start = max(starts[0] + shape[axis], 0) if starts[0] < 0 else starts[0]
     return PlainSlice(source, axis, start, network.shapes[op.outputs[0]][axis])
+
+
+def scales_at(op: Operation) -> int:
+    """Return which input of a Resize or Upsample its scales are: older ones have no region."""
+    old = "scales" in op.attributes or op.kind == "Upsample" or len(op.inputs) == 2
+    return 1 if old else 2

@@ -5,7 +5,8 @@ by a 1x1 convolution. Such a product can read the small picture itself.
 """
 
 from toolkit.gpu.dims.sizes import fixed
-from toolkit.gpu.graph.network import Operation, Shape
+from toolkit.gpu.graph.network import Network, Operation, Shape
+from toolkit.gpu.graph.parameters import numbers_of, scales_at
 from toolkit.gpu.graph.patterns import Rule, Surroundings
 from toolkit.gpu.graph.rewriting import Rewriting
 
@@ -15,7 +16,7 @@ CHANNELS = 64  # that must divide those of both pictures: what a step multiplies
 _WHOLE_PIXELS = {("asymmetric", "floor"), ("half_pixel", "round")}
 
 
-def repeats_pixels(op: Operation, shape: Shape, result: Shape) -> bool:
+def repeats_pixels(network: Network, op: Operation, shape: Shape, result: Shape) -> bool:
     """Whether a Resize or Upsample repeats each pixel of (N, C, H, W) whole times."""
     old = op.kind == "Upsample"
     if op.text("mode", "nearest") != "nearest" or len(shape) != 4 or result[:2] != shape[:2]:
@@ -24,7 +25,20 @@ def repeats_pixels(op: Operation, shape: Shape, result: Shape) -> bool:
     nearest = op.text("nearest_mode", "floor" if old else "round_prefer_floor")
     if (coordinates, nearest.split("_")[0]) not in _WHOLE_PIXELS:
         return False
+    if not _has_whole_scales(network, op):
+        return False
     return all(r // s * s == r and r >= s for r, s in zip(result[2:], shape[2:], strict=True))
+
+
+def _has_whole_scales(network: Network, op: Operation) -> bool:
+    """Whether scales, where an operation is given them and no sizes, are whole numbers.
+
+    One of 2.4 makes 4 rows of 2, too, but three of the first and one of the second.
+    """
+    at = scales_at(op)
+    if op.input(at) and op.input(at) not in network.constants:
+        return False
+    return all(scale == int(scale) for scale in numbers_of(network, op, at, "scales") or ())
 
 
 def product_of_upscaled(
@@ -42,7 +56,8 @@ def product_of_upscaled(
     small = resize.inputs[0]
     shapes = [made.shapes[name] for name in (small, join.inputs[0], large)]
     known = all(fixed(size) for shape in shapes for size in shape[1:])
-    if not known or not repeats_pixels(resize, *shapes[:2]) or not _is_product(op, made):
+    repeats = known and repeats_pixels(around.network, resize, *shapes[:2])
+    if not repeats or not _is_product(op, made):
         return None
     scales = {made.scales.get(name) for name in (small, *join.inputs, op.inputs[0])}
     if len(scales) > 1 or any(shape[1] % CHANNELS for shape in shapes):
