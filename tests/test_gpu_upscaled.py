@@ -110,6 +110,16 @@ def test_channels_that_are_no_whole_steps_are_joined(
     assert "upscaled" not in kernels(pyramid(rng, channels=channels).draft("fp16", HOPPER))
 
 
+def test_a_repeated_picture_beside_itself_is_joined(rng: np.random.Generator) -> None:
+    case = pyramid(rng, channels=(64, 64))
+    nodes = [case.nodes[0], node("Concat", "u u", "j", axis=1), *case.nodes[2:]]
+    case = replace(case, nodes=nodes, inputs={"x": case.inputs["x"]})
+    draft, feeds = case.draft("fp16", HOPPER), case.feeds(rng)
+    assert "upscaled" not in kernels(draft)
+    found, truth = gpu_interpreter.run(draft, feeds)["y"], case.truth(feeds)["y"]
+    assert np.linalg.norm(found - truth) < 2e-3 * np.linalg.norm(truth)
+
+
 def test_two_rows_that_become_four_by_a_scale_that_is_not_two_are_joined(
     rng: np.random.Generator,
 ) -> None:

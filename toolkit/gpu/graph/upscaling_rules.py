@@ -46,7 +46,8 @@ def product_of_upscaled(
 ) -> tuple[Operation, ...] | None:
     """Conv(Concat(Resize(x), z)) of 1x1 -> ConvUpscaled(x, z)."""
     join = around.own(op.inputs[0], "Concat") if op.kind == "Conv" else None
-    if join is None or len(join.inputs) != 2 or join.integer("axis", 0) not in (1, -3):
+    pair = join is not None and len(join.inputs) == len(set(join.inputs)) == 2
+    if join is None or not pair or join.integer("axis", 0) not in (1, -3):
         return None
     if any(name and name not in made.constants for name in op.inputs[1:]):
         return None
