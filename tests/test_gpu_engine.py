@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
+from gpu_graphs import Case, node
 
 import configs
 from device.executors import cuda
@@ -75,3 +77,18 @@ def test_the_shipped_detector_computes_the_same_on_the_gpu(
     precision: str, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     check(DETECTOR, tmp_path, precision, feeds_for(DETECTOR, rng), LIMITS[precision])
+
+
+@pytest.mark.gpu
+@needs_compiler
+def test_quotients_are_rounded_once(tmp_path: Path, rng: np.random.Generator) -> None:
+    """As IEEE 754 says: a number rounded after it, as dynamic quantization does, must not tip."""
+    if cuda.why_not() is not None:
+        pytest.skip(str(cuda.why_not()))
+    left, right = rng.uniform(0.1, 10, (2, 8, 4096)).astype(np.float32)
+    case = Case([node("Div", "a b", "y")], {"a": left.shape, "b": right.shape}, {})
+    onnx.save(case.model(), tmp_path / "m.onnx")
+    build_on_gpu(tmp_path / "m.onnx", tmp_path / "m.engine", profile="h200", precision="fp32")
+    with open_engine(tmp_path / "m.engine") as engine, Session(engine) as session:
+        found = session.infer({"a": left, "b": right})["y"]
+    assert np.array_equal(found, left / right)

@@ -83,7 +83,7 @@ def _apply(v, STEP: tl.constexpr, numbers):
     elif OP == "mul":
         result = v[STEP[1]] * v[STEP[2]]
     elif OP == "div":
-        result = v[STEP[1]] / v[STEP[2]]
+        result = tl.div_rn(v[STEP[1]], v[STEP[2]])  # what is rounded after it must not tip
     elif OP == "max":
         result = tl.where((v[STEP[1]] > v[STEP[2]]) | _is_nan(v[STEP[1]]), v[STEP[1]], v[STEP[2]])
     elif OP == "min":
