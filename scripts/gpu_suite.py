@@ -35,23 +35,25 @@ def run_compiled(drafted: DraftedSegment, feeds: Mapping[str, Array]) -> dict[st
     found = compile_segment("gpu0", replace(drafted, work=first), gpu=target())
     with tempfile.TemporaryDirectory(prefix="tandem-suite-") as folder:
         path = Path(folder) / "m.engine"
-        write_engine(path, _manifest(drafted, found), found.entries)
+        write_engine(path, _manifest(drafted, found, feeds), found.entries)
         with open_engine(path) as engine, Session(engine) as session:
             (report,) = session.reports
             if report.implementation != "cuda":
                 raise RuntimeError(f"no GPU runs it: {report.reason}")
-            given = {
+            read = {
                 name: np.ascontiguousarray(feeds[name], view.dtype).reshape(view.shape)
                 for name, view in drafted.inputs.items()
             }
-            return session.infer(given)
+            return session.infer({**feeds, **read})
 
 
-def _manifest(drafted: DraftedSegment, found: GpuSegment) -> Manifest:
+def _manifest(drafted: DraftedSegment, found: GpuSegment, feeds: Mapping[str, Array]) -> Manifest:
+    """Describe an engine of one segment; inputs that nothing reads are the model's still."""
+    unread = {name: one for name, one in feeds.items() if name not in drafted.inputs}
     views = {**drafted.inputs, **drafted.outputs}
     tensors = tuple(
-        TensorInfo(name=name, dtype=view.dtype, shape=tuple(map(int, view.shape)))
-        for name, view in views.items()
+        TensorInfo(name=name, dtype=str(one.dtype), shape=tuple(map(int, one.shape)))
+        for name, one in (*views.items(), *unread.items())
     )
     segment = Segment(
         name="gpu0",
@@ -64,7 +66,7 @@ def _manifest(drafted: DraftedSegment, found: GpuSegment) -> Manifest:
     return Manifest(
         format=FORMAT_VERSION,
         profile=PROFILE,
-        inputs=tuple(drafted.inputs),
+        inputs=(*drafted.inputs, *unread),
         outputs=tuple(drafted.outputs),
         tensors=tensors,
         dims=(),
