@@ -8,6 +8,7 @@ from gpu_graphs import ORIN, Case, node, normal
 
 from toolkit.gpu.errors import CompileError, NotCoveredError
 from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.graph.network import MAX_ELEMENTS
 from toolkit.gpu.tiles import Product, product_tiles
 from toolkit.gpu.view import View, channels_last, row_major
 
@@ -158,3 +159,11 @@ def test_channels_last_is_seen_for_pictures_of_one_pixel() -> None:
     assert view.pixel_pitch() == 8
     assert view.reshaped((3, 8)) is not None
     assert ORIN.fp32_precision == "tf32x3"
+
+
+def test_no_place_of_the_largest_tensor_is_counted_beyond_32_bits() -> None:
+    """The last block reaches over the end: what it counts there must not wrap around."""
+    (call,) = Case([node("Relu", "x", "y")], {"x": (MAX_ELEMENTS,)}, {}).draft("fp16").calls
+    assert call.grid[0] * int(dict(call.spec.constants)["BLOCK"]) <= 2**31
+    with pytest.raises(NotCoveredError, match=f"{MAX_ELEMENTS + 1} elements"):
+        Case([node("Relu", "x", "y")], {"x": (MAX_ELEMENTS + 1,)}, {}).draft("fp16")

@@ -18,7 +18,9 @@ Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 Attribute = int | float | str | tuple[int, ...] | tuple[float, ...]
 
-MAX_ELEMENTS = 2**31 - 1  # of one tensor: kernels index with 32 bits
+# Of one tensor: kernels index with 32 bits, beyond the last element too, as far as a block reaches;
+# those of `draft` have up to 8192 elements.
+MAX_ELEMENTS = 2**31 - 2**14
 
 
 @dataclass(frozen=True, slots=True)
