@@ -20,8 +20,13 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels.expression import first_sums
-from toolkit.gpu.kernels.int8 import INTERPRETED
-from toolkit.gpu.kernels.lanes import load_lanes, rows_in_sum_order, store_lanes, sum_columns
+from toolkit.gpu.kernels.lanes import (
+    in_operand_order,
+    in_registers,
+    load_lanes,
+    store_lanes,
+    sum_columns,
+)
 
 
 @triton.jit
@@ -40,7 +45,7 @@ def resident(
     """Grid: (programs). CHANNELS is a multiple of 16, TAP_ROWS * TAP_COLUMNS less than 32.
 
     Filters are multiplied in blocks of WIDTHS columns, and k in runs of (first, count) pieces of
-    64, each a product of its own: loads of the next run are under way while it is made.
+    64, one or two, each run a product of its own: loads of the next are under way while it is made.
     """
     kept = ()
     sums = ()
@@ -79,7 +84,7 @@ def resident(
                     x, corner, seen, (RUNS[run][0] + i) * 64, CHANNELS, X_PITCH, WIDTH, TAP_COLUMNS,
                     DILATION_H, DILATION_W,
                 )  # fmt: skip
-                pieces = pieces + (_as_operand(piece, BLOCK_M, WARPS),)
+                pieces = pieces + (in_operand_order(in_registers(piece), BLOCK_M, WARPS),)
             operand = _beside(pieces, BLOCK_M)
             added = ()
             for i in tl.static_range(len(WIDTHS)):
@@ -112,31 +117,12 @@ def _piece(
 
 
 @triton.jit
-def _as_operand(piece, BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
-    """Return a piece with pixels in the order of sums and k in that of the operand.
-
-    An operand that was loaded, and nothing else, would go through shared memory.
-    """
-    if not INTERPRETED:
-        piece = tl.inline_asm_elementwise(
-            "mov.b32 $0, $1;", "=r,r", [piece], tl.int8, is_pure=True, pack=4
-        )
-    piece = rows_in_sum_order(piece, BLOCK_M, WARPS).reshape(BLOCK_M, 4, 2, 2, 4)
-    return piece.permute(0, 2, 3, 1, 4).reshape(BLOCK_M, 64)
-
-
-@triton.jit
 def _beside(pieces, BLOCK_M: tl.constexpr):
-    """Return 1, 2, 4 or 8 pieces as one block, in their order."""
-    COUNT: tl.constexpr = len(pieces)
-    if COUNT == 1:
+    """Return one piece, or two as one block."""
+    if len(pieces) == 1:
         block = pieces[0]
     else:
-        halves = ()
-        for i in tl.static_range(COUNT // 2):
-            pair = tl.join(pieces[2 * i], pieces[2 * i + 1]).permute(0, 2, 1)
-            halves = halves + (pair.reshape(BLOCK_M, 2 * pair.shape[2]),)
-        block = _beside(halves, BLOCK_M)
+        block = tl.join(pieces[0], pieces[1]).permute(0, 2, 1).reshape(BLOCK_M, 128)
     return block
 
 
