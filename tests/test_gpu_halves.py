@@ -19,6 +19,8 @@ from scripts.gpu_engine import build_on_gpu
 from toolkit.gpu.cubins.compile import compile_kernels, has_compiler
 from toolkit.gpu.gpu import GpuTarget
 
+needs_triton = pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
+
 ORIN, XAVIER = GpuTarget(87, 8), GpuTarget(72, 8)
 SILU = (node("Sigmoid", "x", "s"), node("Mul", "s x", "y"))
 
@@ -80,6 +82,7 @@ def test_what_is_rounded_to_int8_has_no_more_digits(rng: np.random.Generator) ->
     assert "silu_half" not in "".join(old)
 
 
+@needs_triton
 def test_gelu_with_its_polynomial_is_near_to_all_of_fp16s_digits() -> None:
     case = Case([node("Gelu", "x", "y")], {"x": (2003,)}, {}, opset=20)
     x = np.concatenate([np.linspace(-9, 9, 2000), [-900, 900, np.nan]]).astype(np.float16)
@@ -91,6 +94,7 @@ def test_gelu_with_its_polynomial_is_near_to_all_of_fp16s_digits() -> None:
     assert (np.abs(found - truth)[:-1] <= 3e-5 + 2**-11 * np.abs(truth)[:-1]).all()
 
 
+@needs_triton
 def test_a_gelu_in_int8_is_at_most_one_step_away(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": (2, 64, 6, 5)})
     first = graph.product("Conv", graph.rounded("x"), (96, 64, 1, 1), bias="int32")
@@ -103,7 +107,7 @@ def test_a_gelu_in_int8_is_at_most_one_step_away(rng: np.random.Generator) -> No
     assert np.mean(found != truth) < 0.01
 
 
-@pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
+@needs_triton
 @pytest.mark.parametrize("sm", [72, 87, 90, 110])
 def test_every_gpu_has_the_instructions(
     sm: int, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
@@ -131,7 +135,7 @@ def infer(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
+@needs_triton
 def test_int8_of_a_silu_is_at_most_one_step_from_the_reference(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -149,7 +153,7 @@ def test_int8_of_a_silu_is_at_most_one_step_from_the_reference(
 
 # The largest error beside |x|: half of FP16's digits of it, and those of a tanh of 11 bits.
 @pytest.mark.gpu
-@pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
+@needs_triton
 @pytest.mark.parametrize(
     ("nodes", "precision", "limit"),
     [

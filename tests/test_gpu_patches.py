@@ -12,12 +12,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 LIMITS = {"fp32": 1e-4, "fp16": 1e-2}
 
 
-def patches(**attributes: object) -> Case:
+def patches(rng: np.random.Generator, **attributes: object) -> Case:
     """Tokens of a picture, as a vision transformer reads it."""
-    weights = {
-        "w": normal(np.random.default_rng(), 20, 3, 8, 8),
-        "b": normal(np.random.default_rng(), 20),
-    }
+    weights = {"w": normal(rng, 20, 3, 8, 8), "b": normal(rng, 20)}
     nodes = [
         node("Conv", "x w b", "c", **{"strides": [8, 8], **attributes}),
         node("Flatten", "c", "y"),
@@ -31,7 +28,7 @@ def kernels(case: Case, precision: str) -> list[str]:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_patches_are_copied_once_and_multiplied(precision: str, rng: np.random.Generator) -> None:
-    case = patches()
+    case = patches(rng)
     assert kernels(case, precision)[:2] == ["elementwise", "matmul"]
     feeds = case.feeds(rng)
     found = gpu_interpreter.run(case.draft(precision), feeds)["y"]
@@ -49,8 +46,10 @@ def test_patches_that_are_rounded_stay_a_convolution(rng: np.random.Generator) -
     "attributes",
     [{"strides": [8, 4]}, {"pads": [0, 0, 0, 8]}, {"dilations": [2, 2], "strides": [8, 8]}],
 )
-def test_windows_that_overlap_or_reach_out_stay_convolutions(attributes: dict[str, object]) -> None:
-    assert "convolution" in kernels(patches(**attributes), "fp16")
+def test_windows_that_overlap_or_reach_out_stay_convolutions(
+    attributes: dict[str, object], rng: np.random.Generator
+) -> None:
+    assert "convolution" in kernels(patches(rng, **attributes), "fp16")
 
 
 def test_a_rounded_picture_is_put_in_order_as_it_is_rounded(rng: np.random.Generator) -> None:
