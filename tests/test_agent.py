@@ -331,7 +331,7 @@ def test_a_disk_that_fills_in_a_download_costs_the_download_only(
 def test_a_disk_that_fills_in_a_trial_does_not_keep_it_from_going_back(
     broker: Mosquitto, tmp_path: Path
 ) -> None:
-    board = AgentBox(tmp_path, broker.port, trial_timeout_s=1.0)
+    board = AgentBox(tmp_path, broker.port, trial_timeout_s=2.0)
     board.start()
     try:
         assert deploy(broker, make_bundle(tmp_path / "1")).live

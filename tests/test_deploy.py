@@ -159,13 +159,13 @@ def test_a_broker_killed_in_a_download_costs_only_time(
     [
         ("fails", "camera /dev/video9 does not exist"),
         ("exits", "status 3: Traceback (most recent call last): | ValueError: scores [1,80]"),
-        ("hangs", "gave no result within 0.7 s"),
+        ("hangs", "gave no result within 2 s"),
     ],
 )
 def test_a_broken_release_is_rolled_back_and_says_why(
     tmp_path: Path, broker: Mosquitto, behaviour: str, words: str
 ) -> None:
-    box = AgentBox(tmp_path, broker.port, trial_timeout_s=0.7)
+    box = AgentBox(tmp_path, broker.port, trial_timeout_s=2.0)  # the good one must be quicker
     box.start()
     try:
         good = make_bundle(tmp_path / "good")

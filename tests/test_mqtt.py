@@ -25,7 +25,7 @@ from device.mqtt import (
     queue_putter,
 )
 
-PATIENCE_S = 1.0  # for a loaded machine
+PATIENCE_S = 2.0  # for a loaded machine
 
 
 @pytest.fixture

@@ -81,15 +81,15 @@ def test_realtime_keeps_the_pace_of_the_file(tmp_path):
 
 
 def test_slow_consumer_of_a_realtime_file_gets_fewer_frames_at_the_same_pace(tmp_path):
-    path = write_video(tmp_path / "ramp.mp4", ramp(20), fps=50.0)
+    path = write_video(tmp_path / "ramp.mp4", ramp(20), fps=25.0)
     seen = []
     start = time.monotonic()
     with open_source(SourceConfig(uri=str(path))) as source:
         for frame in source:
-            time.sleep(0.05)
+            time.sleep(0.1)
             seen.append(frame.seq)
             assert ramp_index(frame.image) == frame.seq
-    assert time.monotonic() - start < 0.95  # 20 frames at the consumer's pace are 1.0 s
+    assert time.monotonic() - start < 1.9  # 0.8 s; 20 frames at the consumer's pace are 2.0 s
     assert len(seen) + source.dropped["late"] == 20
     assert len(seen) <= 12
 
