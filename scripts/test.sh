@@ -2,7 +2,7 @@
 # Set up everything the tests need, then run every gate. The tests run on all cores. Arguments go to
 # pytest, which then runs one test after the other, as those of a GPU or a board must:
 #   scripts/test.sh
-#   scripts/test.sh -m gpu tests/test_kernels.py
+#   scripts/test.sh -m gpu tests/test_gpu_engine.py
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/venv.sh
