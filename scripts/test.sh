@@ -64,6 +64,8 @@ heading "lint-imports"
 .venv/bin/lint-imports
 heading "pytest"
 if (($# == 0)); then
-    set -- -n "$(nproc)" --dist worksteal
+    # Builds in the tests compile on all cores, too: more than 8 at once would wait for each other.
+    cores=$(nproc)
+    set -- -n "$((cores < 8 ? cores : 8))" --dist worksteal
 fi
 exec .venv/bin/python -m pytest -m "not slow and not gpu and not jetson" "$@"
