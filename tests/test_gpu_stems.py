@@ -47,6 +47,17 @@ STEMS = {
 
 
 @pytest.mark.parametrize("precision", LIMITS)
+@pytest.mark.parametrize("strides", [[1, 1], [1, 2], [2, 1]])
+@pytest.mark.parametrize("columns", [2, 3])
+def test_one_row_of_taps_is_no_single_point(
+    columns: int, strides: list[int], precision: str, rng: np.random.Generator
+) -> None:
+    case = convolution(rng, (2, 3, 5, 9), 8, (1, columns), strides=strides, pads=[1, 0, 0, 1])
+    for gpu in (HOPPER, XAVIER):
+        check(case.draft(precision, gpu), case, LIMITS[precision], rng)
+
+
+@pytest.mark.parametrize("precision", LIMITS)
 @pytest.mark.parametrize("name", STEMS)
 def test_stride_2_reads_blocks_of_pixels(
     name: str, precision: str, rng: np.random.Generator

@@ -109,7 +109,8 @@ def _implicit(draft: Draft, p: _Picture) -> None:
     packed = p.weights.transpose(0, 2, 3, 1).reshape(p.weights.shape[0], -1)
     weights = weight_matrix(draft, packed.T, p.x.dtype)
     product = _product(p, packed.shape[1], p.weights.shape[1])
-    if p.window.is_point and p.groups == 1:
+    # Where a first convolution has one row of taps, its bordered picture has more pixels than y.
+    if p.window.is_point and p.groups == 1 and p.x.shape[2:] == p.y.shape[2:]:
         draft.add(p.nodes, *product_tactics(draft, product, *_as_product(p, weights, product)))
         return
     tactics: list[Tactic] = [(call,) for call in _resident(draft, p)]
