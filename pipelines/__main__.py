@@ -1,8 +1,8 @@
 """`python -m pipelines`: one pipeline as a process of its own, as the agent starts it.
 
-Standard output carries `device.messages` lines and nothing else; everything else goes to standard
-error. A login for the broker is read from TANDEM_MQTT_USERNAME and TANDEM_MQTT_PASSWORD, because
-other users of the machine can read a command line.
+Standard output carries `device.protocol.messages` lines and nothing else; everything else goes to
+standard error. A login for the broker is read from TANDEM_MQTT_USERNAME and TANDEM_MQTT_PASSWORD,
+because other users of the machine can read a command line.
 """
 
 import argparse
@@ -17,11 +17,11 @@ from types import FrameType
 
 import msgspec
 
-from device.engine import open_engine
+from device.engine.file import open_engine
+from device.engine.manifest import UNCALIBRATED
 from device.errors import TandemError
-from device.manifest import UNCALIBRATED
-from device.messages import ChildMessage, Failure, encode_message
-from device.session import Session
+from device.protocol.messages import ChildMessage, Failure, encode_message
+from device.runtime.session import Session
 from pipelines.config import PipelineConfig, load_labels, load_pipeline
 
 SWITCH_INTERVAL_S = 0.0005  # p99 of a hand-over beside a busy thread: 1.2 ms, against 20 to 63
@@ -54,8 +54,8 @@ def _run(
     options: argparse.Namespace, emit: Callable[[ChildMessage], None], stop: threading.Event
 ) -> None:
     # Here, so that a missing OpenCV is a Failure message too.
-    from pipelines.pipeline import Model, run_pipeline
-    from pipelines.sinks import Broker
+    from pipelines.runtime.pipeline import Model, run_pipeline
+    from pipelines.sinks.table import Broker
 
     folder: Path = options.bundle
     config = _with_source(load_pipeline(folder / "pipeline.toml"), options.source)

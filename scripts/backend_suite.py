@@ -24,11 +24,11 @@ from onnx.backend.test.runner import Runner
 
 from toolkit.errors import BuildError, ImportModelError, first_line
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.lower import DraftedSegment, draft_segment
-from toolkit.importer import MIN_OPSET, OLDEST_OPSET, import_model
-from toolkit.lower import lower_segments
-from toolkit.passes import run_passes
+from toolkit.gpu.target import GpuTarget
+from toolkit.graph.extract import lower_segments
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import MIN_OPSET, OLDEST_OPSET, import_model
 
 Array = np.ndarray[Any, Any]
 Status = Literal["passed", "not covered", "wrong", "error"]

@@ -159,10 +159,10 @@ def tandem(model: Path, method: str, count: int) -> float:
 
     from calibration import amax_by_method
     from calibration.dataset import InputSpec, iterable_dataset
-    from toolkit.importer import import_model
-    from toolkit.int8.observe import observe_graph
-    from toolkit.int8.quantize import calibrated_tensors
-    from toolkit.passes import run_passes
+    from toolkit.graph.passes import run_passes
+    from toolkit.importers.onnx import import_model
+    from toolkit.quantize.quantize import calibrated_tensors
+    from toolkit.quantize.ranges.observe import observe_graph
 
     start = time.perf_counter()
     graph, _ = run_passes(import_model(model).model)

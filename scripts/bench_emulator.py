@@ -20,16 +20,16 @@ import numpy as np
 import onnx_ir as ir
 
 import configs
-from device.engine import Engine, open_engine
-from device.executors.emulated import EmulatedExecutor, Emulation
-from device.executors.portable import PortableExecutor
-from device.manifest import Portable, Segment
-from device.session import Dla, Executor, Scales, open_session
+from device.engine.file import Engine, open_engine
+from device.engine.manifest import Portable, Segment
+from device.runtime.executors.emulated import EmulatedExecutor, Emulation
+from device.runtime.executors.portable import PortableExecutor
+from device.runtime.session import Dla, Executor, Scales, open_session
 from pipelines.config import load_model
-from pipelines.preprocess import preprocess
+from pipelines.stages.preprocess import preprocess
 from pipelines.vision import cv2
 from scripts.networks import NETWORKS
-from toolkit.build import BuildOptions, build_engine
+from toolkit.engine.build import BuildOptions, build_engine
 
 MODEL = configs.ROOT / "models" / "robot-objects.toml"
 PROFILE = "agx-orin-64gb"

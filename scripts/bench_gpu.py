@@ -26,10 +26,10 @@ import msgspec
 import numpy as np
 import torch
 
-from device.cuda_manifest import Cuda
-from device.engine import open_engine
-from device.executors.cuda import CudaExecutor
-from device.session import Session
+from device.engine.cuda_manifest import Cuda
+from device.engine.file import open_engine
+from device.runtime.executors.cuda import CudaExecutor
+from device.runtime.session import Session
 from scripts.gpu_builds import BATCHES, NETWORKS, PRECISIONS, build_missing, engine_path
 from scripts.gpu_engine import relative_error
 from scripts.gpu_networks import floors_us, make_network, picture_size, pictures

@@ -8,10 +8,10 @@ import time
 
 from device.profile import Profile, load_profile
 from scripts.networks import NETWORKS
-from toolkit.passes import run_passes
-from toolkit.planning.objectives import GOALS
-from toolkit.planning.plan import Model, PlanOptions, plan_together
-from toolkit.prepare import prepare
+from toolkit.graph.passes import run_passes
+from toolkit.partition.planning.objectives import GOALS
+from toolkit.partition.planning.plan import Model, PlanOptions, plan_together
+from toolkit.partition.prepare import prepare
 
 SINGLE = ("resnet50", "googlenet", "densenet121")
 WORKLOAD = (("resnet50", 30.0), ("googlenet", 10.0), ("mobilenet_v2", 5.0))

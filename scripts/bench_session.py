@@ -23,11 +23,11 @@ from onnxruntime.quantization import (
 )
 
 import configs
-from device.session import open_session
+from device.runtime.session import open_session
 from pipelines.config import load_model
-from pipelines.preprocess import preprocess
+from pipelines.stages.preprocess import preprocess
 from pipelines.vision import cv2
-from toolkit.build import BuildOptions, build_engine
+from toolkit.engine.build import BuildOptions, build_engine
 
 MODEL = configs.ROOT / "models" / "robot-objects.toml"
 Run = Callable[[np.ndarray], object]

@@ -4,15 +4,15 @@
 
 Every subject gets the same `--pictures` calibration pictures (`configs/scenes/calibration`) and is
 judged on as many others (`configs/scenes/heldout`, over photographs of which calibration shows
-none). Both go through `pipelines/preprocess.py` once, and both sides get these arrays. Figures of
-one output, over all unseen pictures taken as one vector:
+none). Both go through `pipelines/stages/preprocess.py` once, and both sides get these arrays.
+Figures of one output, over all unseen pictures taken as one vector:
 
     cosine = sum y y' / sqrt(sum y^2 sum y'^2)      SQNR = 10 log10(sum y^2 / sum (y' - y)^2) dB
 
 y is the plain model in onnxruntime, y' what a user runs: of Tandem the engine for `laptop` through
-`device.session`, of onnxruntime its Q/DQ model in onnxruntime. "INT8 products" counts the nodes
-Conv, Gemm and MatMul whose two operands are INT8. `auto` of Tandem names the steps that it kept
-beside its ranges. `--draw` other than 0 takes other pictures, by chance. onnxruntime runs with
+`device.runtime.session`, of onnxruntime its Q/DQ model in onnxruntime. "INT8 products" counts the
+nodes Conv, Gemm and MatMul whose two operands are INT8. `auto` of Tandem names the steps that it
+kept beside its ranges. `--draw` other than 0 takes other pictures, by chance. onnxruntime runs with
 min-max, and with `--peer-entropy` by entropy too, which takes minutes for each network and finds
 the same ranges (docs/ACCURACY.md); each in three forms:
 
@@ -52,14 +52,14 @@ from onnxruntime.quantization import (
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 import configs
-from device.engine import open_engine
-from device.manifest import Portable
-from device.session import open_session
+from device.engine.file import open_engine
+from device.engine.manifest import Portable
+from device.runtime.session import open_session
 from pipelines.config import PreprocessConfig, load_model
-from pipelines.preprocess import preprocess
+from pipelines.stages.preprocess import preprocess
 from pipelines.vision import cv2
-from toolkit.build import BuildOptions, build_engine
-from toolkit.int8.ranges import RangeOptions
+from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.quantize.ranges.measure import RangeOptions
 
 Array = NDArray[Any]
 Outputs = dict[str, Array]
@@ -383,7 +383,9 @@ class _Reader(CalibrationDataReader):  # type: ignore[misc]
 
 
 def _session(path: Path) -> ort.InferenceSession:
-    """A session with the settings that keep INT8 exact, as `device.executors.portable` has them."""
+    """A session with the settings that keep INT8 exact, as `device.runtime.executors.portable` has
+    them.
+    """
     precise = platform.machine() in {"x86_64", "AMD64"}
     try:
         return _load(path, precise)

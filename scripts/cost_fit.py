@@ -13,13 +13,14 @@ import numpy as np
 import onnx_ir as ir
 from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
-from device.manifest import Precision, Processor
+from device.engine.manifest import Precision, Processor
 from device.profile import load_profile
 from scripts.cost_rows import PARTS, Board, Case
-from toolkit.costs.dla import DlaParameters, DlaRates, DlaWork, dla_times, dla_work
-from toolkit.costs.energy import EnergyParameters, active_w, work_mj
-from toolkit.costs.fusion import Kernel, fuse
-from toolkit.costs.gpu import (
+from toolkit.graph.node_view import views
+from toolkit.partition.costs.dla import DlaParameters, DlaRates, DlaWork, dla_times, dla_work
+from toolkit.partition.costs.energy import EnergyParameters, active_w, work_mj
+from toolkit.partition.costs.fusion import Kernel, fuse
+from toolkit.partition.costs.gpu import (
     Array,
     GpuParameters,
     GpuRates,
@@ -28,8 +29,7 @@ from toolkit.costs.gpu import (
     gpu_work,
     tilings,
 )
-from toolkit.costs.hardware import Hardware, at_clocks, hardware
-from toolkit.node_view import views
+from toolkit.partition.costs.hardware import Hardware, at_clocks, hardware
 
 ARRAYS = 4  # of v1 that v2's peak makes: 8203 INT8 products a clock (profiles) against 2048
 SCALE = 0.15  # log ratio at which a residual begins to count less than squared
@@ -49,7 +49,7 @@ GPU_START = GpuParameters(
 
 @dataclass(frozen=True)
 class DlaFit:
-    """What is fitted of the DLA: see `toolkit.costs.constants.DlaCosts`."""
+    """What is fitted of the DLA: see `toolkit.partition.costs.constants.DlaCosts`."""
 
     array_efficiency: float = 0.8
     fp16_share: float = 0.3

@@ -14,10 +14,10 @@ EQUATIONS = """\
 # Costs: predicted against published
 
 Written by `python scripts/fit_costs.py --write-docs`. Published times, rates and powers of Jetson
-boards (`configs/published_figures.csv`) are compared with what `toolkit/costs` predicts for the
-same network, rebuilt layer by layer with random weights (`scripts/networks`). The constants were
-fitted to the same rows; how well the model does on devices and models that it was not fitted to
-is said below.
+boards (`configs/published_figures.csv`) are compared with what `toolkit/partition/costs` predicts
+for the same network, rebuilt layer by layer with random weights (`scripts/networks`). The constants
+were fitted to the same rows; how well the model does on devices and models that it was not fitted
+to is said below.
 
 ## The model
 
@@ -42,7 +42,7 @@ Depth is padded to what tensor cores take at once. On GPUs without tensor cores 
 enough. Depthwise convolutions run on the CUDA cores. A CUDA graph takes only a share of
 `kernel_cycles`.
 
-**DLA** (`dla.py`). `toolkit/dla_cycles` gives, from the published hardware, the clocks that a
+**DLA** (`dla.py`). `toolkit/dla/cycles` gives, from the published hardware, the clocks that a
 layer's sequence needs on the MAC array (padded channels, stripes, splits for the buffer), in the
 output stage, and the bytes with what is fetched twice:
 
@@ -64,7 +64,7 @@ format.
            + byte_pj bytes
 
 Clocks of power modes come from `configs/profiles`. Times measured on a board go before the model
-(`toolkit/costs/measured.py`).
+(`toolkit/partition/costs/measured.py`).
 """
 
 # Likely reasons of rows that are off by more than 35 %: the first that holds.

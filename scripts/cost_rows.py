@@ -15,10 +15,10 @@ from typing import Literal
 import onnx_ir as ir
 
 import configs
-from device.manifest import Precision
+from device.engine.manifest import Precision
 from scripts.networks import NETWORKS
 from scripts.networks.classic import conv_layer, dense_layer, googlenet_part
-from toolkit.costs.hardware import Clocks
+from toolkit.partition.costs.hardware import Clocks
 
 Engine = Literal["gpu", "dla0", "2dla", "gpu+2dla"]
 Measure = Literal["latency", "rate", "power", "energy"]

@@ -36,9 +36,9 @@ from scripts.cost_fit import (
 )
 from scripts.cost_report import report
 from scripts.cost_rows import CHECKS, FIGURES, MODELS, Board, Case, LeftOut, read_rows
-from toolkit.costs.bytes import moved_bytes
-from toolkit.costs.energy import EnergyParameters
-from toolkit.costs.gpu import Array, GpuParameters
+from toolkit.partition.costs.bytes import moved_bytes
+from toolkit.partition.costs.energy import EnergyParameters
+from toolkit.partition.costs.gpu import Array, GpuParameters
 
 DOCS = Path(__file__).parent.parent / "docs" / "COSTS.md"
 TIMES = ("latency", "rate")
@@ -345,7 +345,7 @@ _NOTES = {
     "gpu.graph_share": "From MLPerf, whose single-stream runs are CUDA graphs.",
     "gpu.fp32_share": "TensorRT uses TF32 where the GPU has it, but not in every layer.",
     "dla.fp16_share": (
-        "Of the prior rate in toolkit/dla_cycles. One network in FP16, and heads of one."
+        "Of the prior rate in toolkit/dla/cycles. One network in FP16, and heads of one."
     ),
     "dla.submission_us": "Hardly told apart from crossings by the rows: held near its start.",
     "dla.crossing_us": "Held near the median of HaX-CoNN's transitions.",

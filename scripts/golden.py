@@ -9,14 +9,14 @@ from pathlib import Path
 
 import onnx
 
-from device.manifest import Precision
+from device.engine.manifest import Precision
 from device.profile import load_profile
-from toolkit.importer import import_model
-from toolkit.passes import run_passes
-from toolkit.planning.objectives import DEFAULT
-from toolkit.planning.plan import Model, Plan, PlanOptions, make_plan
-from toolkit.planning.plan_text import render_plan
-from toolkit.prepare import prepare
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.partition.planning.objectives import DEFAULT
+from toolkit.partition.planning.plan import Model, Plan, PlanOptions, make_plan
+from toolkit.partition.planning.plan_text import render_plan
+from toolkit.partition.prepare import prepare
 
 FOLDER = Path(__file__).parent.parent / "tests" / "golden"
 SECONDS = 120.0  # of search: far more than any proof takes, so that a busy machine finds the same

@@ -19,10 +19,10 @@ import numpy as np
 
 from calibration.table import read_table, write_table
 from scripts.gpu_networks import export, make_network, picture_size, pictures
-from toolkit.build import BuildOptions, build_engine
-from toolkit.importer import import_model
-from toolkit.int8.ranges import RangeOptions, measure_ranges
-from toolkit.passes import run_passes
+from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.ranges.measure import RangeOptions, measure_ranges
 
 PROFILE = "h200"
 NETWORKS = ("resnet50", "mobilenet_v2", "efficientnet_b0", "yolo8n", "vit_small")

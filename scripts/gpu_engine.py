@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
-from device.engine import write_engine
-from device.manifest import DimRange, Precision, Provenance
+from device.engine.file import write_engine
+from device.engine.manifest import DimRange, Precision, Provenance
 from device.profile import load_profile
-from toolkit.assemble import assemble
+from toolkit.engine.assemble import assemble
 from toolkit.gpu.segments import GpuSegments, lower_gpu_segments
-from toolkit.importer import import_model
-from toolkit.lower import lower_segments
-from toolkit.passes import run_passes
-from toolkit.planning.segments import PlannedSegment
+from toolkit.graph.extract import lower_segments
+from toolkit.graph.passes import run_passes
+from toolkit.graph.segment import PlannedSegment
+from toolkit.importers.onnx import import_model
 
 
 def build_on_gpu(

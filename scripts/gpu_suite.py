@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from device.engine import FORMAT_VERSION, open_engine, write_engine
-from device.manifest import Manifest, MemoryPlan, Provenance, Segment, TensorInfo
+from device.engine.file import FORMAT_VERSION, open_engine, write_engine
+from device.engine.manifest import Manifest, MemoryPlan, Provenance, Segment, TensorInfo
 from device.profile import load_profile
-from device.session import Session
+from device.runtime.session import Session
 from scripts.backend_suite import Array
-from toolkit.gpu.finish import GpuSegment, compile_segment
-from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.compile import GpuSegment, compile_segment
 from toolkit.gpu.lower import DraftedSegment
+from toolkit.gpu.target import GpuTarget
 
 PROFILE = "h200"
 

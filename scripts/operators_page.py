@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import onnx
 
 from scripts.backend_suite import KINDS, Outcome
-from toolkit.gpu.dtypes import ELEMENT_TYPES
-from toolkit.gpu.emitters import EMITTERS
-from toolkit.gpu.graph.expressions import is_elementwise
-from toolkit.gpu.graph.network import Operation
+from toolkit.gpu.emit.table import EMITTERS
+from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
+from toolkit.gpu.ir.expressions import is_elementwise
+from toolkit.gpu.ir.network import Operation
 
 SEVERAL = "several"  # in place of an operator: a test's graph is no single node
 

@@ -3,7 +3,7 @@
     python scripts/train_demo.py       # some minutes; 64 GB of memory on the host and on the GPU
     python scripts/train_demo.py --scenes 512 --epochs 1 --batch 16 --held-out 40 --out /tmp/try
 
-Steps: draw the scenes on all cores (`toolkit/scenes/`); train; export ONNX and compare it with
+Steps: draw the scenes on all cores (`toolkit/demo/scenes/`); train; export ONNX and compare it with
 PyTorch; measure mAP50 on held-out scenes in FP32 and in INT8, both by ONNX Runtime; write the
 model, its description, its card and the calibration and held-out pictures under `--out`.
 
@@ -51,7 +51,7 @@ from onnxruntime.quantization import (
 )
 from torch import Tensor, nn
 
-from toolkit.scenes import (
+from toolkit.demo.scenes import (
     CALIBRATION_SEED,
     CLASSES,
     HELD_OUT_PHOTOGRAPHS,
@@ -600,12 +600,12 @@ Conv (BatchNorm folded), ReLU, Add, Concat on channels and nearest 2x Resize; Si
 Concat at the outputs. {parameters:,} parameters, {size:.2f} MB, ONNX opset {opset}.
 
 ## Data
-{scenes:,} scenes drawn by `toolkit/scenes/` (seed {train_seed}) over {photographs} photographs of
-`configs/scenes/backgrounds`: all but {held_out}.
-Held-out scenes (seed {held_out_seed}) are drawn over those three only, so neither their objects
-nor their backgrounds were seen in training. No weights were selected on them: these are the moving
-average at the last step. The generator was: an earlier model took too many things in these three
-photographs for objects, and the clutter in the scenes was made richer for it.
+{scenes:,} scenes drawn by `toolkit/demo/scenes/` (seed {train_seed}) over {photographs} photographs
+of `configs/scenes/backgrounds`: all but {held_out}. Held-out scenes (seed {held_out_seed}) are
+drawn over those three only, so neither their objects nor their backgrounds were seen in training.
+No weights were selected on them: these are the moving average at the last step. The generator was:
+an earlier model took too many things in these three photographs for objects, and the clutter in the
+scenes was made richer for it.
 
 ## Measured
 mAP50 (all-point average precision at IoU 0.5, ONNX Runtime on a CPU) over {pictures} held-out

@@ -6,9 +6,9 @@ import numpy as np
 from onnx import TensorProto
 from planning_graphs import constant, numbers, one_node
 
-from device.manifest import Precision
+from device.engine.manifest import Precision
 from device.profile import Dla, load_profile
-from toolkit.node_view import NodeView
+from toolkit.graph.node_view import NodeView
 
 V1 = load_profile("agx-xavier-32gb").dla
 V2 = load_profile("agx-orin-64gb").dla

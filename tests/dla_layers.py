@@ -3,7 +3,7 @@
 import csv
 from pathlib import Path
 
-from toolkit.dla_cycles.layers import ConvLayer
+from toolkit.dla.cycles.layers import ConvLayer
 
 WORKBOOK = Path(__file__).parent / "data" / "nvdla_perf.csv"
 

@@ -8,9 +8,9 @@ import onnx
 import onnxruntime as ort
 from engine_fixtures import Network, Piece, node, whole_model, write_network
 
-from device.engine import open_engine
-from device.executors.emulated import EmulatedExecutor, Emulation
-from device.manifest import TensorInfo
+from device.engine.file import open_engine
+from device.engine.manifest import TensorInfo
+from device.runtime.executors.emulated import EmulatedExecutor, Emulation
 
 Arrays = dict[str, np.ndarray]
 

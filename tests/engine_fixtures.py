@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from device.engine import write_engine
-from device.manifest import (
+from device.engine.file import write_engine
+from device.engine.manifest import (
     FORMAT_VERSION,
     Buffer,
     Crossing,

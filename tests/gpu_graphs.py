@@ -9,10 +9,10 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnx import helper, numpy_helper
 
-from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.lower import DraftedSegment, draft_segment
-from toolkit.lower import LoweredSegment, lower_segments
-from toolkit.passes import run_passes
+from toolkit.gpu.target import GpuTarget
+from toolkit.graph.extract import LoweredSegment, lower_segments
+from toolkit.graph.passes import run_passes
 
 ORIN = GpuTarget(sm=87, sm_count=8)
 OPSET = 19

@@ -14,12 +14,12 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from device.cuda_sizes import evaluate
-from toolkit.gpu.call import Argument, Call, InTensor, InWeights
-from toolkit.gpu.cubins.kernel_files import kernel_function
-from toolkit.gpu.dims.sizes import amount
-from toolkit.gpu.dtypes import ELEMENT_TYPES
+from device.engine.cuda_sizes import evaluate
+from toolkit.gpu.codegen.kernel_files import kernel_function
+from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
+from toolkit.gpu.ir.launch import Argument, Call, InTensor, InWeights
 from toolkit.gpu.lower import DraftedSegment
+from toolkit.gpu.shapes.sizes import amount
 
 
 def hurry() -> None:

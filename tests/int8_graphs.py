@@ -11,10 +11,10 @@ from gpu_graphs import Case, node, normal
 from onnx import TensorProto
 
 import configs
-from toolkit.int8.gpu_rounding import operands_on_gpu, tied_on_gpu
-from toolkit.int8.quantize import calibrated_tensors, quantize, with_operands
-from toolkit.int8.scale_rules import unify_scales
-from toolkit.passes import run_passes
+from toolkit.graph.passes import run_passes
+from toolkit.quantize.gpu_rounding import operands_on_gpu, tied_on_gpu
+from toolkit.quantize.quantize import calibrated_tensors, quantize, with_operands
+from toolkit.quantize.scales.rules import unify_scales
 
 SMALL = (1, 3, 64, 96)  # pictures that the interpreter takes seconds for
 ZERO = {"int8": np.int8(0), "uint8": np.uint8(128)}

@@ -8,11 +8,11 @@ import int8_reference
 import numpy as np
 from gpu_graphs import Case
 
-from device.manifest import DimRange
-from toolkit.gpu.dims.shapes import traces_of, with_steps
-from toolkit.gpu.draft import Work
-from toolkit.gpu.gpu import GpuTarget
+from device.engine.manifest import DimRange
+from toolkit.gpu.emit.context import Work
 from toolkit.gpu.lower import draft_segment
+from toolkit.gpu.shapes.inference import traces_of, with_steps
+from toolkit.gpu.target import GpuTarget
 
 
 def check_tactics(case: Case, kernel: str, gpu: GpuTarget) -> list[Mapping[str, object]]:

@@ -9,13 +9,13 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from device.manifest import Precision
+from device.engine.manifest import Precision
 from device.profile import Dla, load_profile
-from toolkit.legalize.legalize import legalize
-from toolkit.legalize.rewrite import Legalized
-from toolkit.node_view import view
-from toolkit.passes.shapes import infer_shapes
-from toolkit.rules.dla_rules import judge
+from toolkit.dla.legalize.legalize import legalize
+from toolkit.dla.legalize.rewrite import Legalized
+from toolkit.dla.rules.verdicts import judge
+from toolkit.graph.node_view import view
+from toolkit.graph.passes.shapes import infer_shapes
 
 ORIN, XAVIER = load_profile("agx-orin-64gb").dla, load_profile("agx-xavier-32gb").dla
 assert ORIN is not None

@@ -19,10 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from device.bundle import write_bundle
-from device.documents import BlobGet, Reported, decode
-from device.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message, queue_putter
-from device.topics import Topics
+from device.protocol.documents import BlobGet, Reported, decode
+from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message, queue_putter
+from device.protocol.topics import Topics
+from device.update.bundle import write_bundle
 
 PROFILE = "test-board"
 DEVICE = "board-1"
@@ -70,10 +70,10 @@ AGENT_LAUNCHER = """
 import logging, sys
 from pathlib import Path
 from dataclasses import replace
-from device.agent import serve
-from device.agent_config import load_agent_config
+from device.agent.agent import serve
+from device.agent.config import load_agent_config
 from device.errors import TandemError
-from device.pipeline_process import PIPELINE
+from device.agent.pipeline_process import PIPELINE
 
 logging.basicConfig(level=logging.INFO)
 row = PIPELINE if sys.argv[2] == "real" else replace(PIPELINE, prefix=(sys.executable, sys.argv[2]))

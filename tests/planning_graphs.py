@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
-from toolkit.node_view import NodeView, view
+from toolkit.graph.node_view import NodeView, view
 
 Shape = Sequence[int | str | None] | None
 Operand = Shape | np.ndarray | str  # a computed tensor, a constant, or "" for none

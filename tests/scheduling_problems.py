@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from toolkit.scheduling.problem import Flow, Limits, Network, Problem, Task
+from toolkit.partition.solver.problem import Flow, Limits, Network, Problem, Task
 
 TWO = ("gpu", "dla0")
 THREE = ("gpu", "dla0", "dla1")

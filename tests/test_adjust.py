@@ -10,13 +10,13 @@ from depthwise_fixtures import INPUT, depthwise_net
 
 from calibration.table import Adjustments, CalibrationTable, decode_table, encode_table
 from toolkit.errors import BuildError
-from toolkit.importer import import_model
-from toolkit.int8.adjust import adjust, adjusted_for, short_changes, short_factors
-from toolkit.int8.bias_correction import find_bias_layers
-from toolkit.int8.channel_links import find_links
-from toolkit.int8.equalise import channel_ranges, equalise, link_tensors
-from toolkit.int8.observe import ActivationRunner
-from toolkit.passes import run_passes
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.corrections.adjust import adjust, adjusted_for, short_changes, short_factors
+from toolkit.quantize.corrections.bias import find_bias_layers
+from toolkit.quantize.corrections.channel_links import find_links
+from toolkit.quantize.corrections.equalise import channel_ranges, equalise, link_tensors
+from toolkit.quantize.ranges.observe import ActivationRunner
 
 Rows = dict[str, tuple[float, ...]]
 

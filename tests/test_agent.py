@@ -16,11 +16,8 @@ import msgspec
 import pytest
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, make_bundle
 
-from device.agent_config import load_agent_config
-from device.documents import Desired, PipelineReport, StateDocument, decode, encode
-from device.messages import Result
-from device.mqtt import Link, LinkSettings, LinkUp, queue_putter
-from device.pipeline_process import (
+from device.agent.config import load_agent_config
+from device.agent.pipeline_process import (
     MAX_RESTARTS,
     PIPELINE,
     RESTART_WINDOW_S,
@@ -30,9 +27,12 @@ from device.pipeline_process import (
     Restarts,
     describe_exit,
 )
-from device.pipeline_runner import PipelineRunner
-from device.topics import Topics
-from toolkit.deploy import BrokerAddress, DeployProgress, DeployResult, deploy_bundle
+from device.agent.pipeline_runner import PipelineRunner
+from device.protocol.documents import Desired, PipelineReport, StateDocument, decode, encode
+from device.protocol.messages import Result
+from device.protocol.mqtt import Link, LinkSettings, LinkUp, queue_putter
+from device.protocol.topics import Topics
+from toolkit.fleet.deploy import BrokerAddress, DeployProgress, DeployResult, deploy_bundle
 
 TOPICS = Topics(DEVICE)
 
@@ -83,7 +83,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 def test_the_agent_imports_nothing_that_can_take_it_down() -> None:
     code = (
-        "import sys, device.agent\n"
+        "import sys, device.agent.agent\n"
         "heavy = {'numpy', 'cv2', 'onnx', 'onnxruntime', 'safetensors', 'toolkit', 'rich'}\n"
         "found = heavy & set(sys.modules)\n"
         "assert not found, found"
@@ -382,7 +382,7 @@ def test_a_state_directory_that_became_read_only_still_gives_the_live_release(
 def test_a_log_that_takes_nothing_does_not_stop_the_pipeline() -> None:
     code = (
         "import queue, sys\n"
-        "from device.pipeline_process import PipelineProcess, PipelineSaid\n"
+        "from device.agent.pipeline_process import PipelineProcess, PipelineSaid\n"
         "events = queue.Queue()\n"
         "child = PipelineProcess(events.put, grace_s=0.2)\n"
         'loud = (\'import sys; print("x" * 1000000, "\\\\n" * 99, file=sys.stderr);\'\n'

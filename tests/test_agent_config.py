@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import configs
-from device.agent_config import load_agent_config
+from device.agent.config import load_agent_config
 from device.errors import ConfigError
 
 MINIMAL = 'device = "b-1"\nprofile = "p"\nstate_dir = "s"\n[broker]\nhost = "h"\n'

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 import configs
-from device.agent_config import AgentConfig
+from device.agent.config import AgentConfig
 from device.profile import JetPackFile, Profile, Source
 from pipelines.config import ModelConfig, PipelineConfig
-from toolkit.costs.constants import Costs
+from toolkit.partition.costs.constants import Costs
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("toolkit", "calibration", "pipelines", "device", "configs")
@@ -30,20 +30,20 @@ def loaded_by(module: str) -> set[str]:
 
 
 def test_the_agent_loads_no_arrays_no_cameras_and_no_compiler() -> None:
-    loaded = loaded_by("device.agent")
+    loaded = loaded_by("device.agent.agent")
     assert "device" in loaded
     assert loaded & (HEAVY | {"numpy", "toolkit", "calibration", "pipelines"}) == set()
 
 
 def test_the_command_line_starts_light() -> None:
-    loaded = loaded_by("toolkit.cli")
+    loaded = loaded_by("toolkit.cli.main")
     assert "click" in loaded
     assert loaded & (HEAVY | {"numpy"}) == set()
 
 
 @pytest.mark.parametrize("command", ["profiles", "doctor"])
 def test_looking_around_needs_none_of_the_heavy_packages(command: str) -> None:
-    assert loaded_by(f"toolkit.commands.{command}") & HEAVY == set()
+    assert loaded_by(f"toolkit.cli.commands.{command}") & HEAVY == set()
 
 
 def test_the_board_never_loads_the_compiler() -> None:

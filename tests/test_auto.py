@@ -14,10 +14,10 @@ from calibration.dataset import memory_dataset
 from calibration.errors import CalibrationError
 from calibration.threshold import METHODS, choose_amax
 from calibration.trials import ALL
-from toolkit.importer import import_model
-from toolkit.int8.metrics import OutputNoise
-from toolkit.int8.trial import TrialModel
-from toolkit.passes import run_passes
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.trials.metrics import OutputNoise
+from toolkit.quantize.trials.trial import TrialModel
 
 SAMPLES = 16
 
@@ -195,7 +195,7 @@ def network(tmp_path: Path, rng: np.random.Generator) -> tuple[TrialModel, ir.Mo
 
 
 def search(trial: TrialModel, model: ir.Model, rng: np.random.Generator) -> AutoResult:
-    from toolkit.int8.observe import ActivationRunner
+    from toolkit.quantize.ranges.observe import ActivationRunner
 
     pictures = [
         {"x": (rng.standard_t(2, size=(1, 3, 32, 32))).astype(np.float32)} for _ in range(16)

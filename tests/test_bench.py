@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from device.engine import open_engine
+from device.engine.file import open_engine
 from device.errors import SessionError
-from toolkit.bench.distribution import distribution
-from toolkit.bench.measure import BenchOptions, GpuTimes, Layer, measure
-from toolkit.bench.report import BenchResult, bench_builtins, bench_table
-from toolkit.bench.state import readings, versions
-from toolkit.cli import tandem
+from toolkit.cli.main import tandem
 from toolkit.errors import BenchError
+from toolkit.evaluate.bench.distribution import distribution
+from toolkit.evaluate.bench.measure import BenchOptions, GpuTimes, Layer, measure
+from toolkit.evaluate.bench.report import BenchResult, bench_builtins, bench_table
+from toolkit.evaluate.bench.state import readings, versions
 from toolkit.machine import Machine, this_machine
 
 FAST = ("--duration", "0", "--warmup", "0")

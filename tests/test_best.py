@@ -12,12 +12,12 @@ from onnx import helper
 
 from calibration.budget import parse_budget
 from device.profile import load_profile
-from toolkit.build import BuildOptions, BuildResult, build_engine
-from toolkit.commands.build import build
-from toolkit.importer import import_model
-from toolkit.int8.best import idle_nodes
-from toolkit.int8.ranges import RangeOptions
-from toolkit.passes import run_passes
+from toolkit.cli.commands.build import build
+from toolkit.engine.build import BuildOptions, BuildResult, build_engine
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.partition.best_precision import idle_nodes
+from toolkit.quantize.ranges.measure import RangeOptions
 
 pytestmark = pytest.mark.usefixtures("without_kernels")
 

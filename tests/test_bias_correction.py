@@ -15,13 +15,13 @@ from onnx_ir.passes import common as ir_passes
 
 from calibration.compare import sqnr_db
 from toolkit.errors import BuildError
-from toolkit.importer import import_model
-from toolkit.int8.bias_correction import Run, channel_means, correct_biases, find_bias_layers
-from toolkit.int8.effect import Effect, worst_of
-from toolkit.int8.observe import ActivationRunner
-from toolkit.int8.quantize import calibrated_tensors, quantize
-from toolkit.int8.weights import constant_of
-from toolkit.passes import run_passes
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.corrections.bias import Run, channel_means, correct_biases, find_bias_layers
+from toolkit.quantize.corrections.effect import Effect, worst_of
+from toolkit.quantize.quantize import calibrated_tensors, quantize
+from toolkit.quantize.ranges.observe import ActivationRunner
+from toolkit.quantize.weights import constant_of
 
 Samples = Sequence[Mapping[str, np.ndarray]]
 

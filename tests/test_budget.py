@@ -13,11 +13,11 @@ from model_fixtures import small_convnet
 
 from calibration.budget import Budget, BudgetResult, largest_int8_share, parse_budget
 from calibration.errors import CalibrationError
-from toolkit.importer import import_model
-from toolkit.int8.metrics import METRICS, Material
-from toolkit.int8.observe import ActivationRunner
-from toolkit.int8.trial import TrialModel
-from toolkit.passes import run_passes
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.ranges.observe import ActivationRunner
+from toolkit.quantize.trials.metrics import METRICS, Material
+from toolkit.quantize.trials.trial import TrialModel
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ from onnx.reference import ReferenceEvaluator
 
 from calibration.errors import CalibrationError
 from calibration.table import read_table
-from device.engine import open_engine
+from device.engine.file import open_engine
+from device.engine.manifest import DimRange, Portable
 from device.errors import EngineError, ProfileError, SessionError, TandemError
-from device.manifest import DimRange, Portable
-from device.session import Session
-from toolkit.build import BuildOptions, BuildResult, build_engine
+from device.runtime.session import Session
+from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 from toolkit.errors import BuildError, ImportModelError
-from toolkit.int8.ranges import RangeOptions
+from toolkit.quantize.ranges.measure import RangeOptions
 
 LIGHT = (
     "bvlc_alexnet",

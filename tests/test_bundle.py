@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mqtt_fixtures import make_bundle
 
-from device.bundle import (
+from device.errors import BundleError
+from device.update.bundle import (
     ENGINE,
     INFO,
     LABELS,
@@ -22,8 +23,7 @@ from device.bundle import (
     verify_folder,
     write_bundle,
 )
-from device.errors import BundleError
-from toolkit.commands.bundle import bundle as bundle_command
+from toolkit.cli.commands.bundle import bundle as bundle_command
 
 
 @pytest.fixture(scope="module")

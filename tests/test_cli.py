@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 from model_fixtures import small_convnet
 
-import toolkit.cli
-from toolkit.cli import COMMANDS
+import toolkit.cli.main
+from toolkit.cli.main import COMMANDS
 
 
 def tandem(*arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -122,6 +122,6 @@ def test_malformed_and_useless_options_are_usage_errors(
     tmp_path: Path, rng: np.random.Generator, option: tuple[str, ...]
 ) -> None:
     model = small_convnet(tmp_path / "net.onnx", rng)
-    done = CliRunner().invoke(toolkit.cli.tandem, ["build", str(model), *option])
+    done = CliRunner().invoke(toolkit.cli.main.tandem, ["build", str(model), *option])
     assert done.exit_code == 2, done.output
     assert [p.name for p in tmp_path.iterdir()] == ["net.onnx"]

@@ -14,19 +14,19 @@ from model_fixtures import save, small_convnet
 from numpy.typing import NDArray
 from onnx import helper
 
-from device.engine import open_engine
+from device.engine.file import open_engine
+from device.engine.manifest import TensorInfo
 from device.errors import TandemError
-from device.executors.emulated import Emulation
-from device.manifest import TensorInfo
-from toolkit.build import BuildOptions, build_engine
-from toolkit.cli import tandem
-from toolkit.compare.causes import causes_of, shared_scale_cost_db
-from toolkit.compare.compare import Comparer, Comparison, OwnError, TensorRow
-from toolkit.compare.measures import ErrorTally
-from toolkit.compare.recorded import load_recorded
-from toolkit.compare.report import why
-from toolkit.importer import import_model
-from toolkit.planning.plan import PlanOptions
+from device.runtime.executors.emulated import Emulation
+from toolkit.cli.main import tandem
+from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.evaluate.compare.causes import causes_of, shared_scale_cost_db
+from toolkit.evaluate.compare.compare import Comparer, Comparison, OwnError, TensorRow
+from toolkit.evaluate.compare.measures import ErrorTally
+from toolkit.evaluate.compare.recorded import load_recorded
+from toolkit.evaluate.compare.report import why
+from toolkit.importers.onnx import import_model
+from toolkit.partition.planning.plan import PlanOptions
 
 Shape = tuple[int, ...]
 SIZE = 128  # large enough for the DLA to pay

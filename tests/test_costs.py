@@ -13,13 +13,13 @@ from planning_graphs import constant, one_node
 from device.errors import ConfigError
 from device.profile import load_profile
 from scripts.networks import NETWORKS
-from toolkit.costs.constants import Constant, load_costs
-from toolkit.costs.fusion import fuse
-from toolkit.costs.hardware import Clocks, at_clocks, hardware
-from toolkit.costs.measured import load_measured
-from toolkit.costs.memory import slowdown
-from toolkit.costs.model import CostModel
-from toolkit.node_view import NodeView, views
+from toolkit.graph.node_view import NodeView, views
+from toolkit.partition.costs.constants import Constant, load_costs
+from toolkit.partition.costs.fusion import fuse
+from toolkit.partition.costs.hardware import Clocks, at_clocks, hardware
+from toolkit.partition.costs.measured import load_measured
+from toolkit.partition.costs.memory import slowdown
+from toolkit.partition.costs.model import CostModel
 
 ORIN = load_profile("agx-orin-64gb")
 XAVIER = load_profile("agx-xavier-32gb")

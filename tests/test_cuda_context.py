@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from device.cuda import context, program
-from device.cuda.context import Context
-from device.cuda.driver import CudaError, Driver
-from device.cuda.launcher import Launcher
-from device.cuda_manifest import Cuda, Int32, Kernel, Launch
+from device.engine.cuda_manifest import Cuda, Int32, Kernel, Launch
+from device.runtime.cuda import context, program
+from device.runtime.cuda.context import Context
+from device.runtime.cuda.driver import CudaError, Driver
+from device.runtime.cuda.launcher import Launcher
 
 MADE = {
     "cuDevicePrimaryCtxRetain": 0,

@@ -12,12 +12,12 @@ from calibration.calibrate import Checkpoint
 from calibration.dataset import Skipped, iterable_dataset
 from device.errors import SourceError
 from pipelines.config import PreprocessConfig
-from pipelines.preprocess import preprocess
-from toolkit.build import BuildOptions, build_engine
+from pipelines.stages.preprocess import preprocess
+from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
-from toolkit.importer import import_model
-from toolkit.int8.data import input_specs, open_data
-from toolkit.int8.ranges import RangeOptions
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.ranges.data import input_specs, open_data
+from toolkit.quantize.ranges.measure import RangeOptions
 
 SPEC = InputSpec("images", (1, 3, SIZE, SIZE))
 MODEL = "a" * 64

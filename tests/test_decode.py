@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from device.errors import PipelineError
 from pipelines.config import Classification, LtrbGrid, PreprocessConfig
-from pipelines.decode import CANDIDATES, ClassScores, Detections, View, decode
-from pipelines.nms import suppress
-from pipelines.preprocess import Geometry, fit
+from pipelines.stages.decode import CANDIDATES, ClassScores, Detections, View, decode
+from pipelines.stages.nms import suppress
+from pipelines.stages.preprocess import Geometry, fit
 
 GRID = LtrbGrid(boxes="boxes", scores="scores", strides=(8, 16))
 VIEW = View(Geometry(1.0, 1.0), 64, 32, 64, 32)

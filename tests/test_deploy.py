@@ -11,14 +11,14 @@ from click.testing import CliRunner
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, free_port, make_bundle
 
 import configs
-from device.bundle import verify_folder
-from device.documents import CHUNK_BYTES, PipelineReport
 from device.errors import BrokerError, DeployError
-from toolkit.broker import start_broker
-from toolkit.commands.build import build as build_command
-from toolkit.commands.bundle import bundle as bundle_command
-from toolkit.commands.deploy import deploy as deploy_command
-from toolkit.deploy import BrokerAddress, DeployProgress, deploy_bundle, parse_broker
+from device.protocol.documents import CHUNK_BYTES, PipelineReport
+from device.update.bundle import verify_folder
+from toolkit.cli.commands.build import build as build_command
+from toolkit.cli.commands.bundle import bundle as bundle_command
+from toolkit.cli.commands.deploy import deploy as deploy_command
+from toolkit.fleet.broker import start_broker
+from toolkit.fleet.deploy import BrokerAddress, DeployProgress, deploy_bundle, parse_broker
 
 
 @pytest.fixture

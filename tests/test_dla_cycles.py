@@ -7,12 +7,12 @@ from dataclasses import fields, replace
 import pytest
 from dla_layers import as_convolution, workbook_rows
 
-from toolkit.dla_cycles import sequence
-from toolkit.dla_cycles.configurations import CONFIGURATIONS, Config
-from toolkit.dla_cycles.estimate import each_way, estimate
-from toolkit.dla_cycles.layers import ConvLayer, LayerError
-from toolkit.dla_cycles.result import Cycles
-from toolkit.dla_cycles.sources import inferred_fields, source_of
+from toolkit.dla.cycles import sequence
+from toolkit.dla.cycles.configurations import CONFIGURATIONS, Config
+from toolkit.dla.cycles.estimate import each_way, estimate
+from toolkit.dla.cycles.layers import ConvLayer, LayerError
+from toolkit.dla.cycles.result import Cycles
+from toolkit.dla.cycles.sources import inferred_fields, source_of
 
 FULL = CONFIGURATIONS["nv_full"]
 RESNET = [as_convolution(row) for row in workbook_rows("ResNet50")]

@@ -8,11 +8,11 @@ from dla_layers import as_convolution, workbook_rows
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from toolkit.dla_cycles.buffer import Split, data_entries, split
-from toolkit.dla_cycles.configurations import CONFIGURATIONS
-from toolkit.dla_cycles.convolution import Residency
-from toolkit.dla_cycles.estimate import each_way, estimate
-from toolkit.dla_cycles.layers import (
+from toolkit.dla.cycles.buffer import Split, data_entries, split
+from toolkit.dla.cycles.configurations import CONFIGURATIONS
+from toolkit.dla.cycles.convolution import Residency
+from toolkit.dla.cycles.estimate import each_way, estimate
+from toolkit.dla.cycles.layers import (
     ConvLayer,
     Deconvolution,
     Layer,
@@ -21,7 +21,7 @@ from toolkit.dla_cycles.layers import (
     Pointwise,
     Pool,
 )
-from toolkit.dla_cycles.result import Cycles, time_range
+from toolkit.dla.cycles.result import Cycles, time_range
 
 FULL = CONFIGURATIONS["nv_full"]
 SMALL = CONFIGURATIONS["nv_small"]

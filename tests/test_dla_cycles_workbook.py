@@ -3,7 +3,7 @@
 import pytest
 from dla_layers import workbook_rows
 
-from toolkit.dla_cycles.workbook import (
+from toolkit.dla.cycles.workbook import (
     RULES,
     Machine,
     SheetLayer,

@@ -7,7 +7,8 @@ import pytest
 from dla_cases import V2, conv, relu
 from planning_graphs import constant, one_node
 
-from toolkit.rules.dla_formats import (
+from toolkit.dla.rules.explain import rule_lines
+from toolkit.dla.rules.formats import (
     FORMAT,
     FORMAT_RULES,
     FORMATS,
@@ -15,7 +16,7 @@ from toolkit.rules.dla_formats import (
     common_format,
     format_bytes,
 )
-from toolkit.rules.dla_memory import (
+from toolkit.dla.rules.memory import (
     CORE_RULES,
     LOADABLE_RULES,
     POOL_RULES,
@@ -25,9 +26,8 @@ from toolkit.rules.dla_memory import (
     PoolLimit,
     stored_bytes,
 )
-from toolkit.rules.dla_rules import situation_of
-from toolkit.rules.explain import rule_lines
-from toolkit.rules.rule import Situation, judge_subject, parse_version
+from toolkit.dla.rules.rule import Situation, judge_subject, parse_version
+from toolkit.dla.rules.verdicts import situation_of
 
 ALL_RULES = CORE_RULES + LOADABLE_RULES + POOL_RULES + FORMAT_RULES
 ORIN = situation_of(V2, "10.3", "int8")

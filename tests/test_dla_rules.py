@@ -4,12 +4,12 @@ import pytest
 from dla_cases import CASES, V2, WHOLE, conv
 from planning_graphs import constant, one_node
 
-from device.manifest import Precision
+from device.engine.manifest import Precision
 from device.profile import Dla
+from toolkit.dla.rules.general_checks import batch_of
+from toolkit.dla.rules.verdicts import RULES, judge
 from toolkit.errors import PlanError
-from toolkit.node_view import NodeView, TensorView
-from toolkit.rules.dla_checks import batch_of
-from toolkit.rules.dla_rules import RULES, judge
+from toolkit.graph.node_view import NodeView, TensorView
 
 
 def rules_of(

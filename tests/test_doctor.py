@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from toolkit.broker import start_broker
-from toolkit.commands.doctor import doctor
-from toolkit.doctor import CHECKS, Result, examine, job_of
-from toolkit.doctor_probes import PACKAGES, board_of
+from toolkit.cli.commands.doctor import doctor
+from toolkit.cli.doctor import CHECKS, Result, examine, job_of
+from toolkit.cli.doctor_probes import PACKAGES, board_of
+from toolkit.fleet.broker import start_broker
 from toolkit.machine import Machine, Module, mqtt_refusal, tensorrt_version, this_machine
 
 MODULES = {

@@ -13,10 +13,10 @@ import pytest
 from emulator_segments import SegmentBuilder, emulate
 from engine_fixtures import split_network, write_network
 
-from device.engine import open_engine
+from device.engine.file import open_engine
 from device.errors import SessionError
-from device.executors.emulated import EmulatedExecutor, Emulation
-from device.session import open_session
+from device.runtime.executors.emulated import EmulatedExecutor, Emulation
+from device.runtime.session import open_session
 
 EXACT, FAST = Emulation("exact", "hardware"), Emulation("fast", "hardware")
 EMULATIONS = (EXACT, FAST, Emulation("exact", "ideal"))

@@ -8,9 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_emulator_vectors import WRONG
 
-from device.dla import accumulator, convert, lookup, output_stages, pooling, rounding, scales
-from device.dla.convert import Converter
-from device.dla.output_stages import StageX, StageY
+from device.runtime.dla import (
+    accumulator,
+    convert,
+    lookup,
+    output_stages,
+    pooling,
+    rounding,
+    scales,
+)
+from device.runtime.dla.convert import Converter
+from device.runtime.dla.output_stages import StageX, StageY
 
 
 def rha(value: int, shift: int) -> int:

@@ -19,8 +19,8 @@ import safetensors
 import safetensors.numpy
 from engine_fixtures import engine_parts, single_network, split_network, write_network
 
-from device.container import MAX_HEADER_BYTES
-from device.engine import Engine, encode_manifest, open_engine, write_engine
+from device.engine.container import MAX_HEADER_BYTES
+from device.engine.file import Engine, encode_manifest, open_engine, write_engine
 from device.errors import EngineError
 
 ALL_KINDS = ("bool", "int8", "uint8", "int16", "uint16", "float16", "int32", "uint32", "float32")

@@ -23,10 +23,10 @@ import pytest
 import safetensors
 from engine_fixtures import engine_parts, single_network, split_network, write_network
 
-from device.container import header_length, parse_header
-from device.engine import encode_manifest, open_engine
+from device.engine.container import header_length, parse_header
+from device.engine.file import encode_manifest, open_engine
+from device.engine.manifest_check import check_manifest
 from device.errors import EngineError
-from device.manifest_check import check_manifest
 
 COUNT = 10_000
 MOST_SECONDS = 2.0  # for one file, on a busy machine

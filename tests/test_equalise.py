@@ -14,12 +14,12 @@ from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes import common as ir_passes
 
 from calibration.compare import sqnr_db
-from toolkit.importer import import_model
-from toolkit.int8.channel_links import find_links
-from toolkit.int8.equalise import Balance, channel_ranges, equalise, link_tensors
-from toolkit.int8.observe import ActivationRunner
-from toolkit.int8.quantize import calibrated_tensors, quantize
-from toolkit.passes import run_passes
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.corrections.channel_links import find_links
+from toolkit.quantize.corrections.equalise import Balance, channel_ranges, equalise, link_tensors
+from toolkit.quantize.quantize import calibrated_tensors, quantize
+from toolkit.quantize.ranges.observe import ActivationRunner
 
 BALANCES: tuple[Balance, ...] = ("weights", "activations")
 

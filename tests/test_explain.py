@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from planning_graphs import one_node
 
 from scripts.golden import LIGHT_MODELS
-from toolkit.importer import import_model
-from toolkit.node_view import NodeView, TensorView, views
-from toolkit.passes import run_passes
-from toolkit.rules.dla_notes import NOTES
-from toolkit.rules.dla_ops import NATIVE, STATUS
-from toolkit.rules.dla_rules import RULES, judge
-from toolkit.rules.explain import RuleLine, explain, explain_node, render_explanation
-from toolkit.rules.rule import ALL_PRECISIONS
-from toolkit.windows import Window
+from toolkit.dla.rules.explain import RuleLine, explain, explain_node, render_explanation
+from toolkit.dla.rules.notes import NOTES
+from toolkit.dla.rules.ops import NATIVE, STATUS
+from toolkit.dla.rules.rule import ALL_PRECISIONS
+from toolkit.dla.rules.verdicts import RULES, judge
+from toolkit.graph.node_view import NodeView, TensorView, views
+from toolkit.graph.passes import run_passes
+from toolkit.graph.window import Window
+from toolkit.importers.onnx import import_model
 
 
 def line(view: NodeView, rule: str, *situation: object) -> RuleLine:

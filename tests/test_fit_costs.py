@@ -21,8 +21,8 @@ from scripts.cost_fit import (
 from scripts.cost_rows import BOARDS, CHECKS, FIGURES, MODELS, PARTS, Board, Case, read_rows
 from scripts.fit_costs import model_of
 from scripts.networks import NETWORKS
-from toolkit.costs.gpu import GpuParameters
-from toolkit.costs.hardware import Clocks
+from toolkit.partition.costs.gpu import GpuParameters
+from toolkit.partition.costs.hardware import Clocks
 
 TRUE_GPU = GpuParameters(
     array_efficiency=0.7,

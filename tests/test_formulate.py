@@ -5,10 +5,10 @@ import pytest
 from legalize_graphs import Net, floats, node, to_ir
 
 from device.profile import load_profile
-from toolkit.costs.fusion import fuse
-from toolkit.costs.model import CostModel
-from toolkit.node_view import NodeView, views
-from toolkit.planning.formulate import Formulated, formulate
+from toolkit.graph.node_view import NodeView, views
+from toolkit.partition.costs.fusion import fuse
+from toolkit.partition.costs.model import CostModel
+from toolkit.partition.planning.formulate import Formulated, formulate
 
 ORIN = load_profile("agx-orin-64gb")
 OPS = ("Relu", "HardSwish", "Abs", "Sigmoid", "Erf", "Tanh")

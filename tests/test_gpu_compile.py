@@ -14,13 +14,13 @@ import pytest
 from gpu_graphs import ORIN, Case, convolution, node
 from int8_graphs import Graph
 
-import toolkit.gpu.cubins.compile as compiling
-from toolkit.gpu.call import Call, KernelSpec, Work
-from toolkit.gpu.cubins.compile import cache_folder, compile_kernels, compile_work, has_compiler
-from toolkit.gpu.cubins.messages import Compiled
+import toolkit.gpu.codegen.compile as compiling
+from toolkit.gpu.codegen.compile import cache_folder, compile_kernels, compile_work, has_compiler
+from toolkit.gpu.codegen.messages import Compiled
+from toolkit.gpu.compile import GpuSegment, lower_gpu
 from toolkit.gpu.errors import CompileError, NotCoveredError
-from toolkit.gpu.finish import GpuSegment, lower_gpu
-from toolkit.gpu.gpu import GpuTarget, sm_limits
+from toolkit.gpu.ir.launch import Call, KernelSpec, Work
+from toolkit.gpu.target import GpuTarget, sm_limits
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
 
@@ -113,7 +113,7 @@ def test_shared_memory_beyond_the_gpu_s_is_refused(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = replace(sm_limits(87), block_shared_bytes=1024)
-    monkeypatch.setattr("toolkit.gpu.gpu.sm_limits", lambda _: limits)
+    monkeypatch.setattr("toolkit.gpu.target.sm_limits", lambda _: limits)
     specs = {call.spec for call in small(rng).draft("fp16").calls}
     with pytest.raises(CompileError, match="gets 1024"):
         compile_kernels(tuple(specs), ORIN)
@@ -197,7 +197,7 @@ def test_pixels_of_int8_fit_in_registers_where_weights_stay(
 
 SLOW_COMPILER = """
 import sys, time
-from toolkit.gpu.cubins.messages import Answer, Compiled, Request, read_message, write_message
+from toolkit.gpu.codegen.messages import Answer, Compiled, Request, read_message, write_message
 
 while (request := read_message(sys.stdin.buffer, Request)) is not None:
     if request.kernel == "broken":
@@ -253,8 +253,8 @@ def test_a_compiler_stopped_as_it_answers_is_not_asked_again(
             super().cancel()
 
     monkeypatch.setattr(compiling, "LONGEST_S", 60.0)
-    monkeypatch.setattr("toolkit.gpu.cubins.compile.threading.Timer", LastMoment)
-    monkeypatch.setattr("toolkit.gpu.cubins.compile.os.cpu_count", lambda: 1)
+    monkeypatch.setattr("toolkit.gpu.codegen.compile.threading.Timer", LastMoment)
+    monkeypatch.setattr("toolkit.gpu.codegen.compile.os.cpu_count", lambda: 1)
     kept, compiled = compile_work([work("a", ("first",)), work("b", ("second",))], ORIN)
     assert [len(one.tactics) for one in kept] == [1, 1]
     assert sorted(spec.kernel for spec in compiled) == ["first", "second"]
@@ -264,7 +264,7 @@ def test_a_compiler_stopped_as_it_answers_is_not_asked_again(
 def test_a_compiler_that_ends_names_the_kernel_it_ended_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("toolkit.gpu.cubins.compile.os.cpu_count", lambda: 1)
+    monkeypatch.setattr("toolkit.gpu.codegen.compile.os.cpu_count", lambda: 1)
     works = [work(name, (name,)) for name in ("first", "broken", "third", "fourth")]
     with pytest.raises(CompileError, match="ended on kernel broken for sm_87"):
         compile_work(works, ORIN)

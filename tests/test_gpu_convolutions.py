@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from gpu_graphs import Case, convolution, node, normal
 
-from toolkit.gpu.call import Work
-from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.ir.launch import Work
 from toolkit.gpu.lower import DraftedSegment
-from toolkit.gpu.tiles import Product, estimate_cycles, product_tiles
+from toolkit.gpu.schedule.tiles import Product, estimate_cycles, product_tiles
+from toolkit.gpu.target import GpuTarget
 
 # After gpu_interpreter: it tells Triton to interpret before Triton is imported.
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -16,22 +16,23 @@ from hypothesis import given
 from model_fixtures import save
 from planning_graphs import constant, one_node
 
-from device.cuda_manifest import Cuda
-from device.manifest import DimRange
+from device.engine.cuda_manifest import Cuda
+from device.engine.manifest import DimRange
 from device.profile import load_profile
-from device.session import open_session
-from toolkit.build import BuildOptions, BuildResult, build_engine
-from toolkit.costs.constants import load_costs
-from toolkit.costs.model import CostModel
-from toolkit.gpu import emitters, segments
-from toolkit.gpu.call import KernelSpec
-from toolkit.gpu.coverage import Piece, cut_segments
-from toolkit.gpu.cubins import compile as compiling
-from toolkit.gpu.cubins.messages import Compiled
+from device.runtime.session import open_session
+from toolkit.engine.build import BuildOptions, BuildResult, build_engine
+from toolkit.gpu import segments
+from toolkit.gpu.codegen import compile as compiling
+from toolkit.gpu.codegen.messages import Compiled
+from toolkit.gpu.emit import table
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.int8.ranges import RangeOptions
-from toolkit.node_view import NodeView
-from toolkit.planning.segments import PlannedSegment
+from toolkit.gpu.ir.launch import KernelSpec
+from toolkit.graph.node_view import NodeView
+from toolkit.graph.segment import PlannedSegment
+from toolkit.partition.costs.constants import load_costs
+from toolkit.partition.costs.model import CostModel
+from toolkit.partition.coverage import Piece, cut_segments
+from toolkit.quantize.ranges.measure import RangeOptions
 
 PROFILE = "orin-nano-8gb"
 BIG = one_node("Conv", [(1, 256, 64, 64), constant(256, 256, 3, 3)], (1, 256, 62, 62))
@@ -153,8 +154,8 @@ def test_an_island_gets_kernels_where_they_save_more_than_its_crossings_take(
 def test_all_nodes_without_kernels_are_found_at_once(
     monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    monkeypatch.delitem(emitters.EMITTERS, "MaxPool")
-    monkeypatch.delitem(emitters.EMITTERS, "AveragePool")
+    monkeypatch.delitem(table.EMITTERS, "MaxPool")
+    monkeypatch.delitem(table.EMITTERS, "AveragePool")
     case = Case(
         [
             node("MaxPool", "x", "a", kernel_shape=[2, 2]),
@@ -176,7 +177,7 @@ def test_emitters_that_refuse_are_all_heard(
     def refuse(_: object, group: object) -> None:
         raise NotCoveredError("pooling is closed today")
 
-    monkeypatch.setitem(emitters.EMITTERS, "MaxPool", refuse)
+    monkeypatch.setitem(table.EMITTERS, "MaxPool", refuse)
     case = Case(
         [
             node("MaxPool", "x", "a", kernel_shape=[2, 2]),
@@ -231,12 +232,12 @@ def without_compiler(
 def compiled_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "has_compiler", lambda: True)
     monkeypatch.setattr(compiling, "compile_kernels", without_compiler)
-    monkeypatch.setattr("toolkit.build.version", lambda name: f"some {name}")
+    monkeypatch.setattr("toolkit.engine.build.version", lambda name: f"some {name}")
 
 
 @pytest.fixture
 def cut_at_poolings(monkeypatch: pytest.MonkeyPatch, compiled_elsewhere: None) -> None:
-    monkeypatch.delitem(emitters.EMITTERS, "MaxPool")
+    monkeypatch.delitem(table.EMITTERS, "MaxPool")
 
 
 def build(model: Path, precision: str = "fp16") -> BuildResult:

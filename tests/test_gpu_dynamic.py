@@ -20,22 +20,22 @@ from gpu_dynamic_graphs import (
 )
 from gpu_graphs import ORIN, Case, node
 
-from device.cuda_manifest import Cuda, Int32
-from device.engine import open_engine
+from device.engine.cuda_manifest import Cuda, Int32
+from device.engine.file import open_engine
+from device.engine.manifest import DimRange
 from device.errors import SessionError
-from device.executors import cuda
-from device.manifest import DimRange
-from device.session import open_session
+from device.runtime.executors import cuda
+from device.runtime.session import open_session
 from scripts.gpu_engine import build_on_gpu, relative_error
-from toolkit.gpu import emitters
-from toolkit.gpu.cubins.compile import compile_kernels
-from toolkit.gpu.cubins.kernel_files import kernel_function
-from toolkit.gpu.dims.shapes import in_steps, traces_of, with_steps
-from toolkit.gpu.draft import Draft
+from toolkit.gpu.codegen.compile import compile_kernels
+from toolkit.gpu.codegen.kernel_files import kernel_function
+from toolkit.gpu.emit import table
+from toolkit.gpu.emit.context import Draft
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.gpu import GpuTarget
-from toolkit.gpu.graph.fusion import Group
 from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.gpu.passes.fusion import Group
+from toolkit.gpu.shapes.inference import in_steps, traces_of, with_steps
+from toolkit.gpu.target import GpuTarget
 
 # After gpu_interpreter: it tells Triton to interpret before Triton is imported.
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -170,9 +170,9 @@ LOSSES: Mapping[str, Callable[[int], int]] = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_kernel_that_loses_a_formula_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = picture(node("Transpose", "x", "y", perm=[0, 1, 3, 2]))
-    monkeypatch.setitem(emitters.EMITTERS, "Transpose", losing(lambda size: size))
+    monkeypatch.setitem(table.EMITTERS, "Transpose", losing(lambda size: size))
     draft(case, PICTURE)
-    monkeypatch.setitem(emitters.EMITTERS, "Transpose", losing(LOSSES[name]))
+    monkeypatch.setitem(table.EMITTERS, "Transpose", losing(LOSSES[name]))
     with pytest.raises(NotCoveredError, match=r"'Transpose:y'.*batch=2.*batch=") as refusal:
         draft(case, PICTURE)
     assert set(refusal.value.reasons) == {"Transpose:y"}

@@ -15,16 +15,16 @@ from gpu_graphs import Case, convolution, node, normal
 from int8_graphs import Graph
 from onnx import helper
 
-from device.cuda.context import Stream
-from device.cuda.driver import load_driver
-from device.executors import cuda
-from device.session import open_session
+from device.runtime.cuda.context import Stream
+from device.runtime.cuda.driver import load_driver
+from device.runtime.executors import cuda
+from device.runtime.session import open_session
 from scripts.gpu_engine import build_on_gpu
-from toolkit.gpu.call import KernelSpec
-from toolkit.gpu.cubins.compile import compile_kernels, has_compiler
-from toolkit.gpu.cubins.early_start import with_wait
+from toolkit.gpu.codegen.compile import compile_kernels, has_compiler
+from toolkit.gpu.codegen.early_start import with_wait
 from toolkit.gpu.errors import CompileError
-from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.ir.launch import KernelSpec
+from toolkit.gpu.target import GpuTarget
 
 SHAPE = (2, 8, 12, 12)
 QUICK = ("convolution", "matmul", "transposing")

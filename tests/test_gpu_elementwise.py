@@ -9,8 +9,8 @@ import pytest
 from gpu_graphs import Case, convolution, node, normal
 from onnx.reference import ReferenceEvaluator
 
-from toolkit.gpu.dtypes import ELEMENT_TYPES
-from toolkit.gpu.graph.operators import OPERATORS
+from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
+from toolkit.gpu.ir.elementwise_ops import OPERATORS
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

@@ -7,7 +7,7 @@ import pytest
 from gpu_graphs import Case, node, normal
 from onnx import helper, numpy_helper
 
-from toolkit.gpu.graph.functions import expand_functions
+from toolkit.gpu.passes.functions import expand_functions
 
 FUNCTIONS = {
     "an attribute left to its default": Case(

@@ -12,12 +12,12 @@ import pytest
 from gpu_graphs import Case, node
 from int8_graphs import Graph
 
-from device.engine import open_engine
-from device.executors import cuda
-from device.session import Session
+from device.engine.file import open_engine
+from device.runtime.executors import cuda
+from device.runtime.session import Session
 from scripts.gpu_engine import build_on_gpu
-from toolkit.gpu.cubins.compile import compile_kernels, has_compiler
-from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.codegen.compile import compile_kernels, has_compiler
+from toolkit.gpu.target import GpuTarget
 
 needs_triton = pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
 

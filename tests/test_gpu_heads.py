@@ -11,7 +11,7 @@ import pytest
 from gpu_graphs import Case, node, normal
 from int8_graphs import Graph
 
-from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.target import GpuTarget
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

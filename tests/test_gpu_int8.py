@@ -20,16 +20,16 @@ from gpu_graphs import OPSET, ORIN, Case, node
 from int8_graphs import SMALL, Graph, inverted_residual, quantized, residual_block, small_detector
 from onnx import TensorProto
 
-from device.manifest import DimRange
-from toolkit.gpu.dims.shapes import traces_of, with_steps
-from toolkit.gpu.draft import Draft
-from toolkit.gpu.emit.integer_products import integer_weights
+from device.engine.manifest import DimRange
+from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.int8_gemm import integer_weights
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.gpu import GpuTarget
-from toolkit.gpu.graph.network import IntegerConstant, Network, Operation
+from toolkit.gpu.ir.network import IntegerConstant, Network, Operation
+from toolkit.gpu.ir.view import View
 from toolkit.gpu.lower import DraftedSegment, draft_segment
-from toolkit.gpu.view import View
-from toolkit.lower import lower_segments
+from toolkit.gpu.shapes.inference import traces_of, with_steps
+from toolkit.gpu.target import GpuTarget
+from toolkit.graph.extract import lower_segments
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

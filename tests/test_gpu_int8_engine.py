@@ -11,10 +11,10 @@ import onnx_ir as ir
 import pytest
 from int8_graphs import SMALL, Graph, inverted_residual, quantized, residual_block, small_detector
 
-from device.executors import cuda
-from device.session import Session, open_engine
+from device.runtime.executors import cuda
+from device.runtime.session import Session, open_engine
 from scripts.gpu_engine import build_on_gpu
-from toolkit.gpu.cubins.compile import has_compiler
+from toolkit.gpu.codegen.compile import has_compiler
 
 MOST_TACTICS = 4  # of a piece of work in these engines
 

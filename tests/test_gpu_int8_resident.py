@@ -8,8 +8,8 @@ import pytest
 from int8_graphs import Graph
 from int8_tactics import check_dynamic, check_tactics
 
-from toolkit.gpu.emit.resident import operand_order
-from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.emit.persistent_conv import operand_order
+from toolkit.gpu.target import GpuTarget
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from gpu_graphs import Case, node, normal
 
-from toolkit.gpu.graph.joined_moves import join_moves
-from toolkit.gpu.graph.network import Network, Operation
+from toolkit.gpu.ir.network import Network, Operation
+from toolkit.gpu.passes.layout_chains import join_moves
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

@@ -11,11 +11,11 @@ from int8_graphs import Graph
 from test_gpu_chained import BATCH, Pair, chain_of
 from test_gpu_strips import pointwise, tactics_of
 
-from toolkit.gpu.cubins.compile import compile_kernels, has_compiler
-from toolkit.gpu.dims.shapes import traces_of, with_steps
-from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.codegen.compile import compile_kernels, has_compiler
 from toolkit.gpu.lower import DraftedSegment, draft_segment
-from toolkit.gpu.occupancy import occupancy
+from toolkit.gpu.schedule.occupancy import occupancy
+from toolkit.gpu.shapes.inference import traces_of, with_steps
+from toolkit.gpu.target import GpuTarget
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

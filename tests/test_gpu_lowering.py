@@ -7,10 +7,10 @@ import pytest
 from gpu_graphs import ORIN, Case, node, normal
 
 from toolkit.gpu.errors import CompileError, NotCoveredError
-from toolkit.gpu.gpu import GpuTarget
-from toolkit.gpu.graph.network import MAX_ELEMENTS
-from toolkit.gpu.tiles import Product, product_tiles
-from toolkit.gpu.view import View, channels_last, row_major
+from toolkit.gpu.ir.network import MAX_ELEMENTS
+from toolkit.gpu.ir.view import View, channels_last, row_major
+from toolkit.gpu.schedule.tiles import Product, product_tiles
+from toolkit.gpu.target import GpuTarget
 
 
 def kernels(case: Case, precision: str = "fp16") -> list[str]:

@@ -13,11 +13,10 @@ from engine_fixtures import engine_parts, picture, split_network, write_network
 from hypothesis import given
 from hypothesis import strategies as st
 
-import device.session as session_module
-from device import cuda_check
-from device.container import lay_out
-from device.cuda import driver
-from device.cuda_manifest import (
+import device.runtime.session as session_module
+from device.engine import cuda_check
+from device.engine.container import lay_out
+from device.engine.cuda_manifest import (
     Cuda,
     Int32,
     Kernel,
@@ -29,12 +28,13 @@ from device.cuda_manifest import (
     Work,
     Workspace,
 )
-from device.engine import write_engine
+from device.engine.file import write_engine
+from device.engine.manifest import Manifest, TensorInfo, largest_bytes
+from device.engine.manifest_facts import Facts, gather_facts
 from device.errors import EngineError
-from device.executors import cuda
-from device.manifest import Manifest, TensorInfo, largest_bytes
-from device.manifest_facts import Facts, gather_facts
-from device.session import open_session
+from device.runtime.cuda import driver
+from device.runtime.executors import cuda
+from device.runtime.session import open_session
 
 Parts = tuple[Manifest, dict[str, np.ndarray]]
 

@@ -10,7 +10,7 @@ from gpu_graphs import Case, node, normal
 from onnx.reference import ReferenceEvaluator
 
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.view import View, like
+from toolkit.gpu.ir.view import View, like
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

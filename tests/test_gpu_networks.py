@@ -12,17 +12,17 @@ import onnxruntime as ort
 import pytest
 
 import configs
-from device.manifest import Precision
+from device.engine.manifest import Precision
 from pipelines.config import PreprocessConfig
-from pipelines.preprocess import preprocess
+from pipelines.stages.preprocess import preprocess
 from scripts.networks import NETWORKS
-from toolkit.gpu.cubins.compile import has_compiler
-from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.codegen.compile import has_compiler
 from toolkit.gpu.lower import DraftedSegment, draft_segment
-from toolkit.importer import import_model
-from toolkit.int8.quantize import calibrated_tensors, quantize
-from toolkit.lower import lower_segments
-from toolkit.passes import run_passes
+from toolkit.gpu.target import GpuTarget
+from toolkit.graph.extract import lower_segments
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.quantize import calibrated_tensors, quantize
 
 # After gpu_interpreter: it tells Triton to interpret before Triton is imported.
 needs_triton = pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")

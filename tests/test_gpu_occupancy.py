@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from toolkit.gpu.errors import CompileError
-from toolkit.gpu.gpu import sm_limits
-from toolkit.gpu.occupancy import occupancy
+from toolkit.gpu.schedule.occupancy import occupancy
+from toolkit.gpu.target import sm_limits
 
 KNOWN = (53, 62, 72, 75, 80, 86, 87, 89, 90, 100, 110, 120)
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from int8_graphs import Graph
 
-from toolkit.gpu.cubins.compile import compile_kernels, has_compiler
-from toolkit.gpu.cubins.overlap import with_overlap
-from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.codegen.compile import compile_kernels, has_compiler
+from toolkit.gpu.codegen.overlap import with_overlap
+from toolkit.gpu.target import GpuTarget
 
 PRODUCT = "\twgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 {%r1,%r2}, %rd1, %rd2, %p1, 1, 1;"
 FROM_REGISTERS = PRODUCT.replace("%rd1,", "{%r3,%r4,%r5,%r6},")

@@ -9,8 +9,8 @@ import pytest
 from gpu_graphs import Case, convolution, node, normal
 from int8_graphs import Graph
 
-from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.lower import DraftedSegment
+from toolkit.gpu.target import GpuTarget
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from gpu_graphs import Case, node, normal
 
-from toolkit.gpu.call import Work
-from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.ir.launch import Work
+from toolkit.gpu.target import GpuTarget
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

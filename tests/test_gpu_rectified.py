@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from int8_graphs import Graph
 
-from toolkit.gpu.graph.expressions import expression_of
-from toolkit.gpu.graph.network import Operation
+from toolkit.gpu.ir.expressions import expression_of
+from toolkit.gpu.ir.network import Operation
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

@@ -7,7 +7,7 @@ from gpu_graphs import Case, normal
 from onnx import helper
 
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.graph.recurrences import LONGEST
+from toolkit.gpu.passes.recurrent import LONGEST
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

@@ -6,7 +6,7 @@ import pytest
 from gpu_graphs import Case, node
 from onnx import helper
 
-from toolkit.gpu.emit.selections import LONGEST
+from toolkit.gpu.emit.top_k import LONGEST
 from toolkit.gpu.errors import NotCoveredError
 
 pytest.importorskip("triton", reason="Triton is not installed")

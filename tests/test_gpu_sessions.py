@@ -10,15 +10,15 @@ import onnx
 import pytest
 from gpu_graphs import Case, convolution, node
 
-from device.cuda import program
-from device.engine import open_engine
-from device.executors import cuda
-from device.executors.cuda import CudaExecutor
-from device.session import Session, open_session
-from device.timing_cache import add_timings, read_timings
+from device.engine.file import open_engine
+from device.runtime.cuda import program
+from device.runtime.executors import cuda
+from device.runtime.executors.cuda import CudaExecutor
+from device.runtime.session import Session, open_session
+from device.runtime.timing_cache import add_timings, read_timings
 from scripts.gpu_engine import build_on_gpu, relative_error
-from toolkit.bench.measure import BenchOptions, measure
-from toolkit.gpu.cubins.compile import has_compiler
+from toolkit.evaluate.bench.measure import BenchOptions, measure
+from toolkit.gpu.codegen.compile import has_compiler
 
 pytestmark = [
     pytest.mark.gpu,

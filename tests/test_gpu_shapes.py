@@ -9,11 +9,11 @@ import pytest
 from gpu_graphs import Case, node
 from onnx import helper
 
-from device.cuda_sizes import evaluate
-from device.manifest import DimRange
-from toolkit.gpu.dims import shape_rules
-from toolkit.gpu.dims.shapes import Known, Trace, infer_sizes, traces_of, with_steps
-from toolkit.gpu.dims.sizes import Space, amount
+from device.engine.cuda_sizes import evaluate
+from device.engine.manifest import DimRange
+from toolkit.gpu.shapes import shape_rules
+from toolkit.gpu.shapes.inference import Known, Trace, infer_sizes, traces_of, with_steps
+from toolkit.gpu.shapes.sizes import Space, amount
 
 Rng = np.random.Generator
 DIMS = (

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from device.cuda_sizes import MAX_CHARACTERS, evaluate
-from device.manifest import DimRange
-from toolkit.gpu.dims import formulas
-from toolkit.gpu.dims.sizes import Size, Space, amount, ceil_div, fixed, most, opt, power_of_two
+from device.engine.cuda_sizes import MAX_CHARACTERS, evaluate
+from device.engine.manifest import DimRange
 from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.shapes import formulas
+from toolkit.gpu.shapes.sizes import Size, Space, amount, ceil_div, fixed, most, opt, power_of_two
 
 DIMS = (
     DimRange(name="batch", min=1, opt=4, max=8),

@@ -9,11 +9,11 @@ import pytest
 from gpu_graphs import Case, convolution, node
 from int8_graphs import Graph
 
-from device.manifest import DimRange
-from toolkit.gpu.call import Work
-from toolkit.gpu.dims.shapes import traces_of
-from toolkit.gpu.gpu import GpuTarget
+from device.engine.manifest import DimRange
+from toolkit.gpu.ir.launch import Work
 from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.gpu.shapes.inference import traces_of
+from toolkit.gpu.target import GpuTarget
 
 # After gpu_interpreter: it tells Triton to interpret before Triton is imported.
 pytest.importorskip("triton", reason="Triton is not installed")

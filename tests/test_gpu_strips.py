@@ -10,11 +10,11 @@ import pytest
 from gpu_graphs import Case
 from int8_graphs import Graph
 
-from device.manifest import DimRange
-from toolkit.gpu.cubins.compile import compile_kernels, has_compiler
-from toolkit.gpu.dims.shapes import traces_of, with_steps
-from toolkit.gpu.gpu import GpuTarget
+from device.engine.manifest import DimRange
+from toolkit.gpu.codegen.compile import compile_kernels, has_compiler
 from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.gpu.shapes.inference import traces_of, with_steps
+from toolkit.gpu.target import GpuTarget
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

@@ -14,20 +14,20 @@ from gpu_graphs import ORIN, Case, convolution, node
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device.cuda.facts import GpuFacts
-from device.cuda_manifest import Cuda, Kernel, Launch, Tactic
-from device.cuda_manifest import Work as EngineWork
-from device.cuda_tactics import tactic_key
-from device.timing_cache import TimingCache, TimingCacheError
-from toolkit.cli import tandem
+from device.engine.cuda_manifest import Cuda, Kernel, Launch, Tactic
+from device.engine.cuda_manifest import Work as EngineWork
+from device.runtime.cuda.facts import GpuFacts
+from device.runtime.cuda.tactics import tactic_key
+from device.runtime.timing_cache import TimingCache, TimingCacheError
+from toolkit.cli.main import tandem
 from toolkit.errors import BuildError
-from toolkit.gpu.call import Call, KernelSpec, Work
-from toolkit.gpu.cubins.compile import has_compiler
-from toolkit.gpu.finish import GpuSegment, lower_gpu
-from toolkit.gpu.gpu import GpuTarget
+from toolkit.gpu.codegen.compile import has_compiler
+from toolkit.gpu.compile import GpuSegment, lower_gpu
+from toolkit.gpu.ir.launch import Call, KernelSpec, Work
 from toolkit.gpu.report import memory_line, report_lines, report_segment
-from toolkit.gpu.tactics import TacticOptions, fastest_first, timed_text, times_for
-from toolkit.gpu.workspace import fit_workspace
+from toolkit.gpu.schedule.tactics import TacticOptions, fastest_first, timed_text, times_for
+from toolkit.gpu.schedule.workspace import fit_workspace
+from toolkit.gpu.target import GpuTarget
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
 

@@ -11,10 +11,10 @@ from model_fixtures import save, small_convnet
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from device.manifest import DimRange
+from device.engine.manifest import DimRange
 from toolkit.errors import ImportModelError
-from toolkit.importer import NEWEST_RUN_OPSET, import_model
-from toolkit.passes import run_passes
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import NEWEST_RUN_OPSET, import_model
 
 
 def test_reads_a_model_and_names_every_node(tmp_path: Path, rng: np.random.Generator) -> None:

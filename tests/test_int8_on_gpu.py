@@ -17,11 +17,11 @@ from gpu_graphs import ORIN, Case, node, normal
 from int8_graphs import Graph, inverted_residual, quantized, residual_block
 
 from toolkit.gpu.lower import DraftedSegment, draft_segment
-from toolkit.int8.gpu_rounding import operands_on_gpu, tied_on_gpu
-from toolkit.int8.quantize import calibrated_tensors, quantize, with_operands
-from toolkit.int8.trial import TrialModel
-from toolkit.lower import lower_segments
-from toolkit.passes import run_passes
+from toolkit.graph.extract import lower_segments
+from toolkit.graph.passes import run_passes
+from toolkit.quantize.gpu_rounding import operands_on_gpu, tied_on_gpu
+from toolkit.quantize.quantize import calibrated_tensors, quantize, with_operands
+from toolkit.quantize.trials.trial import TrialModel
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

@@ -25,14 +25,14 @@ from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 from planning_graphs import one_node
 
-from device.manifest import Precision
+from device.engine.manifest import Precision
 from device.profile import Dla
-from toolkit.importer import import_model
-from toolkit.legalize.legalize import legalize, would_help
-from toolkit.legalize.rewrite import Legalized
-from toolkit.legalize.rows import REWRITES
-from toolkit.passes import run_passes
-from toolkit.rules.dla_ops import STATUS
+from toolkit.dla.legalize.legalize import legalize, would_help
+from toolkit.dla.legalize.rewrite import Legalized
+from toolkit.dla.legalize.rows import REWRITES
+from toolkit.dla.rules.ops import STATUS
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
 
 
 def ints(*values: int) -> np.ndarray:

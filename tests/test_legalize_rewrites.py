@@ -8,7 +8,7 @@ import pytest
 from legalize_graphs import ORIN, XAVIER, Net, assert_same, floats, legalized, node, refused
 
 from device.profile import Dla
-from toolkit.legalize.rows import REWRITES
+from toolkit.dla.legalize.rows import REWRITES
 
 Rng = np.random.Generator
 ROWS = {row.id: row for row in REWRITES}

@@ -7,12 +7,12 @@ import onnx_ir as ir
 import pytest
 
 from device.profile import load_profile
-from toolkit.planning.loadables import limits_of
-from toolkit.planning.plan import Model, Plan, PlanOptions, SharedPlan, plan_together
-from toolkit.planning.plan_text import render_plan
-from toolkit.rules.dla_memory import CORE_RULES, LOADABLE_RULES, Core, Loadable
-from toolkit.rules.dla_rules import situation_of
-from toolkit.rules.rule import judge_subject
+from toolkit.dla.rules.memory import CORE_RULES, LOADABLE_RULES, Core, Loadable
+from toolkit.dla.rules.rule import judge_subject
+from toolkit.dla.rules.verdicts import situation_of
+from toolkit.partition.planning.loadables import limits_of
+from toolkit.partition.planning.plan import Model, Plan, PlanOptions, SharedPlan, plan_together
+from toolkit.partition.planning.plan_text import render_plan
 
 ORIN, XAVIER = load_profile("agx-orin-64gb"), load_profile("agx-xavier-32gb")
 MIB = 2**20

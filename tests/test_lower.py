@@ -10,9 +10,9 @@ from model_fixtures import save, small_convnet
 from onnx import TensorProto, helper, numpy_helper
 
 from toolkit.errors import BuildError
-from toolkit.importer import import_model
-from toolkit.lower import MIN_ENTRY_BYTES, LoweredSegment, lower_segments
-from toolkit.passes import PASSES, run_passes
+from toolkit.graph.extract import MIN_ENTRY_BYTES, LoweredSegment, lower_segments
+from toolkit.graph.passes import PASSES, run_passes
+from toolkit.importers.onnx import import_model
 
 
 def run(pieces: tuple[LoweredSegment, ...], feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -10,9 +10,8 @@ from engine_fixtures import engine_parts, split_network
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device.container import Entry, lay_out
-from device.errors import EngineError
-from device.manifest import (
+from device.engine.container import Entry, lay_out
+from device.engine.manifest import (
     ARENA_ALIGNMENT,
     Buffer,
     DimRange,
@@ -22,7 +21,8 @@ from device.manifest import (
     TensorInfo,
     largest_bytes,
 )
-from device.manifest_check import check_manifest
+from device.engine.manifest_check import check_manifest
+from device.errors import EngineError
 
 MANIFEST, ARRAYS = engine_parts(split_network("batch"))
 ENTRIES = lay_out({name: (value.dtype.name, value.shape) for name, value in ARRAYS.items()})

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from mqtt_fixtures import WAIT_S, Mosquitto
 
-from device.mqtt import (
+from device.protocol.mqtt import (
     CLOSE_WAIT_S,
     MAX_MESSAGE_BYTES,
     MAX_UNSENT,

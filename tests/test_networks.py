@@ -9,7 +9,7 @@ import pytest
 
 from scripts.networks import NETWORKS
 from scripts.networks.classic import googlenet_part
-from toolkit.node_view import views
+from toolkit.graph.node_view import views
 
 # Parameters and multiply-accumulates as the papers and reference codes print them, with the
 # precision of the print: torchvision's and Keras' model pages, Caffe's model zoo, darknet's own

@@ -5,7 +5,7 @@ import onnx_ir as ir
 from onnx import TensorProto, helper
 from planning_graphs import constant, graph_of, numbers, one_node
 
-from toolkit.node_view import views
+from toolkit.graph.node_view import views
 
 
 def test_defaults_of_onnx_are_filled_in():

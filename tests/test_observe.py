@@ -15,10 +15,10 @@ from onnx.reference import ReferenceEvaluator
 from calibration import memory_dataset, observe_tensors
 from calibration.observer import NUMBERS, TOGETHER, numpy_counts, observe
 from toolkit.errors import BuildError
-from toolkit.importer import import_model
-from toolkit.int8.observe import ActivationRunner, observe_graph, opencv_counts
-from toolkit.int8.quantize import calibrated_tensors
-from toolkit.passes import run_passes
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.quantize import calibrated_tensors
+from toolkit.quantize.ranges.observe import ActivationRunner, observe_graph, opencv_counts
 
 
 def test_activations_are_those_of_the_reference(tmp_path: Path, rng: np.random.Generator) -> None:

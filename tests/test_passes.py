@@ -12,8 +12,8 @@ from model_fixtures import save, small_convnet
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from toolkit.importer import import_model
-from toolkit.passes import PASSES, Pass, PassReport, run_passes
+from toolkit.graph.passes import PASSES, Pass, PassReport, run_passes
+from toolkit.importers.onnx import import_model
 
 
 def ops(model: ir.Model) -> Counter[str]:

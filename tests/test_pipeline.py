@@ -30,17 +30,17 @@ from video_fixtures import (
     write_video,
 )
 
-from device.bundle import write_bundle
-from device.engine import open_engine
+from device.engine.file import open_engine
+from device.engine.manifest import TensorInfo
 from device.errors import PipelineError, SourceError
-from device.manifest import TensorInfo
-from device.messages import Failure, Ready, Result, Stats, decode_message
-from device.session import Session
+from device.protocol.messages import Failure, Ready, Result, Stats, decode_message
+from device.runtime.session import Session
+from device.update.bundle import write_bundle
 from pipelines.config import Classification, JsonlSink, LtrbGrid
-from pipelines.metrics import Metrics
-from pipelines.pipeline import Model, check_model, run_pipeline
-from toolkit.build import BuildOptions, build_engine
-from toolkit.commands.run import run as run_command
+from pipelines.runtime.metrics import Metrics
+from pipelines.runtime.pipeline import Model, check_model, run_pipeline
+from toolkit.cli.commands.run import run as run_command
+from toolkit.engine.build import BuildOptions, build_engine
 
 DETECTOR = Model(ColourDetector(), LABELS, "0" * 64)
 
@@ -272,7 +272,7 @@ def test_stray_output_of_libraries_goes_to_standard_error(tmp_path, engine):
         "def chatter():\n"
         "    while True:\n"
         "        time.sleep(0.02)\n"
-        "        if 'pipelines.pipeline' in __import__('sys').modules:\n"
+        "        if 'pipelines.runtime.pipeline' in __import__('sys').modules:\n"
         "            os.write(1, b'stray')\n"
         "threading.Thread(target=chatter, daemon=True).start()\n"
     )
@@ -421,7 +421,7 @@ def test_run_command_asks_for_what_an_engine_lacks(engine):
 def test_ctrl_c_finishes_the_video(tmp_path, engine):
     path = write_video(tmp_path / "v.mp4", [scene(5, 1)] * 20, fps=20.0)
     bundle = folder_of(tmp_path, engine, path, "loop = true")
-    code = "from toolkit.commands.run import run; run()"
+    code = "from toolkit.cli.commands.run import run; run()"
     out = tmp_path / "out.mp4"
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(bundle), "--video", str(out), "--json"],
@@ -449,7 +449,7 @@ def test_stages_cost_little_beside_the_engine(tmp_path):
 
 def test_grid_of_the_shipped_pipeline_has_the_cells_of_its_input():
     from pipelines.config import load_pipeline
-    from pipelines.decode import cell_count
+    from pipelines.stages.decode import cell_count
 
     root = Path(__file__).parents[1]
     config = load_pipeline(root / "configs" / "pipelines" / "robot-objects.toml")

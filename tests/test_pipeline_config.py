@@ -15,7 +15,7 @@ from pipelines.config import (
     load_model,
     load_pipeline,
 )
-from pipelines.uri import Camera, parse_camera, redact, scheme_of
+from pipelines.sources.uri import Camera, parse_camera, redact, scheme_of
 
 GOOD = """
 name = "door"
@@ -215,6 +215,7 @@ def test_config_module_does_not_load_opencv():
     import subprocess
     import sys
 
-    code = "import sys, pipelines.config, pipelines.uri; sys.exit('cv2' in sys.modules)"
+    imports = "pipelines.config, pipelines.sources.uri"
+    code = f"import sys, {imports}; sys.exit('cv2' in sys.modules)"
     root = Path(__file__).parents[1]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0

@@ -7,12 +7,12 @@ from onnx import helper
 from planning_graphs import constant, graph_of
 
 from device.profile import load_profile
-from toolkit.costs.model import CostModel
 from toolkit.errors import PlanError
-from toolkit.node_view import views
-from toolkit.planning.formulate import formulate
-from toolkit.planning.objectives import GOALS, goal_named
-from toolkit.planning.plan import Model, PlanOptions, make_plan, plan_together
+from toolkit.graph.node_view import views
+from toolkit.partition.costs.model import CostModel
+from toolkit.partition.planning.formulate import formulate
+from toolkit.partition.planning.objectives import GOALS, goal_named
+from toolkit.partition.planning.plan import Model, PlanOptions, make_plan, plan_together
 
 ORIN = load_profile("agx-orin-64gb")
 NANO = load_profile("orin-nano-8gb")

@@ -7,9 +7,9 @@ from planning_graphs import constant, graph_of
 from device.profile import load_profile
 from scripts.golden import FOLDER, GOLDENS
 from toolkit.errors import PlanError
-from toolkit.planning.plan import Model, Plan, PlanOptions, make_plan
-from toolkit.planning.plan_text import render_plan
-from toolkit.planning.verdict import verdict
+from toolkit.partition.planning.plan import Model, Plan, PlanOptions, make_plan
+from toolkit.partition.planning.plan_text import render_plan
+from toolkit.partition.planning.verdict import verdict
 
 ORIN = load_profile("agx-orin-64gb")
 

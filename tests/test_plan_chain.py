@@ -14,15 +14,15 @@ import onnx_ir as ir
 import pytest
 from legalize_graphs import Net, floats, node, to_ir
 
-from device.manifest import Precision
+from device.engine.manifest import Precision
 from device.profile import load_profile
-from toolkit.node_view import NodeView, views
-from toolkit.planning.figures import Figures
-from toolkit.planning.objectives import GOALS
-from toolkit.planning.plan import Model, Plan, PlanOptions, SharedPlan, plan_together
-from toolkit.rules.dla_rules import judge
-from toolkit.scheduling.assess import overloads, value_of, violations
-from toolkit.scheduling.baselines import costs_of
+from toolkit.dla.rules.verdicts import judge
+from toolkit.graph.node_view import NodeView, views
+from toolkit.partition.planning.figures import Figures
+from toolkit.partition.planning.objectives import GOALS
+from toolkit.partition.planning.plan import Model, Plan, PlanOptions, SharedPlan, plan_together
+from toolkit.partition.solver.assess import overloads, value_of, violations
+from toolkit.partition.solver.baselines import costs_of
 
 # Two cores, one core, and the older generation.
 BOARDS: tuple[tuple[str, Precision], ...] = (
@@ -311,11 +311,11 @@ PLAN_SCRIPT = """
 import json, sys
 import onnx_ir as ir
 from device.profile import load_profile
-from toolkit.passes import run_passes
-from toolkit.planning.advice import advise
-from toolkit.planning.plan import Model, PlanOptions, plan_together
-from toolkit.planning.plan_json import shared_builtins
-from toolkit.prepare import prepare
+from toolkit.graph.passes import run_passes
+from toolkit.partition.planning.advice import advise
+from toolkit.partition.planning.plan import Model, PlanOptions, plan_together
+from toolkit.partition.planning.plan_json import shared_builtins
+from toolkit.partition.prepare import prepare
 profile = load_profile("agx-orin-64gb")
 options = PlanOptions(tensorrt="10.3.0", objective=sys.argv[2])
 graph, _ = run_passes(ir.load(sys.argv[1]))

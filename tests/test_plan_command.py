@@ -10,7 +10,7 @@ from onnx import helper
 from planning_graphs import constant, graph_of
 
 from device.errors import TandemError
-from toolkit.commands.plan import plan
+from toolkit.cli.commands.plan import plan
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from click.testing import CliRunner
 from model_fixtures import save, small_convnet
 from onnx import helper
 
-from toolkit.cli import tandem
-from toolkit.costs.constants import load_costs
-from toolkit.costs.model import CostModel
-from toolkit.importer import import_model
-from toolkit.node_view import views
-from toolkit.planning.cycles import cycles_of
-from toolkit.planning.segments import PlannedSegment
-from toolkit.target import choose_target
+from toolkit.cli.main import tandem
+from toolkit.engine.target import choose_target
+from toolkit.graph.node_view import views
+from toolkit.graph.segment import PlannedSegment
+from toolkit.importers.onnx import import_model
+from toolkit.partition.costs.constants import load_costs
+from toolkit.partition.costs.model import CostModel
+from toolkit.partition.planning.cycles import cycles_of
 
 
 def plan(*arguments: object) -> str:

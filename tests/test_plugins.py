@@ -19,25 +19,25 @@ from onnx import helper
 from onnx.parser import parse_function
 
 from calibration.table import read_table
-from device.executors import cuda
-from device.manifest import DimRange
-from device.session import open_session
-from toolkit.build import BuildOptions, BuildResult, build_engine
+from device.engine.manifest import DimRange
+from device.runtime.executors import cuda
+from device.runtime.session import open_session
+from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 from toolkit.errors import PluginError
-from toolkit.gpu.cubins import cuda_source
-from toolkit.gpu.cubins.compile import compile_kernels, has_compiler
-from toolkit.gpu.cubins.cuda_source import COMPILERS, CudaCompiler, compile_source, find_compiler
-from toolkit.gpu.dims.shapes import traces_of
-from toolkit.gpu.emit import plugged
+from toolkit.gpu.codegen import cuda_source
+from toolkit.gpu.codegen.compile import compile_kernels, has_compiler
+from toolkit.gpu.codegen.cuda_source import COMPILERS, CudaCompiler, compile_source, find_compiler
+from toolkit.gpu.emit import plugins as plugins_emit
 from toolkit.gpu.errors import CompileError, NotCoveredError
 from toolkit.gpu.lower import DraftedSegment, draft_segment
-from toolkit.importer import import_model
-from toolkit.int8.ranges import RangeOptions
-from toolkit.lower import lower_segments
-from toolkit.passes import run_passes
+from toolkit.gpu.shapes.inference import traces_of
+from toolkit.graph.extract import lower_segments
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
 from toolkit.plugins import Kernel, Launch, Node, Plugin, Tensor
 from toolkit.plugins.functions import give_shapes
 from toolkit.plugins.load import load_plugins
+from toolkit.quantize.ranges.measure import RangeOptions
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "stereo" / "plugin.py"
 STEREO = load_plugins(EXAMPLE)
@@ -139,7 +139,7 @@ def draft(
 @pytest.fixture
 def with_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft kernels in CUDA C++ whether this host could compile them or not."""
-    monkeypatch.setattr(plugged, "find_compiler", lambda: "some")
+    monkeypatch.setattr(plugins_emit, "find_compiler", lambda: "some")
 
 
 def test_the_example_computes_its_formulas_where_there_is_no_gpu(
@@ -325,7 +325,7 @@ def test_a_kernel_file_that_changes_is_compiled_anew(
 def test_without_a_cuda_compiler_the_node_runs_portable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plugged, "find_compiler", lambda: None)
+    monkeypatch.setattr(plugins_emit, "find_compiler", lambda: None)
     with pytest.raises(NotCoveredError, match="nvidia-cuda-nvrtc") as caught:
         draft(stereo_model(tmp_path / "m.onnx", (1, 4, 5, 24), 4))
     assert list(caught.value.reasons) == ["SoftDisparity:soft"]

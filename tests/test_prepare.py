@@ -5,8 +5,8 @@ import pytest
 from legalize_graphs import Net, floats, node, to_ir
 
 from device.profile import load_profile
-from toolkit.planning.plan import Model, PlanOptions, make_plan
-from toolkit.prepare import prepare
+from toolkit.partition.planning.plan import Model, PlanOptions, make_plan
+from toolkit.partition.prepare import prepare
 
 
 def gated_blocks(rng: np.random.Generator, count: int, channels: int, side: int) -> Net:

@@ -6,7 +6,7 @@ import pytest
 
 from device.errors import PipelineError
 from pipelines.config import PreprocessConfig
-from pipelines.preprocess import Geometry, Preprocessor, preprocess
+from pipelines.stages.preprocess import Geometry, Preprocessor, preprocess
 
 RNG = np.random.default_rng(7)
 

@@ -17,7 +17,7 @@ from device.profile import (
     load_profile,
     load_sources,
 )
-from toolkit.commands.profiles import consequences, profiles
+from toolkit.cli.commands.profiles import consequences, profiles
 
 SHIPPED = {profile.name: profile for profile in list_profiles()}
 JETPACKS = load_jetpacks()

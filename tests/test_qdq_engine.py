@@ -18,20 +18,20 @@ from qdq_fixtures import int8_operands, run_onnx, steps_apart
 import configs
 from calibration.compare import sqnr_db
 from calibration.table import CalibrationTable
-from device.session import open_session
+from device.runtime.session import open_session
 from pipelines.config import load_model
-from toolkit.build import BuildOptions, build_engine
-from toolkit.importer import import_model
-from toolkit.int8.data import input_specs, open_data
-from toolkit.int8.observe import ActivationRunner
-from toolkit.int8.qdq_export import FORMS, PORTABLE, TARGETS, export_form
-from toolkit.int8.quantize import (
+from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.qdq.export import FORMS, PORTABLE, TARGETS, export_form
+from toolkit.quantize.quantize import (
     calibrated_tensors,
     quantize,
     rectified_operands,
     with_operands,
 )
-from toolkit.passes import run_passes
+from toolkit.quantize.ranges.data import input_specs, open_data
+from toolkit.quantize.ranges.observe import ActivationRunner
 
 DETECTOR = configs.ROOT / "models" / "robot-objects.onnx"
 

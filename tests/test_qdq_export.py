@@ -13,16 +13,16 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from calibration.table import CalibrationTable
-from device.session import open_session
-from pipelines.files import read_picture
-from toolkit.build import BuildOptions, build_engine
+from device.runtime.session import open_session
+from pipelines.sources.files import read_picture
+from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
-from toolkit.importer import import_model
-from toolkit.int8.observe import ActivationRunner
-from toolkit.int8.qdq_check import RULES, check_qdq
-from toolkit.int8.qdq_export import TARGETS, export_qdq
-from toolkit.int8.quantize import calibrated_tensors
-from toolkit.passes import run_passes
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.qdq.check import RULES, check_qdq
+from toolkit.quantize.qdq.export import TARGETS, export_qdq
+from toolkit.quantize.quantize import calibrated_tensors
+from toolkit.quantize.ranges.observe import ActivationRunner
 
 BOTH = sorted(TARGETS)
 CONFIGS = Path(__file__).parent.parent / "configs"

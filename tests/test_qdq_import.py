@@ -22,12 +22,12 @@ from onnxruntime.quantization import (
 from qdq_fixtures import steps_apart
 
 from toolkit.errors import ImportModelError
-from toolkit.importer import import_model
-from toolkit.int8.observe import ActivationRunner
-from toolkit.int8.qdq_export import TARGETS, export_qdq
-from toolkit.int8.qdq_import import PlainModel, import_qdq
-from toolkit.int8.quantize import calibrated_tensors, quantize, with_operands
-from toolkit.passes import run_passes
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.qdq.export import TARGETS, export_qdq
+from toolkit.quantize.qdq.plain import PlainModel, import_qdq
+from toolkit.quantize.quantize import calibrated_tensors, quantize, with_operands
+from toolkit.quantize.ranges.observe import ActivationRunner
 
 
 def prepared(path: Path) -> ir.Model:

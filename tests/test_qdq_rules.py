@@ -16,10 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import configs
 from calibration.trt_cache import decode_cache
-from toolkit.importer import import_model
-from toolkit.int8.qdq_export import TARGETS, export_qdq
-from toolkit.int8.quantize import calibrated_tensors
-from toolkit.passes import run_passes
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.qdq.export import TARGETS, export_qdq
+from toolkit.quantize.quantize import calibrated_tensors
 
 MIN_OPSET = {"tensorrt-gpu": 13, "tensorrt-dla": 19}
 PRODUCTS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}

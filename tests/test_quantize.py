@@ -13,11 +13,11 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from toolkit.errors import BuildError
-from toolkit.importer import import_model
-from toolkit.int8.observe import ActivationRunner
-from toolkit.int8.quantize import calibrated_tensors, quantize
-from toolkit.lower import lower_segments
-from toolkit.passes import run_passes
+from toolkit.graph.extract import lower_segments
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.quantize import calibrated_tensors, quantize
+from toolkit.quantize.ranges.observe import ActivationRunner
 
 
 def prepared(path: Path) -> ir.Model:

@@ -18,16 +18,16 @@ from calibration.budget import parse_budget
 from calibration.errors import CalibrationError
 from calibration.table import read_table
 from calibration.trt_cache import amax_of, read_cache
-from device.engine import open_engine
-from device.manifest import UNCALIBRATED
-from toolkit.build import BuildOptions, build_engine
-from toolkit.importer import import_model
-from toolkit.int8.fit import AUTO_METHODS
-from toolkit.int8.ranges import RangeOptions, Ranges, measure_ranges
-from toolkit.int8.ranges_html import ranges_html
-from toolkit.int8.ranges_text import ranges_builtins, ranges_text
-from toolkit.passes import run_passes
-from toolkit.planning.plan import PlanOptions
+from device.engine.file import open_engine
+from device.engine.manifest import UNCALIBRATED
+from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.partition.planning.plan import PlanOptions
+from toolkit.quantize.ranges.fit import AUTO_METHODS
+from toolkit.quantize.ranges.measure import RangeOptions, Ranges, measure_ranges
+from toolkit.quantize.ranges.report_html import ranges_html
+from toolkit.quantize.ranges.report_text import ranges_builtins, ranges_text
 
 
 def samples(rng: np.random.Generator, count: int) -> list[dict[str, np.ndarray]]:

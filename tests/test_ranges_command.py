@@ -17,12 +17,12 @@ from onnx import numpy_helper
 from calibration.table import Adjustments, CalibrationTable, read_table, write_table
 from calibration.trt_cache import cache_of, read_cache, write_cache
 from device.errors import TandemError
-from toolkit.commands.range_outputs import need_folders
-from toolkit.commands.ranges import ranges
-from toolkit.importer import import_model
-from toolkit.int8.qdq_export import FORMS, export_qdq
-from toolkit.int8.quantize import calibrated_tensors, with_operands
-from toolkit.passes import run_passes
+from toolkit.cli.commands.ranges import ranges
+from toolkit.cli.options.range_outputs import need_folders
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.qdq.export import FORMS, export_qdq
+from toolkit.quantize.quantize import calibrated_tensors, with_operands
 
 
 def tandem_ranges(*args: object) -> Result:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from toolkit.errors import BuildError
-from toolkit.int8.effect import Effect, effects_of
-from toolkit.int8.scale_rules import SCALE_RULES, UnifiedRanges, unify_scales
+from toolkit.quantize.corrections.effect import Effect, effects_of
+from toolkit.quantize.scales.rules import SCALE_RULES, UnifiedRanges, unify_scales
 
 Node = tuple[str, str, tuple[str, ...], tuple[str, ...]]  # name, op, inputs, outputs
 

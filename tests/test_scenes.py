@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from toolkit.scenes import (
+from toolkit.demo.scenes import (
     CALIBRATION_SEED,
     CLASSES,
     HELD_OUT_PHOTOGRAPHS,
@@ -20,10 +20,10 @@ from toolkit.scenes import (
     load_backgrounds,
     moving_scene,
 )
-from toolkit.scenes.canvas import Canvas
-from toolkit.scenes.drawing import draw, pick_lamp
-from toolkit.scenes.geometry import Pose
-from toolkit.scenes.objects import pick_figure, pick_pose
+from toolkit.demo.scenes.canvas import Canvas
+from toolkit.demo.scenes.drawing import draw, pick_lamp
+from toolkit.demo.scenes.geometry import Pose
+from toolkit.demo.scenes.objects import pick_figure, pick_pose
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 PHOTOGRAPHS = CONFIGS / "scenes" / "backgrounds"

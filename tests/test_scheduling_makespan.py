@@ -7,8 +7,8 @@ import pytest
 from scheduling_problems import THREE, TWO, haxconn, shortest_order
 
 from toolkit.errors import PlanError
-from toolkit.scheduling.problem import Flow, Limits, Network, Problem, Task
-from toolkit.scheduling.solve import solve
+from toolkit.partition.solver.problem import Flow, Limits, Network, Problem, Task
+from toolkit.partition.solver.solve import solve
 
 NETWORKS, PUBLISHED = haxconn()
 HAXCONN = Problem(NETWORKS, TWO, crossing_on=None, limits=Limits(max_switches=1))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scheduling_problems import THREE, TWO, fewest_segments, problem_of, random_network
 
-from toolkit.scheduling.segmentation import graph_of, pieces, segments_of
+from toolkit.partition.solver.segmentation import graph_of, pieces, segments_of
 
 
 def random_case(rng: np.random.Generator, processors: tuple[str, ...]):

@@ -8,11 +8,11 @@ import pytest
 from scheduling_problems import THREE, TWO, haxconn, problem_of, random_network
 
 from toolkit.errors import PlanError
-from toolkit.scheduling.assess import assess, utilisation
-from toolkit.scheduling.contention import XAVIER, OwnDemand, Region, SharedBandwidth
-from toolkit.scheduling.problem import Flow, Network, Problem, Task
-from toolkit.scheduling.simulate import CROSSING, Traffic, simulate
-from toolkit.scheduling.solve import solve
+from toolkit.partition.solver.assess import assess, utilisation
+from toolkit.partition.solver.contention import XAVIER, OwnDemand, Region, SharedBandwidth
+from toolkit.partition.solver.problem import Flow, Network, Problem, Task
+from toolkit.partition.solver.simulate import CROSSING, Traffic, simulate
+from toolkit.partition.solver.solve import solve
 
 
 def random_homes(rng, net):

@@ -13,10 +13,10 @@ from scheduling_problems import (
 )
 
 from toolkit.errors import PlanError
-from toolkit.scheduling.assess import assess, utilisation, value_of, violations
-from toolkit.scheduling.baselines import costs_of, dla_with_fallback, gpu_only, greedy
-from toolkit.scheduling.problem import Flow, Limits, Network, Problem, Task
-from toolkit.scheduling.solve import solve
+from toolkit.partition.solver.assess import assess, utilisation, value_of, violations
+from toolkit.partition.solver.baselines import costs_of, dla_with_fallback, gpu_only, greedy
+from toolkit.partition.solver.problem import Flow, Limits, Network, Problem, Task
+from toolkit.partition.solver.solve import solve
 
 OBJECTIVES = ("latency", "utilisation", "energy", "gpu_time")
 

@@ -7,8 +7,9 @@ import hypothesis.strategies as st
 from hypothesis import given
 from planning_graphs import one_node
 
-from toolkit.node_view import NodeView
-from toolkit.planning.segments import PlannedSegment, find_crossings
+from toolkit.graph.node_view import NodeView
+from toolkit.graph.segment import PlannedSegment
+from toolkit.partition.planning.segments import find_crossings
 
 PROCESSORS = ("gpu", "dla0", "dla1")
 

@@ -25,13 +25,13 @@ from engine_fixtures import (
 from msgspec.structs import replace as changed
 from onnx.reference import ReferenceEvaluator
 
-from device import arrays
-from device import session as session_module
-from device.engine import open_engine, write_engine
+from device.engine.file import open_engine, write_engine
+from device.engine.manifest import DimRange, MemoryPlan, TensorInfo
 from device.errors import SessionError
-from device.executors import portable
-from device.manifest import DimRange, MemoryPlan, TensorInfo
-from device.session import EXECUTORS, ExecutorKind, SegmentReport, Session, open_session
+from device.runtime import arrays
+from device.runtime import session as session_module
+from device.runtime.executors import portable
+from device.runtime.session import EXECUTORS, ExecutorKind, SegmentReport, Session, open_session
 
 
 def opened(path: Path, network: Network) -> Session:
@@ -334,7 +334,7 @@ class Hidden(PathFinder):
     def find_spec(cls, name, path=None, target=None):
         return None if name == "onnxruntime" else super().find_spec(name, path, target)
 sys.meta_path[:] = [one for one in sys.meta_path if one is not PathFinder] + [Hidden]
-from device.session import open_session
+from device.runtime.session import open_session
 from device.errors import SessionError
 try:
     open_session(sys.argv[1])
@@ -349,7 +349,7 @@ except SessionError as error:
 
 def test_the_board_loads_no_runtime_before_it_is_asked_to() -> None:
     code = (
-        "import sys, device.session; "
+        "import sys, device.runtime.session; "
         "print([n for n in ('onnx', 'onnxruntime', 'toolkit', 'safetensors') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -446,7 +446,8 @@ def test_more_memory_than_there_is_is_refused(tmp_path: Path) -> None:
     with open_engine(path) as engine:
         needed = engine.manifest.memory.arena_bytes
     assert needed > 2_000_000_000
-    code = "import sys; from device.arrays import take_arena; take_arena(int(sys.argv[1]), 'it')"
+    code = "import sys; from device.runtime.arrays import take_arena as take; "
+    code += "take(int(sys.argv[1]), 'it')"
     free = arrays._available_bytes()
     assert free is not None
     with pytest.raises(SessionError, match=f"it needs {free * 4} bytes for its tensors, .* free"):
@@ -476,7 +477,7 @@ def test_an_output_that_does_not_fit_into_memory_is_one_sentence(tmp_path: Path)
     code = """
 import resource, sys
 import numpy as np
-from device.session import open_session
+from device.runtime.session import open_session
 session = open_session(sys.argv[1], threads=1)
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 session.infer({"x": np.zeros((1, 3, 16, 16), np.float32)})

@@ -8,7 +8,7 @@ import pytest
 from engine_fixtures import picture, split_network, write_network
 
 from device.errors import SessionError
-from device.session import Session, open_session
+from device.runtime.session import Session, open_session
 
 
 @pytest.fixture

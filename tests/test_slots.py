@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mqtt_fixtures import make_bundle
 
-from device import bundle, slot_store, slots
-from device.bundle import BundleInfo, extract_bundle
 from device.errors import BundleError, StateError
-from device.slot_store import SlotStore
-from device.slots import SlotRecord, SlotState
+from device.update import bundle, slot_store, slots
+from device.update.bundle import BundleInfo, extract_bundle
+from device.update.slot_store import SlotStore
+from device.update.slots import SlotRecord, SlotState
 
 
 def record(name: str) -> SlotRecord:
@@ -177,7 +177,7 @@ def test_a_disk_that_takes_nothing_is_one_sentence(tmp_path: Path) -> None:
 def test_two_agents_on_one_state_directory_are_refused(tmp_path: Path) -> None:
     store = SlotStore(tmp_path)
     code = (
-        "import sys; from pathlib import Path; from device.slot_store import SlotStore\n"
+        "import sys; from pathlib import Path; from device.update.slot_store import SlotStore\n"
         "SlotStore(Path(sys.argv[1]))"
     )
     other = subprocess.run(

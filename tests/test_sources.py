@@ -28,15 +28,15 @@ from video_fixtures import (
 )
 
 from device.errors import SourceError
-from pipelines.clock import CaptureClock
 from pipelines.config import SourceConfig
-from pipelines.cv_capture import open_rtsp_capture
 from pipelines.frame import Stamp
-from pipelines.gdp import Nv12, parse_caps, parse_header
-from pipelines.gst import GstCapture, camera_command, has_element, rtsp_command
-from pipelines.live import LiveSource, RawFrame
-from pipelines.sources import open_source
-from pipelines.uri import Camera
+from pipelines.sources.clock import CaptureClock
+from pipelines.sources.cv_capture import open_rtsp_capture
+from pipelines.sources.gdp import Nv12, parse_caps, parse_header
+from pipelines.sources.gst import GstCapture, camera_command, has_element, rtsp_command
+from pipelines.sources.live import LiveSource, RawFrame
+from pipelines.sources.table import open_source
+from pipelines.sources.uri import Camera
 
 
 def read_all(uri, **options):
@@ -535,7 +535,7 @@ def test_opencv_names_a_stream_that_it_cannot_open():
 def test_gstreamer_is_found_only_where_its_tools_are():
     assert has_element("rtspsrc")
     assert not has_element("no-such-element")
-    code = "from pipelines.gst import has_element; raise SystemExit(has_element('rtspsrc'))"
+    code = "from pipelines.sources.gst import has_element; raise SystemExit(has_element('rtspsrc'))"
     env = {**os.environ, "PATH": "/nonexistent"}
     result = subprocess.run([sys.executable, "-c", code], env=env, check=False)
     assert result.returncode == 0

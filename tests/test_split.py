@@ -8,13 +8,13 @@ from model_fixtures import small_convnet
 
 from calibration.calibrate import Observation, observe_tensors
 from calibration.dataset import memory_dataset
-from toolkit.importer import import_model
-from toolkit.int8.fit import Halves, fit, joined
-from toolkit.int8.observe import ActivationRunner
-from toolkit.int8.quantize import calibrated_tensors, with_operands
-from toolkit.int8.split import LEAST, MAX_VALIDATION, Split
-from toolkit.int8.trial import TrialModel
-from toolkit.passes import run_passes
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.quantize import calibrated_tensors, with_operands
+from toolkit.quantize.ranges.fit import Halves, fit, joined
+from toolkit.quantize.ranges.observe import ActivationRunner
+from toolkit.quantize.ranges.split import LEAST, MAX_VALIDATION, Split
+from toolkit.quantize.trials.trial import TrialModel
 
 
 def numbered(count: int) -> list[dict[str, np.ndarray]]:

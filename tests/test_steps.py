@@ -20,21 +20,21 @@ from calibration.dataset import memory_dataset
 from calibration.errors import CalibrationError
 from calibration.table import read_table
 from calibration.trt_cache import amax_of, read_cache
-from device.engine import open_engine
-from toolkit.build import BuildOptions, build_engine
-from toolkit.cli import tandem
+from device.engine.file import open_engine
+from toolkit.cli.main import tandem
+from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
-from toolkit.importer import import_model
-from toolkit.int8.fit import Fit, fit
-from toolkit.int8.observe import ActivationRunner
-from toolkit.int8.quantize import calibrated_tensors
-from toolkit.int8.ranges import RangeOptions, Ranges, measure_ranges
-from toolkit.int8.ranges_html import ranges_html
-from toolkit.int8.ranges_text import ranges_builtins, ranges_text
-from toolkit.int8.scale_rules import unify_scales
-from toolkit.int8.steps import corrected, end_of, equalised
-from toolkit.int8.trial import TrialModel
-from toolkit.passes import run_passes
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.corrections.steps import corrected, end_of, equalised
+from toolkit.quantize.quantize import calibrated_tensors
+from toolkit.quantize.ranges.fit import Fit, fit
+from toolkit.quantize.ranges.measure import RangeOptions, Ranges, measure_ranges
+from toolkit.quantize.ranges.observe import ActivationRunner
+from toolkit.quantize.ranges.report_html import ranges_html
+from toolkit.quantize.ranges.report_text import ranges_builtins, ranges_text
+from toolkit.quantize.scales.rules import unify_scales
+from toolkit.quantize.trials.trial import TrialModel
 
 Samples = list[dict[str, np.ndarray]]
 

@@ -13,15 +13,22 @@ from onnx import helper
 from calibration.table import IMPORTED, CalibrationTable, encode_table
 from calibration.trt_cache import cache_of, encode_cache
 from device.errors import TandemError
-from device.session import open_session
-from toolkit.build import BuildOptions, BuildResult, build_engine
+from device.runtime.session import open_session
+from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 from toolkit.errors import BuildError
-from toolkit.importer import import_model
-from toolkit.int8.observe import ActivationRunner
-from toolkit.int8.qdq_export import export_qdq
-from toolkit.int8.quantize import calibrated_tensors, with_operands
-from toolkit.int8.table_file import CACHE, QDQ, TABLE, fit_table, imported_table, read_ranges
-from toolkit.passes import run_passes
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.qdq.export import export_qdq
+from toolkit.quantize.quantize import calibrated_tensors, with_operands
+from toolkit.quantize.ranges.observe import ActivationRunner
+from toolkit.quantize.ranges.table_file import (
+    CACHE,
+    QDQ,
+    TABLE,
+    fit_table,
+    imported_table,
+    read_ranges,
+)
 
 
 def batch_norm_net(path: Path, rng: np.random.Generator) -> Path:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device.cuda.facts import GpuFacts, driver_version, power_mode
-from device.cuda.shared import Shared
-from device.cuda_manifest import Int32, Kernel, Launch, Null, Weights, Workspace
-from device.cuda_tactics import fastest, tactic_key
-from device.timing_cache import TimingCache, TimingCacheError, add_timings, read_timings
+from device.engine.cuda_manifest import Int32, Kernel, Launch, Null, Weights, Workspace
+from device.runtime.cuda.facts import GpuFacts, driver_version, power_mode
+from device.runtime.cuda.shared import Shared
+from device.runtime.cuda.tactics import fastest, tactic_key
+from device.runtime.timing_cache import TimingCache, TimingCacheError, add_timings, read_timings
 
 ORIN = GpuFacts(
     name="Orin",

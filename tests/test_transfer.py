@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from device.documents import BlobGet, BlobSpec
 from device.errors import TransferError
-from device.part_file import Fetch, PartFile
-from device.transfer import BAD_IN_A_ROW, STALL_MAX_S, WINDOW_MAX, WINDOW_START, Download
+from device.protocol.documents import BlobGet, BlobSpec
+from device.update.part_file import Fetch, PartFile
+from device.update.transfer import BAD_IN_A_ROW, STALL_MAX_S, WINDOW_MAX, WINDOW_START, Download
 
 CHUNK = 4096
 

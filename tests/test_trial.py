@@ -11,11 +11,11 @@ from model_fixtures import save, small_convnet
 from onnx import helper
 
 import configs
-from toolkit.importer import import_model
-from toolkit.int8.observe import ActivationRunner
-from toolkit.int8.quantize import calibrated_tensors, quantize
-from toolkit.int8.trial import TrialModel
-from toolkit.passes import run_passes
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.quantize import calibrated_tensors, quantize
+from toolkit.quantize.ranges.observe import ActivationRunner
+from toolkit.quantize.trials.trial import TrialModel
 
 Feeds = dict[str, np.ndarray]
 

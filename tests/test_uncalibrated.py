@@ -12,14 +12,14 @@ from model_fixtures import small_convnet
 
 import configs
 from calibration.table import CalibrationTable
-from device.bundle import extract_bundle
+from device.engine.manifest import UNCALIBRATED
 from device.errors import TandemError
-from device.manifest import UNCALIBRATED
-from toolkit.build import BuildOptions, build_engine
-from toolkit.commands.bundle import bundle as bundle_command
-from toolkit.commands.deploy import deploy as deploy_command
-from toolkit.commands.inspect import inspect as inspect_command
-from toolkit.commands.run import run as run_command
+from device.update.bundle import extract_bundle
+from toolkit.cli.commands.bundle import bundle as bundle_command
+from toolkit.cli.commands.deploy import deploy as deploy_command
+from toolkit.cli.commands.inspect import inspect as inspect_command
+from toolkit.cli.commands.run import run as run_command
+from toolkit.engine.build import BuildOptions, build_engine
 
 PIPELINE = configs.ROOT / "pipelines" / "robot-objects.toml"
 

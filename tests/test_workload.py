@@ -11,12 +11,12 @@ from planning_graphs import constant, graph_of
 
 from device.errors import ConfigError
 from device.profile import load_profile
-from toolkit.commands.plan import plan as plan_command
-from toolkit.costs.measured import load_measured
+from toolkit.cli.commands.plan import plan as plan_command
 from toolkit.errors import PlanError
-from toolkit.planning.objectives import GOALS
-from toolkit.planning.plan import Model, Plan, PlanOptions, SharedPlan, plan_together
-from toolkit.planning.workload import load_workload
+from toolkit.partition.costs.measured import load_measured
+from toolkit.partition.planning.objectives import GOALS
+from toolkit.partition.planning.plan import Model, Plan, PlanOptions, SharedPlan, plan_together
+from toolkit.partition.planning.workload import load_workload
 
 ORIN = load_profile("agx-orin-64gb")
 

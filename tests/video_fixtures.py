@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from device.manifest import TensorInfo
+from device.engine.manifest import TensorInfo
 from pipelines.config import LtrbGrid, PipelineConfig, PreprocessConfig, SourceConfig
 from pipelines.frame import Frame, Stamp
 

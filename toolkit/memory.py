@@ -10,7 +10,7 @@ bytes times lifetime. The order that needs the least is kept.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from device.manifest import Buffer, MemoryPlan
+from device.engine.manifest import Buffer, MemoryPlan
 
 ALIGNMENT_BYTES = 256  # of every buffer: what GPUs want, and more than any CPU vector
 

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import msgspec
 
-from device.documents import Reported
-from device.documents import decode as decode_document
 from device.errors import DeployError
-from device.messages import Stats, decode_message
-from device.mqtt import Link, LinkEvent, LinkSettings, Message, queue_putter
-from device.topics import Topics
-from pipelines.events import Event
-from toolkit.broker import start_broker
-from toolkit.deploy import BrokerAddress
+from device.protocol.documents import Reported
+from device.protocol.documents import decode as decode_document
+from device.protocol.messages import Stats, decode_message
+from device.protocol.mqtt import Link, LinkEvent, LinkSettings, Message, queue_putter
+from device.protocol.topics import Topics
+from pipelines.sinks.events import Event
+from toolkit.fleet.broker import start_broker
+from toolkit.fleet.deploy import BrokerAddress
 
 DEVICE = "demo-board"
 AGENT_STOP_S = 15.0

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from device.bundle import write_bundle
+from device.update.bundle import write_bundle
 from pipelines.config import (
     LtrbGrid,
     ModelConfig,

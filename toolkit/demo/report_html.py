@@ -9,8 +9,8 @@ import numpy as np
 from device.files import replacing
 from pipelines.vision import cv2
 from toolkit.demo.steps import DemoResult, Deployment
-from toolkit.planning.plan import Plan
-from toolkit.planning.plan_text import render_plan
+from toolkit.partition.planning.plan import Plan
+from toolkit.partition.planning.plan_text import render_plan
 
 PICTURES = 3
 COLOURS = {"gpu": "#76b900", "dla0": "#5b8def", "dla1": "#9a6fe0", "cpu": "#8a8f98"}

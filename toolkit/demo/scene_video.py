@@ -5,7 +5,7 @@ from pathlib import Path
 import configs
 from device.errors import SourceError
 from pipelines.vision import cv2
-from toolkit.scenes import load_backgrounds, moving_scene
+from toolkit.demo.scenes import load_backgrounds, moving_scene
 
 FPS = 30.0
 FRAMES = 300

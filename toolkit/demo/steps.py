@@ -11,11 +11,10 @@ from pathlib import Path
 from msgspec import structs
 
 import configs
-from device.engine import open_engine
+from device.engine.file import open_engine
 from device.errors import ConfigError, DeployError
-from device.messages import Stats
-from device.session import Session, open_session
-from pipelines.accuracy import Accuracy
+from device.protocol.messages import Stats
+from device.runtime.session import Session, open_session
 from pipelines.config import (
     ModelConfig,
     PipelineConfig,
@@ -24,15 +23,16 @@ from pipelines.config import (
     load_labels,
     load_model,
 )
-from pipelines.pipeline import Model, run_pipeline
-from pipelines.sinks import FrameResult
-from toolkit.build import BuildOptions, BuildResult, build_engine
+from pipelines.runtime.pipeline import Model, run_pipeline
+from pipelines.sinks.table import FrameResult
+from pipelines.stages.accuracy import Accuracy
 from toolkit.demo.fleet import DEVICE, Fleet, Seen, start_fleet
 from toolkit.demo.releases import Release, broken, pipeline_for, write_release
 from toolkit.demo.scene_video import FPS, write_scene_video
-from toolkit.deploy import DeployResult, deploy_bundle
-from toolkit.int8.ranges import RangeOptions
-from toolkit.score import load_held_out, plain_model, score
+from toolkit.engine.build import BuildOptions, BuildResult, build_engine
+from toolkit.fleet.deploy import DeployResult, deploy_bundle
+from toolkit.quantize.ranges.measure import RangeOptions
+from toolkit.quantize.trials.score import load_held_out, plain_model, score
 
 Report = Callable[[str, float], None]
 """Called with the step's name and the share of it that is done, 0 to 1."""

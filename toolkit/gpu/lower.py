@@ -1,15 +1,15 @@
 """A segment for the GPU, step by step: ONNX -> cubins, launches, weights and workspace.
 
-1 read      ONNX -> operations, shapes, constants         toolkit.gpu.graph.network
-            Q/DQ -> tensors that lie as INT8              toolkit.gpu.graph.quantized
-            patterns -> fewer, larger operations          toolkit.gpu.graph.pattern_rules
-2 group     operations -> one kernel each                 toolkit.gpu.graph.fusion
-3 place     concatenations in place                       toolkit.gpu.emit.places
-4 emit      groups -> work, tensors -> views              toolkit.gpu.emitters
-5 fit       allocations -> offsets in one workspace       toolkit.gpu.workspace
-6 compile   kernels -> cubins                             toolkit.gpu.cubins.compile
-            measured times -> the fastest tactics         toolkit.gpu.tactics
-7 write     work -> launches of the engine                toolkit.gpu.finish
+1 read      ONNX -> operations, shapes, constants         toolkit.gpu.ir.network
+            Q/DQ -> tensors that lie as INT8              toolkit.gpu.passes.quantized
+            patterns -> fewer, larger operations          toolkit.gpu.passes.composites
+2 group     operations -> one kernel each                 toolkit.gpu.passes.fusion
+3 place     concatenations in place                       toolkit.gpu.emit.concat
+4 emit      groups -> work, tensors -> views              toolkit.gpu.emit.table
+5 fit       allocations -> offsets in one workspace       toolkit.gpu.schedule.workspace
+6 compile   kernels -> cubins                             toolkit.gpu.codegen.compile
+            measured times -> the fastest tactics         toolkit.gpu.schedule.tactics
+7 write     work -> launches of the engine                toolkit.gpu.compile
 
 Steps 1 to 5 are here, pure, without Triton; `finish.py` does the others. A segment that kernels
 cannot compute as a whole raises NotCoveredError and stays portable.
@@ -19,36 +19,36 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from device.manifest import Precision
-from toolkit.gpu.call import Call, Work
-from toolkit.gpu.dims.agreement import Difference, find_difference, point_text
-from toolkit.gpu.dims.shapes import Trace
-from toolkit.gpu.dims.sizes import most
-from toolkit.gpu.draft import WEIGHTS, Draft
-from toolkit.gpu.dtypes import ELEMENT_TYPES
-from toolkit.gpu.emit import chains, places
-from toolkit.gpu.emit.chained import join_products
-from toolkit.gpu.emit.plugged import plugin_emitters
-from toolkit.gpu.emitters import EMITTERS, Emitter
+from device.engine.manifest import Precision
+from toolkit.gpu.emit import concat, elementwise
+from toolkit.gpu.emit.agreement import Difference, find_difference, point_text
+from toolkit.gpu.emit.back_to_back import join_products
+from toolkit.gpu.emit.context import WEIGHTS, Draft
+from toolkit.gpu.emit.plugins import plugin_emitters
+from toolkit.gpu.emit.table import EMITTERS, Emitter
 from toolkit.gpu.errors import NotCoveredError, not_covered
-from toolkit.gpu.gpu import GpuTarget
-from toolkit.gpu.graph.expressions import is_elementwise
-from toolkit.gpu.graph.functions import expand_functions
-from toolkit.gpu.graph.fusion import Group, group_operations
-from toolkit.gpu.graph.joined_moves import join_moves
-from toolkit.gpu.graph.joined_parts import move_to_parts
-from toolkit.gpu.graph.move_rules import EARLY_RULES, MOVE_RULES
-from toolkit.gpu.graph.network import Array, Network, read_network
-from toolkit.gpu.graph.patch_rules import PATCH_RULES
-from toolkit.gpu.graph.pattern_rules import RULES
-from toolkit.gpu.graph.patterns import apply_rules
-from toolkit.gpu.graph.picture_rules import PICTURE_RULES
-from toolkit.gpu.graph.product_rules import PRODUCT_RULES
-from toolkit.gpu.graph.quantized import read_quantized
-from toolkit.gpu.graph.stem_rules import POOLED_STEM_RULES, STEM_RULES
-from toolkit.gpu.graph.upscaling_rules import UPSCALING_RULES
-from toolkit.gpu.view import View, row_major
-from toolkit.gpu.workspace import fit_workspace
+from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
+from toolkit.gpu.ir.expressions import is_elementwise
+from toolkit.gpu.ir.launch import Call, Work
+from toolkit.gpu.ir.network import Array, Network, read_network
+from toolkit.gpu.ir.patterns import apply_rules
+from toolkit.gpu.ir.view import View, row_major
+from toolkit.gpu.passes.composites import RULES
+from toolkit.gpu.passes.concat_split import move_to_parts
+from toolkit.gpu.passes.direct_conv import PICTURE_RULES
+from toolkit.gpu.passes.functions import expand_functions
+from toolkit.gpu.passes.fusion import Group, group_operations
+from toolkit.gpu.passes.gemm import PRODUCT_RULES
+from toolkit.gpu.passes.layout import EARLY_RULES, MOVE_RULES
+from toolkit.gpu.passes.layout_chains import join_moves
+from toolkit.gpu.passes.patch_embedding import PATCH_RULES
+from toolkit.gpu.passes.quantized import read_quantized
+from toolkit.gpu.passes.space_to_depth import POOLED_STEM_RULES, STEM_RULES
+from toolkit.gpu.passes.upsample_concat import UPSCALING_RULES
+from toolkit.gpu.schedule.workspace import fit_workspace
+from toolkit.gpu.shapes.inference import Trace
+from toolkit.gpu.shapes.sizes import most
+from toolkit.gpu.target import GpuTarget
 from toolkit.plugins import Plugin
 
 # What lies on no INT8 grid is stored in this type.
@@ -153,7 +153,7 @@ def _drafted(
     draft = Draft(network, gpu, _STORED[precision])
     inputs = {name: _border(draft, name, name) for name in network.inputs}
     draft.views.update(inputs)
-    places.plan_homes(draft, groups)
+    concat.plan_homes(draft, groups)
     _emit(draft, groups, emitters)
     outputs: dict[str, View] = {}
     for name in network.outputs:
@@ -202,7 +202,7 @@ def _emit(draft: Draft, groups: Sequence[Group], emitters: Mapping[str, Emitter]
     """Add the work of all groups; raises NotCoveredError for all nodes that have no kernel."""
     reasons: dict[str, str] = {}
     for group in groups:
-        emit = chains.emit_elementwise if group.root is None else emitters[group.root.kind]
+        emit = elementwise.emit_elementwise if group.root is None else emitters[group.root.kind]
         try:
             emit(draft, group)
         except NotCoveredError as error:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from toolkit.gpu.finish import GpuSegment
-from toolkit.gpu.occupancy import Limit, occupancy
+from toolkit.gpu.compile import GpuSegment
+from toolkit.gpu.schedule.occupancy import Limit, occupancy
 
 
 class KernelReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,17 +4,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from device.manifest import DimRange, Precision
+from device.engine.manifest import DimRange, Precision
 from device.profile import Profile
-from toolkit.gpu.cubins.compile import Progress, has_compiler
-from toolkit.gpu.dims.shapes import STEPS, Trace, in_steps, traces_of, with_steps
+from toolkit.gpu.codegen.compile import Progress, has_compiler
+from toolkit.gpu.compile import GpuSegment, compile_segment
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.finish import GpuSegment, compile_segment
-from toolkit.gpu.gpu import GpuTarget
 from toolkit.gpu.lower import DraftedSegment, draft_segment
-from toolkit.gpu.tactics import TacticOptions
-from toolkit.lower import LoweredSegment
-from toolkit.planning.segments import PlannedSegment
+from toolkit.gpu.schedule.tactics import TacticOptions
+from toolkit.gpu.shapes.inference import STEPS, Trace, in_steps, traces_of, with_steps
+from toolkit.gpu.target import GpuTarget
+from toolkit.graph.extract import LoweredSegment
+from toolkit.graph.segment import PlannedSegment
 from toolkit.plugins import Plugin
 
 

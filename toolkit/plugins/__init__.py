@@ -9,11 +9,14 @@ computed by the plugin's own kernels.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Union
 
 import onnx
 
-from toolkit.gpu.call import Constant
-
+Constant = Union[  # noqa: UP007  (it names itself)
+    None, bool, int, float, str, tuple["Constant", ...]
+]
+"""A compile-time parameter of a kernel."""
 Shape = tuple[int, ...]
 Attribute = int | float | str | tuple[int, ...] | tuple[float, ...]
 

@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 
 from toolkit.errors import PluginError, first_line
-from toolkit.passes.shapes import infer_shapes
+from toolkit.graph.passes.shapes import infer_shapes
 from toolkit.plugins import Attribute, Node, Plugin, Shape, Tensor
 
 IR_VERSION = 8  # the first that knows functions

@@ -1,9 +1,12 @@
 """A plugin file -> its plugins."""
 
+import hashlib
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 from toolkit.errors import PluginError, first_line
-from toolkit.gpu.cubins.kernel_files import load_module
 from toolkit.plugins import Plugin
 
 
@@ -28,3 +31,19 @@ def load_plugins(path: str | Path) -> tuple[Plugin, ...]:
             "such as PLUGINS = (MY_PLUGIN,)"
         )
     return found
+
+
+def load_module(path: Path) -> ModuleType:
+    """Run a Python file as a module of its own; raises what the file raises."""
+    name = f"tandem_file_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file; its name must end in .py")
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and Triton look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

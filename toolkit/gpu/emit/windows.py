@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from toolkit.gpu.call import Constant
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.graph.network import Operation, Shape
+from toolkit.gpu.ir.network import Operation, Shape
+from toolkit.plugins import Constant
 
 Three = tuple[int, int, int]
 

@@ -11,7 +11,7 @@ negative; one outside 0..SIZES[k]-1 is taken as the nearest inside, so no addres
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.walk import walk
+from toolkit.gpu.kernels.strided_rows import walk
 
 
 @triton.jit

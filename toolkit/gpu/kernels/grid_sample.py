@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels.functions import whole
-from toolkit.gpu.kernels.walk import walk
+from toolkit.gpu.kernels.strided_rows import walk
 
 
 @triton.jit

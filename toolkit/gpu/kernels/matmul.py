@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels.expression import add_product, first_sums, load_residual, store_rows
-from toolkit.gpu.kernels.lanes import load_lanes, store_lanes, sum_columns, sum_rows
+from toolkit.gpu.kernels.mma_layout import load_lanes, store_lanes, sum_columns, sum_rows
 
 
 @triton.jit

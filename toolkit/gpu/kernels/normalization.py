@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels.expression import evaluate
-from toolkit.gpu.kernels.walk import load_rows, store_walked, walk
+from toolkit.gpu.kernels.strided_rows import load_rows, store_walked, walk
 
 
 @triton.jit

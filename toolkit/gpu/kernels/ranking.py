@@ -10,7 +10,7 @@ element is compared to every other one, so a row needs no memory of its own and 
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.walk import walk
+from toolkit.gpu.kernels.strided_rows import walk
 
 
 @triton.jit

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels.expression import evaluate
-from toolkit.gpu.kernels.walk import walk
+from toolkit.gpu.kernels.strided_rows import walk
 
 
 @triton.jit

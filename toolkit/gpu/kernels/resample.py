@@ -10,7 +10,7 @@ of a dynamic size hold the places of the largest; those beyond the end of x are 
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.walk import index, walk
+from toolkit.gpu.kernels.strided_rows import index, walk
 
 
 @triton.jit

@@ -8,7 +8,7 @@ EXCLUSIVE leaves x[r, c] out; REVERSE runs from the last column to the first.
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.walk import walk
+from toolkit.gpu.kernels.strided_rows import walk
 
 
 @triton.jit

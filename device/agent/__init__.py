@@ -1,0 +1,1 @@
+"""The agent process: connection, updates carried out, pipelines as child processes."""

@@ -1,0 +1,223 @@
+"""The agent: keeps a board running what its desired document says, and tells how it goes.
+
+It compares the retained `desired` document with the slots and acts on the difference; there are no
+commands that could be lost, repeated or queued. Everything that happens (messages, lines of the
+pipeline, their ends) arrives on one queue and is handled in one thread: what concerns releases by
+`device.agent.updater`, what concerns the connection by `device.agent.presence`.
+"""
+
+import argparse
+import logging
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from device.agent.config import AgentConfig, load_agent_config
+from device.agent.pipeline_process import (
+    PIPELINE,
+    PipelineEvent,
+    PipelineExited,
+    PipelineSaid,
+    ProcessRow,
+)
+from device.agent.pipeline_runner import PipelineRunner
+from device.agent.presence import Presence
+from device.agent.updater import Updater
+from device.errors import TandemError
+from device.protocol.documents import Desired, Reported, decode, encode
+from device.protocol.messages import ChildMessage, Stats, encode_message
+from device.protocol.mqtt import LinkDown, LinkEvent, LinkUp, Message, queue_putter
+from device.protocol.topics import Topics
+from device.update.decisions import running_of
+from device.update.slot_store import SlotStore
+
+LOG = logging.getLogger("tandem.agent")
+MAX_EVENTS = 128  # twice the largest window; of the largest messages they are 256 MiB
+STATS_S = 1.0
+LONGEST_WAIT_S = 1.0  # a signal that comes as a wait begins is seen when the wait ends
+DEV_WARNING = "dev = true: this agent takes unsigned releases; do not use it outside a bench"
+
+
+class _Stop:
+    """The event of SIGTERM or SIGINT."""
+
+
+Event = LinkEvent | PipelineEvent | _Stop
+
+
+class Agent:
+    """One device. `run` returns after SIGTERM (see `serve`) or `stop`."""
+
+    def __init__(self, config: AgentConfig, row: ProcessRow = PIPELINE) -> None:
+        self._config = config
+        self._topics = Topics(config.device)
+        self._store = SlotStore(Path(config.state_dir))
+        self._events: queue.Queue[Event] = queue.Queue(MAX_EVENTS)
+        self._stops: queue.SimpleQueue[_Stop] = queue.SimpleQueue()
+        self._ended = threading.Event()
+        self._put: Callable[[Event], None] = queue_putter(self._events, self._ended)
+        self._pipeline = PipelineRunner(config, self._topics.root, row, self._put)
+        self._presence = Presence(config, self._topics, self._put)
+        self._updater = Updater(config, self._store, self._pipeline, self._report)
+        self._version = _version()
+        self._stats_due_s = 0.0
+
+    def stop(self) -> None:
+        """End `run`. Safe in a signal handler: of all queues only this one can be put to there."""
+        self._stops.put(_Stop())
+
+    def run(self) -> None:
+        """Run until `stop`."""
+        if self._config.dev:
+            LOG.warning(DEV_WARNING)
+        threading.Thread(target=lambda: self._put(self._stops.get()), daemon=True).start()
+        self._presence.start()
+        try:
+            self._updater.boot()
+            while True:
+                event = self._next_event()
+                if isinstance(event, _Stop):
+                    break
+                self._handle(event)
+                self._on_time(time.monotonic())
+        finally:
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        LOG.info("stopping")
+        self._updater.shut_down()
+        self._report()
+        self._presence.say_goodbye()
+        self._ended.set()
+        self._presence.close()
+        self._store.close()
+
+    # -- the loop
+
+    def _next_event(self) -> Event | None:
+        due = [*self._updater.due_s(online=self._presence.online)]
+        due.append(self._presence.report_due_s(self._reported()))
+        due_s = min((moment for moment in due if moment is not None), default=float("inf"))
+        timeout_s = min(max(0.0, due_s - time.monotonic()), LONGEST_WAIT_S)
+        try:
+            return self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def _handle(self, event: Event | None) -> None:
+        if isinstance(event, Message):
+            self._on_message(event)
+        elif isinstance(event, PipelineSaid):
+            message = self._pipeline.heard(event)
+            if message is not None:
+                self._forward(message)
+                self._updater.on_pipeline_said(message)
+        elif isinstance(event, PipelineExited):
+            reason = self._pipeline.ended(event)
+            if reason is not None:
+                self._updater.on_pipeline_ended(reason)
+        elif isinstance(event, LinkUp):
+            self._presence.went_up(event)
+            self._updater.forget_flight()
+        elif isinstance(event, LinkDown):
+            self._presence.went_down(event)
+
+    def _on_time(self, now_s: float) -> None:
+        self._updater.on_time(now_s)
+        request = self._updater.next_request(now_s, online=self._presence.online)
+        if request is not None:
+            self._presence.send(self._topics.blob_get, encode(request))
+        self._report()
+
+    def _on_message(self, message: Message) -> None:
+        if message.topic == self._topics.desired:
+            self._on_desired(message.payload)
+        elif message.topic == self._topics.state:
+            self._presence.heard_own_state(message.payload)
+        else:
+            path = message.topic.removeprefix(f"{self._topics.root}/blob/")
+            sha256, _, part = path.partition("/")
+            self._updater.on_part(sha256, part, message.payload, time.monotonic())
+
+    def _on_desired(self, payload: bytes) -> None:
+        try:
+            desired = decode(payload, Desired) if payload else None
+        except ValueError as error:
+            LOG.error("the desired document is not understood and changes nothing: %s", error)
+            return
+        self._updater.on_desired(desired)
+
+    # -- what is told
+
+    def _forward(self, message: ChildMessage) -> None:
+        """Pass the pipeline's words on; figures at most once a second."""
+        if isinstance(message, Stats):
+            now_s = time.monotonic()
+            if now_s < self._stats_due_s:
+                return
+            self._stats_due_s = now_s + STATS_S
+        self._presence.send(self._topics.stats, encode_message(message).rstrip())
+
+    def _reported(self) -> Reported:
+        return Reported(
+            agent=self._version,
+            profile=self._config.profile,
+            dev=self._config.dev,
+            warning=DEV_WARNING if self._config.dev else "",
+            session=self._presence.session,
+            running=running_of(self._updater.state),
+            pipeline=self._pipeline.report,
+            update=self._updater.update,
+        )
+
+    def _report(self) -> None:
+        self._presence.report(self._reported(), time.monotonic())
+
+
+def _version() -> str:
+    try:
+        return metadata.version("tandem-edge")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def serve(config: AgentConfig, row: ProcessRow = PIPELINE) -> None:
+    """Run an agent in this process until SIGTERM or SIGINT."""
+    agent = Agent(config, row)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: agent.stop())
+    agent.run()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command `tandem-agent`."""
+    parser = argparse.ArgumentParser(
+        prog="tandem-agent",
+        description="Runs the board's pipeline, reports over MQTT and takes releases from "
+        "`tandem deploy`. Runs until SIGTERM.",
+        epilog="example: tandem-agent --config /etc/tandem/agent.toml",
+    )
+    parser.add_argument("--config", required=True, type=Path, help="agent.toml of this board")
+    parser.add_argument(
+        "--log-level",
+        default="INFO",
+        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
+        help="what goes to stderr (default: INFO)",
+    )
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(
+        level=arguments.log_level,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    try:
+        serve(load_agent_config(arguments.config))
+    except TandemError as error:
+        print(f"tandem-agent: {error}", file=sys.stderr)
+        return 1
+    return 0

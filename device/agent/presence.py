@@ -1,0 +1,106 @@
+"""The agent's side of the connection: it says that it is there, and what it says is not lost."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from device.agent.config import AgentConfig
+from device.agent.reporter import Reporter
+from device.protocol.documents import AgentState, Reported, StateDocument, decode, encode
+from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp, Will
+from device.protocol.topics import Topics
+
+LOG = logging.getLogger("tandem.agent")
+NEWS_S = 60.0  # between two lines about a broker that cannot be reached
+FAREWELL_S = 2.0
+
+
+class Presence:
+    """The connection with its birth, its will and its report."""
+
+    def __init__(
+        self, config: AgentConfig, topics: Topics, put: Callable[[LinkEvent], None]
+    ) -> None:
+        self._topics = topics
+        self._link = Link(_settings(config, topics), put, self._will)
+        self._reporter = Reporter(self._link, topics.reported)
+        self._news_due_s = 0.0
+        self.session = 0  # 0: no connection
+
+    @property
+    def online(self) -> bool:
+        """Whether the broker hears us."""
+        return self.session != 0
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._link.start()
+
+    def send(self, topic: str, payload: bytes) -> None:
+        """Publish something that may be lost."""
+        if self.online:
+            self._link.publish(topic, payload, qos=0)
+
+    def report(self, report: Reported, now_s: float) -> None:
+        """Publish the report if it changed."""
+        if self.online:
+            self._reporter.offer(report, now_s)
+
+    def report_due_s(self, report: Reported) -> float | None:
+        """When `report` has something to publish."""
+        return self._reporter.due_s(report) if self.online else None
+
+    def went_up(self, event: LinkUp) -> None:
+        """Say that we are there; the broker may have lost what it knew."""
+        LOG.info("connected to the broker with MQTT %s", event.mqtt_version)
+        self.session = event.session
+        self._news_due_s = 0.0
+        self._reporter.forget()
+        self._publish_state("online")
+
+    def went_down(self, event: LinkDown) -> None:
+        """Note it, and log it now and then."""
+        self.session = 0
+        now_s = time.monotonic()
+        if now_s >= self._news_due_s:
+            self._news_due_s = now_s + NEWS_S
+            LOG.warning("%s; the pipeline goes on, and so do the tries to connect", event.reason)
+
+    def heard_own_state(self, payload: bytes) -> None:
+        """The will of an earlier connection may come after the birth of this one: say it again."""
+        try:
+            document = decode(payload, StateDocument)
+        except ValueError:
+            return
+        if self.online and document.session != self.session:
+            self._publish_state("online")
+
+    def say_goodbye(self) -> None:
+        """Publish that we stopped, and wait until the broker has it."""
+        if self.online:
+            self._publish_state("stopped", FAREWELL_S)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._link.close()
+
+    def _publish_state(self, state: AgentState, wait_s: float = 0.0) -> None:
+        payload = encode(StateDocument(state=state, session=self.session))
+        self._link.publish(self._topics.state, payload, qos=1, retain=True, wait_s=wait_s)
+
+    def _will(self, session: int) -> Will:
+        return Will(self._topics.state, encode(StateDocument(state="lost", session=session)))
+
+
+def _settings(config: AgentConfig, topics: Topics) -> LinkSettings:
+    broker = config.broker
+    return LinkSettings(
+        host=broker.host,
+        port=broker.port,
+        client_id=f"tandem-agent-{config.device}",
+        subscriptions=((topics.desired, 1), (topics.state, 1), (topics.chunk("+", "+"), 0)),
+        mqtt_version=broker.mqtt_version,
+        username=broker.username,
+        password=broker.password,
+        keepalive_s=broker.keepalive_s,
+    )

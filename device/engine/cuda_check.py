@@ -1,0 +1,211 @@
+"""The rules that the `cuda` implementations of a manifest keep.
+
+They hold every address that Tandem passes inside the workspace or the weights, and every launch
+inside the limits of the hardware. What a cubin does with an address is its own: engines are code,
+so a device takes only those that were signed for it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+
+from device.engine.cuda_manifest import Cuda, Int32, Kernel, Launch, Null, Place, Work, Workspace
+from device.engine.cuda_sizes import evaluate
+from device.engine.manifest import ARENA_ALIGNMENT, ITEM_BYTES, DimRange, Segment, TensorInfo
+from device.engine.manifest_facts import Facts
+
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": the largest grid
+# along x, y and z, the most threads of a block, and the most shared memory of one (sm_90).
+MAX_GRID = (2**31 - 1, 65535, 65535)
+MAX_THREADS = 1024
+MAX_SHARED_BYTES = 227 * 1024
+WARP = 32
+FIRST_WAITING_SM = 90  # PTX ISA, "griddepcontrol", target notes
+MAX_ARGUMENTS = 64
+MAX_LAUNCHES = 100_000
+MAX_WORKSPACE_BYTES = 2**40
+_INT32 = 2**31
+_FUNCTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
+
+
+def cuda(facts: Facts) -> Iterator[str]:
+    """Cubins, launches and places of every cuda implementation fit the file and the hardware."""
+    for segment in facts.manifest.segments:
+        for one in segment.implementations:
+            if isinstance(one, Cuda):
+                where = f"segment {segment.name!r} (cuda)"
+                yield from _sizes(one, where)
+                yield from _entries(one, facts, where)
+                yield from _places(one, segment, facts, where)
+                for at, work in enumerate(one.works):
+                    yield from _work(work, one, f"{where}: work {at}")
+                yield from _at_ends(one, facts, where)
+
+
+def _at_ends(one: Cuda, facts: Facts, where: str) -> Iterator[str]:
+    """Check what depends on sizes at the least, the best and the largest ones."""
+    dims = facts.manifest.dims
+    entry = facts.entries.get(one.weights)
+    ends = ([dim.min for dim in dims], [dim.opt for dim in dims], [dim.max for dim in dims])
+    for point in dict.fromkeys(map(tuple, ends)):
+        size = 0 if entry is None else entry.stop - entry.start
+        for problem in problems_at(one, point, size, facts.tensors, dims):
+            yield f"{where}: {problem}"
+            return
+
+
+def _sizes(one: Cuda, where: str) -> Iterator[str]:
+    if not 10 <= one.sm <= 999:
+        yield f"{where} is for sm_{one.sm}; architectures are sm_10 to sm_999"
+    if not 0 <= one.workspace_bytes <= MAX_WORKSPACE_BYTES:
+        yield (
+            f"{where} has a workspace of {one.workspace_bytes} bytes, the limits are 0 and "
+            f"{MAX_WORKSPACE_BYTES}"
+        )
+    launches = sum(len(tactic.launches) for work in one.works for tactic in work.tactics)
+    for title, count in (("kernels", len(one.kernels)), ("launches", launches)):
+        if count > MAX_LAUNCHES:
+            yield f"{where} has {count} {title}, the limit is {MAX_LAUNCHES}"
+
+
+def _entries(one: Cuda, facts: Facts, where: str) -> Iterator[str]:
+    for name in (one.weights, *(kernel.cubin for kernel in one.kernels)):
+        entry = facts.entries.get(name)
+        if entry is None:
+            yield f"{where} names the entry {name!r}, which is missing"
+        elif (entry.dtype, len(entry.shape)) != ("uint8", 1):
+            yield (
+                f"{where} names the entry {name!r} of dtype {entry.dtype} and shape "
+                f"{list(entry.shape)}; it must be a row of uint8"
+            )
+    for kernel in one.kernels:
+        yield from _kernel(kernel, one.sm, where)
+
+
+def _kernel(kernel: Kernel, sm: int, where: str) -> Iterator[str]:
+    if _FUNCTION.fullmatch(kernel.function) is None:
+        yield f"{where}: {kernel.function!r} is no name of a kernel"
+    if not (0 < kernel.threads <= MAX_THREADS and kernel.threads % WARP == 0):
+        yield (
+            f"{where}: kernel {kernel.function} has {kernel.threads} threads; a block has a "
+            f"multiple of {WARP} up to {MAX_THREADS}"
+        )
+    if not 0 <= kernel.shared_bytes <= MAX_SHARED_BYTES:
+        yield (
+            f"{where}: kernel {kernel.function} takes {kernel.shared_bytes} bytes of shared "
+            f"memory, the limits are 0 and {MAX_SHARED_BYTES}"
+        )
+    if kernel.waits and sm < FIRST_WAITING_SM:
+        yield (
+            f"{where}: kernel {kernel.function} waits for the one before it on sm_{sm}; kernels "
+            f"can from sm_{FIRST_WAITING_SM} on"
+        )
+
+
+def _places(one: Cuda, segment: Segment, facts: Facts, where: str) -> Iterator[str]:
+    borders = (("inputs", segment.inputs, one.inputs), ("outputs", segment.outputs, one.outputs))
+    for title, names, places in borders:
+        found = tuple(place.tensor for place in places)
+        if found != names:
+            yield f"{where} places the {title} {list(found)}, the segment has {list(names)}"
+            return
+        for place in places:
+            yield from _place(place, one, facts, where)
+
+
+def _place(place: Place, one: Cuda, facts: Facts, where: str) -> Iterator[str]:
+    tensor = facts.tensors[place.tensor]
+    if place.shape is None and all(isinstance(dim, int) for dim in tensor.shape):
+        size = prod(dim for dim in tensor.shape if isinstance(dim, int)) * ITEM_BYTES[tensor.dtype]
+        if place.bytes != size:
+            yield f"{where}: tensor {place.tensor!r} has {size} bytes, its place {place.bytes}"
+    elif place.shape is None or len(place.shape) != len(tensor.shape):
+        yield f"{where}: tensor {place.tensor!r} has sizes that are not fixed, its place others"
+    if place.offset < 0 or place.offset % ARENA_ALIGNMENT:
+        yield (
+            f"{where}: tensor {place.tensor!r} lies at {place.offset}; it must be a multiple of "
+            f"{ARENA_ALIGNMENT}"
+        )
+    if place.bytes < 0 or place.offset + place.bytes > one.workspace_bytes:
+        yield (
+            f"{where}: tensor {place.tensor!r} ends at {place.offset + place.bytes}, the "
+            f"workspace at {one.workspace_bytes}"
+        )
+
+
+def _work(work: Work, one: Cuda, where: str) -> Iterator[str]:
+    if not work.tactics:
+        yield f"{where} has no tactic"
+    for at, tactic in enumerate(work.tactics):
+        for index, launch in enumerate(tactic.launches):
+            yield from _launch(launch, one, f"{where}, tactic {at}, launch {index}")
+
+
+def _launch(launch: Launch, one: Cuda, where: str) -> Iterator[str]:
+    if not 0 <= launch.kernel < len(one.kernels):
+        yield f"{where} starts kernel {launch.kernel} of {len(one.kernels)}"
+    if len(launch.arguments) > MAX_ARGUMENTS:
+        yield f"{where} has {len(launch.arguments)} arguments, the limit is {MAX_ARGUMENTS}"
+
+
+def problems_at(
+    one: Cuda,
+    point: Sequence[int],
+    weights_bytes: int,
+    tensors: Mapping[str, TensorInfo],
+    dims: Sequence[DimRange],
+) -> Iterator[str]:
+    """Say what does not fit at one set of sizes of the dynamic dimensions, in their order.
+
+    These are the rules that formulas can break between the sizes that `cuda` looks at.
+    """
+    for place in (*one.inputs, *one.outputs):
+        yield from _fits(place, tensors[place.tensor], point, dims)
+    for at, work in enumerate(one.works):
+        for number, tactic in enumerate(work.tactics):
+            for index, launch in enumerate(tactic.launches):
+                where = f"work {at}, tactic {number}, launch {index}"
+                try:
+                    yield from _launch_at(launch, one, point, weights_bytes, where)
+                except ValueError as error:
+                    yield f"{where}: {error}"
+
+
+def _fits(
+    place: Place, tensor: TensorInfo, point: Sequence[int], dims: Sequence[DimRange]
+) -> Iterator[str]:
+    """Whether a tensor whose sizes are formulas has those of the manifest and fits its place."""
+    if place.shape is None:
+        return
+    sizes = {dim.name: size for dim, size in zip(dims, point, strict=True)}
+    try:
+        shape = [evaluate(size, point) for size in place.shape]
+    except ValueError as error:
+        yield f"tensor {place.tensor!r}: {error}"
+        return
+    known = [sizes[dim] if isinstance(dim, str) else dim for dim in tensor.shape]
+    if any(a not in (b, None) for a, b in zip(known, shape, strict=True)):
+        yield f"tensor {place.tensor!r} has the shape {known}, its place {shape}"
+    if min(shape, default=0) < 0 or prod(shape) * ITEM_BYTES[tensor.dtype] > place.bytes:
+        yield f"tensor {place.tensor!r} of shape {shape} does not fit {place.bytes} bytes"
+
+
+def _launch_at(
+    launch: Launch, one: Cuda, point: Sequence[int], weights_bytes: int, where: str
+) -> Iterator[str]:
+    """Check a launch at one set of sizes; raises ValueError for what is no formula."""
+    grid = [evaluate(side, point) for side in launch.grid]
+    if any(not 1 <= n <= most for n, most in zip(grid, MAX_GRID, strict=True)):
+        yield f"{where} has the grid {grid}, the limits are 1 and {list(MAX_GRID)}"
+    for argument in launch.arguments:
+        if isinstance(argument, Int32):
+            value = evaluate(argument.value, point)
+            if not -_INT32 <= value < _INT32:
+                yield f"{where} passes {value}, which is no integer of 32 bits"
+        elif not isinstance(argument, Null):
+            inside = isinstance(argument, Workspace)
+            limit = one.workspace_bytes if inside else weights_bytes
+            offset = evaluate(argument.offset, point)
+            if not 0 <= offset < limit:
+                title = "workspace" if inside else "weights"
+                yield f"{where} passes the place {offset} of the {title}, which has {limit} bytes"

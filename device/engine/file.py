@@ -1,0 +1,225 @@
+"""The engine file: a safetensors file with a manifest in its metadata, read with mmap.
+
+`open_engine` checks every length, offset, dtype and reference before it hands anything out.
+`write_engine` replaces a file in one step, so whoever has the old one open keeps it whole.
+
+A file that another program shortens in place while it is mapped ends the process with SIGBUS at the
+next look into it; no check can prevent that, only a copy of all weights. On a board the process is
+a pipeline's: the agent sees it die, compares the slot with its hashes and takes the other slot.
+"""
+
+import hashlib
+import mmap
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from device.engine.container import (
+    PREFIX_BYTES,
+    Entry,
+    Header,
+    encode_header,
+    header_length,
+    lay_out,
+    parse_header,
+    repeated_key,
+)
+from device.engine.manifest import FORMAT_VERSION, Manifest
+from device.engine.manifest_check import check_manifest
+from device.errors import EngineError
+from device.files import replacing
+
+Array = npt.NDArray[Any]
+PathLike = str | os.PathLike[str]
+
+METADATA_KEY = "tandem"
+
+
+class _Version(msgspec.Struct):
+    """The part of a manifest that every format version has."""
+
+    format: int
+
+
+_VERSION_DECODER = msgspec.json.Decoder(_Version)
+_MANIFEST_DECODER = msgspec.json.Decoder(Manifest)
+
+
+class Engine:
+    """An open engine file. Close it, or use it in a `with`; arrays handed out stay valid."""
+
+    def __init__(
+        self,
+        path: Path,
+        mapped: mmap.mmap,
+        header: Header,
+        manifest: Manifest,
+        identity: tuple[int, ...],
+    ) -> None:
+        """Take a mapped file whose header and manifest were checked; use `open_engine`."""
+        self.path = path
+        # Of the file, whatever is at its path now: device, inode, length, time of last change.
+        self.identity = identity
+        self.manifest = manifest
+        self.entries: Mapping[str, Entry] = MappingProxyType(dict(header.entries))
+        self._data_start = header.data_start
+        self._mapped: mmap.mmap | None = mapped
+        self._sha256: str | None = None
+
+    def entry(self, name: str) -> Array:
+        """Return an entry as a read-only array of its dtype and shape, without a copy.
+
+        Raises EngineError if there is no such entry or the engine is closed.
+        """
+        found = self.entries.get(name)
+        if found is None:
+            raise EngineError(f"{self.path} has no entry {name!r}; build it again")
+        view: Array = np.ndarray(
+            found.shape,
+            np.dtype(found.dtype).newbyteorder("<"),
+            self._bytes(),
+            self._data_start + found.start,
+        )
+        if not view.flags.aligned:  # only in files that another program wrote
+            view = view.copy()
+            view.flags.writeable = False
+        return view
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of the whole file in hex, computed when first asked for."""
+        if self._sha256 is None:
+            self._sha256 = hashlib.sha256(self._bytes()).hexdigest()
+        return self._sha256
+
+    def close(self) -> None:
+        """Let go of the file. The mapping itself ends with the last array that looks into it."""
+        self._mapped = None
+
+    def _bytes(self) -> mmap.mmap:
+        if self._mapped is None:
+            raise EngineError(f"{self.path} is closed; open it again")
+        return self._mapped
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_engine(path: PathLike) -> Engine:
+    """Open an engine file and check all of it but the values of its arrays.
+
+    Raises EngineError, which names the file and what is wrong with it.
+    """
+    where = Path(path)
+    mapped, identity = _map(where)
+    prefix = mapped[:PREFIX_BYTES]
+    end = PREFIX_BYTES + header_length(prefix, len(mapped), str(where))
+    header = parse_header(mapped[PREFIX_BYTES:end], len(mapped), str(where))
+    manifest = _manifest(header.metadata, str(where))
+    try:
+        check_manifest(manifest, header.entries)
+    except EngineError as error:
+        raise EngineError(f"{where}: {error}") from error
+    return Engine(where, mapped, header, manifest, identity)
+
+
+def _map(path: Path) -> tuple[mmap.mmap, tuple[int, ...]]:
+    try:
+        with open(path, "rb", opener=_open_regular) as file:
+            found = os.fstat(file.fileno())
+            if found.st_size == 0:
+                raise EngineError(f"{path} is empty; copy or build it again")
+            identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), identity
+    except FileNotFoundError as error:
+        raise EngineError(f"{path} does not exist; build it with 'tandem build'") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise EngineError(f"{path} cannot be read: {error}") from error
+
+
+def _open_regular(path: str, flags: int) -> int:
+    # Without O_NONBLOCK, opening a named pipe waits for a writer that may never come.
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError("it is not a regular file")
+    return descriptor
+
+
+def _manifest(metadata: Mapping[str, str], where: str) -> Manifest:
+    text = metadata.get(METADATA_KEY)
+    if text is None:
+        raise EngineError(
+            f"{where} is a safetensors file but not an engine: its metadata has no "
+            f"{METADATA_KEY!r}; build one with 'tandem build'"
+        )
+    try:
+        version = _VERSION_DECODER.decode(text).format
+        if version == FORMAT_VERSION:
+            manifest = _MANIFEST_DECODER.decode(text)
+            again = repeated_key(text)
+    except (ValueError, RecursionError) as error:
+        raise EngineError(
+            f"{where} is damaged: its manifest is not valid ({error}); copy or build it again"
+        ) from error
+    if version != FORMAT_VERSION:
+        remedy = "update Tandem" if version > FORMAT_VERSION else "build it again"
+        raise EngineError(
+            f"{where} has format version {version}, this Tandem reads {FORMAT_VERSION}; {remedy}"
+        )
+    if again is not None:
+        raise EngineError(
+            f"{where} is damaged: its manifest names {again!r} twice; copy or build it again"
+        )
+    return manifest
+
+
+def write_engine(path: PathLike, manifest: Manifest, entries: Mapping[str, Array]) -> None:
+    """Write an engine file; the same manifest and arrays always give the same bytes.
+
+    The file appears whole or not at all. Raises EngineError if the manifest and the entries do not
+    fit each other, or the file cannot be written.
+    """
+    where = Path(path)
+    try:
+        placed = lay_out({name: (value.dtype.name, value.shape) for name, value in entries.items()})
+        check_manifest(manifest, placed)
+        head = encode_header(placed, {METADATA_KEY: encode_manifest(manifest)})
+    except EngineError as error:
+        raise EngineError(f"{where} is not written: {error}") from error
+    try:
+        with replacing(where) as file:
+            file.write(head)
+            for name, entry in placed.items():
+                # One array at a time: only one that is strided or big endian is copied at all.
+                little = np.dtype(entry.dtype).newbyteorder("<")
+                flat = np.ascontiguousarray(entries[name], dtype=little).reshape(-1)
+                file.write(flat.view(np.uint8).data)
+    except OSError as error:
+        raise EngineError(f"{where} cannot be written: {error}") from error
+
+
+def encode_manifest(manifest: Manifest) -> str:
+    """Return the manifest as JSON in one fixed form: fields as declared, maps by key.
+
+    Raises EngineError if a name is not valid Unicode.
+    """
+    try:
+        return msgspec.json.encode(manifest, order="deterministic").decode()
+    except UnicodeEncodeError as error:
+        raise EngineError(f"the name {error.object!r} is not valid Unicode; rename it") from error

@@ -1,0 +1,44 @@
+"""What the rules of a manifest look up in it, gathered once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from device.engine.container import Entry
+from device.engine.manifest import DimRange, Manifest, Segment, TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A manifest with what the rules look up in it. `made_by` and `read_by` hold positions of
+    segments, -1 for the caller who gives the inputs, and the number of segments for the outputs.
+    """
+
+    manifest: Manifest
+    entries: Mapping[str, Entry]
+    tensors: Mapping[str, TensorInfo]
+    dims: Mapping[str, DimRange]
+    segments: Mapping[str, Segment]
+    made_by: Mapping[str, int]
+    read_by: Mapping[str, tuple[int, ...]]
+
+
+def gather_facts(manifest: Manifest, entries: Mapping[str, Entry]) -> Facts:
+    """Return the facts of any manifest, also one that breaks rules."""
+    made_by = dict.fromkeys(manifest.inputs, -1)
+    read_by: dict[str, list[int]] = {}
+    for place, segment in enumerate(manifest.segments):
+        for name in segment.outputs:
+            made_by.setdefault(name, place)
+        for name in segment.inputs:
+            read_by.setdefault(name, []).append(place)
+    for name in manifest.outputs:
+        read_by.setdefault(name, []).append(len(manifest.segments))
+    return Facts(
+        manifest,
+        entries,
+        {tensor.name: tensor for tensor in manifest.tensors},
+        {dim.name: dim for dim in manifest.dims},
+        {segment.name: segment for segment in manifest.segments},
+        made_by,
+        {name: tuple(places) for name, places in read_by.items()},
+    )

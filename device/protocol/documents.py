@@ -1,0 +1,133 @@
+"""The documents that a device and its operator exchange over MQTT (see `device.protocol.topics`).
+
+All are JSON. Unknown keys are let through, so that an older agent reads a newer host; the `format`
+of `Desired` is what tells a document that cannot be understood.
+"""
+
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+DOCUMENT_FORMAT = 1
+CHUNK_BYTES = 64 * 1024
+MAX_BLOB_BYTES = 2 * 1024**3
+MAX_CHUNKS = 32 * 1024  # an index of 1 MiB: one message that every broker takes
+MAX_CHUNKS_A_REQUEST = 256
+
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+# Printable: names end up in logs and on terminals.
+Text = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
+Phase = Literal["idle", "downloading", "staging", "trial", "live", "rolled_back", "refused"]
+AgentState = Literal["online", "stopped", "lost"]
+PipelineStatus = Literal["stopped", "starting", "running", "restarting", "failed"]
+
+
+class _Document(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the documents: frozen values."""
+
+
+class BlobSpec(_Document, frozen=True, kw_only=True):
+    """A blob that is fetched in chunks; the index is the SHA-256 of every chunk, in order."""
+
+    sha256: Sha256
+    bytes: Annotated[int, Meta(ge=1, le=MAX_BLOB_BYTES)]
+    chunk_bytes: Annotated[int, Meta(ge=4096, le=256 * 1024)]
+    index_sha256: Sha256
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks the blob has."""
+        return -(-self.bytes // self.chunk_bytes)
+
+    def chunk_size(self, number: int) -> int:
+        """The bytes of one chunk; the last one may be short."""
+        return min(self.chunk_bytes, self.bytes - number * self.chunk_bytes)
+
+
+class ReleaseSpec(_Document, frozen=True, kw_only=True):
+    """The bundle that a device shall run and how it is fetched."""
+
+    name: Text
+    version: Text
+    profile: Text
+    blob: BlobSpec
+
+
+class Desired(_Document, frozen=True, kw_only=True):
+    """What the device shall run. Another `request` asks again for a release that failed."""
+
+    format: int
+    request: Annotated[str, Meta(min_length=1, max_length=64)]
+    release: ReleaseSpec
+
+
+class Running(_Document, frozen=True, kw_only=True):
+    """The release that the device runs, by slot."""
+
+    slot: str
+    sha256: str
+    name: str
+    version: str
+
+
+class PipelineReport(_Document, frozen=True, kw_only=True):
+    """How the pipeline process is doing; `reason` says why it does not run."""
+
+    status: PipelineStatus
+    reason: str = ""
+
+
+class Update(_Document, frozen=True, kw_only=True):
+    """How far the desired release is."""
+
+    phase: Phase
+    sha256: str = ""
+    request: str = ""
+    received_bytes: int = 0
+    total_bytes: int = 0
+    reason: str = ""
+
+
+class Reported(_Document, frozen=True, kw_only=True):
+    """What the device says about itself; retained."""
+
+    agent: str
+    profile: str
+    dev: bool
+    warning: str
+    session: int
+    running: Running | None
+    pipeline: PipelineReport
+    update: Update
+
+
+class StateDocument(_Document, frozen=True, kw_only=True):
+    """Birth, will and farewell. A `lost` of another session than the last birth is stale."""
+
+    state: AgentState
+    session: int
+
+
+class BlobGet(_Document, frozen=True, kw_only=True):
+    """The device asks for the index or for chunks of a blob."""
+
+    sha256: Sha256
+    index: bool = False
+    chunks: tuple[Annotated[int, Meta(ge=0, lt=MAX_CHUNKS)], ...] = ()
+
+
+D = TypeVar("D", bound=_Document)
+
+
+def encode(document: _Document) -> bytes:
+    """Return the document as JSON."""
+    return msgspec.json.encode(document)
+
+
+def decode(payload: bytes, kind: type[D]) -> D:
+    """Return the document in a payload; ValueError says in words what is wrong with it."""
+    try:
+        return msgspec.json.decode(payload, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(str(error) or "it is nested too deep") from error

@@ -1,0 +1,383 @@
+"""A connection to the broker that comes back by itself: a thin adapter over paho-mqtt.
+
+What happens is put on a queue as values (`LinkUp`, `LinkDown`, `Message`); nothing calls back into
+the program. Each connection is a fresh paho client with a clean session: nothing that was queued
+before a break comes out after it. What must be known is said again at each `LinkUp`.
+"""
+
+import contextlib
+import logging
+import queue
+import random
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+
+from device.protocol.mqtt_version import FIXED_VERSIONS, VERSION_NAMES, probe_version
+
+LOG = logging.getLogger(__name__)
+BACKOFF_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0)
+CONNECT_TIMEOUT_S = 5.0
+CLOSE_WAIT_S = 1.0
+STEADY_S = 10.0  # a connection that held for so long was a good one: the back-off starts anew
+MAX_QUEUED_MESSAGES = 256
+MAX_UNSENT = 64  # QoS 0
+MAX_MESSAGE_BYTES = 2 * 1024**2  # the largest that is meant for us, an index, has 1 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Will:
+    """What the broker publishes, retained, when the connection breaks."""
+
+    topic: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """Where to connect, who as, and what to subscribe to. The password is not in its repr."""
+
+    host: str
+    port: int
+    client_id: str
+    subscriptions: tuple[tuple[str, int], ...] = ()
+    mqtt_version: str = "auto"
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    keepalive_s: int = 30
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """Connected and subscribed. `session` rises with each connection."""
+
+    session: int
+    mqtt_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    """A connection was lost or could not be made; the next try comes by itself."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message of a subscribed topic."""
+
+    topic: str
+    payload: bytes
+
+
+LinkEvent = LinkUp | LinkDown | Message
+
+
+class Link:
+    """Keeps one connection up in a thread of its own. One thread at a time may publish."""
+
+    def __init__(
+        self,
+        settings: LinkSettings,
+        put: Callable[[LinkEvent], None],
+        make_will: Callable[[int], Will] | None = None,
+    ) -> None:
+        """`put` takes the events, from another thread; `make_will` gets the session number."""
+        self._settings = settings
+        self._put = put
+        self._make_will = make_will
+        self._version = FIXED_VERSIONS[settings.mqtt_version]
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mqtt-link", daemon=True)
+        self._current: _Connection | None = None
+        self._session = 0
+
+    def start(self) -> None:
+        """Begin to connect; returns at once."""
+        self._thread.start()
+
+    def publish(
+        self, topic: str, payload: bytes, *, qos: int, retain: bool = False, wait_s: float = 0.0
+    ) -> bool:
+        """Hand a message to the connection; False if it is down or too much is unsent.
+
+        `wait_s`: wait so long for the broker's answer (QoS 1) or the socket (QoS 0).
+        """
+        connection = self._current
+        return connection is not None and connection.publish(topic, payload, qos, retain, wait_s)
+
+    def publish_bulk(self, topic: str, payload: bytes) -> bool:
+        """Publish with QoS 0, waiting while too much is unsent (what keeps the memory bounded)."""
+        connection = self._current
+        return connection is not None and connection.publish_bulk(topic, payload)
+
+    def close(self) -> None:
+        """Say goodbye to the broker (no will is published) and stop, within 2 s.
+
+        A broker that does not take the goodbye in half of that loses the connection without it.
+        """
+        self._stopping.set()
+        connection = self._current
+        if connection is not None:
+            connection.close()
+        # Not longer: a connection that is just being tried ends by itself, unused.
+        self._thread.join(CLOSE_WAIT_S)
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            # Rises from process to process too, as long as the clock does not jump back.
+            self._session = max(self._session + 1, time.time_ns() // 1_000_000)
+            begun_s = time.monotonic()
+            was_up, reason = self._hold()
+            if self._stopping.is_set():
+                return
+            # A broker that takes us and throws us out again is not asked four times a second.
+            steady = was_up and time.monotonic() - begun_s >= STEADY_S
+            failures = 0 if steady else failures + 1
+            self._put(LinkDown(reason))
+            pause_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
+            self._stopping.wait(pause_s * random.uniform(0.5, 1.0))
+
+    def _hold(self) -> tuple[bool, str]:
+        """Connect and stay connected; returns whether the broker took us and why it ended."""
+        settings = self._settings
+        try:
+            version = self._version or probe_version(settings.host, settings.port)
+            connection = _Connection(settings, self._put, version, self._session)
+            self._current = connection
+            if self._stopping.is_set():  # close() may have looked before the line above
+                return False, ""
+            reason = connection.hold(self._make_will)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or str(error) or "no answer"
+            return False, f"cannot reach the broker at {settings.host}:{settings.port}: {why}"
+        finally:
+            self._current = None
+        # Remembered only while it works: the broker may be another one after an update.
+        fixed = FIXED_VERSIONS[settings.mqtt_version]
+        self._version = version if connection.was_up else fixed
+        return connection.was_up, reason
+
+
+class _Client(paho.Client):
+    """A paho client that tells how its thread ended, also when that was by an exception."""
+
+    def __init__(self, version: MQTTProtocolVersion, client_id: str) -> None:
+        super().__init__(
+            CallbackAPIVersion.VERSION2,
+            client_id=client_id,
+            clean_session=None if version == MQTTProtocolVersion.MQTTv5 else True,
+            protocol=version,
+            reconnect_on_failure=False,
+        )
+        self.ended = threading.Event()
+        self.failure = ""
+
+    def loop_forever(
+        self, timeout: float = 1.0, retry_first_connection: bool = False
+    ) -> MQTTErrorCode:
+        """What paho's thread runs."""
+        try:
+            return super().loop_forever(timeout, retry_first_connection)
+        except Exception as error:  # noqa: BLE001  (whatever a broken packet breaks in paho)
+            self.failure = f"{type(error).__name__}: {error}"
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
+        finally:
+            self.ended.set()
+
+
+class _Connection:
+    """One paho client from connect to disconnect."""
+
+    def __init__(
+        self,
+        settings: LinkSettings,
+        put: Callable[[LinkEvent], None],
+        version: MQTTProtocolVersion,
+        session: int,
+    ) -> None:
+        self.was_up = False  # the broker accepted us
+        self._settings = settings
+        self._put = put
+        self._version = version
+        self._session = session
+        self._reason = ""
+        self._closing = False
+        self._unsent: deque[paho.MQTTMessageInfo] = deque()
+        self._client = self._make_client()
+        self._ended = self._client.ended
+
+    def hold(self, make_will: Callable[[int], Will] | None) -> str:
+        """Run until the connection ends and return why; OSError if it cannot be made."""
+        host, port = self._settings.host, self._settings.port
+        if make_will is not None:
+            will = make_will(self._session)
+            self._client.will_set(will.topic, will.payload, qos=1, retain=True)
+        limit = None
+        if self._version == MQTTProtocolVersion.MQTTv5:
+            limit = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+            limit.MaximumPacketSize = MAX_MESSAGE_BYTES
+        self._client.connect(host, port, self._settings.keepalive_s, properties=limit)
+        if self._closing:  # nobody waits for it any more
+            self._client.disconnect()
+            return ""
+        self._client.loop_start()
+        self._ended.wait()
+        self._client.loop_stop()
+        where = f"the broker at {host}:{port}"
+        if self._client.failure:
+            return f"{where} sent what is not MQTT ({self._client.failure})"
+        return self._reason or f"the connection to {where} was lost"
+
+    def publish(self, topic: str, payload: bytes, qos: int, retain: bool, wait_s: float) -> bool:
+        if not self.was_up or self._ended.is_set():
+            return False
+        if qos == 0 and not self._has_room():
+            return False
+        info = self._client.publish(topic, payload, qos=qos, retain=retain)
+        if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
+            return False
+        if qos == 0:
+            self._unsent.append(info)
+        return wait_s <= 0.0 or self._await_sent(info, wait_s)
+
+    def publish_bulk(self, topic: str, payload: bytes) -> bool:
+        while not self._has_room() and not self._ended.is_set():
+            self._await_sent(self._unsent[0], 1.0)
+        return self.publish(topic, payload, 0, retain=False, wait_s=0.0)
+
+    def close(self) -> None:
+        self._closing = True
+        self._client.disconnect()
+        if self.was_up and not self._ended.wait(CLOSE_WAIT_S):
+            sock = self._client.socket()
+            if isinstance(sock, socket.socket):
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    def _has_room(self) -> bool:
+        """Whether fewer than MAX_UNSENT messages with QoS 0 wait for the socket."""
+        while self._unsent and self._is_sent(self._unsent[0]):
+            self._unsent.popleft()
+        return len(self._unsent) < MAX_UNSENT
+
+    @staticmethod
+    def _is_sent(info: paho.MQTTMessageInfo) -> bool:
+        try:
+            return info.is_published()
+        except (RuntimeError, ValueError):  # paho: the connection ended before it was sent
+            return True
+
+    def _await_sent(self, info: paho.MQTTMessageInfo, wait_s: float) -> bool:
+        try:
+            info.wait_for_publish(wait_s)
+            return info.is_published()
+        except (RuntimeError, ValueError):  # paho: the connection ended before it was sent
+            return not self._ended.is_set()
+
+    def _make_client(self) -> _Client:
+        settings = self._settings
+        client = _Client(self._version, settings.client_id)
+        client.connect_timeout = CONNECT_TIMEOUT_S
+        client.max_queued_messages_set(MAX_QUEUED_MESSAGES)
+        if settings.username is not None:
+            client.username_pw_set(settings.username, settings.password)
+        client.on_socket_open = _no_delay
+        client.on_connect = self._on_connect
+        client.on_subscribe = self._on_subscribe
+        client.on_message = self._on_message
+        client.on_disconnect = self._on_disconnect
+        return client
+
+    def _on_connect(
+        self,
+        client: paho.Client,
+        _userdata: object,
+        _flags: paho.ConnectFlags,
+        reason: ReasonCode,
+        _properties: Properties | None,
+    ) -> None:
+        if reason.is_failure:
+            where = f"{self._settings.host}:{self._settings.port}"
+            self._reason = f"the broker at {where} refused the connection: {reason}"
+        elif self._settings.subscriptions:
+            client.subscribe(list(self._settings.subscriptions))
+        else:
+            self._up()
+
+    def _on_subscribe(
+        self,
+        _client: paho.Client,
+        _userdata: object,
+        _mid: int,
+        reasons: list[ReasonCode],
+        _properties: Properties | None,
+    ) -> None:
+        for (topic, _qos), reason in zip(self._settings.subscriptions, reasons, strict=False):
+            if reason.is_failure:
+                LOG.error("the broker refused the subscription of %s: %s", topic, reason)
+        self._up()
+
+    def _up(self) -> None:
+        self.was_up = True
+        self._put(LinkUp(self._session, VERSION_NAMES[self._version]))
+
+    def _on_message(
+        self, _client: paho.Client, _userdata: object, message: paho.MQTTMessage
+    ) -> None:
+        if len(message.payload) > MAX_MESSAGE_BYTES:
+            LOG.warning("dropped a message of %d bytes", len(message.payload))
+            return
+        try:
+            topic = message.topic
+        except UnicodeDecodeError:  # not of those that we subscribed to
+            return
+        self._put(Message(topic, bytes(message.payload)))
+
+    def _on_disconnect(
+        self,
+        _client: paho.Client,
+        _userdata: object,
+        flags: paho.DisconnectFlags,
+        reason: ReasonCode,
+        _properties: Properties | None,
+    ) -> None:
+        if flags.is_disconnect_packet_from_server:  # MQTT 5 only
+            where = f"{self._settings.host}:{self._settings.port}"
+            self._reason = f"the broker at {where} ended the connection: {reason}"
+            if reason == "Session taken over":
+                self._reason += f", as another client calls itself {self._settings.client_id}"
+
+
+def _no_delay(_client: paho.Client, _userdata: object, sock: object) -> None:
+    # Nagle's algorithm and delayed acknowledgements together cost a factor of 35 here.
+    if isinstance(sock, socket.socket):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def queue_putter(events: "queue.Queue[Any]", stopped: threading.Event) -> Callable[[object], None]:
+    """Return a put that waits while the queue is full (so TCP slows the sender), but not for ever.
+
+    After `stopped` is set nobody takes events any more, and they are dropped.
+    """
+
+    def put(event: object) -> None:
+        while not stopped.is_set():
+            try:
+                return events.put(event, timeout=0.5)
+            except queue.Full:
+                continue
+        return None
+
+    return put

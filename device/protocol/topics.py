@@ -1,0 +1,64 @@
+"""The MQTT topics of a device, in one place. `{device}` is the id in agent.toml.
+
+fleet/v1/{device}/state             retained, will: online | stopped | lost
+fleet/v1/{device}/desired           retained: the release that the device shall run
+fleet/v1/{device}/reported          retained: what it runs and how far an update is
+fleet/v1/{device}/blob/get          the device asks for chunks of a blob
+fleet/v1/{device}/blob/{sha256}/{n} chunk n of a blob (n = "index": the chunk hashes)
+fleet/v1/{device}/detections        what the pipeline saw, a message a frame
+fleet/v1/{device}/stats             figures of the running pipeline
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+PREFIX = "fleet/v1"
+DeviceId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """The topics of one device."""
+
+    device: str
+
+    @property
+    def root(self) -> str:
+        """The part that all topics of the device share."""
+        return f"{PREFIX}/{self.device}"
+
+    @property
+    def state(self) -> str:
+        """Whether the agent is online, stopped or lost."""
+        return f"{self.root}/state"
+
+    @property
+    def desired(self) -> str:
+        """The release that the device shall run."""
+        return f"{self.root}/desired"
+
+    @property
+    def reported(self) -> str:
+        """What the device runs and how far an update is."""
+        return f"{self.root}/reported"
+
+    @property
+    def blob_get(self) -> str:
+        """Requests of the device for chunks."""
+        return f"{self.root}/blob/get"
+
+    @property
+    def detections(self) -> str:
+        """Detections of the running pipeline."""
+        return f"{self.root}/detections"
+
+    @property
+    def stats(self) -> str:
+        """Figures of the running pipeline."""
+        return f"{self.root}/stats"
+
+    def chunk(self, sha256: str, part: int | str) -> str:
+        """The topic of one chunk of a blob; part is its number, "index" or "+"."""
+        return f"{self.root}/blob/{sha256}/{part}"

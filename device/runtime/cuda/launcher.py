@@ -1,0 +1,51 @@
+"""Puts a segment's launches into a stream: manifest values become arguments of the driver."""
+
+import ctypes
+from collections.abc import Sequence
+
+from device.engine.cuda_manifest import Argument, Cuda, Int32, Launch, Null, Workspace
+from device.engine.cuda_sizes import evaluate
+from device.runtime.cuda.context import Parameter, Stream
+from device.runtime.cuda.program import Program
+
+
+class Launcher:
+    """The launches of one segment, in one workspace."""
+
+    def __init__(
+        self, implementation: Cuda, program: Program, workspace: int, stream: Stream
+    ) -> None:
+        """Take the address of the workspace; the program stays the caller's to give back."""
+        self._implementation = implementation
+        self._program = program
+        self._workspace = workspace
+        self._stream = stream
+
+    def start(self, launches: Sequence[Launch], point: Sequence[int]) -> None:
+        """Put launches into the stream, one after the other, at these sizes of the dimensions.
+
+        Those whose kernels wait by themselves start early; the others wait for all before them.
+        Raises CudaError.
+        """
+        for one in launches:
+            kernel = self._implementation.kernels[one.kernel]
+            self._stream.launch(
+                self._program.function(one.kernel),
+                (
+                    evaluate(one.grid[0], point),
+                    evaluate(one.grid[1], point),
+                    evaluate(one.grid[2], point),
+                ),
+                kernel.threads,
+                kernel.shared_bytes,
+                [self._parameter(argument, point) for argument in one.arguments],
+                early=kernel.waits,
+            )
+
+    def _parameter(self, argument: Argument, point: Sequence[int]) -> Parameter:
+        if isinstance(argument, Int32):
+            return ctypes.c_int32(evaluate(argument.value, point))
+        if isinstance(argument, Null):
+            return ctypes.c_uint64(0)
+        base = self._workspace if isinstance(argument, Workspace) else self._program.weights
+        return ctypes.c_uint64(base + evaluate(argument.offset, point))

@@ -1,0 +1,37 @@
+"""The accumulator behind the multipliers (CACC): 34 bits that saturate at every addition.
+
+    add      a' = sat34(a + p)      p: 22-bit sum of up to 64 products of INT8
+    deliver  y  = sat32(rha(floor(a 2^16 / 2^clip), 16))
+
+Up to clip 16 deliver is sat32(rha(a, clip)). Beyond it the hardware keeps 16 bits of the fraction
+and drops those below, so that it no longer sees that a negative number lies just above a half: such
+a number rounds away from zero. The open compiler always sets clip 0.
+
+Source: nvdla/hw nvdlav1 vmod/nvdla/cacc/NV_NVDLA_CACC_CALC_int8.v, simulated (the C model keeps 48
+bits instead of 34). Order of the additions, from the outer loop to the inner: blocks of 64
+channels, kernel rows, kernel columns (nvdlav1 vmod/nvdla/csc/NV_NVDLA_CSC_sg.v).
+"""
+
+import numpy as np
+
+from device.runtime.dla import rounding
+from device.runtime.dla.rounding import IntLike, Ints
+
+ACCUMULATOR_BITS = 34
+DELIVERED_BITS = 32
+BLOCK_CHANNELS = 64  # input channels of one partial sum: the depth of a multiplier cell
+_FRACTION_BITS = 16
+
+
+def add(accumulator: IntLike, partial_sum: IntLike) -> Ints:
+    """Return the running sum after one more partial sum; both exact in int64."""
+    return rounding.saturate(np.add(accumulator, partial_sum, dtype=np.int64), ACCUMULATOR_BITS)
+
+
+def deliver(accumulator: IntLike, clip: IntLike = 0) -> Ints:
+    """Return the 32 bits that leave the accumulator; `clip` is the register's shift, 0..31.
+
+    34 + 16 bits before the shift: exact in int64.
+    """
+    kept = (np.asarray(accumulator, np.int64) << _FRACTION_BITS) >> np.asarray(clip, np.int64)
+    return rounding.saturate(rounding.shift_right(kept, _FRACTION_BITS), DELIVERED_BITS)

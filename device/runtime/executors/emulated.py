@@ -1,0 +1,176 @@
+"""Runs a DLA segment with the DLA's INT8 arithmetic in software (`device/runtime/dla`).
+
+It reads the portable implementation, a Q/DQ graph, and turns it into layers of the DLA
+(`emulated_lowering`). Where onnxruntime rounds halves to even, keeps scales in floating point and
+averages in one step, this rounds halves away from zero, has scales of 16 bits, and rounds an
+average twice. It is asked for, never chosen: silicon may differ (docs/EMULATOR.md).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device.engine.file import Engine
+from device.engine.manifest import Portable, Segment
+from device.errors import SessionError
+from device.runtime.dla.layers import Arithmetic
+from device.runtime.emulation import segment_graph
+from device.runtime.emulation.forms import Form, Grid
+from device.runtime.emulation.lowering import lower
+from device.runtime.emulation.steps import Mode, Step
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """How to emulate.
+
+    Mode `exact` goes through every stage in integers; `fast` takes one step in float64 wherever
+    that is proven to give the same. Arithmetic `hardware` has scales of 16 bits and a shift,
+    `ideal` exact ones.
+    """
+
+    mode: Mode = "fast"
+    arithmetic: Arithmetic = "hardware"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What one step made: node, ONNX tensor, the numbers, and their scale if they are INT8."""
+
+    node: str
+    op: str
+    tensor: str
+    numbers: Array
+    scale: float | None
+
+    def real(self) -> Array:
+        """Return the real numbers in float32."""
+        if self.scale is None:
+            return self.numbers
+        return np.asarray(self.numbers.astype(np.float32) * np.float32(self.scale))
+
+
+def why_not() -> str | None:
+    """Return why segments cannot be emulated here, or None if they can."""
+    if find_spec("threadpoolctl") is None:
+        return "threadpoolctl is not installed; pip install 'tandem-edge[host]'"
+    return segment_graph.why_not()
+
+
+class EmulatedExecutor:
+    """One DLA segment in software.
+
+    Its products run in numpy's BLAS, on one thread unless told otherwise: the threads of a BLAS
+    spin while they wait for each other, which on a busy machine costs far more than they gain.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        segment: Segment,
+        implementation: Portable,
+        emulation: Emulation,
+        threads: int | None,
+    ) -> None:
+        """Load the segment. Raises SessionError naming the node that has no arithmetic."""
+        from threadpoolctl import ThreadpoolController
+
+        self._libraries = ThreadpoolController()
+        self._threads = threads or 1
+        self._where = f"{engine.path}: segment {segment.name!r}"
+        graph = segment_graph.read_graph(engine, implementation, self._where)
+        lowered = lower(graph, self._where, emulation.mode, emulation.arithmetic)
+        self._steps = lowered.steps
+        self._outputs = lowered.outputs
+        self._zeros = lowered.zero_points
+        self._last_use = _last_uses(lowered.steps, lowered.outputs)
+        self.floating: tuple[str, ...] = tuple(
+            step.node for step in lowered.steps if step.scale is None and step.op != "Cast"
+        )
+        self.description = (
+            f"the DLA's arithmetic in software, {emulation.mode}, {emulation.arithmetic} scales"
+            + (f", {len(self.floating)} nodes in floating point" if self.floating else "")
+        )
+
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array | None],
+        sizes: Mapping[str, int],
+    ) -> dict[str, Array]:
+        """Run on arrays; write each output into its array, or a new one for None.
+
+        `sizes` are for other executors: these steps read them from the shapes.
+        Raises SessionError if a step fails on these shapes.
+        """
+        values = dict(inputs)
+        for _ in self._run(values):
+            pass
+        made = {name: self._output(name, values) for name in outputs}
+        for name, target in outputs.items():
+            if target is not None:
+                if target.shape != made[name].shape:
+                    raise SessionError(
+                        f"{self._where}: output {name!r} has the shape {made[name].shape}, the "
+                        f"engine says {target.shape}; build it again"
+                    )
+                target[...] = made[name]
+                made[name] = target
+        return made
+
+    def trace(
+        self, inputs: Mapping[str, Array], go_on_with: Callable[[Made], Array] | None = None
+    ) -> Iterator[Made]:
+        """Run and yield what each layer made, in running order.
+
+        `go_on_with` says which numbers the layers behind read in place of those made.
+        """
+        values = dict(inputs)
+        for step in self._run(values):
+            made = Made(step.node, step.op, step.tensor, values[step.output], step.scale)
+            if go_on_with is not None:
+                values[step.output] = go_on_with(made)
+            yield made
+
+    def _run(self, values: dict[str, Array]) -> Iterator[Step]:
+        for i, step in enumerate(self._steps):
+            try:
+                with self._libraries.limit(limits=self._threads, user_api="blas"):
+                    values[step.output] = step.run([values[name] for name in step.inputs])
+            except (ValueError, IndexError, MemoryError) as error:
+                raise SessionError(
+                    f"{self._where}: node {step.node!r} ({step.op}) failed in the emulation: "
+                    f"{error}"
+                ) from error
+            yield step
+            for name in self._last_use.get(i, ()):
+                values.pop(name, None)
+
+    def _output(self, name: str, values: Mapping[str, Array]) -> Array:
+        form = self._outputs[name]
+        array = values[form.buffer]
+        if name in self._zeros:  # stored: INT8, or UINT8 about 128
+            zero = self._zeros[name]
+            return array if zero == 0 else (array.astype(np.int16) + zero).astype(np.uint8)
+        if isinstance(form, Grid):
+            return np.asarray(array.astype(np.float32) * np.float32(form.scale))
+        return array
+
+
+def _last_uses(steps: tuple[Step, ...], outputs: Mapping[str, Form]) -> dict[int, tuple[str, ...]]:
+    """Return, by step, the buffers that nobody reads after it."""
+    kept = {form.buffer for form in outputs.values()}
+    last: dict[str, int] = {}
+    for i, step in enumerate(steps):
+        last.update(dict.fromkeys((*step.inputs, step.output), i))
+    found: dict[int, list[str]] = {}
+    for name, i in last.items():
+        if name not in kept:
+            found.setdefault(i, []).append(name)
+    return {i: tuple(names) for i, names in found.items()}

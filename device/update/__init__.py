@@ -1,0 +1,3 @@
+"""Updates: decisions, the two slots, bundles, resumable transfers. Imports neither agent nor
+runtime.
+"""

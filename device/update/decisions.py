@@ -1,0 +1,130 @@
+"""What a device does about a desired release: a pure decision over values."""
+
+from dataclasses import dataclass
+
+from device.protocol.documents import DOCUMENT_FORMAT, Desired, Phase, Running, Update
+from device.update.slots import SlotRecord, SlotState
+
+UNSIGNED = (
+    "the release is not signed and this device takes only signed ones; signing is not built yet, "
+    "so set dev = true in agent.toml to take unsigned releases on a bench"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The device already runs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Not taken, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """This request already failed; another one has to ask again."""
+
+    phase: Phase
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TryIdle:
+    """It lies unpacked in the idle slot: nothing to fetch."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchIt:
+    """It has to be fetched."""
+
+
+Decision = Live | Refuse | Failed | TryIdle | FetchIt
+
+
+def decide(desired: Desired, state: SlotState, *, profile: str, dev: bool) -> Decision:
+    """Compare what is desired with what is there. No slot is on trial."""
+    release = desired.release
+    if _holds(state.record(state.active), release.blob.sha256):
+        return Live()
+    refusal = _refusal(desired, profile, dev)
+    if refusal is not None:
+        return Refuse(refusal)
+    failure = state.failure
+    if failure and (failure.sha256, failure.request) == (release.blob.sha256, desired.request):
+        return Failed(failure.phase, failure.reason)
+    if _holds(state.record(state.idle), release.blob.sha256):
+        return TryIdle()
+    return FetchIt()
+
+
+def _refusal(desired: Desired, profile: str, dev: bool) -> str | None:
+    """Why the release is not even fetched."""
+    release = desired.release
+    if desired.format != DOCUMENT_FORMAT:
+        return (
+            f"the desired document has format {desired.format}, this agent reads "
+            f"{DOCUMENT_FORMAT}: update the agent"
+        )
+    if release.profile != profile:
+        return (
+            f"the release {release.name} {release.version} is built for {release.profile}, this "
+            f"device is {profile}: build an engine for {profile}"
+        )
+    return None if dev else UNSIGNED
+
+
+def update_of(desired: Desired, phase: Phase, received_bytes: int = 0, reason: str = "") -> Update:
+    """Return the report on a desired release."""
+    return Update(
+        phase=phase,
+        sha256=desired.release.blob.sha256,
+        request=desired.request,
+        received_bytes=received_bytes,
+        total_bytes=desired.release.blob.bytes,
+        reason=reason,
+    )
+
+
+def update_of_record(record: SlotRecord, phase: Phase, reason: str = "") -> Update:
+    """Return the report on a release that lies in a slot."""
+    return Update(
+        phase=phase,
+        sha256=record.sha256,
+        request=record.request,
+        received_bytes=record.bytes,
+        total_bytes=record.bytes,
+        reason=reason,
+    )
+
+
+def update_of_slots(state: SlotState) -> Update:
+    """Return what the disk alone says, for as long as nothing is known to be desired."""
+    trial, active = state.record(state.trial), state.record(state.active)
+    failure = state.failure
+    if trial is not None:
+        return update_of_record(trial, "trial")
+    if failure is not None:
+        return Update(
+            phase=failure.phase,
+            sha256=failure.sha256,
+            request=failure.request,
+            reason=failure.reason,
+        )
+    return Update(phase="idle") if active is None else update_of_record(active, "live")
+
+
+def running_of(state: SlotState) -> Running | None:
+    """Return the active release for the report."""
+    record = state.record(state.active)
+    if state.active is None or record is None:
+        return None
+    return Running(
+        slot=state.active, sha256=record.sha256, name=record.name, version=record.version
+    )
+
+
+def _holds(record: SlotRecord | None, sha256: str) -> bool:
+    return record is not None and record.sha256 == sha256

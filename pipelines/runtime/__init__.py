@@ -1,0 +1,1 @@
+"""The pipeline: its configuration, its loop, its figures."""

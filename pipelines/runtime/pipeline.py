@@ -1,0 +1,249 @@
+"""A camera pipeline: source -> preprocess -> infer -> decode -> sinks, one frame at a time.
+
+One frame is in flight and the source keeps one more, the latest: the engine is never idle and no
+frame is older than one inference and one frame period when its turn comes.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device.engine.manifest import TensorInfo
+from device.errors import PipelineError
+from device.protocol.messages import ChildMessage, Ready, Result, Stats
+from pipelines.config import LtrbGrid, PipelineConfig
+from pipelines.frame import Frame
+from pipelines.runtime.metrics import Metrics
+from pipelines.sinks.events import encode_event, make_event
+from pipelines.sinks.table import Broker, FrameResult, Sink, SinkContext, open_sink
+from pipelines.sources.table import Source, open_source
+from pipelines.stages.decode import cell_count, decode, view_of
+from pipelines.stages.preprocess import Preprocessor
+from pipelines.vision import cv2
+
+STATS_S = 1.0
+
+
+class Report(Protocol):
+    """How one segment of the engine runs here."""
+
+    @property
+    def segment(self) -> str: ...
+    @property
+    def processor(self) -> str: ...
+    @property
+    def implementation(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+
+
+class Inference(Protocol):
+    """What a pipeline needs of `device.runtime.session.Session`."""
+
+    @property
+    def inputs(self) -> tuple[TensorInfo, ...]: ...
+    @property
+    def outputs(self) -> tuple[TensorInfo, ...]: ...
+    @property
+    def reports(self) -> Sequence[Report]: ...
+    def infer(self, feeds: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """An open session with the names of its classes and the hash of its engine file."""
+
+    session: Inference
+    labels: tuple[str, ...]
+    engine_sha256: str
+
+
+def run_pipeline(
+    config: PipelineConfig,
+    model: Model,
+    *,
+    emit: Callable[[ChildMessage], None],
+    stop: threading.Event,
+    broker: Broker | None = None,
+    frames: int | None = None,
+    watch: Callable[[FrameResult], None] | None = None,
+) -> int:
+    """Run until the source ends, `stop` is set or `frames` frames are through; return their count.
+
+    `emit` takes Ready, Result after the first frame, Stats once a second (from another thread) and
+    at the end. `watch` sees every result. Raises TandemError where the pipeline cannot go on.
+    """
+    check_model(config, model)
+    cv2.setNumThreads(1)  # a second thread gains nothing at these sizes and adds jitter
+    runner = _Runner(config, model)
+    runner.warm_up()
+    with ExitStack() as stack:
+        context = SinkContext(model.labels, broker)
+        sinks = [stack.enter_context(open_sink(sink, context)) for sink in config.sinks]
+        source = stack.enter_context(open_source(config.source, stop))
+        emit(_ready(config, model))
+        reporter = _Reporter(runner.metrics, source, sinks, emit)
+        try:
+            return _run_frames(source, runner, sinks, emit=emit, frames=frames, watch=watch)
+        finally:
+            reporter.close()
+
+
+def check_model(config: PipelineConfig, model: Model) -> None:
+    """Raise PipelineError unless engine, pipeline.toml and labels fit together."""
+    _check_input(config, model.session.inputs)
+    shapes = {info.name: info.shape for info in model.session.outputs}
+    wanted = [config.decode.scores]
+    if isinstance(config.decode, LtrbGrid):
+        wanted.append(config.decode.boxes)
+    for name in wanted:
+        if name not in shapes:
+            raise PipelineError(
+                f"[decode] of pipeline {config.name!r} wants the output {name!r}, which the engine"
+                f" does not have: use one of {', '.join(shapes)}."
+            )
+    classes = shapes[config.decode.scores][1:2]
+    if classes and isinstance(classes[0], int) and classes[0] != len(model.labels):
+        raise PipelineError(
+            f"the engine knows {classes[0]} classes but labels.txt names {len(model.labels)}: use"
+            " the labels that the model was trained with."
+        )
+    if isinstance(config.decode, LtrbGrid):
+        _check_cells(config, config.decode, shapes[config.decode.boxes])
+
+
+def _check_input(config: PipelineConfig, inputs: tuple[TensorInfo, ...]) -> None:
+    wanted = (1, 3, config.preprocess.height, config.preprocess.width)
+    if len(inputs) != 1:
+        names = ", ".join(info.name for info in inputs)
+        raise PipelineError(
+            f"the engine takes {len(inputs)} inputs ({names}) where a pipeline gives one picture:"
+            " export the model with a single picture input."
+        )
+    found = inputs[0].shape
+    fits = len(found) == 4 and all(
+        not isinstance(dim, int) or dim == want for dim, want in zip(found, wanted, strict=True)
+    )
+    if not fits or inputs[0].dtype != "float32":
+        raise PipelineError(
+            f"the engine's input {inputs[0].name!r} is {inputs[0].dtype} {list(found)} where"
+            f" [preprocess] gives float32 {list(wanted)}: correct width and height there."
+        )
+
+
+def _check_cells(config: PipelineConfig, grid: LtrbGrid, shape: tuple[Any, ...]) -> None:
+    cells = cell_count(grid, config.preprocess.width, config.preprocess.height)
+    if len(shape) != 3 or (isinstance(shape[2], int) and shape[2] != cells):
+        raise PipelineError(
+            f"the engine's output {grid.boxes!r} is {list(shape)} where strides"
+            f" {list(grid.strides)} give [1, 4, {cells}]: correct the strides in [decode]."
+        )
+
+
+def _ready(config: PipelineConfig, model: Model) -> Ready:
+    reports = model.session.reports
+    segments = tuple(f"{one.segment} ({one.processor}): {one.reason}" for one in reports)
+    return Ready(pipeline=config.name, engine_sha256=model.engine_sha256, segments=segments)
+
+
+def _run_frames(
+    source: Source,
+    runner: "_Runner",
+    sinks: Sequence[Sink],
+    *,
+    emit: Callable[[ChildMessage], None],
+    frames: int | None,
+    watch: Callable[[FrameResult], None] | None,
+) -> int:
+    count = 0
+    for frame in source:
+        result = runner.run(frame, sinks)
+        count += 1
+        if count == 1:
+            emit(Result(seq=frame.seq, latency_ms=result.event.latency_ms["total"]))
+        if watch is not None:
+            watch(result)
+        if frames is not None and count >= frames:
+            break
+    return count
+
+
+class _Runner:
+    """The stages of one frame, timed."""
+
+    def __init__(self, config: PipelineConfig, model: Model) -> None:
+        self.metrics = Metrics()
+        self._config = config
+        self._model = model
+        self._input = model.session.inputs[0].name
+        self._preprocessor = Preprocessor(config.preprocess)
+
+    def warm_up(self) -> None:
+        """Infer once, so that the first frame does not wait for what is made at first use."""
+        size = self._config.preprocess
+        self._model.session.infer(
+            {self._input: np.zeros((1, 3, size.height, size.width), np.float32)}
+        )
+
+    def run(self, frame: Frame, sinks: Sequence[Sink]) -> FrameResult:
+        """Take one frame through every stage."""
+        times = [time.monotonic_ns()]
+        blob, geometry = self._preprocessor.run(frame.image)
+        times.append(time.monotonic_ns())
+        outputs = self._model.session.infer({self._input: blob})
+        times.append(time.monotonic_ns())
+        view = view_of(geometry, frame.image.shape, self._config.preprocess)
+        decoded = decode(outputs, self._config.decode, view)
+        times.append(time.monotonic_ns())
+        stages = {"wait": (times[0] - frame.t_recv.mono_ns) / 1e6}
+        for i, stage in enumerate(("preprocess", "infer", "decode")):
+            stages[stage] = (times[i + 1] - times[i]) / 1e6
+        event = make_event(self._config.name, frame, decoded, self._model.labels, stages)
+        result = FrameResult(frame, decoded, event, encode_event(event))
+        for sink in sinks:
+            sink.write(result)
+        done = time.monotonic_ns()
+        stages["sinks"] = (done - times[-1]) / 1e6
+        self.metrics.add(stages, (done - frame.t_recv.mono_ns) / 1e6)
+        return result
+
+
+class _Reporter:
+    """Emits Stats once a second, also while no frame comes, and once more at the end."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        source: Source,
+        sinks: Sequence[Sink],
+        emit: Callable[[ChildMessage], None],
+    ) -> None:
+        self._metrics = metrics
+        self._droppers: tuple[Source | Sink, ...] = (source, *sinks)
+        self._emit = emit
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._report, name="stats", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Emit the last figures and stop."""
+        self._done.set()
+        self._thread.join()
+        self._emit(self._stats())
+
+    def _report(self) -> None:
+        while not self._done.wait(STATS_S):
+            self._emit(self._stats())
+
+    def _stats(self) -> Stats:
+        dropped: Counter[str] = Counter()
+        for dropper in self._droppers:
+            dropped.update(dropper.dropped)
+        return self._metrics.take(dropped)

@@ -1,0 +1,1 @@
+"""Where results go: MQTT, JSON lines, an annotated video."""

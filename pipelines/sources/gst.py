@@ -1,0 +1,231 @@
+"""Frames from a `gst-launch-1.0` child process over a pipe.
+
+A child process needs neither cv2's GStreamer nor PyGObject, has no TLS-block trouble with other
+libraries and can be killed when a camera hangs. Frames come as NV12 in GDP packets.
+
+gst-launch takes its pipeline from the command line alone, so the address of a camera, with its
+password, can be read there by other users of the machine (mount /proc with hidepid=2 against it).
+"""
+
+import contextlib
+import fcntl
+import os
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device.errors import SourceError
+from pipelines.frame import Stamp
+from pipelines.sources.clock import CaptureClock
+from pipelines.sources.gdp import HEADER_BYTES, Nv12, parse_caps, parse_header
+from pipelines.sources.live import Ended, RawFrame
+from pipelines.sources.uri import Camera, redact
+
+FIRST_FRAME_S = 8.0  # real cameras start with the next key frame
+PIPE_BYTES = 1 << 20  # 1080p NV12: 1.3 ms to read, against 2.2 ms with the default 64 KiB
+STDERR_BYTES = 8192
+GRACE_S = 0.5
+
+LAUNCH = ("gst-launch-1.0", "-q")
+NV12 = "video/x-raw,format=NV12"
+TO_PIPE = ("gdppay", "!", "fdsink", "fd=1", "sync=false")
+
+# Encoding -> elements that unpack and parse it, and decoders, the board's hardware first.
+CODECS: dict[str, tuple[tuple[str, str], tuple[str, ...]]] = {
+    "H264": (("rtph264depay", "h264parse"), ("nvv4l2decoder", "avdec_h264")),
+    "H265": (("rtph265depay", "h265parse"), ("nvv4l2decoder", "avdec_h265")),
+}
+
+# What GStreamer writes -> what it means and what to do.
+CAUSES: tuple[tuple[str, str], ...] = (
+    ("(401)", "the camera refused the credentials: check the user and password in the address"),
+    ("(404)", "the camera has no such stream: check the path in the address"),
+    ("Failed to connect", "nothing answers there: check host and port, and that it is switched on"),
+    ("Could not receive message", "the connection broke off: check the network to the camera"),
+    ("not-linked", "the stream carries no H.264 or H.265 video: choose one of them in the camera"),
+    ("is busy", "another program uses the camera: close that program"),
+    ("Cannot identify device", "no camera is there: check that it is plugged in"),
+    ("not-negotiated", "the camera cannot give that size, rate or format: change them"),
+    ("no element", "a GStreamer plugin is missing: install the plugins good, bad and libav"),
+)
+
+
+@cache
+def has_element(name: str) -> bool:
+    """Whether GStreamer is installed here with this element."""
+    inspect = shutil.which("gst-inspect-1.0")
+    if inspect is None or shutil.which("gst-launch-1.0") is None:
+        return False
+    return subprocess.run([inspect, "--exists", name], check=False).returncode == 0
+
+
+def rtsp_decoders() -> dict[str, str]:
+    """Return the decoder for each encoding that RTSP video can have here; empty: use OpenCV."""
+    if not (has_element("rtspsrc") and has_element("gdppay")):
+        return {}
+    usable = {
+        encoding: next((name for name in decoders if has_element(name)), None)
+        for encoding, (parts, decoders) in CODECS.items()
+        if all(has_element(part) for part in parts)
+    }
+    return {encoding: name for encoding, name in usable.items() if name is not None}
+
+
+def rtsp_command(uri: str, decoders: Mapping[str, str]) -> list[str]:
+    """Return the command that writes the video of an RTSP stream as GDP to its stdout.
+
+    `decoders`: see `rtsp_decoders`; each gets a branch, and the stream takes the one that fits.
+    Every element is named: with uridecodebin, a camera that also sends audio never settles.
+    """
+    source = ["rtspsrc", "name=in", f"location={_quoted(uri)}", "protocols=tcp", "latency=0"]
+    branches: list[str] = []
+    for encoding, decoder in decoders.items():
+        depay, parse = CODECS[encoding][0]
+        converter = "nvvidconv" if decoder == "nvv4l2decoder" else "videoconvert"
+        threads = ["max-threads=1"] if decoder.startswith("avdec") else []  # more add latency
+        caps = f"application/x-rtp,media=video,encoding-name={encoding}"
+        decode = [depay, "!", parse, "!", decoder, *threads, "!", converter, "!", NV12]
+        branches += ["in.", "!", caps, "!", *decode, "!", "out."]
+    return [*LAUNCH, *source, *branches, "funnel", "name=out", "!", *TO_PIPE]
+
+
+def camera_command(camera: Camera) -> list[str]:
+    """Return the command that writes a V4L2 camera's frames as GDP to its stdout."""
+    sizes = [("width", camera.width), ("height", camera.height), ("framerate", camera.fps)]
+    kind = "image/jpeg" if camera.format == "mjpg" else "video/x-raw"
+    wanted = [f"{key}={value}" for key, value in sizes if value is not None]
+    caps = ",".join([kind, *(f"{w}/1" if w.startswith("framerate") else w for w in wanted)])
+    decode = ["jpegdec", "!"] if camera.format == "mjpg" else []
+    source = ["v4l2src", f"device={_quoted(camera.device)}", "do-timestamp=true"]
+    return [*LAUNCH, *source, "!", caps, "!", *decode, "videoconvert", "!", NV12, "!", *TO_PIPE]
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _start(name: str, command: Sequence[str]) -> "subprocess.Popen[bytes]":
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # its own process group, to be killed as one
+        )
+    except OSError as error:
+        raise SourceError(
+            f"{name}: {command[0]} cannot be started ({error.strerror}): check that GStreamer's"
+            " tools are installed and that processes and memory are left."
+        ) from error
+
+
+class GstCapture:
+    """One running gst-launch process; a wait ends when `ended` says so."""
+
+    def __init__(self, name: str, command: Sequence[str], stall_s: float, ended: Ended) -> None:
+        self._name = name
+        self._stall_s = stall_s
+        self._ended = ended
+        self._clock = CaptureClock()
+        self._layout: Nv12 | None = None
+        self._patience_s = max(FIRST_FRAME_S, stall_s)
+        self._stderr = b""
+        self._process = _start(name, command)
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._out = self._process.stdout.fileno()
+        self._err = self._process.stderr.fileno()
+        with contextlib.suppress(OSError):  # a lower limit only costs speed
+            fcntl.fcntl(self._out, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._poll = select.poll()
+        self._poll.register(self._out, select.POLLIN)
+        self._poll.register(self._err, select.POLLIN)
+
+    def read(self) -> RawFrame:
+        """Wait for a frame; raise SourceError at the end, an error or a stall."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            header = bytearray(HEADER_BYTES)
+            self._fill(memoryview(header), deadline)
+            arrival = Stamp.now()
+            packet = parse_header(header)
+            payload = np.empty(packet.length, np.uint8)
+            self._fill(payload.data, deadline)
+            if packet.kind == "caps":
+                self._layout = parse_caps(payload.tobytes())
+            if packet.kind == "buffer":
+                self._patience_s = self._stall_s
+                return self._frame(payload, packet.pts_ns, arrival)
+
+    def close(self) -> None:
+        """End the process group: politely first, so that the camera learns of it."""
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+        if self._process.poll() is not None:
+            return  # reaped: its number may be another group's by now
+        for number in (signal.SIGINT, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(GRACE_S)
+                return
+        self._process.wait()
+
+    def _frame(self, payload: NDArray[np.uint8], pts_ns: int | None, arrival: Stamp) -> RawFrame:
+        layout = self._layout
+        if layout is None or payload.size != layout.size:
+            size = "an unknown size" if layout is None else f"{layout.size} bytes"
+            raise SourceError(
+                f"{self._name} sent a frame of {payload.size} bytes where {size} was announced:"
+                " set a frame width and height that are multiples of four."
+            )
+        pixels = payload.reshape(-1, layout.stride)
+        captured = self._clock.stamp(pts_ns, arrival)
+        return RawFrame(pixels, "nv12", layout.width, layout.height, captured, Stamp.now())
+
+    def _fill(self, target: memoryview, deadline: float) -> None:
+        filled = 0
+        while filled < len(target):
+            left = deadline - time.monotonic()
+            if left <= 0 or self._ended():
+                raise SourceError(
+                    f"{self._name} gave no frame for {self._patience_s:.1f} s: it is opened again"
+                    " until it does; check the camera and its network."
+                )
+            ready = {fd for fd, _ in self._poll.poll(min(left, 0.1) * 1000)}
+            if self._err in ready:
+                self._drain_stderr()
+            if self._out in ready:
+                count = os.readv(self._out, [target[filled:]])
+                if count == 0:
+                    raise SourceError(self._why_ended())
+                filled += count
+
+    def _drain_stderr(self) -> None:
+        text = os.read(self._err, STDERR_BYTES)
+        self._stderr = (self._stderr + text)[-STDERR_BYTES:]
+        if not text:
+            self._poll.unregister(self._err)
+
+    def _why_ended(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE_S)  # its last words come before it ends
+        while self._err in {fd for fd, _ in self._poll.poll(0)}:
+            self._drain_stderr()
+        text = redact(self._stderr.decode("utf-8", "replace"))
+        for pattern, meaning in CAUSES:
+            if pattern in text:
+                return f"{self._name}: {meaning}."
+        last = " ".join(text.split())[-300:] or "the stream ended"
+        return f"{self._name} gives no frames: {last}."

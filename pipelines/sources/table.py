@@ -1,0 +1,103 @@
+"""Which source an address means, and how each kind is opened."""
+
+import glob
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from device.errors import SourceError
+from pipelines.config import SourceConfig
+from pipelines.frame import Frame
+from pipelines.sources.cv_capture import open_camera_capture, open_rtsp_capture
+from pipelines.sources.files import PICTURES, PictureFolder, VideoFile
+from pipelines.sources.gst import (
+    GstCapture,
+    camera_command,
+    has_element,
+    rtsp_command,
+    rtsp_decoders,
+)
+from pipelines.sources.live import Capture, Ended, LiveSource
+from pipelines.sources.uri import file_path, parse_camera, redact, scheme_of
+
+
+class Source(AbstractContextManager[Any], Protocol):
+    """Frames in order; used in a `with` block, which opens and closes what it reads from."""
+
+    name: str
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Frames dropped so far by cause."""
+
+    def __iter__(self) -> Iterator[Frame]:
+        """Yield frames until the end or the stop event."""
+
+
+def open_source(config: SourceConfig, stop: threading.Event | None = None) -> Source:
+    """Return the source that `config.uri` names; setting `stop` ends its iteration.
+
+    Raises SourceError here, or on entering the `with` block, if there is nothing to read.
+    """
+    scheme = scheme_of(config.uri)
+    if scheme not in SOURCES:
+        raise SourceError(
+            f"source {redact(config.uri)!r} has the unknown scheme {scheme!r}: use a path or one of"
+            f" {', '.join(f'{known}://' for known in SOURCES)}."
+        )
+    return SOURCES[scheme](config, stop or threading.Event())
+
+
+def _open_file(config: SourceConfig, stop: threading.Event) -> Source:
+    path = Path(file_path(config.uri)).expanduser()
+    if not path.exists():
+        raise SourceError(f"no such file or folder: {redact(str(path))}; check the source address.")
+    if path.is_dir() or path.suffix.lower() in PICTURES:
+        return PictureFolder(path, config, stop)
+    return VideoFile(path, config, stop)
+
+
+def _open_camera(config: SourceConfig, stop: threading.Event) -> Source:
+    camera = parse_camera(config.uri)
+    if not os.path.exists(camera.device):
+        found = ", ".join(sorted(glob.glob("/dev/video*"))) or "none"
+        raise SourceError(
+            f"camera {camera.device} is not there (cameras found: {found}): plug it in, or name"
+            " another one in the source address."
+        )
+    if not os.access(camera.device, os.R_OK | os.W_OK):
+        raise SourceError(
+            f"camera {camera.device} may not be opened by this user: add the user to the group"
+            " that owns it (usually `video`)."
+        )
+
+    def open_capture(ended: Ended) -> Capture:
+        if has_element("v4l2src") and has_element("gdppay"):
+            return GstCapture(camera.device, camera_command(camera), config.stall_s, ended)
+        return open_camera_capture(camera.device, camera)
+
+    return LiveSource(camera.device, open_capture, config.frames, stop)
+
+
+def _open_rtsp(config: SourceConfig, stop: threading.Event) -> Source:
+    name = redact(config.uri)
+    decoders = rtsp_decoders()
+
+    def open_capture(ended: Ended) -> Capture:
+        if decoders:
+            command = rtsp_command(config.uri, decoders)
+            return GstCapture(name, command, config.stall_s, ended)
+        return open_rtsp_capture(name, config.uri, config.stall_s)
+
+    return LiveSource(name, open_capture, config.frames, stop)
+
+
+SOURCES: dict[str, Callable[[SourceConfig, threading.Event], Source]] = {
+    "file": _open_file,
+    "v4l2": _open_camera,
+    "rtsp": _open_rtsp,
+    "rtsps": _open_rtsp,
+}

@@ -1,0 +1,1 @@
+"""What happens to a frame between source and sink: preprocess, decode, suppress."""

@@ -1,0 +1,609 @@
+"""Hashes of engines before their kernels are compiled: `python -m scripts.golden_engines`.
+
+A change that moves and renames code must not change what builds make. Each case imports a model,
+plans it, cuts and lowers its segments and drafts the kernels' launches, as a build does, and hashes
+what comes out, in one field for each kind of thing. `--check` compares with what is kept in
+`tests/golden/engines.json`; without it, the file is written again.
+
+The file holds for the versions of onnx, onnx-ir, onnxscript, highspy and numpy that it was written
+with; where a check fails after another of them is installed, compare with the code before.
+
+Names may change: give the new one and the one that the file was written with in `RENAMED_KERNELS`,
+`RENAMED_PARAMETERS` and `RENAMED_STEPS`. Names of allocations are not hashed, nor is any order of
+parameters and constants. What the project is called upon for is in `_imported`, `_planned` and
+`_covered`; how its values are read is in `_plan_text` to `_workspace_text`.
+"""
+
+import argparse
+import hashlib
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from multiprocessing import Pool
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+import configs
+from device.engine.cuda_manifest import Cuda
+from device.engine.manifest import DimRange, Precision
+from scripts.golden import LIGHT_MODELS
+from scripts.golden_graphs import GRAPHS, graph_named
+from scripts.networks import NETWORKS
+from toolkit.engine import build
+from toolkit.engine.build import BuildOptions
+from toolkit.engine.target import choose_target
+from toolkit.gpu import segments as gpu_segments
+from toolkit.gpu.compile import GpuSegment
+from toolkit.gpu.ir.launch import KERNELS, Argument, Call, InTensor, InWeights, Work
+from toolkit.gpu.lower import DraftedSegment
+from toolkit.gpu.schedule.tactics import TacticOptions
+from toolkit.gpu.shapes.sizes import Size
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.partition.coverage import Covered, cover_segments
+from toolkit.partition.planning.objectives import DEFAULT
+from toolkit.partition.planning.plan import Plan, PlanOptions
+
+FILE = Path(__file__).parent.parent / "tests" / "golden" / "engines.json"
+SECONDS = 120.0  # of search: far more than any proof takes, so that a busy machine finds the same
+PROCESSES = 2
+
+# New name -> name in the golden file. Empty them when the file is written again.
+RENAMED_KERNELS: Mapping[str, str] = {}
+RENAMED_PARAMETERS: Mapping[str, str] = {}
+RENAMED_STEPS: Mapping[str, str] = {}
+"""Of all strings in constants: steps of endings, kinds of reductions and so on."""
+
+# Kernels that no case makes, with the reason; all others must occur.
+NOT_COVERED: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A build: a model for a profile at a precision.
+
+    `model`: "net NAME" of `scripts.networks`, "light NAME" of the onnx wheel, "graph NAME" of
+    `scripts.golden_graphs`, or a file of `configs/models`. `shape`: of its input instead of its
+    own, with names for `dims`. `exhaustive`: with all tactics. `quick`: it takes less than a
+    second, and the tests look at it every time.
+    """
+
+    name: str
+    model: str
+    profile: str
+    precision: Precision
+    batch: int = 1
+    side: int | None = None
+    shape: tuple[int | str, ...] = ()
+    dims: tuple[DimRange, ...] = ()
+    objective: str = DEFAULT
+    exhaustive: bool = False
+    quick: bool = False
+
+
+BATCH = DimRange(name="batch", min=1, opt=4, max=8)
+HEIGHT = DimRange(name="height", min=64, opt=160, max=320)
+WIDTH = DimRange(name="width", min=64, opt=192, max=320)
+GRAPHS_ON: tuple[tuple[str, Precision], ...] = (
+    ("h200", "fp16"),
+    ("h200", "int8"),
+    ("orin-nano-8gb", "fp32"),
+    ("orin-nano-8gb", "int8"),
+    ("agx-thor", "fp16"),
+    ("agx-orin-64gb", "int8"),
+    ("agx-xavier-32gb", "fp16"),
+    ("laptop", "int8"),
+)
+
+CASES = (
+    # Hopper, at full size
+    Case("resnet50 h200 fp16 b8", "net resnet50", "h200", "fp16", batch=8),
+    Case("resnet50 h200 int8 b8", "net resnet50", "h200", "int8", batch=8),
+    Case("resnet50 h200 int8 b32", "net resnet50", "h200", "int8", batch=32),
+    Case("resnet50 h200 fp16 b1", "net resnet50", "h200", "fp16"),
+    Case("mobilenet_v2 h200 fp16 b8", "net mobilenet_v2", "h200", "fp16", batch=8),
+    Case("mobilenet_v2 h200 int8 b32", "net mobilenet_v2", "h200", "int8", batch=32),
+    Case("yolov8n h200 fp16 b8", "net yolov8n", "h200", "fp16", batch=8),
+    Case("yolov8n h200 int8 b8", "net yolov8n", "h200", "int8", batch=8),
+    Case("vit_small h200 fp16 b8", "net vit_small", "h200", "fp16", batch=8),
+    Case("vit_small h200 int8 b8", "net vit_small", "h200", "int8", batch=8),
+    Case("efficientnet_b0 h200 int8 b8", "net efficientnet_b0", "h200", "int8", batch=8),
+    Case("robot-objects h200 int8", "robot-objects.onnx", "h200", "int8"),
+    Case("resnet18 h200 fp32", "net resnet18", "h200", "fp32"),
+    Case("resnet18 h200 int8 all", "net resnet18", "h200", "int8", batch=8, exhaustive=True),
+    Case("yolov8n h200 fp16 all", "net yolov8n", "h200", "fp16", side=320, exhaustive=True),
+    Case("resnet34_backbone h200 int8", "net resnet34_backbone", "h200", "int8"),
+    # Other GPUs
+    Case("resnet18 orin-nano fp16", "net resnet18", "orin-nano-8gb", "fp16"),
+    Case("yolo11n orin-nano int8", "net yolo11n", "orin-nano-8gb", "int8", side=320),
+    Case("deeplab orin-nano fp16", "net deeplab", "orin-nano-8gb", "fp16", side=128),
+    Case("unet orin-nano int8", "net unet", "orin-nano-8gb", "int8", side=128),
+    Case(
+        "mobilenet_v2 orin-nano int8 all",
+        "net mobilenet_v2",
+        "orin-nano-8gb",
+        "int8",
+        exhaustive=True,
+    ),
+    Case("resnet18 jetson-nano fp16", "net resnet18", "jetson-nano", "fp16"),
+    Case("squeezenet orin-nano fp32", "light squeezenet", "orin-nano-8gb", "fp32", quick=True),
+    Case("mobilenet_v3 thor fp16", "net mobilenet_v3", "agx-thor", "fp16"),
+    Case("shufflenet_v2 thor int8", "net shufflenet_v2", "agx-thor", "int8", batch=2),
+    Case("encoder thor fp32", "net encoder", "agx-thor", "fp32", quick=True),
+    # With a DLA
+    Case("resnet18 agx-xavier fp16", "net resnet18", "agx-xavier-32gb", "fp16"),
+    Case("resnet50 agx-xavier int8", "light resnet50", "agx-xavier-64gb", "int8"),
+    Case("googlenet agx-orin int8", "light inception_v1", "agx-orin-64gb", "int8"),
+    Case("googlenet agx-orin fp16", "light inception_v1", "agx-orin-64gb", "fp16"),
+    Case("squeezenet orin-nx int8", "light squeezenet", "orin-nx-8gb", "int8", quick=True),
+    Case("robot-objects agx-orin int8", "robot-objects.onnx", "agx-orin-64gb", "int8"),
+    Case("yolov5n orin-nx fp16", "net yolov5n", "orin-nx-16gb", "fp16", side=320),
+    Case("yolov8n orin-nx int8", "net yolov8n", "orin-nx-16gb", "int8", side=320),
+    Case("yolo11n agx-orin int8", "net yolo11n", "agx-orin-64gb", "int8", side=320),
+    Case("yolov3_tiny agx-xavier int8", "net yolov3_tiny", "agx-xavier-32gb", "int8"),
+    Case("mobilenet_v2 agx-orin int8", "net mobilenet_v2", "agx-orin-64gb", "int8"),
+    Case("shufflenet agx-orin int8", "light shufflenet", "agx-orin-64gb", "int8"),
+    Case("densenet121 agx-xavier fp16", "light densenet121", "agx-xavier-32gb", "fp16"),
+    Case("deeplab agx-xavier int8", "net deeplab", "agx-xavier-32gb", "int8", side=256),
+    Case("vit_small agx-orin int8", "net vit_small", "agx-orin-64gb", "int8"),
+    Case(
+        "resnet18 agx-orin fp16 relief",
+        "net resnet18",
+        "agx-orin-64gb",
+        "fp16",
+        objective="gpu-relief",
+    ),
+    Case(
+        "efficientnet_lite0 orin-nx int8 relief",
+        "net efficientnet_lite0",
+        "orin-nx-8gb",
+        "int8",
+        objective="gpu-relief",
+    ),
+    Case("mobilenet_v2 agx-xavier fp32", "net mobilenet_v2", "agx-xavier-64gb", "fp32"),
+    # Without a GPU
+    Case("robot-objects laptop fp32", "robot-objects.onnx", "laptop", "fp32", quick=True),
+    Case("robot-objects laptop int8", "robot-objects.onnx", "laptop", "int8", quick=True),
+    # Dynamic sizes
+    Case(
+        "resnet18 h200 fp16 dynamic batch",
+        "net resnet18",
+        "h200",
+        "fp16",
+        shape=("batch", 3, 224, 224),
+        dims=(BATCH,),
+    ),
+    Case(
+        "mobilenet_v2 h200 int8 dynamic batch",
+        "net mobilenet_v2",
+        "h200",
+        "int8",
+        shape=("batch", 3, 224, 224),
+        dims=(BATCH,),
+    ),
+    Case(
+        "mobilenet_v1 thor fp16 dynamic pictures",
+        "net mobilenet_v1",
+        "agx-thor",
+        "fp16",
+        shape=(1, 3, "height", "width"),
+        dims=(HEIGHT, WIDTH),
+    ),
+    Case(
+        "rolling orin-nano fp16",
+        "graph rolling",
+        "orin-nano-8gb",
+        "fp16",
+        dims=(BATCH, HEIGHT, WIDTH),
+        quick=True,
+    ),
+    Case(
+        "rolling h200 int8",
+        "graph rolling",
+        "h200",
+        "int8",
+        dims=(BATCH, HEIGHT, WIDTH),
+        quick=True,
+    ),
+    # What the networks leave out
+    *(
+        Case(f"{graph} {profile} {precision}", f"graph {graph}", profile, precision, quick=True)
+        for graph in GRAPHS
+        if graph != "rolling"
+        for profile, precision in GRAPHS_ON
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Golden:
+    """What is kept of a case: counts to read, then hashes.
+
+    `kernels`: calls of each kernel in all tactics. `lanes`: those that leave sums where lanes have
+    them. `processors`: planned segments of each. `portable`: pieces of GPU segments that
+    have no kernels.
+    """
+
+    processors: dict[str, int]
+    rewrites: int
+    portable: int
+    works: int
+    tactics: int
+    kernels: dict[str, int]
+    lanes: dict[str, int]
+    plan: str
+    segments: str
+    weights: str
+    launches: str
+    workspace: str
+
+
+@dataclass(frozen=True)
+class _Planned:
+    calibrated: build._Calibrated
+    plan: Plan
+    job: build._Job
+
+
+def measure(case: Case) -> Golden:
+    """Return what a build makes of a case."""
+    planned = _planned(case)
+    covered, drafted = _covered(planned)
+    works = [work for one in drafted.values() for work in one.work]
+    tactics = [tactic for work in works for tactic in work.tactics]
+    calls = [call for tactic in tactics for call in tactic]
+    kernels = Counter(_kernel(call) for call in calls)
+    lanes = Counter(_kernel(call) for call in calls if _has_lanes(call))
+    processors = Counter(segment.processor for segment in planned.plan.segments)
+    places = {name: _places(one) for name, one in drafted.items()}
+    return Golden(
+        processors=dict(sorted(processors.items())),
+        rewrites=len(planned.calibrated.prepared.applied),
+        portable=sum(piece.portable for piece in covered.pieces),
+        works=len(works),
+        tactics=len(tactics),
+        kernels=dict(sorted(kernels.items())),
+        lanes=dict(sorted(lanes.items())),
+        plan=_sha(_plan_text(planned.plan)),
+        segments=_sha(_segments_text(covered)),
+        weights=_sha(_weights_text(covered, drafted)),
+        launches=_sha({n: _launches_text(one, places[n]) for n, one in drafted.items()}),
+        workspace=_sha({n: _workspace_text(one, places[n]) for n, one in drafted.items()}),
+    )
+
+
+# The steps of a build
+
+
+def _model(case: Case, folder: Path) -> Path:
+    """Write the model of a case, unless it is a file already."""
+    kind, _, name = case.model.partition(" ")
+    if kind == "light":
+        return LIGHT_MODELS / f"light_{name}.onnx"
+    if kind == "net":
+        model = NETWORKS[name].model(case.batch, case.side)
+        if case.shape:
+            model.graph.inputs[0].shape = ir.Shape(case.shape)
+            for value in (made for node in model.graph for made in node.outputs):
+                value.shape = None
+        ir.save(model, folder / "model.onnx")
+        return folder / "model.onnx"
+    if kind == "graph":
+        onnx.save(graph_named(name), folder / "model.onnx")
+        return folder / "model.onnx"
+    return Path(configs.ROOT) / "models" / case.model
+
+
+def _planned(case: Case) -> _Planned:
+    """Steps 1 to 5 of `toolkit.engine.build.build_engine`, with stand-ins for ranges."""
+    options = BuildOptions(
+        precision=case.precision,
+        dummy_ranges=case.precision == "int8",
+        dims=case.dims,
+        tactics=TacticOptions(exhaustive=case.exhaustive),
+    )
+    target = choose_target(case.profile)
+    with tempfile.TemporaryDirectory() as folder:
+        imported = import_model(_model(case, Path(folder)), dims=case.dims)
+        graph, _ = run_passes(imported.model)
+        asked = PlanOptions(
+            precision=case.precision,
+            tensorrt=target.tensorrt,
+            objective=case.objective,
+            seconds=SECONDS,
+        )
+        job = build._Job(options, target, imported, asked, build._silent)
+        calibrated = build._calibrated(graph, None, job)
+    plan = build._planned(calibrated, job)
+    assert plan.search is None or plan.search.proven, f"no plan is proven for {case.name}"
+    return _Planned(calibrated, plan, job)
+
+
+def _covered(planned: _Planned) -> tuple[Covered, dict[str, DraftedSegment]]:
+    """Steps 6 and 7, up to the compiler; returns the drafts by segment, too."""
+    calibrated, plan, job = planned.calibrated, planned.plan, planned.job
+    graph = calibrated.prepared.model
+    amax = build._unify(calibrated, plan).amax
+    with _uncompiled() as drafted:
+        covered = cover_segments(
+            graph,
+            plan,
+            job.target.profile,
+            build._quantizer(graph, plan, calibrated.table, amax),
+            dims=job.imported.dims,
+            tactics=job.options.tactics,
+        )
+    return covered, drafted
+
+
+@contextmanager
+def _uncompiled() -> Iterator[dict[str, DraftedSegment]]:
+    """Record segments instead of compiling them, by name.
+
+    Drafting and cutting take turns inside `cover_segments`, which ends with compiling, so the
+    compiler is replaced for the time: it takes minutes, and a host may have none.
+    """
+    found: dict[str, DraftedSegment] = {}
+
+    def record(name: str, drafted: DraftedSegment, **_: object) -> GpuSegment:
+        found[name] = drafted
+        cuda = Cuda(
+            sm=0, kernels=(), works=(), weights="", workspace_bytes=0, inputs=(), outputs=()
+        )
+        return GpuSegment(cuda, {}, (), drafted.workspace_bytes, drafted.largest_live_bytes)
+
+    replaced: Any = gpu_segments
+    kept = replaced.compile_segment, replaced.has_compiler
+    replaced.compile_segment, replaced.has_compiler = record, lambda: True
+    try:
+        yield found
+    finally:
+        replaced.compile_segment, replaced.has_compiler = kept
+
+
+# What is hashed, as values that JSON can hold
+
+
+def _sha(value: object) -> str:
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _sha_bytes(data: bytes | memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _plan_text(plan: Plan) -> object:
+    rows = [[p.node, p.op, p.processor, p.segment, p.rule, p.reason] for p in plan.placements]
+    return [rows, [[s.name, s.processor, list(s.nodes)] for s in plan.segments]]
+
+
+def _segments_text(covered: Covered) -> object:
+    pieces = [
+        [one.segment.name, one.segment.processor, dict(one.refused), list(one.along)]
+        for one in covered.pieces
+    ]
+    models = [
+        [one.name, list(one.inputs), list(one.outputs), _sha_bytes(_model_bytes(one.onnx))]
+        for one in covered.lowered
+    ]
+    dims = [[dim.name, dim.min, dim.opt, dim.max, dim.step] for dim in covered.gpu.dims]
+    return [pieces, models, dims]
+
+
+def _model_bytes(data: bytes) -> bytes:
+    """Return a model as it is written when its parts come in a fixed order."""
+    return onnx.ModelProto.FromString(data).SerializeToString(deterministic=True)
+
+
+def _weights_text(covered: Covered, drafted: Mapping[str, DraftedSegment]) -> object:
+    kept = {
+        one.name: {
+            name: [str(array.dtype), list(array.shape), _sha_array(array)]
+            for name, array in one.weights.items()
+        }
+        for one in covered.lowered
+    }
+    return [kept, {name: _sha_bytes(one.weights) for name, one in drafted.items()}]
+
+
+def _sha_array(array: np.ndarray) -> str:
+    return _sha_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def _places(drafted: DraftedSegment) -> dict[str, int]:
+    """Number the allocations by where they occur first."""
+    found: dict[str, int] = {}
+    views = [*drafted.inputs.values(), *drafted.outputs.values()]
+    touched = [base for work in drafted.work for base in _bases(work)]
+    for base in [*touched, *(view.base for view in views), *drafted.offsets]:
+        found.setdefault(base, len(found))
+    return found
+
+
+def _bases(work: Work) -> list[str]:
+    return [
+        base for tactic in work.tactics for call in tactic for base in (*call.reads, *call.writes)
+    ]
+
+
+def _launches_text(drafted: DraftedSegment, places: Mapping[str, int]) -> object:
+    return [
+        [
+            list(work.nodes),
+            [[_call_text(call, places) for call in tactic] for tactic in work.tactics],
+        ]
+        for work in drafted.work
+    ]
+
+
+def _call_text(call: Call, places: Mapping[str, int]) -> object:
+    spec = call.spec
+    arguments = [
+        [_parameter(name), kind, _argument_text(given, places)]
+        for (name, kind), given in zip(spec.signature, call.arguments, strict=True)
+    ]
+    return [
+        *(_kernel(call), sorted(arguments), sorted(map(list, _constants(call)))),
+        *(spec.warps, spec.stages, spec.exact, _value(call.grid)),
+        *([places[base] for base in names] for names in (call.reads, call.writes)),
+    ]
+
+
+def _kernel(call: Call) -> str:
+    return RENAMED_KERNELS.get(call.spec.kernel, call.spec.kernel)
+
+
+def _constants(call: Call) -> list[tuple[str, str]]:
+    return [(_parameter(name), _value(value)) for name, value in call.spec.constants]
+
+
+def _has_lanes(call: Call) -> bool:
+    return dict(_constants(call)).get("LANES", "0") not in ("0", "False", "None")
+
+
+def _parameter(name: str) -> str:
+    """Return the kept name of a parameter; members of a tuple ("SHAPE.1") go with the tuple."""
+    whole, dot, member = name.partition(".")
+    return RENAMED_PARAMETERS.get(whole, whole) + dot + member
+
+
+def _argument_text(argument: Argument, places: Mapping[str, int]) -> str:
+    if isinstance(argument, InTensor):
+        return f"tensor {places[argument.base]} + {_value(argument.offset)}"
+    if isinstance(argument, InWeights):
+        return f"weights + {_value(argument.offset)}"
+    return _value(argument)
+
+
+def _value(value: object) -> str:
+    """Return a constant as text; a size with its formula."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_value, value))})"
+    if isinstance(value, str):
+        return repr(RENAMED_STEPS.get(value, value))
+    if isinstance(value, (bool, np.bool_)):
+        return repr(bool(value))
+    if isinstance(value, (int, np.integer)):
+        return repr(value) if isinstance(value, Size) else repr(int(value))
+    if isinstance(value, (float, np.floating)):
+        return repr(float(value))
+    assert value is None, f"a constant of an unknown type: {value!r}"
+    return "None"
+
+
+def _workspace_text(drafted: DraftedSegment, places: Mapping[str, int]) -> object:
+    rows = sorted([places[b], _value(drafted.sizes[b]), at] for b, at in drafted.offsets.items())
+    borders = [
+        [
+            [name, places[v.base], v.dtype, *map(_value, (v.shape, v.strides, v.offset, v.scale))]
+            for name, v in views.items()
+        ]
+        for views in (drafted.inputs, drafted.outputs)
+    ]
+    totals = [drafted.workspace_bytes, drafted.largest_live_bytes, drafted.dynamic]
+    return [rows, borders, totals]
+
+
+# All cases
+
+
+def read_goldens() -> dict[str, Golden]:
+    """Return what is kept, by case."""
+    return {name: Golden(**row) for name, row in json.loads(FILE.read_text()).items()}
+
+
+def differences(kept: Golden, found: Golden) -> list[str]:
+    """Return a line for each field that differs."""
+    return [
+        f"{one.name}: {getattr(kept, one.name)} was kept, {getattr(found, one.name)} found"
+        for one in fields(Golden)
+        if getattr(kept, one.name) != getattr(found, one.name)
+    ]
+
+
+def measure_all(cases: Sequence[Case], report: Callable[[str], None]) -> dict[str, Golden]:
+    """Return what builds make of cases, by name; the longest are begun first."""
+    found: dict[str, Golden] = {}
+    with Pool(PROCESSES) as pool:
+        for case, golden, seconds in pool.imap_unordered(_timed, cases):
+            found[case.name] = golden
+            report(
+                f"{case.name}: {seconds:.1f} s, {golden.works} works, {golden.processors}, "
+                f"{golden.rewrites} rewrites, {golden.portable} portable"
+            )
+    return {case.name: found[case.name] for case in cases}
+
+
+def _timed(case: Case) -> tuple[Case, Golden, float]:
+    began = time.monotonic()
+    try:
+        golden = measure(case)
+    except Exception as error:
+        raise RuntimeError(f"case {case.name}: {error}") from error
+    return case, golden, time.monotonic() - began
+
+
+def kernels_of(goldens: Mapping[str, Golden]) -> dict[str, int]:
+    """Return in how many cases each kernel occurs; 0 for those of none."""
+    return {kernel: sum(kernel in one.kernels for one in goldens.values()) for kernel in _table()}
+
+
+def _table() -> list[str]:
+    return [RENAMED_KERNELS.get(kernel, kernel) for kernel in KERNELS]
+
+
+def check_coverage(goldens: Mapping[str, Golden]) -> None:
+    """Raise AssertionError: a kernel that should occur does not."""
+    cases = kernels_of(goldens)
+    missing = {kernel for kernel, count in cases.items() if not count}
+    assert missing == set(NOT_COVERED), f"kernels of no case: {sorted(missing)}"
+    assert any(one.rewrites for one in goldens.values()), "nothing is rewritten for the DLA"
+    assert any(one.portable for one in goldens.values()), "no segment is covered in part"
+    assert any(one.lanes for one in goldens.values()), "no sums are left where lanes have them"
+
+
+def _check(cases: Sequence[Case], found: Mapping[str, Golden]) -> bool:
+    kept = read_goldens()
+    same = True
+    for case in cases:
+        lines = differences(kept[case.name], found[case.name]) if case.name in kept else ["new"]
+        same = same and not lines
+        for line in lines:
+            print(f"DIFFERENT {case.name}: {line}")
+    return same
+
+
+def main() -> None:
+    """Write the file, or compare with it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare with what is kept")
+    parser.add_argument("--case", choices=[case.name for case in CASES], help="this one only")
+    asked = parser.parse_args()
+    cases = [case for case in CASES if asked.case in (None, case.name)]
+    began = time.monotonic()
+    found = measure_all(cases, print)
+    print(f"{len(cases)} cases in {time.monotonic() - began:.0f} s")
+    if asked.case is None:
+        for kernel, count in kernels_of(found).items():
+            print(f"{kernel}: {count} cases")
+        check_coverage(found)
+    else:
+        print(json.dumps(asdict(found[asked.case]), indent=1))
+    if asked.check:
+        raise SystemExit(0 if _check(cases, found) else 1)
+    if asked.case is None:
+        rows = {name: asdict(golden) for name, golden in found.items()}
+        FILE.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

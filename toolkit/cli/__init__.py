@@ -1,0 +1,1 @@
+"""The command line: subcommands, their shared options, the doctor, report texts."""

@@ -1,0 +1,1 @@
+"""The subcommands of `tandem`, one file each; `toolkit.cli.main` lists them."""

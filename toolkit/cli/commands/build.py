@@ -1,0 +1,220 @@
+"""`tandem build`: ONNX model -> engine for a device profile."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+import msgspec
+
+from device.engine.manifest import DimRange, Precision
+from device.runtime.timing_cache import TimingCache
+from toolkit.cli.options.calibration import (
+    calibration_options,
+    parse_shapes,
+    progress_bar,
+    range_options,
+)
+from toolkit.cli.options.plan import plan_options
+from toolkit.cli.options.plugin import plugin_option
+from toolkit.cli.options.range_outputs import need_folders
+from toolkit.cli.options.tactics import tactic_options
+from toolkit.cli.report_text import build_text
+from toolkit.engine.build import BuildOptions, BuildResult, build_engine
+from toolkit.gpu.schedule.tactics import TacticOptions
+from toolkit.partition.planning.plan import PlanOptions
+from toolkit.partition.planning.plan_json import plan_builtins
+from toolkit.plugins import Plugin
+from toolkit.quantize.corrections.steps import Switch
+from toolkit.quantize.ranges.report_text import effects_builtins, ranges_builtins
+from toolkit.quantize.ranges.table_file import read_ranges
+
+
+def parse_dims(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> tuple[DimRange, ...]:
+    """NAME=MIN:OPT:MAX, any number of times, as ranges of dynamic dimensions."""
+    ranges = []
+    for value in values:
+        name, _, sizes = value.rpartition("=")
+        try:
+            low, opt, high = _ints(sizes, ":")
+        except ValueError as err:
+            raise click.BadParameter(
+                f"{value!r} is not NAME=MIN:OPT:MAX, such as batch=1:4:8"
+            ) from err
+        if not (name and 1 <= low <= opt <= high):
+            raise click.BadParameter(f"{value!r} does not keep 1 <= MIN <= OPT <= MAX")
+        ranges.append(DimRange(name=name, min=low, opt=opt, max=high))
+    return tuple(ranges)
+
+
+@click.command(
+    epilog="Example: tandem build model.onnx --profile agx-orin-64gb --data images/ -o m.engine"
+)
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--profile", default="laptop", show_default=True, help="See `tandem profiles`.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="[default: MODEL.engine]")
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "fp16", "int8", "best"]),
+    help="best: INT8 but for the nodes that it does not serve. "
+    "[default: int8 with --data or --table, else fp16; fp32 without a GPU]",
+)
+@calibration_options(required=False)
+@click.option(
+    "--table",
+    type=click.Path(path_type=Path),
+    help="Ranges: a calibration table, a TensorRT cache or a Q/DQ model.",
+)
+@click.option(
+    "--save-table",
+    type=click.Path(path_type=Path),
+    help="Write the table measured, before the engine.",
+)
+@click.option(
+    "--dummy-ranges", is_flag=True, help="INT8 without calibration, for timing only: wrong results."
+)
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    callback=parse_shapes,
+    metavar="NAME=DIMS",
+    help="Fix an input's shape.",
+)
+@click.option(
+    "--dim",
+    "dims",
+    multiple=True,
+    callback=parse_dims,
+    metavar="NAME=MIN:OPT:MAX",
+    help="Keep a dimension dynamic within a range.",
+)
+@plugin_option
+@tactic_options
+@plan_options
+@click.option("--jetpack", help="JetPack version on the board. [default: newest with its DLA]")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def build(
+    model: Path,
+    profile: str,
+    out: Path | None,
+    precision: Precision | Literal["best"] | None,
+    data: Path | None,
+    samples: int | None,
+    method: str,
+    budget: str | None,
+    resume: Path | None,
+    preprocess: Path | None,
+    equalise: Switch | None,
+    bias_correction: Switch | None,
+    keep_float: tuple[str, ...],
+    table: Path | None,
+    save_table: Path | None,
+    dummy_ranges: bool,
+    shapes: dict[str, tuple[int, ...]],
+    dims: tuple[DimRange, ...],
+    plugins: tuple[Plugin, ...],
+    timings: TimingCache | None,
+    exhaustive: bool,
+    workspace_mib: float | None,
+    objective: str,
+    power_mode: str | None,
+    max_crossings: int | None,
+    jetpack: str | None,
+    as_json: bool,
+) -> None:
+    """Build an engine from an ONNX MODEL for a device profile.
+
+    The report says which node runs on which processor and why, in segments.
+    """
+    _refuse_two_sources(data, table, save_table, dummy_ranges)
+    of_calibration = {
+        "--samples": samples,
+        "--save-table": save_table,
+        "--budget": budget,
+        "--resume": resume,
+        "--equalise": equalise,
+        "--bias-correction": bias_correction,
+        "--keep-float": keep_float,
+    }
+    _refuse_unused(data, precision, of_calibration)
+    need_folders(save_table)
+    ranges = range_options(
+        method, samples, budget, resume, preprocess, equalise, bias_correction, keep_float
+    )
+    options = BuildOptions(
+        precision=precision,
+        jetpack=jetpack,
+        data=data,
+        ranges=ranges,
+        table=read_ranges(table, shapes=shapes, dims=dims, any_weight_scale=True).table
+        if table
+        else None,
+        save_table=save_table,
+        dummy_ranges=dummy_ranges,
+        shapes=shapes,
+        dims=dims,
+        plan=PlanOptions(objective=objective, power_mode=power_mode, max_crossings=max_crossings),
+        plugins=plugins,
+        tactics=TacticOptions(
+            exhaustive=exhaustive,
+            workspace_bytes=None if workspace_mib is None else int(workspace_mib * 2**20),
+            timings=timings,
+        ),
+    )
+    with progress_bar(model.name) as report:
+        result = build_engine(model, profile, out or model.with_suffix(".engine"), options, report)
+    click.echo(json.dumps(as_builtins(result)) if as_json else build_text(result))
+
+
+def _refuse_two_sources(
+    data: Path | None, table: Path | None, save_table: Path | None, dummy_ranges: bool
+) -> None:
+    """Refuse ranges from more than one place."""
+    if table and (data or save_table):
+        raise click.UsageError("--table replaces --data and --save-table; give one or the other.")
+    if dummy_ranges and (data or table):
+        raise click.UsageError("--dummy-ranges replaces --data and --table; give one or the other.")
+
+
+def _refuse_unused(
+    data: Path | None, precision: str | None, of_calibration: Mapping[str, object]
+) -> None:
+    """Refuse options `of_calibration`, by name, that nothing would come of."""
+    if not data:
+        for option, value in of_calibration.items():
+            if value:
+                raise click.UsageError(f"{option} belongs to calibration; give --data with it.")
+    elif precision not in (None, "int8", "best"):
+        raise click.UsageError(
+            f"--data calibrates INT8; --precision {precision} has no use for it."
+        )
+
+
+def as_builtins(result: BuildResult) -> dict[str, Any]:
+    """What `--json` prints."""
+    calibration = result.calibration
+    return {
+        "engine": str(result.path),
+        "bytes": result.path.stat().st_size,
+        "manifest": msgspec.to_builtins(result.manifest),
+        "passes": {step.name: step.changes for step in result.passes},
+        "rewrites": [{"rewrite": row.rewrite, "node": row.node} for row in result.rewrites],
+        "plan": plan_builtins(result.plan),
+        "notes": list(result.notes),
+        "gpu": [msgspec.to_builtins(report) for report in result.gpu],
+        "keep_float": dict(result.kept),
+        "calibration": ranges_builtins(calibration) if calibration else None,
+        "scale_rules": {
+            "changes": result.scale_rules.changes,
+            "worst_factor": result.scale_rules.worst_factor,
+            "sqnr_db": effects_builtins(result.scale_rules.effects),
+        },
+    }
+
+
+def _ints(text: str, separator: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(separator))

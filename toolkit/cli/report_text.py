@@ -1,0 +1,88 @@
+"""What `tandem build` and `tandem inspect` print."""
+
+from calibration.table import IMPORTED
+from device.engine.cuda_manifest import Cuda
+from device.engine.manifest import UNCALIBRATED, DimRange, Manifest
+from toolkit.engine.build import BuildResult
+from toolkit.gpu.report import memory_line, report_lines
+from toolkit.partition.planning.plan_text import render_plan
+from toolkit.quantize.ranges.report_text import SHOWN, ranges_text
+
+
+def build_text(result: BuildResult) -> str:
+    """Return the report of a build: plan, calibration, notes and where the engine is."""
+    lines = [render_plan(result.plan), ""]
+    lines += [f"pass {step.name}: {step.changes}" for step in result.passes if step.changes]
+    lines += [
+        f"rewritten {row.rewrite}: {row.node} ({row.verdict.rule}: {row.verdict.actual})"
+        for row in result.rewrites
+    ]
+    lines += [f"note: {note}" for note in result.notes]
+    if result.calibration is not None:
+        lines.append(ranges_text(result.calibration))
+    for number, (node, why) in enumerate(result.kept.items()):
+        if number == SHOWN:
+            lines.append(f"  and {len(result.kept) - SHOWN} more nodes in floating point")
+            break
+        lines.append(f"  {node} stays in floating point: {why}")
+    for report in result.gpu:
+        lines += report_lines(report)
+    if result.gpu:
+        lines.append(memory_line(result.gpu, result.manifest.memory.arena_bytes))
+    size = result.path.stat().st_size
+    lines.append(f"engine: {result.path} ({size / 1e6:.2f} MB)")
+    return "\n".join(lines)
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """Return what an engine says of itself, for people."""
+    tensors = {tensor.name: tensor for tensor in manifest.tensors}
+    source = manifest.provenance
+    lines = [
+        f"engine for {manifest.profile}, {source.precision}, from {source.model} "
+        f"(sha256 {source.model_sha256[:12]})",
+        "made with " + ", ".join(f"{name} {v}" for name, v in source.versions.items()),
+    ]
+    if manifest.uncalibrated:
+        lines.append(UNCALIBRATED)
+    elif source.calibration is not None and source.calibration.method == IMPORTED:
+        lines.append("INT8 ranges were imported, not measured here")
+    elif source.calibration is not None:
+        lines.append(
+            f"calibrated by {source.calibration.method} on {source.calibration.samples} samples"
+        )
+    for title, names in (("input", manifest.inputs), ("output", manifest.outputs)):
+        for name in names:
+            tensor = tensors[name]
+            shape = "x".join("?" if dim is None else str(dim) for dim in tensor.shape)
+            lines.append(f"{title} {name}: {tensor.dtype} {shape}")
+    lines += [_dimension(dim) for dim in manifest.dims]
+    for segment in manifest.segments:
+        kinds = ", ".join(type(item).__name__.lower() for item in segment.implementations)
+        us = sum(row.predicted_us for row in manifest.plan if row.segment == segment.name)
+        lines.append(
+            f"segment {segment.name} on {segment.processor}: {len(segment.nodes)} nodes, "
+            f"predicted {us:.0f} us, carries {kinds}"
+        )
+        lines += [_kernels(item) for item in segment.implementations if isinstance(item, Cuda)]
+    for crossing in manifest.crossings:
+        size = "size known only when run" if crossing.bytes is None else f"{crossing.bytes} bytes"
+        lines.append(
+            f"crossing {crossing.tensor} ({tensors[crossing.tensor].dtype}): "
+            f"{crossing.source} -> {', '.join(crossing.targets)}, {size}"
+        )
+    lines.append(f"arena: {manifest.memory.arena_bytes} bytes")
+    return "\n".join(lines)
+
+
+def _kernels(one: Cuda) -> str:
+    tactics = sum(len(work.tactics) for work in one.works)
+    return (
+        f"  kernels for sm_{one.sm}: {len(one.works)} pieces of work, {tactics} tactics, "
+        f"{len(one.kernels)} kernels; workspace {one.workspace_bytes / 2**20:.2f} MiB"
+    )
+
+
+def _dimension(dim: DimRange) -> str:
+    steps = f" in steps of {dim.step}" if dim.step > 1 else ""
+    return f"dimension {dim.name}: {dim.min} .. {dim.opt} .. {dim.max}{steps}"

@@ -1,1 +1,0 @@
-"""The subcommands of `tandem`, one file each; `toolkit.cli` lists them."""

@@ -1,0 +1,124 @@
+"""The cycles of one layer on one DLA: the front of the package."""
+
+import math
+from collections.abc import Iterator
+
+from toolkit.dla.cycles.configurations import Config
+from toolkit.dla.cycles.convolution import IN_DRAM, Residency, conv_plans
+from toolkit.dla.cycles.engines import lrn_work, pointwise_work, pool_work
+from toolkit.dla.cycles.layers import (
+    ConvLayer,
+    Deconvolution,
+    Layer,
+    LayerError,
+    Pointwise,
+    Pool,
+)
+from toolkit.dla.cycles.post import tensor_bytes
+from toolkit.dla.cycles.result import Cycles, Plan, Work, plan_cycles
+
+
+def estimate(
+    layer: Layer,
+    config: Config,
+    *,
+    bytes_per_clock: float = math.inf,
+    sram_bytes_per_clock: float = math.inf,
+    residency: Residency = IN_DRAM,
+) -> Cycles:
+    """Return the cycles of the layer in the cheapest way that this DLA can compute it.
+
+    bytes_per_clock: what memory gives this DLA, in bytes per clock of the DLA (GB/s x 1000 / MHz);
+    never more than its port takes. sram_bytes_per_clock: likewise. residency: which tensors of a
+    convolution lie in the SRAM. Raises LayerError: this DLA cannot compute the layer.
+    """
+    return min(
+        each_way(
+            layer,
+            config,
+            bytes_per_clock=bytes_per_clock,
+            sram_bytes_per_clock=sram_bytes_per_clock,
+            residency=residency,
+        ),
+        key=lambda cycles: cycles.total,
+    )
+
+
+def each_way(
+    layer: Layer,
+    config: Config,
+    *,
+    bytes_per_clock: float = math.inf,
+    sram_bytes_per_clock: float = math.inf,
+    residency: Residency = IN_DRAM,
+) -> list[Cycles]:
+    """Return the cycles of every way to compute the layer, named by `mode`; see `estimate`."""
+    _check(layer, config, bytes_per_clock, sram_bytes_per_clock, residency)
+    return [
+        plan_cycles(plan, config, bytes_per_clock, sram_bytes_per_clock)
+        for plan in _plans(layer, config, residency)
+    ]
+
+
+def _check(
+    layer: Layer,
+    config: Config,
+    bytes_per_clock: float,
+    sram_bytes_per_clock: float,
+    residency: Residency,
+) -> None:
+    if not config.kernels_at_once(layer.precision):
+        raise LayerError(f"{config.name} has no {layer.precision} arithmetic; use int8.")
+    if min(bytes_per_clock, sram_bytes_per_clock) <= 0:
+        raise LayerError(
+            f"Memory gives {bytes_per_clock} and SRAM {sram_bytes_per_clock} bytes a clock; "
+            "both must be above 0."
+        )
+    if residency != IN_DRAM and not config.sram_port_bytes:
+        raise LayerError(f"{config.name} has no port to an SRAM; leave the tensors in DRAM.")
+
+
+def _plans(layer: Layer, config: Config, residency: Residency) -> Iterator[Plan]:
+    if isinstance(layer, ConvLayer):
+        yield from conv_plans(layer, config, residency)
+    elif isinstance(layer, Deconvolution):
+        yield from _deconvolution_plans(layer, config, residency)
+    elif isinstance(layer, Pointwise):
+        yield Plan(mode="output stage", parts=(pointwise_work(layer, config),))
+    elif isinstance(layer, Pool):
+        yield Plan(mode="pooling", parts=(pool_work(layer, config),))
+    else:
+        yield Plan(mode="normalisation", parts=(lrn_work(layer, config),))
+
+
+def _deconvolution_plans(
+    layer: Deconvolution, config: Config, residency: Residency
+) -> Iterator[Plan]:
+    """Yield a deconvolution: one convolution for each phase of its stride, then interleaving.
+
+    Each phase makes one output for every input position, with the kernel's weights of that phase.
+    """
+    rows, columns = layer.stride
+    kernel = (-(-layer.kernel[0] // rows), -(-layer.kernel[1] // columns))
+    phase = ConvLayer(
+        channels=layer.channels,
+        height=layer.height,
+        width=layer.width,
+        kernels=layer.kernels,
+        kernel=kernel,
+        pads=(kernel[0] - 1, kernel[1] - 1, 0, 0),
+        groups=layer.groups,
+        batch=layer.batch,
+        precision=layer.precision,
+    )
+    size = (
+        tensor_bytes(layer.kernels, layer.height, layer.width, config, layer.precision)
+        * layer.batch
+        * rows
+        * columns
+    )
+    interleave = (Work(read=size, written=size),) if rows * columns > 1 else ()
+    for plan in conv_plans(phase, config, residency):
+        parts = tuple(work.times(rows * columns) for work in plan.parts)
+        mode = f"{plan.mode}, {rows * columns} phases"
+        yield Plan(mode=mode, parts=parts + interleave, macs=layer.macs)

@@ -1,0 +1,194 @@
+"""What the cycle functions return, and how its parts make a time."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from toolkit.dla.cycles.configurations import Config
+from toolkit.dla.cycles.sequence import NOTHING, Sequence
+
+Bound = Literal["MACs", "weights streaming", "buffer", "output stage", "memory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What one or more hardware layers do, before any rate of memory is known.
+
+    `refetch` is the part of the bytes read that a larger buffer would have saved; `fill` is the
+    part that must be in the buffer before the array can start. Bytes are those of memory (DRAM)
+    and, in `sram` and `sram_fill`, those of tensors that lie in the SRAM instead. `layers` is
+    hardware layers.
+    """
+
+    sequence: Sequence = NOTHING
+    output: float = 0.0
+    read: int = 0
+    written: int = 0
+    fill: int = 0
+    refetch: int = 0
+    sram: int = 0
+    sram_fill: int = 0
+    layers: int = 1
+    chunks: int = 1
+    weight_mode: str = ""
+
+    def times(self, count: int) -> "Work":
+        """Return the work of `count` such layers one after another."""
+        return Work(
+            sequence=self.sequence.times(count),
+            output=self.output * count,
+            read=self.read * count,
+            written=self.written * count,
+            fill=self.fill * count,
+            refetch=self.refetch * count,
+            sram=self.sram * count,
+            sram_fill=self.sram_fill * count,
+            layers=self.layers * count,
+            chunks=self.chunks,
+            weight_mode=self.weight_mode,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cycles:
+    """Clocks of one layer, by what takes them, and the bytes that it moves.
+
+    mac: the array's sequence (`data` of it with data on the array, `weights` what the weights
+    alone would need from the buffer). fill: reading the input, which comes first. output_stage:
+    scaling, activation, pooling. memory: all bytes. overhead: start and drain of the hardware
+    layers. `optimistic` lets everything overlap; `pessimistic` fills the buffer first; `total`
+    lies between by the configuration's `overlap`. bound_by: what would have to be faster. mode:
+    how the array runs it; weight_mode: what the buffer holds of the weights ("" without weights).
+    macs: products of the layer as written. chunks: parts along the height. hardware_layers: with
+    groups and frames.
+    """
+
+    mode: str
+    weight_mode: str
+    mac: float
+    data: int
+    weights: int
+    fill: float
+    output_stage: float
+    memory: float
+    overhead: int
+    optimistic: float
+    pessimistic: float
+    total: float
+    bound_by: Bound
+    bytes_read: int
+    bytes_written: int
+    bytes_sram: int
+    bytes_refetched: int
+    chunks: int
+    hardware_layers: int
+    macs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One way to compute a layer: work whose parts wait for each other. macs: of the layer."""
+
+    mode: str
+    parts: tuple[Work, ...]
+    macs: int = 0
+
+
+def plan_cycles(
+    plan: Plan, config: Config, bytes_per_clock: float, sram_per_clock: float
+) -> Cycles:
+    """Return the cycles of a plan where memory gives so many bytes a clock of the DLA."""
+    parts = [_part_cycles(part, config, bytes_per_clock, sram_per_clock) for part in plan.parts]
+    return _one_after_another(plan, parts)
+
+
+def _part_cycles(
+    work: Work, config: Config, bytes_per_clock: float, sram_per_clock: float
+) -> Cycles:
+    """Return the cycles of work where memory gives so many bytes a clock of the DLA."""
+    rate = min(bytes_per_clock, config.port_bytes) * config.memory_efficiency
+    sram_rate = min(sram_per_clock, config.sram_port_bytes) * config.memory_efficiency or math.inf
+    moved = work.read + work.written
+    sram = work.sram / sram_rate
+    memory = max(moved / rate, sram)
+    mac = work.sequence.cycles / config.mac_efficiency
+    fill = work.fill / rate + work.sram_fill / sram_rate
+    behind_fill = max((moved - work.fill) / rate, (work.sram - work.sram_fill) / sram_rate)
+    overhead = config.layer_overhead * work.layers
+    optimistic = max(mac, work.output, memory) + overhead
+    pessimistic = max(optimistic, fill + max(mac, work.output, behind_fill) + overhead)
+    once = max((moved - work.refetch) / rate, sram)
+    return Cycles(
+        mode="",
+        weight_mode=work.weight_mode,
+        mac=mac,
+        data=work.sequence.data,
+        weights=work.sequence.weights,
+        fill=fill,
+        output_stage=work.output,
+        memory=memory,
+        overhead=overhead,
+        optimistic=optimistic,
+        pessimistic=pessimistic,
+        total=pessimistic - config.overlap * (pessimistic - optimistic),
+        bound_by=_bound(work, mac, memory, once),
+        bytes_read=work.read,
+        bytes_written=work.written,
+        bytes_sram=work.sram,
+        bytes_refetched=work.refetch,
+        chunks=work.chunks,
+        hardware_layers=work.layers,
+        macs=0,
+    )
+
+
+def _one_after_another(plan: Plan, parts: list[Cycles]) -> Cycles:
+    """Return the sum of the plan's parts; the longest says what binds."""
+    longest = max(parts, key=lambda part: part.total)
+    return Cycles(
+        mode=plan.mode,
+        weight_mode=parts[0].weight_mode,
+        mac=sum(part.mac for part in parts),
+        data=sum(part.data for part in parts),
+        weights=sum(part.weights for part in parts),
+        fill=sum(part.fill for part in parts),
+        output_stage=sum(part.output_stage for part in parts),
+        memory=sum(part.memory for part in parts),
+        overhead=sum(part.overhead for part in parts),
+        optimistic=sum(part.optimistic for part in parts),
+        pessimistic=sum(part.pessimistic for part in parts),
+        total=sum(part.total for part in parts),
+        bound_by=longest.bound_by,
+        bytes_read=sum(part.bytes_read for part in parts),
+        bytes_written=sum(part.bytes_written for part in parts),
+        bytes_sram=sum(part.bytes_sram for part in parts),
+        bytes_refetched=sum(part.bytes_refetched for part in parts),
+        chunks=max(part.chunks for part in parts),
+        hardware_layers=sum(part.hardware_layers for part in parts),
+        macs=plan.macs,
+    )
+
+
+def _bound(work: Work, mac: float, memory: float, memory_once: float) -> Bound:
+    """Return what would have to be faster. The buffer, where memory binds only by reading again."""
+    if memory > max(mac, work.output):
+        return "memory" if memory_once > max(mac, work.output) else "buffer"
+    if work.output > mac:
+        return "output stage"
+    return "weights streaming" if work.sequence.weights > work.sequence.data else "MACs"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRange:
+    """Microseconds of a layer: all overlapped, the total by `overlap`, nothing overlapped."""
+
+    optimistic_us: float
+    total_us: float
+    pessimistic_us: float
+
+
+def time_range(cycles: Cycles, clock_mhz: float) -> TimeRange:
+    """Return the time of a layer at a clock of the DLA; its bytes a clock must be of that clock."""
+    return TimeRange(
+        cycles.optimistic / clock_mhz, cycles.total / clock_mhz, cycles.pessimistic / clock_mhz
+    )

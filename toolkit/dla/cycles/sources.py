@@ -1,0 +1,160 @@
+"""Where the figures of `configurations.py` come from, field by field, and how firm they are.
+
+`documented`: in the open hardware's specification or source, or published by NVIDIA. `observed`:
+seen in a simulation of the open hardware. `inferred`: a guess with a reason, to be fitted, and
+shown as such wherever a result rests on it.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from toolkit.dla.cycles.configurations import Config
+
+Certainty = Literal["documented", "observed", "inferred"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a value comes from and how firm it is."""
+
+    certainty: Certainty
+    text: str
+
+
+SPEC = "nvdla/hw, spec/defs/<name>.spec (nv_full: branch nvdlav1, others: master)"
+FULL = ("nv_full",)
+MASTER = (
+    "nv_large",
+    "nv_medium_1024_full",
+    "nv_medium_512",
+    "nv_small_256",
+    "nv_small_256_full",
+    "nv_small",
+)
+OPEN = (*FULL, *MASTER)
+EVERY = (*OPEN, "xavier", "orin")
+ARRAY = ("atomic_c", "atomic_k", "atomic_k_fp16")
+ORDER = ("stripe", "long_stripes", "image_stripe", "package_minimum", "weight_bytes")
+BUFFER = ("banks", "bank_bytes", "entry_bytes")
+RATES = ("sdp_x", "sdp_y", "pdp", "cdp")
+PORTS = ("port_bytes", "sram_port_bytes")
+UNITS = ("winograd", "image_post_extension", "max_batch")
+
+# The first row that holds both name and field counts.
+ROWS: tuple[tuple[tuple[str, ...], tuple[str, ...], Certainty, str], ...] = (
+    (EVERY, ("name", "generation"), "documented", "the published name"),
+    (
+        EVERY,
+        ("mac_efficiency",),
+        "inferred",
+        "1: the sequence has no idle clocks of its own; fit to measurements",
+    ),
+    (
+        EVERY,
+        ("memory_efficiency",),
+        "inferred",
+        "1: every byte of the share is used; fit to measurements",
+    ),
+    (
+        EVERY,
+        ("overlap",),
+        "inferred",
+        "1: the optimistic end, as in NVIDIA's performance workbook; fit to measurements",
+    ),
+    (
+        EVERY,
+        ("uses_winograd",),
+        "inferred",
+        "no: nvdla/sw CompilerFeatures.md has none for INT8; NVIDIA's own compiler is closed",
+    ),
+    (
+        (*OPEN, "xavier"),
+        ("depthwise_channels",),
+        "documented",
+        "the open hardware has no groups (nvdla/sw ConvCoreNode.cpp, squashWeightGroups)",
+    ),
+    (
+        EVERY,
+        ("split_weight_banks",),
+        "documented",
+        "nvdla/sw, umd/core/src/compiler/include/priv/Profile.h, CompileParams; closed compilers "
+        "may differ",
+    ),
+    (
+        FULL,
+        ("layer_overhead",),
+        "observed",
+        "21 clocks before the first package, 49 behind the last: a simulation of the sequencer",
+    ),
+    (EVERY, ("layer_overhead",), "inferred", "as simulated for nv_full; without software"),
+    (OPEN, (*ARRAY, *BUFFER, *RATES, *PORTS, "memory_atom_bytes"), "documented", SPEC),
+    (
+        FULL,
+        ORDER,
+        "documented",
+        "nvdla/hw nvdlav1, vmod/nvdla/csc/NV_NVDLA_CSC_sg.v:2925-2955, 5072-5116, 7190-7275",
+    ),
+    (
+        MASTER,
+        ORDER,
+        "documented",
+        "nvdla/hw master, vmod/nvdla/csc/NV_NVDLA_CSC_sg.v:500-584, 760-786 and NV_NVDLA_CSC.h",
+    ),
+    (OPEN, UNITS, "documented", "nvdla/hw, spec/defs/<name>.spec and hw/v1/ias"),
+    (OPEN, ("sram_bytes",), "documented", "the open core has a port and no memory of its own"),
+    (
+        ("xavier",),
+        ("sram_bytes",),
+        "documented",
+        "4 MiB shared by two DLAs and two PVAs (NVIDIA/Deep-Learning-Accelerator-SW, FAQ)",
+    ),
+    (
+        ("xavier",),
+        (*ARRAY, *ORDER, *BUFFER, *RATES, *PORTS, *UNITS, "memory_atom_bytes"),
+        "inferred",
+        "nv_full: nvdla/sw LowPrecision.md says that Xavier has NVDLA integrated, and 2048 x 2 x "
+        "1.395 GHz agrees with 5.7 TOPS a core",
+    ),
+    (("orin",), ("sram_bytes",), "documented", "1 MiB a core (same FAQ)"),
+    (
+        ("orin",),
+        ("atomic_c", "atomic_k"),
+        "inferred",
+        "8192 dense INT8 MACs: 52.5 sparse TOPS a core / 2 / 2 / 1.6 GHz; the division is a guess",
+    ),
+    (
+        ("orin",),
+        ("atomic_k_fp16",),
+        "inferred",
+        "512 FP16 MACs: FP16 convolutions are up to twice as slow as Xavier's 1024 (same FAQ)",
+    ),
+    (
+        ("orin",),
+        ("depthwise_channels",),
+        "inferred",
+        "none, as on v1; the second generation is not open",
+    ),
+    (
+        ("orin",),
+        (*ORDER, *BUFFER, *RATES, *PORTS, *UNITS, "memory_atom_bytes"),
+        "inferred",
+        "nv_full grown with its array where a balance needs it; nothing is published: fit",
+    ),
+)
+
+
+def source_of(name: str, field: str) -> Source:
+    """Return where a field of the configuration `name` comes from.
+
+    Raises KeyError: no such configuration or field.
+    """
+    for names, covered, certainty, text in ROWS:
+        if name in names and field in covered:
+            return Source(certainty, text)
+    raise KeyError(f"{name}.{field}")
+
+
+def inferred_fields(name: str) -> tuple[str, ...]:
+    """Return the fields of a configuration that are guesses, in the order of `Config`."""
+    names = (field.name for field in fields(Config))
+    return tuple(field for field in names if source_of(name, field).certainty == "inferred")

@@ -1,0 +1,134 @@
+"""Pooling windows that are too long, or that leave padding out, in windows that the DLA takes.
+
+max over k = max over k1 of max over k2, stride 1 first, with k - 1 = (k1 - 1) + (k2 - 1);
+padding splits in the same way, for a maximum does not see it.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from toolkit.dla.legalize.draft import Attributes
+from toolkit.dla.legalize.pooling import CONV_WINDOW, average
+from toolkit.dla.legalize.rewrite import Site, image, sizes
+from toolkit.dla.legalize.windows import POOL, exact_steps, paired
+from toolkit.graph.window import Window
+
+
+def max_cascade(site: Site) -> str | None:
+    """Split a MaxPool into MaxPools of stride 1 and a last one with the stride."""
+    window = _plain(site)
+    if isinstance(window, str):
+        return window
+    if max(window.kernel) <= POOL:
+        return f"windows are within {POOL}x{POOL} already"
+    pads = window.pads or ()
+    count = max(-(-(size - 1) // (POOL - 1)) for size in window.kernel)
+    rows, columns = (
+        _split(size, before, after, count)
+        for size, before, after in zip(window.kernel, pads[:2], pads[2:], strict=True)
+    )
+    data = site.data
+    for index, (row, column) in enumerate(zip(rows, columns, strict=True)):
+        last = index == count - 1
+        attributes: Attributes = {
+            "kernel_shape": (row[0], column[0]),
+            "strides": window.strides if last else (1, 1),
+            "pads": (row[1], column[1], row[2], column[2]),
+        }
+        data = site.draft.add("MaxPool", [data], attributes)
+    site.draft.finish(site.made, data)
+    return None
+
+
+def average_cascade(site: Site) -> str | None:
+    """Split an AveragePool of blocks side by side into a cascade."""
+    window = _plain(site)
+    if isinstance(window, str):
+        return window
+    steps = [exact_steps(size) for size in window.kernel]
+    if window.strides != window.kernel or any(window.pads or ()):
+        return "windows overlap or are padded"
+    if steps[0] is None or steps[1] is None:
+        return f"window {_text(window.kernel)} has no factors of at most {POOL}"
+    site.draft.finish(site.made, average(site.draft, site.data, paired(steps[0], steps[1])))
+    return None
+
+
+def average_conv(site: Site) -> str | None:
+    """Average by a depthwise convolution of equal weights."""
+    window, shape = _plain(site), image(site.data)
+    if isinstance(window, str) or shape is None:
+        return window if isinstance(window, str) else "it needs a 4-D map of known size"
+    pads = window.pads or ()
+    if any(pads) and not site.view.integer("count_include_pad", 0):
+        return "padding is left out of the averages"
+    if max(window.kernel) > CONV_WINDOW:
+        return f"window {_text(window.kernel)} is larger than {CONV_WINDOW}x{CONV_WINDOW}"
+    weights = np.full((shape[1], 1, *window.kernel), 1.0 / math.prod(window.kernel))
+    attributes: Attributes = {
+        "group": shape[1],
+        "kernel_shape": window.kernel,
+        "strides": window.strides,
+        "pads": pads,
+    }
+    taps = site.draft.constant(weights, site.data)
+    site.draft.finish(site.made, site.draft.add("Conv", [site.data, taps], attributes))
+    return None
+
+
+def average_inclusive(site: Site) -> str | None:
+    """Count the padding, then scale each place by the size of its window over what it held."""
+    window, came, made = _plain(site), image(site.data), image(site.made)
+    if isinstance(window, str) or came is None or made is None:
+        return window if isinstance(window, str) else "it needs a 4-D map of known size"
+    pads = window.pads or ()
+    if not any(pads) or site.view.integer("count_include_pad", 0):
+        return "padding counts already"
+    attributes: Attributes = {
+        "kernel_shape": window.kernel,
+        "strides": window.strides,
+        "pads": pads,
+        "count_include_pad": 1,
+    }
+    held = [_held(came[2 + axis], made[2 + axis], window, pads[axis], axis) for axis in range(2)]
+    scale = math.prod(window.kernel) / np.outer(held[0], held[1])
+    whole = np.broadcast_to(scale, (1, *made[1:]))
+    average = site.draft.add("AveragePool", [site.data], attributes)
+    scaled = site.draft.add("Mul", [average, site.draft.constant(whole, site.data)])
+    site.draft.finish(site.made, scaled)
+    return None
+
+
+def _held(size: int, made: int, window: Window, pad: int, axis: int) -> list[int]:
+    """How many elements each window along an axis holds."""
+    starts = [index * window.strides[axis] - pad for index in range(made)]
+    return [min(size, s + window.kernel[axis]) - max(0, s) for s in starts]
+
+
+def _split(size: int, before: int, after: int, count: int) -> list[tuple[int, int, int]]:
+    """Split a window and its padding into `count` windows of at most 8."""
+    steps = []
+    for left in range(count, 0, -1):
+        part = -(-(size - 1) // left)
+        pads = min(before, part), min(after, part)
+        steps.append((part + 1, *pads))
+        size, before, after = size - part, before - pads[0], after - pads[1]
+    return steps
+
+
+def _plain(site: Site) -> Window | str:
+    """The window of a 2-D pooling without dilation, rounding up or indices."""
+    window = site.view.window
+    if window is None or window.pads is None or len(window.kernel) != 2 or not sizes(site.data):
+        return "it needs a 2-D window and a map of known size"
+    if set(window.dilations) != {1}:
+        return "the window is dilated"
+    if site.view.integer("ceil_mode", 0) or len(site.view.outputs) > 1:
+        return "it rounds its size up or returns indices"
+    return window
+
+
+def _text(values: Sequence[int]) -> str:
+    return "x".join(map(str, values))

@@ -1,0 +1,171 @@
+"""Resize by integer scales, in one of the coordinate modes that the DLA has.
+
+A nearest Resize is the list of rows and columns that it copies; two modes with the same list are
+the same Resize. The coordinates are those of the ONNX operator, in exact fractions.
+"""
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+
+from toolkit.dla.legalize.rewrite import Site, image
+
+HALF = Fraction(1, 2)
+
+# The place in the input of output i, of `n` elements made of `m`.
+_PLACES: dict[str, Callable[[int, int, int], Fraction]] = {
+    "half_pixel": lambda i, n, m: (i + HALF) * Fraction(m, n) - HALF,
+    "half_pixel_symmetric": lambda i, n, m: (i + HALF) * Fraction(m, n) - HALF,
+    "pytorch_half_pixel": lambda i, n, m: (
+        (i + HALF) * Fraction(m, n) - HALF if n > 1 else Fraction(0)
+    ),
+    "asymmetric": lambda i, n, m: Fraction(i * m, n),
+    "align_corners": lambda i, n, m: Fraction(i * (m - 1), n - 1) if n > 1 else Fraction(0),
+    "tf_half_pixel_for_nn": lambda i, n, m: (i + HALF) * Fraction(m, n),
+}
+_ROUNDINGS: dict[str, Callable[[Fraction], int]] = {
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "round_prefer_floor": lambda place: math.ceil(place - HALF),
+    "round_prefer_ceil": lambda place: math.floor(place + HALF),
+}
+# The modes of the DLA, rule resize.mode; the plainest first.
+NEAREST_MODES = (
+    ("asymmetric", "floor"),
+    ("half_pixel", "round_prefer_floor"),
+    ("half_pixel", "round_prefer_ceil"),
+)
+POWERS = {1, 2, 4, 8, 16}  # up to the longest pooling stride, rule pool.stride
+
+
+def nearest(site: Site) -> str | None:
+    """Write a nearest Resize with integer scales in a mode of the DLA."""
+    sizes = _sizes(site, "nearest")
+    if isinstance(sizes, str):
+        return sizes
+    scales = _scales(sizes)
+    if isinstance(scales, str):
+        return scales
+    wanted = [_copied(site, *pair) for pair in sizes]
+    for coordinates, rounding in NEAREST_MODES:
+        if [_list(coordinates, rounding, *pair) for pair in sizes] == wanted:
+            _resize(site, scales, coordinates, rounding)
+            return None
+    return "the DLA has no mode that copies the same rows and columns"
+
+
+def linear(site: Site) -> str | None:
+    """Write a linear Resize with integer scales in the half_pixel mode."""
+    sizes = _sizes(site, "linear")
+    if isinstance(sizes, str):
+        return sizes
+    scales = _scales(sizes)
+    if isinstance(scales, str):
+        return scales
+    place = _PLACES.get(str(site.view.attribute("coordinate_transformation_mode")))
+    if place is None or any(
+        place(i, n, m) != _PLACES["half_pixel"](i, n, m) for m, n in sizes for i in range(n)
+    ):
+        return "its coordinates are not those of half_pixel"
+    _resize(site, scales, "half_pixel", None)
+    return None
+
+
+def nearest_pool(site: Site) -> str | None:
+    """Keep every k-th row and column by a MaxPool of window 1 and stride k."""
+    sizes = _sizes(site, "nearest")
+    if isinstance(sizes, str):
+        return sizes
+    steps = _steps(sizes)
+    # Other scales are no exact binary fractions: then runtimes differ in the rows that they keep.
+    if steps is None or not set(steps) <= POWERS:
+        return "it does not shrink by powers of two that a pooling has as its stride"
+    wanted = [_copied(site, *pair) for pair in sizes]
+    if any(
+        kept != [i * k for i in range(made)]
+        for kept, k, (_, made) in zip(wanted, steps, sizes, strict=True)
+    ):
+        return "it does not keep the first of each block"
+    attributes = {"kernel_shape": (1, 1), "strides": steps}
+    site.draft.finish(site.made, site.draft.add("MaxPool", [site.data], attributes))
+    return None
+
+
+def linear_pool(site: Site) -> str | None:
+    """Halve a map by averages of two."""
+    sizes = _sizes(site, "linear")
+    if isinstance(sizes, str):
+        return sizes
+    steps, mode = _steps(sizes), str(site.view.attribute("coordinate_transformation_mode"))
+    place = _PLACES.get(mode)
+    if steps is None or place is None or not set(steps) <= {1, 2}:
+        return "it does not halve height or width"
+    if any(
+        place(i, n, m) != i * k + Fraction(k - 1, 2)
+        for (m, n), k in zip(sizes, steps, strict=True)
+        for i in range(n)
+    ):
+        return "its coordinates are not in the middle of two"
+    attributes = {"kernel_shape": steps, "strides": steps}
+    site.draft.finish(site.made, site.draft.add("AveragePool", [site.data], attributes))
+    return None
+
+
+def _sizes(site: Site, mode: str) -> tuple[tuple[int, int], tuple[int, int]] | str:
+    """Height and width before and after, of a Resize of a 4-D map in one mode."""
+    came, made = image(site.data), image(site.made)
+    if came is None or made is None or came[:2] != made[:2]:
+        return "it needs a 4-D map of known size and resizes height and width alone"
+    found = site.view.attribute("mode")
+    if found != mode:
+        return f"mode {found}"
+    if site.view.integer("antialias", 0) or site.view.integer("exclude_outside", 0):
+        return "it is antialiased or leaves the outside out"
+    if site.view.attribute("keep_aspect_ratio_policy") not in (None, "stretch"):
+        return "it keeps the aspect ratio"
+    given = site.array(2 if site.node.op_type == "Resize" else 1)
+    if given is not None and given.size:  # scales that do not divide: coordinates follow the scale
+        exact = [float(n) / m for m, n in zip(came, made, strict=True)][-min(2, given.size) :]
+        if not np.allclose(given[-len(exact) :], exact, rtol=1e-6):
+            return "its scales are not those of its sizes"
+    return (came[2], made[2]), (came[3], made[3])
+
+
+def _scales(sizes: tuple[tuple[int, int], tuple[int, int]]) -> tuple[int, int] | str:
+    if any(made % came for came, made in sizes):
+        return f"scales {sizes[0][1] / sizes[0][0]:g} and {sizes[1][1] / sizes[1][0]:g}"
+    return sizes[0][1] // sizes[0][0], sizes[1][1] // sizes[1][0]
+
+
+def _steps(sizes: tuple[tuple[int, int], tuple[int, int]]) -> tuple[int, int] | None:
+    if any(came % made for came, made in sizes):
+        return None
+    return sizes[0][0] // sizes[0][1], sizes[1][0] // sizes[1][1]
+
+
+def _copied(site: Site, came: int, made: int) -> list[int] | None:
+    """The rows (or columns) that the site copies, None where its mode is unknown."""
+    coordinates = str(site.view.attribute("coordinate_transformation_mode") or "asymmetric")
+    rounding = str(site.view.attribute("nearest_mode") or "floor")
+    return _list(coordinates, rounding, came, made)
+
+
+def _list(coordinates: str, rounding: str, came: int, made: int) -> list[int] | None:
+    place, rounded = _PLACES.get(coordinates), _ROUNDINGS.get(rounding)
+    if place is None or rounded is None:
+        return None
+    return [min(came - 1, max(0, rounded(place(i, made, came)))) for i in range(made)]
+
+
+def _resize(site: Site, scales: tuple[int, int], coordinates: str, rounding: str | None) -> None:
+    attributes = {
+        "mode": str(site.view.attribute("mode")),
+        "coordinate_transformation_mode": coordinates,
+    }
+    if rounding is not None:
+        attributes["nearest_mode"] = rounding
+    factors = site.draft.constant(np.array([1, 1, *scales], np.float32))
+    made = site.draft.add("Resize", [site.data, None, factors], attributes)
+    site.draft.finish(site.made, made)

@@ -1,0 +1,249 @@
+"""Cutting, choosing, padding and adding up by convolutions whose weights are 0 and 1.
+
+A 1x1 convolution with rows of the unit matrix chooses channels; a depthwise convolution whose
+window of n - m + 1 has its 1 at place a keeps the m elements from a on of an axis of n.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from toolkit.dla.legalize.draft import Attributes, Draft
+from toolkit.dla.legalize.rewrite import Site, constant_of, image
+from toolkit.graph.node_view import view
+
+CONV_WINDOW = 32  # longest convolution window, rule conv.kernel
+CONV_STRIDE = 8  # longest convolution stride, rule conv.stride
+
+
+def slice_conv(site: Site) -> str | None:
+    """Slice channels by a 1x1 convolution, and a map by a depthwise one with the step as stride."""
+    ranges, shape = slice_ranges(site.node), image(site.data)
+    if isinstance(ranges, str) or shape is None:
+        return ranges if isinstance(ranges, str) else "it needs a 4-D map of known size"
+    made = cut_by_conv(site.draft, site.data, ranges)
+    if isinstance(made, str):
+        return made
+    site.draft.finish(site.made, made)
+    return None
+
+
+def split_conv(site: Site) -> str | None:
+    """Split by one such convolution for each part."""
+    shape = image(site.data)
+    parts = [image(value) for value in site.node.outputs]
+    if shape is None or None in parts:
+        return "it needs 4-D tensors of known size"
+    axis = site.view.integer("axis", 0) % 4
+    start = 0
+    for value, part in zip(site.node.outputs, parts, strict=True):
+        assert part is not None
+        ranges = [range(size) for size in shape]
+        ranges[axis] = range(start, start + part[axis])
+        start += part[axis]
+        made = cut_by_conv(site.draft, site.data, ranges)
+        if isinstance(made, str):
+            return made
+        site.draft.finish(value, made)
+    return None
+
+
+def gather_conv(site: Site) -> str | None:
+    """Gather channels, in any order, by a 1x1 convolution."""
+    indices, shape = site.array(1), image(site.data)
+    if indices is None or shape is None or site.view.integer("axis", 0) % 4 != 1:
+        return "it needs constant indices of the channels of a 4-D tensor"
+    if indices.ndim != 1:
+        return f"indices of rank {indices.ndim} change the rank"
+    site.draft.finish(site.made, choose_channels(site.draft, site.data, indices % shape[1]))
+    return None
+
+
+def gather_slice(site: Site) -> str | None:
+    """Gather neighbouring rows, columns or channels by a Slice."""
+    indices, shape = site.array(1), image(site.data)
+    axis = site.view.integer("axis", 0) % 4
+    if indices is None or shape is None or indices.ndim != 1 or axis == 0:
+        return "it needs a constant list of indices into a 4-D tensor, not of its batch"
+    places = indices % shape[axis]
+    if not np.array_equal(places, np.arange(places[0], places[0] + len(places))):
+        return "the indices do not follow each other"
+    first = int(places[0])
+    made = crop(site.draft, site.data, {axis: (first, first + len(places))})
+    site.draft.finish(site.made, made)
+    return None
+
+
+def pad_conv(site: Site) -> str | None:
+    """Pad a map with zeros by a depthwise convolution that only moves."""
+    pads, shape = _zero_pads(site.node), image(site.data)
+    if isinstance(pads, str) or shape is None:
+        return pads if isinstance(pads, str) else "it needs a 4-D map of known size"
+    (top, bottom), (left, right) = pads
+    kernel = (top + bottom + 1, left + right + 1)
+    weights = np.zeros((shape[1], 1, *kernel))
+    weights[:, :, bottom, right] = 1.0
+    around = (top + bottom, left + right)
+    made = site.draft.add(
+        "Conv",
+        [site.data, site.draft.constant(weights, site.data)],
+        {"group": shape[1], "kernel_shape": kernel, "pads": (*around, *around)},
+    )
+    site.draft.finish(site.made, made)
+    return None
+
+
+def pad_into_conv(site: Site) -> str | None:
+    """Pad in the convolutions that read the padded map."""
+    pads, readers = _zero_pads(site.node), [use.node for use in site.made.uses()]
+    windows = [view(node, site.draft.opset).window for node in readers]
+    if isinstance(pads, str) or site.made.is_graph_output() or not readers:
+        return pads if isinstance(pads, str) else "the padded map is an output"
+    if any(node.op_type != "Conv" for node in readers):
+        return "others than convolutions read the padded map"
+    (top, bottom), (left, right) = pads
+    for node, window in zip(readers, windows, strict=True):
+        if window is None or window.pads is None or len(window.kernel) != 2:
+            return f"the window of '{node.name}' is not known"
+        whole = tuple(a + b for a, b in zip(window.pads, (top, left, bottom, right), strict=True))
+        attributes: Attributes = {
+            "kernel_shape": window.kernel,
+            "strides": window.strides,
+            "dilations": window.dilations,
+            "pads": whole,
+            "group": node.attributes.get_int("group", 1),
+        }
+        site.draft.at(node)
+        made = site.draft.add("Conv", [site.data, *node.inputs[1:]], attributes)
+        site.draft.finish(node.outputs[0], made)
+    return None
+
+
+def cumulative_sum(site: Site) -> str | None:
+    """Add up channels by a 1x1 convolution with a triangle of ones."""
+    axis, shape = site.array(1), image(site.data)
+    if axis is None or shape is None or int(axis.reshape(-1)[0]) % 4 != 1:
+        return "it needs a constant axis that is the channels of a 4-D tensor"
+    exclusive = site.view.integer("exclusive", 0)
+    weights = np.tril(np.ones((shape[1], shape[1])), -1 if exclusive else 0)
+    if site.view.integer("reverse", 0):
+        weights = weights.T
+    site.draft.finish(site.made, _pointwise(site.draft, site.data, weights))
+    return None
+
+
+def concat_transpose(site: Site) -> str | None:
+    """Concatenate rows or columns as channels, between transposes."""
+    axis = site.view.integer("axis", 0) % 4
+    if axis not in (2, 3) or any(image(value) is None for value in site.node.inputs):
+        return "it needs 4-D tensors of known size, and rows or columns as its axis"
+    order = (0, 2, 1, 3) if axis == 2 else (0, 3, 2, 1)
+    draft = site.draft
+    turned = [draft.add("Transpose", [value], {"perm": order}) for value in site.node.inputs]
+    joined = draft.add("Concat", turned, {"axis": 1})
+    draft.finish(site.made, draft.add("Transpose", [joined], {"perm": order}))
+    return None
+
+
+def slice_ranges(node: ir.Node) -> list[range] | str:
+    """What a Slice keeps of every axis of a 4-D map, as a range; or why that is not known."""
+    shape = image(node.inputs[0])
+    inputs = [*node.inputs, None, None]
+    starts, ends, axes, steps = (constant_of(value) for value in inputs[1:5])
+    unknown = any(inputs[i] is not None and constant_of(inputs[i]) is None for i in (3, 4))
+    if shape is None or starts is None or ends is None or unknown:
+        return "it needs a 4-D map of known size and constant starts, ends, axes and steps"
+    ranges = [range(size) for size in shape]
+    for place, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        axis = (int(axes[place]) if axes is not None else place) % 4
+        step = int(steps[place]) if steps is not None else 1
+        ranges[axis] = range(shape[axis])[slice(start, end, step)]
+    return ranges
+
+
+def cut_by_conv(draft: Draft, data: ir.Value, ranges: Sequence[range]) -> ir.Value | str:
+    """Return the part of a 4-D map that `ranges` name, or why no convolution cuts it."""
+    shape = image(data)
+    assert shape is not None
+    if len(ranges[0]) != shape[0] or ranges[0].step != 1:
+        return "the batch is cut"
+    if any(len(kept) == 0 for kept in ranges):
+        return "nothing is kept"
+    channels = ranges[1]
+    if len(channels) != shape[1] or channels.step != 1:
+        data = choose_channels(draft, data, np.array(channels))
+    windows = [_keeping(shape[axis], ranges[axis]) for axis in (2, 3)]
+    wrong = next((window for window in windows if isinstance(window, str)), None)
+    if wrong is not None:
+        return wrong
+    if all(window == (1, 0, 1) for window in windows):
+        return data
+    (height, top, down), (width, left, across) = (w for w in windows if not isinstance(w, str))
+    weights = np.zeros((len(channels), 1, height, width))
+    weights[:, :, top, left] = 1.0
+    attributes: Attributes = {
+        "group": len(channels),
+        "kernel_shape": (height, width),
+        "strides": (down, across),
+    }
+    return draft.add("Conv", [data, draft.constant(weights, data)], attributes)
+
+
+def _keeping(size: int, kept: range) -> tuple[int, int, int] | str:
+    """Return the window, the place of its 1 and the stride that keep `kept` of an axis."""
+    if kept.step < 0:
+        return f"step {kept.step} turns an axis round"
+    step = kept.step if len(kept) > 1 else CONV_STRIDE  # one element: any stride will do
+    # The shortest window whose outputs, one a step, are as many as are kept.
+    window = max(kept.start + 1, size - len(kept) * step + 1)
+    if kept.start >= window or (size - window) // step + 1 != len(kept):
+        return f"elements {kept.start} to {kept[-1]} of {size} cannot be kept by one window"
+    if window > CONV_WINDOW or step > CONV_STRIDE:
+        return f"a window of {window} and a stride of {step} are too long"
+    return window, kept.start, step
+
+
+def choose_channels(draft: Draft, data: ir.Value, indices: np.ndarray) -> ir.Value:
+    """Return the channels of `data` that `indices` name, by a 1x1 convolution."""
+    shape = image(data)
+    assert shape is not None
+    weights = np.zeros((len(indices), shape[1]))
+    weights[np.arange(len(indices)), indices] = 1.0
+    return _pointwise(draft, data, weights)
+
+
+def crop(draft: Draft, data: ir.Value, kept: dict[int, tuple[int, int]]) -> ir.Value:
+    """Return the elements from a to b of some axes, by a Slice."""
+    bounds = [
+        draft.constant(np.array(items, np.int64))
+        for items in ([a for a, _ in kept.values()], [b for _, b in kept.values()], list(kept))
+    ]
+    return draft.add("Slice", [data, *bounds])
+
+
+def _pointwise(draft: Draft, data: ir.Value, weights: np.ndarray) -> ir.Value:
+    taps = draft.constant(weights[:, :, None, None], data)
+    return draft.add("Conv", [data, taps], {"kernel_shape": (1, 1)})
+
+
+def _zero_pads(pad: ir.Node) -> tuple[tuple[int, int], tuple[int, int]] | str:
+    """The padding of height and width of a Pad with zeros; or why it is another."""
+    mode = pad.attributes.get_string("mode", "constant")
+    amounts = constant_of(pad.inputs[1]) if len(pad.inputs) > 1 else None
+    filler = constant_of(pad.inputs[2]) if len(pad.inputs) > 2 else np.zeros(1)
+    axes = constant_of(pad.inputs[3]) if len(pad.inputs) > 3 else None
+    unknown = len(pad.inputs) > 3 and pad.inputs[3] is not None and axes is None
+    if len(pad.inputs) > 2 and pad.inputs[2] is None:
+        filler = np.zeros(1)
+    if amounts is None or filler is None or unknown:
+        return "amounts, value and axes of the padding must be constant"
+    if mode != "constant" or filler.reshape(-1)[0] != 0:
+        return "the padding is not of zeros"
+    count = len(amounts) // 2
+    places = [int(a) % 4 for a in axes] if axes is not None else list(range(count))
+    pairs = {p: (int(amounts[i]), int(amounts[i + count])) for i, p in enumerate(places)}
+    outside = [pairs.get(axis, (0, 0)) for axis in (0, 1)]
+    if any(map(any, outside)) or any(min(pair) < 0 for pair in pairs.values()):
+        return "batch or channels are padded, or something is cut off"
+    return pairs.get(2, (0, 0)), pairs.get(3, (0, 0))

@@ -1,0 +1,146 @@
+"""How tensors may lie in memory where they enter or leave the DLA, and the bytes they take there.
+
+`FORMATS` are the formats with their padding, `FORMAT_RULES` what a tensor must fulfil to have one.
+Between GPU and DLA the formats that both have need no reformat (DLA software FAQ): `common_format`.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from device.engine.manifest import Precision
+from toolkit.dla.rules.memory import BYTES
+from toolkit.dla.rules.rule import YES, AtMost, Generation, OneOf, Rule, Seen
+from toolkit.dla.rules.sources import FAQ, GUIDE_RUNTIME, HEADER
+from toolkit.graph.node_view import NodeView
+
+Side = Literal["input", "output"]
+FormatName = Literal["dla_linear", "dla_hwc4", "chw16", "chw32"]
+Shape4 = tuple[int, int, int, int]
+
+# Bytes to which a row of DLA_HWC4 is filled up.
+ROW_BYTES: dict[Generation, int] = {"v1": 32, "v2": 64}
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format of tensors at the border of the DLA; `name` is the word of trtexec.
+
+    `padded` returns the shape in memory of N, C, H, W with elements of so many bytes.
+    """
+
+    name: FormatName
+    sides: tuple[Side, ...]
+    precisions: tuple[Precision, ...]
+    on_gpu: bool
+    layout: str
+    padded: Callable[[Shape4, int, Generation], tuple[int, ...]]
+
+
+def _up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+def _linear(shape: Shape4, element: int, generation: Generation) -> tuple[int, ...]:
+    n, c, h, w = shape
+    return n, c, h, _up(w, 64 // element)
+
+
+def _hwc4(shape: Shape4, element: int, generation: Generation) -> tuple[int, ...]:
+    n, c, h, w = shape
+    pixel = 1 if c == 1 else 4
+    return n, h, _up(w, ROW_BYTES[generation] // pixel // element), pixel
+
+
+def _vectors(shape: Shape4, element: int, generation: Generation) -> tuple[int, ...]:
+    n, c, h, w = shape
+    vector = 32 // element
+    return n, -(-c // vector), h, w, vector
+
+
+BOTH: tuple[Side, ...] = ("input", "output")
+
+# fmt: off
+FORMATS: tuple[Format, ...] = (  # TensorRT guide, DLA runtime configuration
+    Format("dla_linear", BOTH, ("fp16", "int8"), False, "N C H W, rows of 64 bytes", _linear),
+    Format("dla_hwc4", ("input",), ("fp16", "int8"), False,
+           "N H W C, 1 or 4 channels, rows of 32 (Xavier) or 64 bytes (Orin)", _hwc4),
+    Format("chw16", BOTH, ("fp16",), True, "N C/16 H W 16", _vectors),
+    Format("chw32", BOTH, ("int8",), True, "N C/32 H W 32", _vectors),
+)
+FORMAT: dict[str, Format] = {row.name: row for row in FORMATS}
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """A tensor that enters or leaves a segment on the DLA, in one format.
+
+    `readers` are the nodes of the segment that read it, `reader_precision` what they compute in.
+    """
+
+    name: str
+    format: FormatName
+    side: Side
+    shape: tuple[int, ...]
+    precision: Precision
+    readers: tuple[NodeView, ...] = ()
+    reader_precision: Precision | None = None
+
+    @property
+    def op(self) -> str:
+        """The format, which rows name."""
+        return self.format
+
+
+def _precision(border: Border) -> tuple[Seen, ...]:
+    return (Seen(border.precision, f"'{border.name}' in {border.precision}"),)
+
+
+def _groups(border: Border) -> tuple[Seen, ...]:
+    convs = [view for view in border.readers if view.op == "Conv"]
+    found = [(view.integer("group", 1), view.name) for view in convs]
+    return tuple(Seen(count, f"{count} groups of '{name}'") for count, name in found)
+
+
+HWC4 = frozenset({"dla_hwc4"})
+
+FORMAT_RULES: tuple[Rule[Border], ...] = (
+    Rule(id="format.rank", ops=None, limit="tensors must be 4-D",
+         see=lambda at: (Seen(len(at.shape), f"rank {len(at.shape)} of '{at.name}'"),),
+         allowed=OneOf((4,)), source=HEADER),
+    Rule(id="format.precision", ops=frozenset({"dla_linear", "dla_hwc4"}), limit="it must be {}",
+         see=_precision, allowed=OneOf(("fp16", "int8")), source=GUIDE_RUNTIME),
+    Rule(id="chw16.precision", ops=frozenset({"chw16"}), limit="it must be {}",
+         see=_precision, allowed=OneOf(("fp16",)), source=GUIDE_RUNTIME),
+    Rule(id="chw32.precision", ops=frozenset({"chw32"}), limit="it must be {}",
+         see=_precision, allowed=OneOf(("int8",)), source=GUIDE_RUNTIME),
+    Rule(id="hwc4.side", ops=HWC4, limit="it must be an {}",
+         see=lambda at: (Seen(at.side, f"'{at.name}' is an {at.side}"),),
+         allowed=OneOf(("input",)), source=GUIDE_RUNTIME),
+    Rule(id="hwc4.channels", ops=HWC4, limit="there must be {} channels",
+         see=lambda at: tuple(Seen(c, f"{c} channels") for c in at.shape[1:2]),
+         allowed=OneOf((1, 3, 4)), source=GUIDE_RUNTIME),
+    Rule(id="hwc4.reader", ops=HWC4, limit="the first layer must be a {}",
+         see=lambda at: tuple(Seen(v.op, f"read by {v.op} '{v.name}'") for v in at.readers),
+         allowed=OneOf(("Conv",)), source=GUIDE_RUNTIME),
+    Rule(id="hwc4.precision", ops=HWC4, limit="it must have the precision of the first convolution",
+         see=lambda at: (Seen(at.reader_precision in (None, at.precision),
+                              f"'{at.name}' in {at.precision}, convolution in "
+                              f"{at.reader_precision}"),),
+         allowed=YES, source=FAQ),
+    Rule(id="hwc4.groups", ops=HWC4, limit="a convolution must have {} groups",
+         see=_groups, allowed=AtMost(4), source=HEADER),
+)
+# fmt: on
+
+
+def common_format(precision: Precision) -> Format | None:
+    """Return the format that GPU and DLA both have, None for a precision without one."""
+    return next((row for row in FORMATS if row.on_gpu and precision in row.precisions), None)
+
+
+def format_bytes(row: Format, shape: Shape4, precision: Precision, generation: Generation) -> int:
+    """Return the bytes of a tensor N, C, H, W in a format, its padding included."""
+    element = BYTES[precision]
+    return math.prod(row.padded(shape, element, generation)) * element

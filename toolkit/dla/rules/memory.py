@@ -1,0 +1,179 @@
+"""What one DLA core can hold: loadables, their weights and intermediates, and the memory pools.
+
+The rows bind what runs together, not a node: a `Core`, a `Loadable` (one segment on the DLA), a
+`PoolLimit` that a build asks for. `rule.judge_subject` applies them.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from device.engine.manifest import Precision
+from toolkit.dla.rules import ops as o
+from toolkit.dla.rules.rule import (
+    FLOOR,
+    NEWEST,
+    YES,
+    AtMost,
+    Generation,
+    OneOf,
+    Rule,
+    Seen,
+)
+from toolkit.dla.rules.sources import GUIDE, HEADER, HEADER_85, V1, V2
+from toolkit.graph.node_view import NodeView, TensorView
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+PoolName = Literal["dlaSRAM", "dlaLocalDRAM", "dlaGlobalDRAM"]
+BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2, "int8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """A DLA core and the number of loadables that it is to hold at once."""
+
+    name: str
+    loadables: int
+    op: str = "core"
+
+
+@dataclass(frozen=True, slots=True)
+class Loadable:
+    """A segment on the DLA: the batches of its nodes, and the bytes that it keeps.
+
+    `intermediate_bytes` sums the tensors that do not leave the segment, `weight_bytes` the stored
+    constants.
+    """
+
+    name: str
+    batches: tuple[int, ...]
+    weight_bytes: int
+    intermediate_bytes: int
+    op: str = "loadable"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimit:
+    """The size that a build sets for one pool; `name` is the word of trtexec."""
+
+    name: PoolName
+    size_bytes: int
+
+    @property
+    def op(self) -> str:
+        """The name of the pool, which rows name."""
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A memory pool of the DLA, an upper bound for each loadable."""
+
+    name: PoolName
+    tensorrt_name: str
+    default_bytes: int
+    holds: str
+    note: str = ""
+
+
+# fmt: off
+POOLS: tuple[Pool, ...] = (  # NvInfer.h 10.3, MemoryPoolType
+    Pool("dlaSRAM", "kDLA_MANAGED_SRAM", MIB, "what the compiler chooses to keep close",
+         note="TensorRT 8.5 took 0.5 MiB in spite of its header (NVIDIA's MLPerf v3.0 code): "
+              "always set it"),
+    Pool("dlaLocalDRAM", "kDLA_LOCAL_DRAM", GIB, "intermediates"),
+    Pool("dlaGlobalDRAM", "kDLA_GLOBAL_DRAM", 512 * MIB, "weights and metadata"),
+)
+
+
+def _loadables(core: Core) -> tuple[Seen, ...]:
+    return (Seen(core.loadables, f"{core.loadables} loadables"),)
+
+
+# The guide of 8.2 to 8.4 says 4 and logs of TensorRT 5 to 7 say 8; of 8.0 and 8.1 nothing is known,
+# so they get the smaller number.
+CORE_RULES: tuple[Rule[Core], ...] = (
+    Rule(id="G6", ops=None, limit="a core holds {} loadables",
+         see=_loadables, allowed=AtMost(16), tensorrt=((8, 5), NEWEST), source=GUIDE),
+    Rule(id="G6.8-4", ops=None, limit="up to TensorRT 8.4 a core holds {} loadables",
+         see=_loadables, allowed=AtMost(4), tensorrt=((8,), (8, 5)),
+         source="TensorRT 8.2 to 8.4 developer guides"),
+    Rule(id="G6.7", ops=None, limit="up to TensorRT 7 a core holds {} loadables",
+         see=_loadables, allowed=AtMost(8), tensorrt=(FLOOR, (8,)),
+         source="TensorRT logs", certainty="observed"),
+)
+
+
+def _batches(loadable: Loadable) -> tuple[Seen, ...]:
+    found = sorted(set(loadable.batches))
+    return (Seen(len(found), f"batches {', '.join(map(str, found))}"),) if found else ()
+
+
+LOADABLE_RULES: tuple[Rule[Loadable], ...] = (
+    Rule(id="G7", ops=None, limit="all layers of a loadable must have one batch",
+         see=_batches, allowed=OneOf((1,)), source=GUIDE,
+         hint="cut the segment where the batch changes"),
+    Rule(id="G8", ops=None, limit="the intermediates of a loadable must be below 1 GiB",
+         see=lambda held: _size(held.intermediate_bytes, "intermediates"),
+         allowed=AtMost(GIB - 1), source=HEADER, hint="cut the segment in two"),
+    Rule(id="G9", ops=None, limit="the weights of a loadable must be below 512 MiB",
+         see=lambda held: _size(held.weight_bytes, "weights"),
+         allowed=AtMost(512 * MIB - 1), source="NvInferRuntime.h 10.3",
+         hint="cut the segment in two"),
+)
+
+
+def _size(count: int, what: str) -> tuple[Seen, ...]:
+    return (Seen(count, f"{count} bytes of {what}"),)
+
+
+def _power_of_two(pool: PoolLimit) -> tuple[Seen, ...]:
+    size = pool.size_bytes
+    return (Seen(size >= 4 * KIB and size & (size - 1) == 0, f"{size} bytes"),)
+
+
+def _pool_bytes(pool: PoolLimit) -> tuple[Seen, ...]:
+    return _size(pool.size_bytes, pool.name)
+
+
+POOL_RULES: tuple[Rule[PoolLimit], ...] = (
+    Rule(id="pool.size", ops=None, limit="a pool must be a power of two of 4 KiB or more",
+         see=_power_of_two, allowed=YES, source=HEADER),
+    Rule(id="sram.v1", ops=o.ops("dlaSRAM"), generations=V1,
+         limit="Xavier has 4 MiB of SRAM for both cores",
+         see=_pool_bytes, allowed=AtMost(4 * MIB), source=HEADER_85),
+    Rule(id="sram.v2", ops=o.ops("dlaSRAM"), generations=V2,
+         limit="Orin has 1 MiB of SRAM for each core",
+         see=_pool_bytes, allowed=AtMost(MIB), source=HEADER_85),
+)
+# fmt: on
+
+
+def stored_bytes(view: NodeView, precision: Precision, generation: Generation) -> int:
+    """Return the bytes that the constants of a node take in a loadable.
+
+    Weights of convolutions have the precision. All other constants are FP19 in 4 bytes on Orin,
+    their channels filled up to 16 (FP16) or 32 (INT8) (TensorRT guide, inference on Orin). Biases
+    count 4 bytes, for no source says less. Shapes, axes and bounds are no weights.
+    """
+    if view.op in o.WEIGHTED:
+        kernel, *rest = [_elements(tensor) for tensor in view.constants] or [0]
+        return kernel * BYTES[precision] + 4 * sum(rest)
+    if view.op not in o.BINARY | o.ops("BatchNormalization PRelu"):
+        return 0
+    if generation == "v1":
+        return sum(_elements(tensor) for tensor in view.constants) * BYTES[precision]
+    filled = 16 if precision == "fp16" else 32
+    return sum(4 * _filled_elements(tensor, filled) for tensor in view.constants)
+
+
+def _elements(tensor: TensorView) -> int:
+    return math.prod(size for size in tensor.shape or () if isinstance(size, int))
+
+
+def _filled_elements(tensor: TensorView, unit: int) -> int:
+    """Count elements, the channels (third from the end, or all of a vector) filled up to `unit`."""
+    shape = tuple(size for size in tensor.shape or () if isinstance(size, int))
+    at = -3 if len(shape) >= 3 else 0
+    channels = shape[at] if len(shape) == 1 or len(shape) >= 3 else 1
+    return _elements(tensor) // max(1, channels) * (-(-channels // unit) * unit)

@@ -1,0 +1,181 @@
+"""Plan + lowered segments -> the manifest and the entries of an engine file."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from device.engine.manifest import (
+    FORMAT_VERSION,
+    Crossing,
+    Dim,
+    DimRange,
+    Implementation,
+    Manifest,
+    MemoryPlan,
+    NodePlacement,
+    Portable,
+    Provenance,
+    Segment,
+    TensorInfo,
+    largest_bytes,
+)
+from toolkit.errors import BuildError
+from toolkit.gpu.compile import GpuSegment
+from toolkit.graph.dtypes import IO_DTYPES
+from toolkit.graph.extract import LoweredSegment
+from toolkit.graph.segment import PlannedSegment
+from toolkit.memory import Lifetime, plan_memory
+
+
+def assemble(
+    model: ir.Model,
+    segments: Sequence[PlannedSegment],
+    lowered: Sequence[LoweredSegment],
+    *,
+    scales: Mapping[str, float],
+    dims: Sequence[DimRange],
+    placements: Sequence[NodePlacement],
+    profile: str,
+    provenance: Provenance,
+    cuda: Mapping[str, GpuSegment] | None = None,
+) -> tuple[Manifest, dict[str, np.ndarray]]:
+    """Return the manifest and the file's entries.
+
+    `scales` are those of INT8 tensors; `cuda`: the segments that have GPU kernels, by name.
+    """
+    kernels = cuda or {}
+    tensors = _tensors(model, lowered, scales, {dim.name for dim in dims})
+    ranges = {dim.name: dim for dim in dims}
+    sizes = {t.name: largest_bytes(t, ranges) for t in tensors.values()}
+    outputs = tuple(str(value.name) for value in model.graph.outputs)
+    manifest = Manifest(
+        format=FORMAT_VERSION,
+        profile=profile,
+        inputs=tuple(str(value.name) for value in model.graph.inputs),
+        outputs=outputs,
+        tensors=tuple(tensors.values()),
+        dims=tuple(dims),
+        segments=tuple(
+            Segment(
+                name=planned.name,
+                processor=planned.processor,
+                inputs=piece.inputs,
+                outputs=piece.outputs,
+                nodes=planned.nodes,
+                implementations=_implementations(piece, kernels.get(planned.name)),
+            )
+            for planned, piece in zip(segments, lowered, strict=True)
+        ),
+        crossings=_crossings(segments, lowered, sizes),
+        memory=_memory(lowered, outputs, sizes),
+        plan=tuple(placements),
+        provenance=provenance,
+    )
+    return manifest, _entries(lowered, kernels)
+
+
+def _implementations(piece: LoweredSegment, gpu: GpuSegment | None) -> tuple[Implementation, ...]:
+    portable = Portable(model=_model_entry(piece.name), weights=tuple(piece.weights))
+    return (portable,) if gpu is None else (gpu.implementation, portable)
+
+
+def _tensors(
+    model: ir.Model,
+    lowered: Sequence[LoweredSegment],
+    scales: Mapping[str, float],
+    dims: set[str],
+) -> dict[str, TensorInfo]:
+    values = {str(value.name): value for value in model.graph.inputs}
+    values.update({str(v.name): v for node in model.graph for v in node.outputs})
+    names = [str(value.name) for value in model.graph.inputs]
+    names += [name for piece in lowered for name in piece.outputs]
+    return {
+        name: TensorInfo(
+            name=name,
+            dtype=IO_DTYPES[values[name].dtype or ir.DataType.UNDEFINED],
+            shape=_shape(values[name], dims),
+            scale=scales.get(name),
+        )
+        for name in dict.fromkeys(names)
+    }
+
+
+def _shape(value: ir.Value, dims: set[str]) -> tuple[Dim, ...]:
+    if value.shape is None:
+        raise BuildError(
+            f"The rank of tensor {value.name!r} is not known before running, so it cannot enter, "
+            "leave or cross segments; fix the input shapes with --shape."
+        )
+    return tuple(
+        dim if isinstance(dim, int) else (str(dim.value) if str(dim.value) in dims else None)
+        for dim in value.shape
+    )
+
+
+def _crossings(
+    segments: Sequence[PlannedSegment],
+    lowered: Sequence[LoweredSegment],
+    sizes: Mapping[str, int | None],
+) -> tuple[Crossing, ...]:
+    processor = {segment.name: segment.processor for segment in segments}
+    crossings = []
+    for piece in lowered:
+        for tensor in piece.outputs:
+            targets = tuple(
+                other.name
+                for other in lowered
+                if tensor in other.inputs and processor[other.name] != processor[piece.name]
+            )
+            if targets:
+                crossings.append(
+                    Crossing(tensor=tensor, source=piece.name, targets=targets, bytes=sizes[tensor])
+                )
+    return tuple(crossings)
+
+
+def _memory(
+    lowered: Sequence[LoweredSegment],
+    outputs: Sequence[str],
+    sizes: Mapping[str, int | None],
+) -> MemoryPlan:
+    end = len(lowered) - 1
+    lives = []
+    for first, piece in enumerate(lowered):
+        for tensor in piece.outputs:
+            size = sizes[tensor]
+            if not size:  # unknown before running, or empty
+                continue
+            readers = [index for index, other in enumerate(lowered) if tensor in other.inputs]
+            last = end if tensor in outputs else max(readers, default=first)
+            lives.append(Lifetime(tensor, size, first, last))
+    return plan_memory(lives)
+
+
+def _model_entry(segment: str) -> str:
+    return f"portable/{segment}.onnx"
+
+
+def _entries(
+    lowered: Sequence[LoweredSegment], cuda: Mapping[str, GpuSegment]
+) -> dict[str, np.ndarray]:
+    entries: dict[str, np.ndarray] = {}
+    for piece in lowered:
+        for name, array in piece.weights.items():
+            entries[name] = array  # a weight that two segments read is stored once
+    for piece in lowered:
+        _add(entries, _model_entry(piece.name), np.frombuffer(piece.onnx, dtype=np.uint8))
+    cubins = {name: array for gpu in cuda.values() for name, array in gpu.entries.items()}
+    for name, array in cubins.items():  # a cubin that two segments start is stored once
+        _add(entries, name, array)
+    return entries
+
+
+def _add(entries: dict[str, np.ndarray], name: str, array: np.ndarray) -> None:
+    """Add an entry of ours beside the model's weights, which keep their own names."""
+    if name in entries:
+        raise BuildError(
+            f"A weight of the model is called {name!r}, a name that engine files reserve; "
+            "rename it."
+        )
+    entries[name] = array

@@ -1,0 +1,71 @@
+"""Step 9 of the build: the engine takes its name only once it is proven to load and run."""
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibration.dataset import Sample
+from device.engine.file import write_engine
+from device.engine.manifest import Manifest
+from device.errors import EngineError, SessionError
+from device.files import sync_folder
+from device.runtime.session import open_session
+from toolkit.errors import BuildError, first_line
+
+
+def check_destination(path: Path, model: Path) -> None:
+    """Refuse a place for the engine before the work, not after it; raises BuildError."""
+    if path.is_dir():
+        raise BuildError(
+            f"{path} is a folder; name the engine's file, such as {path / 'm.engine'}."
+        )
+    if not path.parent.is_dir():
+        raise BuildError(f"{path} cannot be written: there is no folder {path.parent}; make it.")
+    if not os.access(path.parent, os.W_OK):
+        raise BuildError(f"{path} cannot be written: {path.parent} is not writable; use another.")
+    if path.exists() and model.exists() and path.samefile(model):
+        raise BuildError(f"{path} is the model itself; give the engine another name.")
+
+
+def write_proven(
+    path: Path,
+    manifest: Manifest,
+    entries: Mapping[str, np.ndarray[Any, Any]],
+    *,
+    model: str,
+    sample: Sample | None,
+) -> None:
+    """Write the engine; it takes its name only if its segments load, and run `sample`.
+
+    `model` is what errors call the model. Raises BuildError; nothing is left then.
+    """
+    unproven = path.with_name(f".{path.name}.{secrets.token_hex(4)}.unproven")
+    try:
+        write_engine(unproven, manifest, entries)
+        with open_session(unproven) as session:
+            if sample is not None:
+                session.infer(sample)
+        unproven.replace(path)
+        sync_folder(path.parent)
+    except SessionError as err:
+        said = first_line(err.__cause__) if err.__cause__ else str(err)
+        raise BuildError(
+            f"{model} cannot be run: {said.replace(str(unproven), path.name)}"
+        ) from err
+    except EngineError as err:
+        cause = err.__cause__
+        if isinstance(cause, OSError):
+            raise BuildError(
+                f"{path} cannot be written: {cause.strerror}; make room there or use another place."
+            ) from err
+        raise BuildError(f"{path} {err}".replace(f"{unproven} ", "")) from err
+    except OSError as err:  # of the name alone: a mount, or a file of another user
+        raise BuildError(
+            f"{path} cannot take the engine: {err.strerror}; give it another name or place."
+        ) from err
+    finally:
+        unproven.unlink(missing_ok=True)

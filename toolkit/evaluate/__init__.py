@@ -1,0 +1,1 @@
+"""How good an engine is: speed (`bench`), arithmetic (`compare`), detections (`score.py`)."""

@@ -1,0 +1,141 @@
+"""What `tandem bench` prints: a table for people, and the same as JSON for programs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from device.engine.manifest import Manifest
+from toolkit.evaluate.bench.distribution import Distribution
+from toolkit.evaluate.bench.measure import GpuTimes, Layer, Measured
+
+_COLUMNS = ("min", "mean", "median", "p90", "p95", "p99", "max")
+_NODES_SHOWN = 3  # of one piece of work
+
+
+class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--json` prints: the times, the machine while they were taken, and the versions.
+
+    `sha256` is that of the engine file; `notes` say what is missing, and why.
+    """
+
+    engine: str
+    sha256: str
+    profile: str
+    precision: str
+    measured: Measured
+    machine: Mapping[str, str]
+    versions: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def bench_table(result: BenchResult, manifest: Manifest) -> Group:
+    """Return the report for people."""
+    found = result.measured
+    shapes = ", ".join(f"{name} {'x'.join(map(str, s))}" for name, s in found.shapes.items())
+    parts: list[Any] = [
+        Text(f"{result.engine}: {manifest.provenance.model}, {result.precision}, {shapes}"),
+        *(Text(line, style="dim") for line in found.segments),
+        _times(found),
+        Text(_throughput(found), style="bold"),
+    ]
+    parts += [Text(note) for note in result.notes]
+    if found.layers:
+        parts.append(_layers(found.layers))
+    parts.append(Text(_line("machine under load", result.machine), style="dim"))
+    parts.append(Text(_line("versions", result.versions), style="dim"))
+    return Group(*parts)
+
+
+def bench_builtins(result: BenchResult) -> dict[str, Any]:
+    """Return the report for programs."""
+    made: dict[str, Any] = msgspec.to_builtins(result)
+    return made
+
+
+def _times(found: Measured) -> Table:
+    table = Table(
+        caption="ms; pNN: the smallest time that NN % of the runs do not exceed",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("", no_wrap=True)
+    for name in (*_COLUMNS, "runs"):
+        table.add_column(name, justify="right")
+    table.add_row("latency (infer)", *_cells(found.latency), style="bold")
+    for one in found.gpu:
+        where = f" {one.segment}" if len(found.gpu) > 1 else ""
+        for title, times in _rows(one):
+            table.add_row(f"{title}{where}", *_cells(times))
+    return table
+
+
+def _rows(one: GpuTimes) -> tuple[tuple[str, Distribution], ...]:
+    return (
+        ("enqueue (CPU)", one.enqueue),
+        ("H2D", one.copy_in),
+        ("GPU compute", one.compute),
+        ("D2H", one.copy_out),
+    )
+
+
+def _cells(one: Distribution) -> list[str]:
+    values = (
+        one.min_ms,
+        one.mean_ms,
+        one.median_ms,
+        one.p90_ms,
+        one.p95_ms,
+        one.p99_ms,
+        one.max_ms,
+    )
+    return [*map(_digits, values), str(one.count)]
+
+
+def _digits(value: float) -> str:
+    """Write three digits after the point, fewer of what is large: 0.125, 12.345, 345.67."""
+    return f"{value:.3f}" if value < 100 else f"{value:.2f}"
+
+
+def _throughput(found: Measured) -> str:
+    text = f"throughput {found.throughput_qps:.1f} inferences/s"
+    if found.items > 1:
+        text += f", {found.throughput_qps * found.items:.1f} items/s at batch {found.items}"
+    streams = f" on {found.streams} streams" if found.streams > 1 else ""
+    return f"{text} ({found.inferences} in {found.wall_s:.2f} s{streams})"
+
+
+def _layers(layers: tuple[Layer, ...]) -> Table:
+    total = sum(row.time_ms for row in layers)
+    table = Table(
+        title="profile, in running order",
+        caption=f"{len(layers)} rows, {total:.3f} ms in sum; work on the GPU repeats by itself, "
+        "without starts and with its tensors in the L2 cache as far as they fit",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("nodes", overflow="fold")
+    table.add_column("kernel", overflow="fold")
+    for name in ("tactic", "us", "share"):
+        table.add_column(name, justify="right")
+    for row in layers:
+        more = len(row.nodes) - _NODES_SHOWN
+        nodes = " ".join(row.nodes[:_NODES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        table.add_row(
+            nodes or "(change of layout)",
+            " + ".join(row.kernels),
+            f"{row.tactic + 1} of {row.tactics}" if row.tactics > 1 else "",
+            f"{row.time_ms * 1000:.1f}",
+            f"{row.share:.1%}",
+        )
+    return table
+
+
+def _line(title: str, values: Mapping[str, str]) -> str:
+    return f"{title}: " + (", ".join(f"{k} {v}" for k, v in values.items()) or "nothing known")

@@ -1,0 +1,328 @@
+"""The comparison: every sample through FP32, the Q/DQ graph, and the DLA's arithmetic.
+
+Each layer of the DLA is looked at twice. `dla` is the run of the DLA by itself, error upon error.
+For `own_*` each layer reads the INT8 numbers of the Q/DQ graph, so that only its own arithmetic
+differs; the exact result on those numbers is what both are measured against.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from device.engine.file import Engine
+from device.engine.manifest import Segment
+from device.runtime.executors.emulated import Emulation, Made
+from toolkit.errors import BuildError
+from toolkit.evaluate.compare import causes
+from toolkit.evaluate.compare.measures import Error, ErrorTally, Worst
+from toolkit.evaluate.compare.traces import (
+    Arrays,
+    Emulations,
+    Layer,
+    SegmentTrace,
+    exact_result,
+)
+from toolkit.quantize.ranges.observe import ActivationRunner
+
+Array = NDArray[Any]
+ELEMENT_WISE = frozenset({"Add", "Sub", "Sum", "Max", "Min", "Concat"})
+LEAST_COST_DB = 0.1
+"""A layer whose own SQNR falls by less is not named as one where the DLA costs something."""
+LEAST_SHARED_DB = 1.0
+"""By so much a scale of its own must serve an operand better, to blame the shared one."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnError:
+    """What a DLA layer does to the Q/DQ graph's INT8 inputs, beside what that graph does.
+
+    SQNR in dB against the exact result, both rounded once; `differing` elements of `elements`, by
+    `largest_steps` at most, with the first worst one (`expected` the graph's, `found` the DLA's, in
+    steps) and their causes. `shared_scale_db`: see `causes.shared_scale_cost_db`.
+    """
+
+    gpu_sqnr_db: float
+    dla_sqnr_db: float
+    elements: int
+    differing: int
+    largest_steps: int
+    worst: Worst | None
+    causes: Mapping[str, int]
+    shared_scale_db: float = 0.0
+
+    @property
+    def cost_db(self) -> float:
+        """What the DLA's arithmetic takes from the layer's SQNR; 0 where nothing differs."""
+        return self.gpu_sqnr_db - self.dla_sqnr_db if self.differing else 0.0
+
+    @property
+    def costs(self) -> bool:
+        """Whether the layer is one of those to name."""
+        return self.cost_db >= LEAST_COST_DB or self.shared_scale_db >= LEAST_SHARED_DB
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """A tensor against FP32, so far in the network; None where FP32 has no tensor of that name."""
+
+    tensor: str
+    node: str
+    op: str
+    segment: str
+    processor: str
+    gpu: Error | None
+    dla: Error | None
+    own: OwnError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """The task's metric of the three, in points of 0 to 100."""
+
+    name: str
+    fp32: float
+    gpu: float
+    dla: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Everything to report. `matched` of `nodes` rows have an FP32 tensor of the same name."""
+
+    engine: str
+    model: str
+    samples: int
+    emulation: Emulation
+    dla_segments: int
+    uncalibrated: bool
+    outputs: tuple[TensorRow, ...]
+    nodes: tuple[TensorRow, ...]
+    metric: Metric | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def matched(self) -> int:
+        """How many rows could be compared with FP32."""
+        return sum(row.gpu is not None for row in self.nodes)
+
+
+class _Own:
+    """Adds up one layer's own error."""
+
+    def __init__(self) -> None:
+        self.gpu, self.dla, self.steps = ErrorTally(), ErrorTally(), ErrorTally()
+        self.elements = self.differing = 0
+        self.causes: dict[str, int] = {}
+        self.shared_db: float | None = None
+
+    def result(self) -> OwnError:
+        worst = self.steps.error().worst
+        return OwnError(
+            gpu_sqnr_db=self.gpu.error().sqnr_db,
+            dla_sqnr_db=self.dla.error().sqnr_db,
+            elements=self.elements,
+            differing=self.differing,
+            largest_steps=0 if worst is None else round(abs(worst.found - worst.expected)),
+            worst=worst,
+            causes=dict(self.causes),
+            shared_scale_db=self.shared_db or 0.0,
+        )
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row while it grows."""
+
+    row: TensorRow
+    gpu: ErrorTally = field(default_factory=ErrorTally)
+    dla: ErrorTally = field(default_factory=ErrorTally)
+    own: _Own | None = None
+    matched: bool = False
+
+    def add(self, exact: Array | None, gpu: Array, dla: Array) -> None:
+        if exact is not None and exact.shape == gpu.shape == dla.shape:
+            self.gpu.add(exact, gpu)
+            self.dla.add(exact, dla)
+            self.matched = True
+
+    def result(self) -> TensorRow:
+        return replace(
+            self.row,
+            gpu=self.gpu.error() if self.matched else None,
+            dla=self.dla.error() if self.matched else None,
+            own=None if self.own is None else self.own.result(),
+        )
+
+
+class Comparer:
+    """An engine and the FP32 graph that it was made of; takes samples, gives a comparison."""
+
+    def __init__(self, engine: Engine, graph: ir.Model, emulation: Emulation) -> None:
+        """Load all three. Raises TandemError naming what cannot be run."""
+        self._engine, self._emulation = engine, emulation
+        self.traces = tuple(SegmentTrace(engine, one) for one in engine.manifest.segments)
+        self.emulations = {
+            trace.segment.name: Emulations(engine, trace, emulation)
+            for trace in self.traces
+            if trace.segment.processor.startswith("dla")
+        }
+        known = {str(v.name) for v in graph.graph.inputs}
+        known |= {str(v.name) for n in graph.graph for v in n.outputs if v.name}
+        seen = {
+            name for t in self.traces for n in t.graph.nodes for name in (*n.inputs, *n.outputs)
+        }
+        self._outputs = engine.manifest.outputs
+        wanted = sorted((seen | set(self._outputs)) & known)
+        self._exact = ActivationRunner(graph, wanted)
+        self._rows: dict[tuple[str, str], _Row] = {}
+        self._of_outputs: dict[str, _Row] = {}
+        self._samples = 0
+
+    def add(self, feeds: Mapping[str, Array]) -> None:
+        """Run one sample through all three."""
+        exact = self._exact(feeds)
+        gpu, dla = dict(feeds), dict(feeds)
+        for trace in self.traces:
+            segment = trace.segment
+            gpu_made = trace.run(gpu)
+            emulations = self.emulations.get(segment.name)
+            if emulations is None:
+                dla_made = trace.run(dla)
+                for node in trace.nodes:
+                    self._add_node(
+                        segment, node.name, node.op, node.outputs, (exact, gpu_made, dla_made)
+                    )
+            else:
+                dla_made = emulations.asked.run(
+                    {name: dla[name] for name in segment.inputs},
+                    dict.fromkeys(segment.outputs),
+                    {},
+                )
+                self._add_segment(trace, emulations, (exact, {**gpu, **gpu_made}, dla))
+            gpu.update({name: gpu_made[name] for name in segment.outputs})
+            dla.update({name: dla_made[name] for name in segment.outputs})
+        for name in self._outputs:
+            row = self._of_outputs.setdefault(
+                name, _Row(TensorRow(name, "", "", "", "", None, None))
+            )
+            row.add(exact.get(name), gpu[name], dla[name])
+        self._samples += 1
+
+    def comparison(
+        self, model: str, metric: Metric | None = None, notes: tuple[str, ...] = ()
+    ) -> Comparison:
+        """Return what all samples gave. Raises BuildError: there was none."""
+        if not self._samples:
+            raise BuildError("There is no sample to compare on; give --data with at least one.")
+        return Comparison(
+            engine=str(self._engine.path),
+            model=model,
+            samples=self._samples,
+            emulation=self._emulation,
+            dla_segments=len(self.emulations),
+            uncalibrated=self._engine.manifest.uncalibrated,
+            outputs=tuple(row.result() for row in self._of_outputs.values()),
+            nodes=tuple(row.result() for row in self._rows.values()),
+            metric=metric,
+            notes=notes,
+        )
+
+    def _add_node(
+        self,
+        segment: Segment,
+        node: str,
+        op: str,
+        tensors: Sequence[str],
+        runs: tuple[Arrays, Arrays, Arrays],
+    ) -> None:
+        exact, gpu, dla = runs
+        for tensor in tensors:
+            if tensor not in gpu or gpu[tensor].dtype.kind != "f":
+                continue
+            row = self._row(segment, node, op, tensor)
+            row.add(exact.get(tensor), gpu[tensor], dla[tensor])
+
+    def _row(self, segment: Segment, node: str, op: str, tensor: str) -> _Row:
+        empty = TensorRow(tensor, node, op, segment.name, segment.processor, None, None)
+        return self._rows.setdefault((segment.name, tensor), _Row(empty))
+
+    def _add_segment(
+        self, trace: SegmentTrace, emulations: Emulations, runs: tuple[Arrays, Arrays, Arrays]
+    ) -> None:
+        """Count the layers of a DLA segment: by itself, and each on the Q/DQ graph's numbers."""
+        exact, gpu, dla = runs
+
+        def graphs_own(made: Made) -> Array:
+            tensor = trace.layer_of(made).tensor
+            if made.op == "Cast" or tensor not in gpu or gpu[tensor].shape != made.numbers.shape:
+                return made.numbers
+            found = gpu[tensor]
+            return found if made.scale is None else causes.quantized(found, made.scale)
+
+        inputs = {name: dla[name] for name in trace.segment.inputs}
+        given = {name: gpu[name] for name in trace.segment.inputs}
+        runs_of = zip(
+            emulations.asked.trace(inputs),
+            emulations.asked.trace(given, graphs_own),
+            emulations.ideal.trace(given, graphs_own),
+            strict=True,
+        )
+        for free, alone, ideal in runs_of:
+            layer = trace.layer_of(free)
+            if free.op == "Cast" or layer.tensor not in gpu:
+                continue
+            if gpu[layer.tensor].shape != free.numbers.shape:
+                continue
+            row = self._row(trace.segment, free.node, free.op, layer.tensor)
+            graphs = graphs_own(alone)
+            in_real = (
+                graphs
+                if alone.scale is None
+                else graphs.astype(np.float32) * np.float32(alone.scale)
+            )
+            row.add(exact.get(layer.tensor), in_real, free.real())
+            row.own = row.own or _Own()
+            _add_own(row.own, layer, (alone, ideal), graphs, exact_result(layer, gpu))
+            if layer.ops & ELEMENT_WISE:
+                _add_shared(row.own, layer, exact)
+
+
+def _add_own(
+    own: _Own, layer: Layer, made: tuple[Made, Made], graphs: Array, result: Array
+) -> None:
+    alone, ideal = made
+    different = alone.numbers != graphs
+    count = int(np.count_nonzero(different))
+    own.elements += different.size
+    own.differing += count
+    if alone.scale is None:
+        own.gpu.add(result, graphs)
+        own.dla.add(result, alone.numbers)
+        if count:
+            own.causes[causes.FP16] = own.causes.get(causes.FP16, 0) + count
+        return
+    steps = np.asarray(result, np.float64) / alone.scale
+    inside = np.clip(steps, -128, 127)  # what both clip is no difference of arithmetic
+    own.gpu.add(inside, graphs)
+    own.dla.add(inside, alone.numbers)
+    own.steps.add(graphs, alone.numbers)
+    found = causes.causes_of(alone.numbers, graphs, ideal.numbers, steps, layer.ops)
+    for cause, number in found.items():
+        own.causes[cause] = own.causes.get(cause, 0) + number
+
+
+def _add_shared(own: _Own, layer: Layer, exact: Arrays) -> None:
+    """Measure what one scale for all operands costs the one that it serves worst.
+
+    Of all samples the least counts: an operand's own scale must serve all of them.
+    """
+    scales = {one.scale for one in layer.operands}
+    known = [one for one in layer.operands if one.tensor in exact and one.scale is not None]
+    if len(layer.operands) < 2 or len(scales) > 1 or not known:
+        return
+    cost = max(causes.shared_scale_cost_db(exact[one.tensor], one.scale or 0.0) for one in known)
+    own.shared_db = cost if own.shared_db is None else min(own.shared_db, cost)

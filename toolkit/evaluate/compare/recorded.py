@@ -1,0 +1,138 @@
+"""A run recorded on a board, laid beside the emulation of the same inputs."""
+
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device.runtime.executors.emulated import Made
+from toolkit.errors import BuildError
+from toolkit.evaluate.compare.causes import quantized
+from toolkit.evaluate.compare.measures import Worst
+from toolkit.evaluate.compare.traces import Arrays, Emulations, SegmentTrace, tensor_of
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRow:
+    """A recorded tensor: how many elements differ from the emulation, and by how much at most.
+
+    In steps of its scale where `scale` is set, else in real numbers. `worst`: `expected` is the
+    board's number, `found` the emulation's.
+    """
+
+    tensor: str
+    node: str
+    op: str
+    segment: str
+    scale: float | None
+    elements: int
+    differing: int
+    largest: float
+    worst: Worst | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """All recorded tensors in running order; `unknown` are not in the engine."""
+
+    rows: tuple[RecordedRow, ...]
+    unknown: tuple[str, ...]
+
+    @property
+    def first(self) -> RecordedRow | None:
+        """The first that differs, None where all agree."""
+        return next((row for row in self.rows if row.differing), None)
+
+
+def load_recorded(path: Path) -> Arrays:
+    """Return the arrays of an .npz file. Raises BuildError naming what is wrong with it."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise BuildError(f"{path} holds one array; save the run with numpy.savez.")
+            found = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise BuildError(
+            f"{path} cannot be read as .npz of arrays ({error}); save the run with numpy.savez."
+        ) from error
+    for name, array in found.items():
+        if array.dtype.kind not in "biuf":
+            raise BuildError(
+                f"{path}: {name!r} holds {array.dtype}, not numbers; save what the board returned."
+            )
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            raise BuildError(f"{path}: {name!r} holds NaN; record the run of the board again.")
+    return found
+
+
+def lay_beside(
+    traces: tuple[SegmentTrace, ...],
+    emulations: Mapping[str, Emulations],
+    feeds: Mapping[str, Array],
+    recorded: Mapping[str, Array],
+) -> Recorded:
+    """Run the engine with its DLA segments emulated and compare every recorded tensor.
+
+    Raises BuildError: nothing recorded is a tensor of the engine, or a shape does not fit.
+    """
+    values, rows = dict(feeds), list[RecordedRow]()
+    done = set(feeds)
+    for trace in traces:
+        segment, emulation = trace.segment, emulations.get(trace.segment.name)
+        given = {name: values[name] for name in segment.inputs}
+        if emulation is None:
+            made = trace.run(values)
+        else:
+            for step in emulation.asked.trace(given):
+                tensor = tensor_of(step)
+                if tensor in recorded and tensor not in done and step.op != "Cast":
+                    done.add(tensor)
+                    rows.append(_of_step(tensor, segment.name, step, recorded[tensor]))
+            made = emulation.asked.run(given, dict.fromkeys(segment.outputs), {})
+        homes = {name: node for node in trace.graph.nodes for name in node.outputs}
+        for name, array in made.items():
+            if name in recorded and name not in done:
+                done.add(name)
+                node = homes[name]
+                rows.append(_row((name, node.name, node.op), segment.name, array, recorded[name]))
+        values.update({name: made[name] for name in segment.outputs})
+    if not rows:
+        names = ", ".join(sorted(set(recorded) - set(feeds))) or "none"
+        raise BuildError(
+            f"None of the recorded tensors ({names}) "
+            "is one that the engine makes; record them under the names of the engine's tensors."
+        )
+    return Recorded(tuple(rows), tuple(sorted(set(recorded) - done)))
+
+
+def _of_step(tensor: str, segment: str, step: Made, board: Array) -> RecordedRow:
+    what = (tensor, step.node, step.op)
+    if step.scale is None:
+        return _row(what, segment, step.numbers, board)
+    stored = board if board.dtype.kind in "iu" else quantized(board, step.scale)
+    return _row(what, segment, step.numbers, stored, step.scale)
+
+
+def _row(
+    what: tuple[str, str, str], segment: str, ours: Array, board: Array, scale: float | None = None
+) -> RecordedRow:
+    tensor, node, op = what
+    if ours.shape != board.shape:
+        raise BuildError(
+            f"The recorded tensor {tensor!r} has shape {list(board.shape)}, the engine makes "
+            f"{list(ours.shape)}; record the run of one sample."
+        )
+    distance = np.abs(ours.astype(np.float64) - board.astype(np.float64))
+    count, worst = int(np.count_nonzero(distance)), None
+    largest = float(distance.max(initial=0.0))
+    if count:
+        at = np.unravel_index(int(distance.argmax()), distance.shape)
+        index = tuple(int(one) for one in at)
+        worst = Worst(0, index, float(board[at]), float(ours[at]))
+    return RecordedRow(tensor, node, op, segment, scale, ours.size, count, largest, worst)

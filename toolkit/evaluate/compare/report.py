@@ -1,0 +1,199 @@
+"""The comparison as text and as JSON values."""
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from device.engine.manifest import UNCALIBRATED
+from toolkit.evaluate.compare.causes import CAUSES, SHARED_SCALE
+from toolkit.evaluate.compare.compare import (
+    LEAST_COST_DB,
+    LEAST_SHARED_DB,
+    Comparison,
+    OwnError,
+    TensorRow,
+)
+from toolkit.evaluate.compare.measures import Error, Worst
+from toolkit.evaluate.compare.recorded import Recorded, RecordedRow
+
+SILICON = (
+    "The DLA here is software after the open NVDLA, the ancestor of Xavier's DLA; silicon may "
+    "differ, Orin's more so: only a run on a board, with --recorded, can tell"
+)
+FLOAT_DB = 120.0
+NO_DLA = "the engine has no segment on the DLA: there is no DLA INT8 to compare, both columns agree"
+
+
+def why(own: OwnError) -> tuple[str, ...]:
+    """Return the reasons of a layer in words, the one of most elements first."""
+    counts = sorted(own.causes.items(), key=lambda item: -item[1])
+    reasons = [f"{CAUSES[cause]} ({count} of {own.differing})" for cause, count in counts]
+    if own.shared_scale_db >= LEAST_SHARED_DB:
+        reasons.append(f"{SHARED_SCALE} ({_db(own.shared_scale_db)} dB for one of them)")
+    return tuple(reasons)
+
+
+def comparison_text(comparison: Comparison, recorded: Recorded | None, *, every: bool) -> str:
+    """Return the report; `every`: all nodes, not those alone where the DLA costs something."""
+    lines = [UNCALIBRATED] if comparison.uncalibrated else []
+    lines.append(
+        f"{comparison.engine} and {comparison.model} on {comparison.samples} samples; DLA: "
+        f"{comparison.emulation.mode}, {comparison.emulation.arithmetic} scales"
+    )
+    if not comparison.dla_segments:
+        lines.append(NO_DLA)
+    lines += [f"note: {note}" for note in comparison.notes]
+    lines += ["", "outputs against FP32       GPU INT8                 DLA INT8"]
+    for row in comparison.outputs:
+        lines += _output(row)
+    if comparison.metric is not None:
+        found = comparison.metric
+        lines.append(
+            f"{found.name}: FP32 {found.fp32:.2f}, GPU INT8 {found.gpu:.2f}, "
+            f"DLA INT8 {found.dla:.2f} points"
+        )
+    lines.append(
+        f"{comparison.matched} of {len(comparison.nodes)} tensors have one of the same name in FP32"
+    )
+    if comparison.dla_segments:
+        lines += ["", *_layers(comparison, every=every)]
+    elif every:
+        lines += ["", *(_so_far(row) for row in comparison.nodes)]
+    if recorded is not None:
+        lines += ["", *_recorded(recorded)]
+    return "\n".join([*lines, "", SILICON])
+
+
+def comparison_builtins(comparison: Comparison, recorded: Recorded | None) -> dict[str, Any]:
+    """Return what `--json` prints; an SQNR that is not finite is None."""
+    first = None if recorded is None else recorded.first
+    return {
+        "engine": comparison.engine,
+        "model": comparison.model,
+        "samples": comparison.samples,
+        "dla": comparison.emulation.mode,
+        "scales": comparison.emulation.arithmetic,
+        "dla_segments": comparison.dla_segments,
+        "uncalibrated": comparison.uncalibrated,
+        "outputs": [_row_builtins(row) for row in comparison.outputs],
+        "nodes": [_row_builtins(row) for row in comparison.nodes],
+        "matched": comparison.matched,
+        "metric": None if comparison.metric is None else asdict(comparison.metric),
+        "notes": list(comparison.notes),
+        "recorded": None
+        if recorded is None
+        else {
+            "first": None if first is None else asdict(first),
+            "tensors": [asdict(row) for row in recorded.rows],
+            "unknown": list(recorded.unknown),
+        },
+        "caution": SILICON,
+    }
+
+
+def _row_builtins(row: TensorRow) -> dict[str, Any]:
+    found = asdict(row)
+    if row.own is not None:
+        found["own"] |= {"cost_db": row.own.cost_db, "costs": row.own.costs, "why": why(row.own)}
+    finite: dict[str, Any] = _finite(found)
+    return finite
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401
+    """JSON has no infinity."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _output(row: TensorRow) -> list[str]:
+    if row.gpu is None or row.dla is None:
+        return [f"  {row.tensor}: FP32 has no output of that name and shape"]
+    return [
+        f"  {row.tensor}",
+        f"    SQNR dB                  {_db(row.gpu.sqnr_db):<24} {_db(row.dla.sqnr_db)}",
+        f"    cosine                   {row.gpu.cosine:<24.6f} {row.dla.cosine:.6f}",
+        f"    worst GPU: {_worst(row.gpu.worst)}",
+        f"    worst DLA: {_worst(row.dla.worst)}",
+    ]
+
+
+def _layers(comparison: Comparison, *, every: bool) -> list[str]:
+    named = [row for row in comparison.nodes if row.own is not None and row.own.costs]
+    named.sort(key=lambda row: -max(_cost(row), row.own.shared_scale_db if row.own else 0.0))
+    total = sum(row.own is not None for row in comparison.nodes)
+    lines = [
+        f"where the DLA's arithmetic costs something: {len(named)} of {total} layers (own SQNR "
+        f"down by {LEAST_COST_DB} dB or more, or a shared scale worth {LEAST_SHARED_DB} dB)"
+    ]
+    for row in comparison.nodes if every else named:
+        lines.append(_so_far(row))
+        lines += _own(row)
+    return lines
+
+
+def _cost(row: TensorRow) -> float:
+    return 0.0 if row.own is None else row.own.cost_db
+
+
+def _so_far(row: TensorRow) -> str:
+    where = f"  {row.node} ({row.op}, {row.segment}) -> {row.tensor}"
+    if row.gpu is None or row.dla is None:
+        return f"{where}: no tensor of that name in FP32"
+    return f"{where}: so far GPU {_error(row.gpu)}, DLA {_error(row.dla)}"
+
+
+def _own(row: TensorRow) -> list[str]:
+    if row.own is None:
+        return []
+    own = row.own
+    lines = [
+        f"    on the same INT8 inputs: GPU {_db(own.gpu_sqnr_db)} dB, "
+        f"DLA {_db(own.dla_sqnr_db)} dB; {own.differing} of {own.elements} elements differ, "
+        f"by {own.largest_steps} steps at most"
+    ]
+    if own.worst is not None:
+        lines.append(f"    worst, in steps: {_worst(own.worst, 'GPU', 'DLA')}")
+    return [*lines, *(f"    why: {reason}" for reason in why(own))]
+
+
+def _error(error: Error) -> str:
+    return f"{_db(error.sqnr_db)} dB, cosine {error.cosine:.6f}"
+
+
+def _worst(worst: Worst | None, expected: str = "FP32", found: str = "found") -> str:
+    if worst is None:
+        return "no difference"
+    return (
+        f"sample {worst.sample}, {list(worst.index)}: {expected} {worst.expected:.6g}, "
+        f"{found} {worst.found:.6g}"
+    )
+
+
+def _db(value: float) -> str:
+    """Noise 120 dB below is that of float32, which holds the Q/DQ graph's numbers."""
+    if value == math.inf:
+        return "exact"
+    return "over 120" if value > FLOAT_DB else f"{value:.2f}"
+
+
+def _recorded(recorded: Recorded) -> list[str]:
+    agree = sum(row.differing == 0 for row in recorded.rows)
+    lines = [f"recorded run: {agree} of {len(recorded.rows)} tensors agree with the emulation"]
+    if recorded.first is not None:
+        lines.append(f"  first that differs: {_recorded_row(recorded.first)}")
+        lines += [f"  {_recorded_row(row)}" for row in recorded.rows if row.differing][1:]
+    if recorded.unknown:
+        lines.append(f"  not tensors of the engine: {', '.join(recorded.unknown)}")
+    return lines
+
+
+def _recorded_row(row: RecordedRow) -> str:
+    unit = "steps" if row.scale is not None else "at most"
+    return (
+        f"{row.node} ({row.op}, {row.segment}) -> {row.tensor}: {row.differing} of {row.elements} "
+        f"elements differ, by {row.largest:g} {unit}; "
+        f"{_worst(row.worst, 'board', 'emulation')}"
+    )

@@ -1,0 +1,166 @@
+"""Runs the segments of an engine so that every tensor can be seen."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device.engine.file import Engine
+from device.engine.manifest import Portable, Segment
+from device.runtime.emulation import segment_graph
+from device.runtime.emulation.forms import scale_of
+from device.runtime.emulation.segment_graph import Graph, Node
+from device.runtime.executors import emulated
+from device.runtime.executors.emulated import EmulatedExecutor, Emulation, Made
+from toolkit.errors import BuildError, first_line
+
+Array = NDArray[Any]
+Arrays = dict[str, Array]
+GRID = frozenset({"QuantizeLinear", "DequantizeLinear"})
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor in floating point that a layer reads, and its scale where it is INT8."""
+
+    tensor: str
+    scale: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One step of a DLA segment in the Q/DQ graph.
+
+    `tensor` is what both make; `head` is the result that is rounded, before a rectifier behind
+    Q and DQ (`rectified`); `ops` its operators and `operands` what it reads.
+    """
+
+    tensor: str
+    head: str
+    rectified: bool
+    ops: frozenset[str]
+    operands: tuple[Operand, ...]
+
+
+class SegmentTrace:
+    """A segment's Q/DQ graph in onnxruntime, node by node without rewrites, every tensor kept."""
+
+    def __init__(self, engine: Engine, segment: Segment) -> None:
+        """Load it. Raises BuildError: the engine carries no portable form of the segment."""
+        self.segment = segment
+        self._where = f"{engine.path}: segment {segment.name!r}"
+        self.portable = portable_of(engine, segment)
+        self.graph: Graph = segment_graph.read_graph(engine, self.portable, self._where)
+        self.nodes: tuple[Node, ...] = tuple(n for n in self.graph.nodes if n.op not in GRID)
+        self._producers = {name: node for node in self.graph.nodes for name in node.outputs}
+        self._load(engine)
+
+    def _load(self, engine: Engine) -> None:
+        import onnx
+        import onnxruntime as ort
+
+        model = onnx.load_from_string(engine.entry(self.portable.model).tobytes())
+        declared = {one.name for one in model.graph.output}
+        wanted = [
+            name
+            for node in self.graph.nodes
+            for name in node.outputs
+            if name and name not in declared
+        ]
+        model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in wanted)
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 4  # what it says of errors, it raises too
+        weights = list(self.portable.weights)
+        self._weights = [ort.OrtValue.ortvalue_from_numpy(engine.entry(name)) for name in weights]
+        options.add_external_initializers(weights, self._weights)
+        try:
+            self._session = ort.InferenceSession(
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # onnxruntime has a type of its own for every status
+            raise BuildError(
+                f"{self._where} cannot be loaded by onnxruntime with all its tensors: "
+                f"{first_line(error)}; build the engine again"
+            ) from error
+        self._names = [one.name for one in self._session.get_outputs()]
+
+    def run(self, values: Mapping[str, Array]) -> Arrays:
+        """Return every tensor that the segment makes. Raises BuildError if onnxruntime fails."""
+        feeds = {name: values[name] for name in self.segment.inputs}
+        try:
+            return dict(zip(self._names, self._session.run(self._names, feeds), strict=True))
+        except Exception as error:
+            raise BuildError(
+                f"{self._where} failed in onnxruntime: {first_line(error)}; give other data"
+            ) from error
+
+    def layer_of(self, made: Made) -> Layer:
+        """Return what a step of the emulation is in this graph."""
+        tensor = tensor_of(made)
+        node = self._producers.get(tensor)
+        if node is None or made.op == "QuantizeLinear":
+            return Layer(tensor, tensor, False, frozenset({made.op}), ())
+        ops, head, rectified = {node.op}, tensor, False
+        while node.name != made.node:  # back over activation, and Q and DQ before a rectifier
+            before = self._producers.get(node.inputs[0])
+            if before is None:
+                break
+            if before.op in GRID:
+                rectified = True
+            else:
+                ops.add(before.op)
+            if rectified and before.op not in GRID:
+                head = before.outputs[0]
+            node = before
+        operands = tuple(self._operand(name) for name in node.inputs if name)
+        return Layer(tensor, head, rectified, frozenset(ops), operands)
+
+    def _operand(self, name: str) -> Operand:
+        restored = self._producers.get(name)
+        if restored is None or restored.op != "DequantizeLinear":
+            return Operand(name, None)
+        scale = scale_of(restored, self.graph.constants)
+        stored = self._producers.get(restored.inputs[0])
+        return Operand(name if stored is None else stored.inputs[0], scale)
+
+
+class Emulations:
+    """A DLA segment in the emulation: as asked for, and with exact scales beside it."""
+
+    def __init__(self, engine: Engine, trace: SegmentTrace, emulation: Emulation) -> None:
+        """Load both. Raises SessionError naming the node that has no arithmetic."""
+        why = emulated.why_not()
+        if why is not None:
+            raise BuildError(f"{engine.path}: the DLA cannot be emulated here: {why}")
+        ideal = Emulation(emulation.mode, "ideal")
+
+        def load(one: Emulation) -> EmulatedExecutor:
+            return EmulatedExecutor(engine, trace.segment, trace.portable, one, None)
+
+        self.asked = load(emulation)
+        self.ideal = self.asked if emulation == ideal else load(ideal)
+
+
+def tensor_of(made: Made) -> str:
+    """Return the ONNX tensor of a step; that of a Q alone is named after both sides of it."""
+    return made.tensor.rpartition(" at ")[0] if made.op == "QuantizeLinear" else made.tensor
+
+
+def portable_of(engine: Engine, segment: Segment) -> Portable:
+    """Return a segment's portable form; BuildError where the engine carries none."""
+    found = next((one for one in segment.implementations if isinstance(one, Portable)), None)
+    if found is None:
+        raise BuildError(
+            f"{engine.path}: segment {segment.name!r} carries no portable form to compare with; "
+            "build the engine again"
+        )
+    return found
+
+
+def exact_result(layer: Layer, values: Mapping[str, Array]) -> Array:
+    """Return a layer's result before any rounding, from the Q/DQ graph's own INT8 inputs."""
+    found = values[layer.head]
+    return np.maximum(found, 0) if layer.rectified else found

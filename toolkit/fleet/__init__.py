@@ -1,0 +1,1 @@
+"""Devices from the operator's side: deployments and a broker for first steps."""

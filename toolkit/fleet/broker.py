@@ -1,0 +1,150 @@
+"""An MQTT broker in a child process, for demos and first steps: amqtt on 127.0.0.1.
+
+It speaks MQTT 3.1.1 and keeps nothing on the disk. A fleet wants mosquitto.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from types import TracebackType
+
+from device.errors import BrokerError
+
+HOST = "127.0.0.1"
+DEFAULT_PORT = 1883
+_READY = "listening"
+_TERM_WAIT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerProcess:
+    """A broker that accepts connections; leaving the `with` block ends it."""
+
+    host: str
+    port: int
+    process: "subprocess.Popen[str]"
+
+    def __enter__(self) -> "BrokerProcess":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the broker."""
+        self.process.terminate()
+        try:
+            self.process.wait(_TERM_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(_TERM_WAIT_S)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def start_broker(port: int = 0) -> BrokerProcess:
+    """Start a broker and wait until it accepts connections; port 0 picks a free one.
+
+    BrokerError if the port is in use. The broker ends with this process, however that ends.
+    """
+    chosen = port or free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "toolkit.fleet.broker", "--port", str(chosen), "--until-stdin-closes"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    broker = BrokerProcess(HOST, chosen, process)
+    answer = process.stdout.readline().strip()
+    if answer != _READY:
+        broker.stop()
+        raise BrokerError(answer or f"the broker on {HOST}:{chosen} ended before it was ready")
+    return broker
+
+
+def free_port() -> int:
+    """Return a TCP port that nothing listens on just now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def port_in_use(port: int) -> str:
+    """Return the sentence for a port that is taken."""
+    return (
+        f"port {port} on {HOST} is in use: take the broker that runs there with --broker "
+        f"{HOST}:{port}, or start one on a free port, for example {free_port()}"
+    )
+
+
+async def _serve(port: int) -> None:
+    from amqtt.broker import Broker
+    from amqtt.errors import BrokerError as AmqttError
+
+    broker = Broker(
+        {
+            "listeners": {"default": {"type": "tcp", "bind": f"{HOST}:{port}"}},
+            "plugins": {
+                "amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}
+            },
+        }
+    )
+    try:
+        await broker.start()
+    except AmqttError as error:
+        raise BrokerError(f"cannot start a broker on {HOST}:{port}: {error}") from error
+    print(_READY, flush=True)
+    await asyncio.Event().wait()
+
+
+def _check_port(port: int) -> None:
+    """Refuse a port that is taken before amqtt logs a traceback about it."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise BrokerError(port_in_use(port)) from error
+
+
+def _end_with_stdin() -> None:
+    sys.stdin.read()
+    os._exit(0)  # nothing is kept, so there is nothing to put in order
+
+
+def main() -> int:
+    """Run a broker in this process until SIGTERM or Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="python -m toolkit.fleet.broker", description=__doc__)
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="default: 1883")
+    parser.add_argument("--until-stdin-closes", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    # amqtt logs each client; tandem shows its own lines.
+    logging.basicConfig(level=logging.CRITICAL)
+    if arguments.until_stdin_closes:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
+    try:
+        _check_port(arguments.port)
+        asyncio.run(_serve(arguments.port))
+    except BrokerError as error:
+        print(error, flush=True)
+        return 1
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""A process that compiles kernels: requests come on its input, answers go to its output.
+
+It runs Triton, which the rest of the toolkit does not import.
+"""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import cast
+
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from toolkit.gpu.codegen.cuda_source import compile_source
+from toolkit.gpu.codegen.early_start import can_wait, waits, with_wait
+from toolkit.gpu.codegen.kernel_files import kernel_function
+from toolkit.gpu.codegen.messages import Answer, Compiled, Request, read_message, write_message
+from toolkit.gpu.codegen.overlap import with_overlap
+from toolkit.gpu.errors import CompileError
+from toolkit.plugins import Constant
+
+_WARP = 32  # threads
+
+
+def compile_kernel(request: Request) -> Compiled:
+    """Compile one kernel for one SM; no GPU is needed."""
+    source = request.source
+    if source is not None and hashlib.sha256(Path(source.file).read_bytes()).hexdigest() != (
+        source.sha256
+    ):
+        raise CompileError("the file was changed during the build; build again")
+    if source is not None and source.in_cuda:
+        return _compile_cuda(request, Path(source.file))
+    return _compile_triton(request)
+
+
+def _compile_cuda(request: Request, file: Path) -> Compiled:
+    constants = cast("dict[str, Constant]", request.constants)
+    cubin = compile_source(file, request.kernel, constants, request.sm)
+    registers, spilled = _resources(cubin)
+    return Compiled(
+        function=request.kernel,
+        cubin=cubin,
+        parameters=tuple(name for name, _ in request.signature),
+        threads=request.warps * _WARP,
+        shared_bytes=0,  # beside what the source declares
+        registers=registers,
+        spill_bytes=spilled,
+    )
+
+
+def _compile_triton(request: Request) -> Compiled:
+    function = kernel_function(request.kernel, request.source)
+    types = {name: kind.removesuffix(":16") for name, kind in request.signature}
+    aligned = {name for name, kind in request.signature if kind.endswith(":16")}
+    paths = {name: _path(name, function.arg_names) for name in types}
+    signature: dict[str, object] = {}
+    constants: dict[tuple[int, ...], object] = {}
+    for at, name in enumerate(function.arg_names):
+        value = _tuples(request.constants.get(name))
+        members = {path[1:]: types[one] for one, path in paths.items() if path[0] == at}
+        signature[name] = _kinds(value, members)
+        if name in request.constants:
+            constants |= _fixed((at,), value, signature[name])
+    source = ASTSource(
+        fn=function,
+        signature=signature,
+        constexprs=constants,
+        attrs={paths[name]: [["tt.divisibility", 16]] for name in aligned},
+    )
+    options = {
+        "num_warps": request.warps,
+        "num_stages": request.stages,
+        # A product and its sum in one rounding, as every GPU library does it.
+        "enable_fp_fusion": not request.exact,
+    }
+    with knobs.runtime.scope():
+        if can_wait(request.sm):
+            knobs.runtime.add_stages_inspection_hook = _waiting_stages
+        done = triton.compile(source, target=GPUTarget("cuda", request.sm, _WARP), options=options)
+    cubin = done.asm["cubin"]
+    registers, spilled = _resources(cubin)
+    return Compiled(
+        function=done.metadata.name,
+        cubin=cubin,
+        parameters=tuple(sorted(paths, key=paths.__getitem__)),
+        threads=done.metadata.num_warps * _WARP,
+        shared_bytes=done.metadata.shared,
+        registers=registers,
+        spill_bytes=spilled,
+        waits=waits(done.asm["ptx"]),
+    )
+
+
+def _waiting_stages(
+    _backend: object = None,
+    stages: dict[str, Callable[[str, object], str]] | None = None,
+    *_: object,
+) -> tuple[str, str]:
+    """Change what Triton's stage from LLVM to PTX makes; without stages, name those changes."""
+    if stages is not None:
+        compile_ptx = stages["ptx"]
+        stages["ptx"] = lambda source, metadata: with_wait(
+            with_overlap(compile_ptx(source, metadata))
+        )
+    return "wait, overlap", "wait, overlap"
+
+
+def _path(name: str, parameters: list[str]) -> tuple[int, ...]:
+    """Return where a parameter is: its place, and for a member of a tuple the places in it."""
+    first, *members = name.split(".")
+    return (parameters.index(first), *map(int, members))
+
+
+def _kinds(value: object, members: Mapping[tuple[int, ...], str]) -> object:
+    """Return Triton's type of a parameter: one, or where members are run-time ones a tuple."""
+    if () in members:
+        return members[()]
+    if not members or not isinstance(value, tuple):
+        return "constexpr"
+    return tuple(
+        _kinds(member, {path[1:]: kind for path, kind in members.items() if path[0] == at})
+        for at, member in enumerate(value)
+    )
+
+
+def _fixed(path: tuple[int, ...], value: object, kind: object) -> dict[tuple[int, ...], object]:
+    """Return what of a parameter is known at compile time, by its path."""
+    if kind == "constexpr":
+        return {path: value}
+    found: dict[tuple[int, ...], object] = {}
+    if isinstance(kind, tuple) and isinstance(value, tuple):
+        for at, (member, inner) in enumerate(zip(value, kind, strict=True)):
+            found |= _fixed((*path, at), member, inner)
+    return found
+
+
+def _tuples(value: object) -> object:
+    """Return what the message held, with its lists as the tuples that they were."""
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _resources(cubin: bytes) -> tuple[int | None, int | None]:
+    """Return registers of a thread and its bytes of local memory, as cuobjdump reads them."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    if not tool.exists():
+        return None, None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool), "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+).*?LOCAL:(\d+)", text)
+    if found is None:
+        return None, None
+    return int(found[1]), int(found[2]) + int(found[3])
+
+
+def _problem(error: BaseException) -> str:
+    """Return what a compiler says: the last line of the innermost error, after the source."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def serve() -> None:
+    """Answer requests until the input ends."""
+    warnings.simplefilter("ignore")
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
+    while (request := read_message(sys.stdin.buffer, Request)) is not None:
+        try:
+            answer = Answer(compiled=compile_kernel(request))
+        except Exception as error:  # noqa: BLE001  (a compiler raises what it likes; the build says it)
+            answer = Answer(problem=_problem(error))
+        write_message(answers, answer)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,94 @@
+"""Convolutions with the pooling after them -> calls."""
+
+from math import prod
+
+from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.epilogue import constant_weights, ending_of, product_constants, weight_matrix
+from toolkit.gpu.emit.int8_gemm import integer_weights
+from toolkit.gpu.ir.launch import Call
+from toolkit.gpu.ir.view import channels_last
+from toolkit.gpu.passes.fusion import Group
+from toolkit.gpu.schedule.tiles import Tile
+from toolkit.gpu.shapes.sizes import ceil_div, opt, power_of_two
+
+_SEGMENT = 7  # pooled pixels of a row that the kernel makes together
+_SEGMENTS = 4  # of a block
+_FILTERS = 64  # of a block: as many rows as tensor cores of sm_90 take
+# Pooled rows that a block goes down: more share more rows of sums, while blocks fill the GPU. The
+# first convolution of ResNet-50 in INT8 on 132 SMs: 28 rows 82 us and 14 rows 86 at batch 128; at
+# batch 32 28 rows (128 blocks) 27, 14 rows (256) 23, 7 rows 26.
+_ROWS = (28, 14, 7, 4, 2, 1)
+_LEAST_DEPTH = 32
+_STAGES = 3  # rows of the picture that are on their way
+_CARRIED = 2  # numbers of rows that an engine carries
+
+
+def emit_convolution_pool(draft: Draft, group: Group) -> None:
+    """Add a ConvMaxPool and what follows it: one call."""
+    op = group.root_operation
+    weights = constant_weights(draft, op, 1)
+    filters, channels, tap_rows, tap_columns = weights.shape
+    integer = integer_weights(draft, op, 0, filters, prod(weights.shape[1:]))
+    values = integer.values if integer else weights
+    ending = ending_of(draft, group, op.input(2), integer)
+    x, _ = (draft.stored_pixels if integer else draft.pixels)(op.inputs[0])
+    # (filter, channel, row, column) -> (filter, row, column, channel)
+    packed = values.transpose(0, 2, 3, 1).reshape(filters, -1)
+    matrix = weight_matrix(draft, packed.T, x.dtype)
+    y = draft.make(group.result, channels_last(draft.network.shapes[group.result]))
+    batch, _, height, width = y.shape
+    segments = batch * ceil_div(width, _SEGMENT)
+    before, size = op.integers("before", ()), op.integers("size", ())
+    depth = max(_LEAST_DEPTH, power_of_two(tap_columns * channels))
+    tile = Tile(_FILTERS, _SEGMENTS * 16, depth, 4, _STAGES)
+
+    def call(rows: int) -> Call:
+        return draft.make_call(
+            "convolution_pool",
+            (
+                ceil_div(segments, _SEGMENTS),
+                ceil_div(height, rows),
+                ceil_div(filters, _FILTERS),
+            ),
+            {
+                "x": x,
+                "weights": matrix,
+                "bias": ending.bias,
+                "scale": ending.scale,
+                "numbers": ending.numbers,
+                "y": y,
+                "batch": batch,
+            },
+            {
+                "HEIGHT": x.shape[2],
+                "WIDTH": x.shape[3],
+                "CHANNELS": channels,
+                "CONV_HEIGHT": size[0],
+                "CONV_WIDTH": size[1],
+                "FILTERS": filters,
+                "OUT_HEIGHT": height,
+                "OUT_WIDTH": width,
+                "W_PITCH": matrix.strides[1],
+                "Y_PITCH": y.pixel_pitch(),
+                "TAP_ROWS": tap_rows,
+                "TAP_COLUMNS": tap_columns,
+                "PAD_TOP": before[0],
+                "PAD_LEFT": before[1],
+                "STEPS": ending.steps,
+                "PRECISION": product_constants(draft, tile, x.dtype)["PRECISION"],
+                "ROWS": rows,
+                "SEGMENTS": _SEGMENTS,
+                "BLOCK_F": _FILTERS,
+                "BLOCK_K": depth,
+                "STAGES": tile.stages,
+            },
+            writes=(y,),
+            warps=tile.warps,
+            stages=tile.stages,
+        )
+
+    blocks = ceil_div(opt(segments), _SEGMENTS) * ceil_div(filters, _FILTERS)
+    enough = 3 * draft.gpu.sm_count // 2  # an SM holds two
+    full = [rows for rows in _ROWS if blocks * ceil_div(height, rows) >= enough]
+    carried = (full or [1])[: None if draft.gpu.exhaustive else _CARRIED]
+    draft.add(group.nodes, *((call(rows),) for rows in carried))

@@ -1,0 +1,50 @@
+"""GridSample -> calls."""
+
+from dataclasses import replace
+
+from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.passes.fusion import Group
+from toolkit.gpu.schedule.loop_order import order_of
+from toolkit.gpu.shapes.sizes import ceil_div
+
+_BLOCK = 256  # elements of one block
+_MODES = {"bilinear": "linear", "bicubic": "cubic"}  # as they were named before opset 20
+
+
+def emit_grid_sample(draft: Draft, group: Group) -> None:
+    """Add a GridSample of pictures (4 dimensions) or volumes (5)."""
+    op = group.root_operation
+    x, grid = draft.read_float(op.inputs[0]), draft.read(op.inputs[1])
+    dims = len(x.shape) - 2
+    mode = op.text("mode", "linear")
+    mode = _MODES.get(mode, mode)
+    if dims not in (2, 3) or (mode == "cubic" and dims == 3):
+        raise NotCoveredError(
+            f"node {op.name!r} (GridSample) samples {dims} dimensions ({mode}); kernels take 2, "
+            "and 3 by linear and nearest"
+        )
+    y = draft.make(op.outputs[0])
+    source = replace(x, shape=y.shape, strides=(*x.strides[:2], *(0,) * dims))
+    points = replace(grid, shape=y.shape, strides=(grid.strides[0], 0, *grid.strides[1:-1]))
+    order = order_of(y.shape, [y.strides, source.strides, points.strides])
+    call = draft.make_call(
+        "grid_sample",
+        (ceil_div(y.elements, _BLOCK), 1, 1),
+        {"x": x, "points": grid, "y": y, "elements": y.elements},
+        {
+            "SHAPE": (0, *order.shape[1:]),
+            "Y_STRIDES": order.strides[0],
+            "X_STRIDES": order.strides[1],
+            "G_STRIDES": order.strides[2],
+            "SIZES": x.shape[2:],
+            "STEPS": x.strides[2:],
+            "G_STEP": grid.strides[-1],
+            "MODE": mode,
+            "PADDING": op.text("padding_mode", "zeros"),
+            "ALIGN": bool(op.integer("align_corners", 0)),
+            "BLOCK": _BLOCK,
+        },
+        writes=(y,),
+    )
+    draft.add(group.nodes, (call,))

@@ -1,0 +1,169 @@
+"""Operations that only say where numbers lie: new views, and one copy where no view will do."""
+
+from dataclasses import replace
+
+from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.elementwise import broadcast
+from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.ir.network import Operation
+from toolkit.gpu.ir.parameters import integers_of
+from toolkit.gpu.ir.view import Shape, View, channels_last, row_major
+from toolkit.gpu.passes.fusion import Group
+
+
+def emit_same(draft: Draft, group: Group) -> None:
+    """Identity: the same elements under another name."""
+    op = group.root_operation
+    draft.views[op.outputs[0]] = draft.read(op.inputs[0])
+
+
+def emit_bit_cast(draft: Draft, group: Group) -> None:
+    """BitCast: the same bits as another type of the same width."""
+    op = group.root_operation
+    source, target = (draft.network.dtypes[name] for name in (op.inputs[0], op.outputs[0]))
+    view = draft.read(op.inputs[0])
+    made = replace(view, dtype=target)
+    if view.dtype != source or draft.stored(target) != target or made.item_bytes != view.item_bytes:
+        raise NotCoveredError(
+            f"node {op.name!r} (BitCast) takes {source} as {target}, of which kernels hold "
+            f"{view.dtype} and {draft.stored(target)}"
+        )
+    draft.views[op.outputs[0]] = made
+
+
+def emit_reshape(draft: Draft, group: Group) -> None:
+    """Reshape, Flatten, Squeeze, Unsqueeze: a view, after a copy where pixels lie otherwise."""
+    _reshape(draft, group, draft.read(group.root_operation.inputs[0]))
+
+
+def emit_transpose(draft: Draft, group: Group) -> None:
+    """Transpose: the same elements with other strides."""
+    op = group.root_operation
+    view = draft.read(op.inputs[0])
+    order = op.integers("perm", tuple(reversed(range(len(view.shape)))))
+    draft.views[op.outputs[0]] = view.permuted(order)
+
+
+def emit_slice(draft: Draft, group: Group) -> None:
+    """Slice: from an offset on, with strides times the steps."""
+    op = group.root_operation
+    view = draft.read(op.inputs[0])
+    starts = integers_of(draft.network, op, 1, "starts")
+    if starts is None:
+        raise NotCoveredError(f"node {op.name!r} (Slice) has no starts")
+    axes = integers_of(draft.network, op, 3, "axes") or tuple(range(len(starts)))
+    steps = integers_of(draft.network, op, 4, "steps") or (1,) * len(starts)
+    offset, strides = view.offset, list(view.strides)
+    for axis, start, step in zip(axes, starts, steps, strict=True):
+        size = view.shape[axis]
+        first = start + size if start < 0 else start
+        first = min(max(first, 0), size - 1)  # an empty result has no place in a network
+        offset += first * view.strides[axis]
+        strides[axis] = view.strides[axis] * step
+    shape = draft.network.shapes[op.outputs[0]]
+    draft.views[op.outputs[0]] = replace(view, shape=shape, strides=tuple(strides), offset=offset)
+
+
+def emit_split(draft: Draft, group: Group) -> None:
+    """Split: a slice for each result, one after the other."""
+    op = group.root_operation
+    view = draft.read(op.inputs[0])
+    axis = op.integer("axis", 0) % len(view.shape)
+    start = 0
+    for name in op.outputs:
+        size = draft.network.shapes[name][axis]
+        draft.views[name] = part_of(view, axis, start, size)
+        start += size
+    if start != view.shape[axis]:
+        raise NotCoveredError(f"node {op.name!r} (Split) has a result without a name")
+
+
+def part_of(view: View, axis: int, start: int, size: int) -> View:
+    """Return `size` indices of a dimension, from `start` on."""
+    shape = (*view.shape[:axis], size, *view.shape[axis + 1 :])
+    return replace(view, shape=shape, offset=view.offset + start * view.strides[axis])
+
+
+def emit_expand(draft: Draft, group: Group) -> None:
+    """Expand: repeated dimensions have a stride of 0."""
+    op = group.root_operation
+    shape = draft.network.shapes[op.outputs[0]]
+    draft.views[op.outputs[0]] = broadcast(draft.read(op.inputs[0]), shape)
+
+
+def emit_tile(draft: Draft, group: Group) -> None:
+    """Tile: (repeats, size) for each dimension, joined."""
+    op = group.root_operation
+    view = draft.read(op.inputs[0])
+    shape = draft.network.shapes[op.outputs[0]]
+    pairs = [(whole // size, size) for whole, size in zip(shape, view.shape, strict=True)]
+    tiled = replace(
+        view,
+        shape=tuple(size for pair in pairs for size in pair),
+        strides=tuple(stride for inner in view.strides for stride in (0, inner)),
+    )
+    _reshape(draft, group, tiled)
+
+
+def emit_depth_to_space(draft: Draft, group: Group) -> None:
+    """DepthToSpace: b x b channels of a pixel become b x b pixels."""
+    op = group.root_operation
+    view = draft.read(op.inputs[0])
+    side = op.integer("blocksize", 1)
+    n, c, h, w = _picture(op, view)
+    depth = c // (side * side)
+    if op.text("mode", "DCR") == "DCR":
+        shape, order = (n, side, side, depth, h, w), (0, 3, 4, 1, 5, 2)
+    else:
+        shape, order = (n, depth, side, side, h, w), (0, 1, 4, 2, 5, 3)
+    _reshape(draft, group, _split(view, shape).permuted(order))
+
+
+def emit_space_to_depth(draft: Draft, group: Group) -> None:
+    """SpaceToDepth: b x b pixels become b x b channels of one."""
+    op = group.root_operation
+    view = draft.read(op.inputs[0])
+    side = op.integer("blocksize", 1)
+    n, c, h, w = _picture(op, view)
+    shape = (n, c, h // side, side, w // side, side)
+    order = (0, 3, 5, 1, 2, 4) if op.text("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    _reshape(draft, group, _split(view, shape).permuted(order))
+
+
+def _picture(op: Operation, view: View) -> Shape:
+    if len(view.shape) != 4:
+        raise NotCoveredError(
+            f"node {op.name!r} ({op.kind}) takes {len(view.shape)} dimensions; kernels take 4"
+        )
+    return view.shape
+
+
+def _split(view: View, shape: Shape) -> View:
+    found = view.reshaped(shape)
+    assert found is not None  # dimensions are only split
+    return found
+
+
+def _reshape(draft: Draft, group: Group, view: View) -> None:
+    """Give the result of a group the elements of `view` in order; copies if there is no view."""
+    name = group.root_operation.outputs[0]
+    shape = draft.network.shapes[name]
+    made = view.reshaped(shape)
+    if made is None:
+        made = _copied(draft, view, shape, name in draft.network.outputs)
+    draft.views[name] = made
+
+
+def _copied(draft: Draft, view: View, shape: Shape, leaves: bool) -> View:
+    """Copy a view so that it takes a shape: channels-last where it lies so, else in order."""
+    dtype = view.dtype if view.scale is not None else draft.stored(view.dtype)
+    strides = row_major(view.shape)
+    if len(shape) == 4 and view.strides[-1] != 1 and not leaves:
+        target = View("", dtype, shape, channels_last(shape)).reshaped(view.shape)
+        strides = strides if target is None else target.strides
+    made = draft.copy(view, strides, dtype).reshaped(shape)
+    if made is None:  # it was laid out for this shape, so its sizes are
+        raise NotCoveredError(
+            f"{list(view.shape)} becomes {list(shape)}, as large as that at some sizes only"
+        )
+    return made

@@ -1,0 +1,75 @@
+"""Pad -> calls."""
+
+from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.ir.network import Operation
+from toolkit.gpu.ir.parameters import constant_of, integers_of
+from toolkit.gpu.ir.view import View, like
+from toolkit.gpu.passes.fusion import Group
+from toolkit.gpu.schedule.loop_order import order_of
+from toolkit.gpu.shapes.sizes import ceil_div
+
+_BLOCK = 1024  # elements of one block
+
+
+def emit_pad(draft: Draft, group: Group) -> None:
+    """Add a Pad: borders of any width, also less than nothing."""
+    op = group.root_operation
+    name = op.outputs[0]
+    value = _value(draft, op)
+    x = _source(draft, op, value)
+    before = _before(draft, op, len(x.shape))
+    shape = draft.network.shapes[name]
+    leaves = name in draft.network.outputs
+    y = draft.make(name, None if leaves else like(x.strides, shape))
+    bordered = [at for at in range(len(shape)) if before[at] != 0 or shape[at] != x.shape[at]]
+    inner = tuple(0 if at in bordered else stride for at, stride in enumerate(x.strides))
+    way = order_of(shape, [y.strides, inner], apart=bordered)
+    call = draft.make_call(
+        "pad",
+        (ceil_div(y.elements, _BLOCK), 1, 1),
+        {"x": x, "y": y, "elements": y.elements},
+        {
+            "SHAPE": (0, *way.shape[1:]),
+            "Y_STRIDES": way.strides[0],
+            "X_STRIDES": way.strides[1],
+            "DIMS": tuple(way.places[at] for at in bordered),
+            "BEFORE": tuple(before[at] for at in bordered),
+            "SIZES": tuple(x.shape[at] for at in bordered),
+            "STEPS": tuple(x.strides[at] for at in bordered),
+            "MODE": op.text("mode", "constant"),
+            "VALUE": value,
+            "BLOCK": _BLOCK,
+        },
+        writes=(y,),
+    )
+    draft.add(group.nodes, (call,))
+
+
+def _source(draft: Draft, op: Operation, value: float) -> View:
+    """Return what is padded; as real numbers where the result is on another grid or none."""
+    view = draft.read(op.inputs[0])
+    scale = draft.network.scales.get(op.outputs[0])
+    if scale is not None and value != 0:
+        raise NotCoveredError(f"node {op.name!r} (Pad) pads INT8 with {value}; kernels pad with 0")
+    return view if view.scale == scale else draft.read_float(op.inputs[0])
+
+
+def _value(draft: Draft, op: Operation) -> float | int:
+    if "value" in op.attributes:
+        return op.number("value", 0.0)
+    values = constant_of(draft.network, op, 2)
+    number: float | int | bool = 0 if values is None else values.reshape(()).item()
+    return int(number) if isinstance(number, bool) else number
+
+
+def _before(draft: Draft, op: Operation, rank: int) -> tuple[int, ...]:
+    """Return the width of the border before each dimension."""
+    pads = integers_of(draft.network, op, 1, "pads")
+    if pads is None:
+        raise NotCoveredError(f"node {op.name!r} (Pad) has no widths")
+    axes = integers_of(draft.network, op, 3, "axes") or tuple(range(rank))
+    found = [0] * rank
+    for axis, width in zip(axes, pads, strict=False):
+        found[axis] = width
+    return tuple(found)

@@ -1,0 +1,215 @@
+"""Resizing -> calls."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.elementwise import broadcast
+from toolkit.gpu.emit.resample_tables import Axis, Filter, Mode, table_of
+from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.ir.network import Operation
+from toolkit.gpu.ir.parameters import integers_of, numbers_of, scales_at
+from toolkit.gpu.ir.view import Shape, View, channels_last, like
+from toolkit.gpu.passes.fusion import Group
+from toolkit.gpu.passes.upsample_concat import repeats_pixels
+from toolkit.gpu.schedule.loop_order import order_of
+from toolkit.gpu.shapes.sizes import Size, ceil_div, most
+
+_BLOCK = 512  # elements of one block
+_AXES_AT_ONCE = 2  # that the kernel resamples
+
+
+def emit_resize(draft: Draft, group: Group) -> None:
+    """Add a Resize: repeated pixels as a copy, all else by tables of taps."""
+    op = group.root_operation
+    shape, result = draft.network.shapes[op.inputs[0]], draft.network.shapes[op.outputs[0]]
+    how = _filter(op)
+    if _spreads_one(how, shape, result):
+        draft.views[op.outputs[0]] = broadcast(_on_grid_of_result(draft, op), result)
+    elif repeats_pixels(draft.network, op, shape, result):
+        _repeat(draft, group, result)
+    else:
+        _resample(draft, group, how, _axes(draft, op, shape, result))
+
+
+def _on_grid_of_result(draft: Draft, op: Operation) -> View:
+    """Return the operand; where the result lies on another grid of INT8, a copy on that one."""
+    x, scale = draft.read(op.inputs[0]), draft.network.scales.get(op.outputs[0])
+    if scale is None or x.scale == scale:
+        return x
+    made = draft.allocate(op.inputs[0], "int8", x.shape, like(x.strides, x.shape))
+    made = replace(made, scale=scale)
+    draft.elementwise(made, [x], (), ())
+    return made
+
+
+def _filter(op: Operation) -> Filter:
+    old = op.kind == "Upsample"
+    mode = op.text("mode", "nearest")
+    return Filter(
+        mode=cast(Mode, {"bilinear": "linear"}.get(mode, mode)),
+        coordinates=op.text(
+            "coordinate_transformation_mode", "asymmetric" if old else "half_pixel"
+        ),
+        nearest=op.text("nearest_mode", "floor" if old else "round_prefer_floor"),
+        cubic_a=op.number("cubic_coeff_a", -0.75),
+        exclude_outside=bool(op.integer("exclude_outside", 0)),
+        antialias=bool(op.integer("antialias", 0)),
+    )
+
+
+def _spreads_one(how: Filter, shape: Shape, result: Shape) -> bool:
+    """Whether all that changes are sizes of 1: every index then comes from the only one."""
+    known = not how.antialias and not how.exclude_outside
+    known = known and how.coordinates != "tf_crop_and_resize"
+    return known and all(s in (1, r) for s, r in zip(shape, result, strict=True))
+
+
+def _repeat(draft: Draft, group: Group, result: Shape) -> None:
+    x, _ = draft.stored_pixels(group.root_operation.inputs[0])
+    y = draft.make(group.root_operation.outputs[0], channels_last(result))
+    factors = [(r // s) for r, s in zip(result[2:], x.shape[2:], strict=True)]
+    draft.elementwise(_split(y, factors, False), [_split(x, factors, True)], (), group.nodes)
+
+
+def _split(view: View, factors: list[int], repeat: bool) -> View:
+    """Return (N, C, H, f, W, g): with `repeat` each pixel f x g times, else their own places."""
+    (f, g), (sn, sc, sh, sw) = factors, view.strides
+    n, c, h, w = view.shape
+    if repeat:
+        return replace(view, shape=(n, c, h, f, w, g), strides=(sn, sc, sh, 0, sw, 0))
+    return replace(
+        view, shape=(n, c, h // f, f, w // g, g), strides=(sn, sc, sh * f, sh, sw * g, sw)
+    )
+
+
+def _axes(draft: Draft, op: Operation, shape: Shape, result: Shape) -> dict[int, Axis]:
+    """Return the dimensions that change, with their scales; dynamic ones at their largest."""
+    rank = len(shape)
+    axes = [at % rank for at in op.integers("axes", tuple(range(rank)))]
+    scales = numbers_of(draft.network, op, scales_at(op), "scales")
+    if scales is None:
+        scales = _from_sizes(draft, op, shape, axes)
+    _check_dynamic(op, shape, result)
+    if len(scales) != len(axes):
+        raise NotCoveredError(f"node {op.name!r} ({op.kind}) has no scale for every dimension")
+    region = () if scales_at(op) == 1 else numbers_of(draft.network, op, 1, "roi") or ()
+    crops = op.text("coordinate_transformation_mode", "") == "tf_crop_and_resize"
+    found: dict[int, Axis] = {}
+    for at, (axis, scale) in enumerate(zip(axes, scales, strict=True)):
+        part = (region[at], region[at + len(axes)]) if crops and region else (0.0, 1.0)
+        if scale != 1 or result[axis] != shape[axis] or part != (0.0, 1.0):
+            found[axis] = Axis(most(shape[axis]), most(result[axis]), scale, part)
+    return found
+
+
+def _check_dynamic(op: Operation, shape: Shape, result: Shape) -> None:
+    """Refuse dynamic sizes where the taps of an index depend on them."""
+    how = _filter(op)
+    same = how.coordinates in ("half_pixel", "asymmetric") and not how.exclude_outside
+    if any(isinstance(size, Size) for size in (*shape, *result)) and not same:
+        raise NotCoveredError(
+            f"node {op.name!r} ({op.kind}) resizes {list(shape)} to {list(result)} with "
+            f"{how.coordinates} coordinates; dynamic sizes are resized with half_pixel or "
+            "asymmetric ones"
+        )
+
+
+def _scale(op: Operation, size: int, result: int) -> float:
+    """Return result / size, which must be the same at all dynamic sizes."""
+    if not isinstance(size, Size) and not isinstance(result, Size):
+        return result / size
+    for whole, part, power in ((result, size, 1), (size, result, -1)):
+        factor = whole // part
+        if not isinstance(factor, Size) and factor * part == whole:
+            return float(factor**power)
+    raise NotCoveredError(
+        f"node {op.name!r} ({op.kind}) resizes {size} to {result}; dynamic sizes are resized by "
+        "constant scales"
+    )
+
+
+def _dynamic(size: int) -> int | None:
+    return size if isinstance(size, Size) else None
+
+
+def _from_sizes(
+    draft: Draft, op: Operation, shape: Shape, axes: Sequence[int]
+) -> tuple[float, ...]:
+    sizes = integers_of(draft.network, op, 3, "sizes")
+    if sizes is None:
+        raise NotCoveredError(f"node {op.name!r} ({op.kind}) has neither scales nor sizes")
+    scales = [_scale(op, shape[axis], size) for size, axis in zip(sizes, axes, strict=True)]
+    policy = op.text("keep_aspect_ratio_policy", "stretch")
+    if policy == "stretch":
+        return tuple(scales)
+    return (min(scales) if policy == "not_larger" else max(scales),) * len(scales)
+
+
+def _resample(draft: Draft, group: Group, how: Filter, axes: Mapping[int, Axis]) -> None:
+    """Add a call for each pair of dimensions."""
+    op = group.root_operation
+    name, source = op.outputs[0], op.inputs[0]
+    x = _on_grid_of_result(draft, op)
+    if x.scale is not None and (how.mode != "nearest" or x.scale != draft.network.scales.get(name)):
+        x = draft.read_float(source)
+    order = sorted(axes)
+    pairs = [order[at : at + _AXES_AT_ONCE] for at in range(0, len(order), _AXES_AT_ONCE)]
+    for at, pair in enumerate(pairs or [[]]):
+        shape = tuple(axes[dim].result if dim in pair else size for dim, size in enumerate(x.shape))
+        if at + 1 < len(pairs):
+            y = draft.allocate(
+                f"{name} (part)", draft.stored(x.dtype), shape, like(x.strides, shape)
+            )
+        else:
+            leaves = name in draft.network.outputs
+            y = draft.make(name, None if leaves else like(x.strides, shape))
+        _add(draft, group, x, y, {dim: axes[dim] for dim in pair})
+        x = y
+
+
+def _add(draft: Draft, group: Group, x: View, y: View, axes: Mapping[int, Axis]) -> None:
+    if not axes:
+        draft.elementwise(y, [x], (), group.nodes)
+        return
+    op = group.root_operation
+    how = _filter(op)
+    try:
+        tables = [table_of(axis, how) for axis in axes.values()]
+    except KeyError as error:
+        raise NotCoveredError(
+            f"node {op.name!r} ({op.kind}) has the unknown mode {error}"
+        ) from error
+    inner = tuple(0 if at in axes else stride for at, stride in enumerate(x.strides))
+    way = order_of(y.shape, [y.strides, inner], apart=tuple(axes))
+    packed: list[View | None] = []
+    for table in tables:
+        packed.append(draft.constant(table.places, "int32"))
+        weights = table.weights
+        packed.append(None if weights is None else draft.constant(weights, "float32"))
+    dims, taps = list(axes), [table.places.shape[1] for table in tables]
+    names = dict(zip(("ja", "wa", "jb", "wb"), [*packed, None, None], strict=False))
+    crops = how.coordinates == "tf_crop_and_resize"
+    call = draft.make_call(
+        "resample",
+        (ceil_div(y.elements, _BLOCK), 1, 1),
+        {"x": x, **names, "y": y, "elements": y.elements},
+        {
+            "SHAPE": (0, *way.shape[1:]),
+            "Y_STRIDES": way.strides[0],
+            "X_STRIDES": way.strides[1],
+            "DIM_A": way.places[dims[0]],
+            "STEP_A": x.strides[dims[0]],
+            "TAPS_A": taps[0],
+            "SIZE_A": _dynamic(x.shape[dims[0]]),
+            "DIM_B": way.places[dims[-1]],
+            "STEP_B": x.strides[dims[-1]],
+            "TAPS_B": taps[1] if len(taps) > 1 else 1,
+            "SIZE_B": _dynamic(x.shape[dims[-1]]),
+            "OUTSIDE": op.number("extrapolation_value", 0.0) if crops else None,
+            "BLOCK": _BLOCK,
+        },
+        writes=(y,),
+    )
+    draft.add(group.nodes, (call,))

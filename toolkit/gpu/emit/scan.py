@@ -1,0 +1,54 @@
+"""Running sums and products -> calls."""
+
+from math import prod
+
+from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.ir.parameters import integers_of
+from toolkit.gpu.ir.view import View
+from toolkit.gpu.passes.fusion import Group
+from toolkit.gpu.schedule.loop_order import order_of
+from toolkit.gpu.shapes.sizes import ceil_div, power_of_two
+
+_HELD = 1024  # elements of one block
+
+
+def emit_scan(draft: Draft, group: Group) -> None:
+    """Add a CumSum or CumProd."""
+    op = group.root_operation
+    x, y = _stored(draft, op.inputs[0]), draft.make(op.outputs[0])
+    axes = integers_of(draft.network, op, 1, "axis")
+    if axes is None:
+        raise NotCoveredError(f"node {op.name!r} ({op.kind}) has no axis")
+    axis = axes[0] % len(x.shape)
+    rest = [at for at in range(len(x.shape)) if at != axis]
+    shape = tuple(x.shape[at] for at in rest)
+    order = order_of(shape, [tuple(v.strides[at] for at in rest) for v in (y, x)])
+    columns, rows = x.shape[axis], prod(shape)
+    block = min(power_of_two(columns), _HELD)
+    block_rows = min(power_of_two(rows), max(1, _HELD // block))
+    call = draft.make_call(
+        "scan",
+        (ceil_div(rows, block_rows), 1, 1),
+        {"x": x, "y": y, "rows": rows},
+        {
+            "COLUMNS": columns,
+            "SHAPE": (0, *order.shape[1:]),
+            "Y_STRIDES": order.strides[0],
+            "X_STRIDES": order.strides[1],
+            "X_STEP": x.strides[axis],
+            "Y_STEP": y.strides[axis],
+            "PRODUCT": op.kind == "CumProd",
+            "EXCLUSIVE": bool(op.integer("exclusive", 0)),
+            "REVERSE": bool(op.integer("reverse", 0)),
+            "ROWS": block_rows,
+            "BLOCK": block,
+        },
+        writes=(y,),
+    )
+    draft.add(group.nodes, (call,))
+
+
+def _stored(draft: Draft, name: str) -> View:
+    view = draft.read(name)
+    return view if view.scale is None else draft.read_float(name)

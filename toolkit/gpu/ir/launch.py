@@ -1,0 +1,133 @@
+"""Calls of kernels: which kernel, compiled how, started over which grid with which arguments.
+
+A call speaks of tensors by name, and a piece of work may have several ways to be done.
+`toolkit.gpu.lower` turns them into the launches of an engine once every tensor has its place.
+"""
+
+from dataclasses import dataclass
+
+from toolkit.plugins import Constant
+
+# Every kernel that the lowering starts: its name and the module of `toolkit.gpu.kernels` it is in.
+KERNELS: dict[str, str] = {
+    "convolution": "convolution",
+    "convolution_pool": "convolution_pool",
+    "add_parts": "convolution",
+    "resident": "resident",
+    "depthwise": "depthwise",
+    "depthwise_int8": "depthwise_int8",
+    "matmul": "matmul",
+    "planes": "planes",
+    "upscaled": "upscaled",
+    "strips": "strips",
+    "kept": "kept",
+    "max_pool": "max_pooling",
+    "pool": "pooling",
+    "global_average": "pooling",
+    "elementwise": "elementwise",
+    "transposing": "elementwise",
+    "gather": "gather",
+    "scatter": "gather",
+    "pad": "pad",
+    "pixel_blocks": "pad",
+    "picture": "picture",
+    "resample": "resample",
+    "grid_sample": "grid_sample",
+    "scan": "scan",
+    "softmax": "softmax",
+    "normalize": "normalization",
+    "normalize_locally": "normalization",
+    "volume": "volume",
+    "pool_volume": "volume_pooling",
+    "clear": "volume_pooling",
+    "unpool": "volume_pooling",
+    "attention": "attention",
+    "reduce": "reduction",
+    "find_extreme": "reduction",
+    "rank": "ranking",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """The file of a plugin that holds a kernel; `title` is the plugin's operator."""
+
+    title: str
+    file: str
+    sha256: str
+
+    @property
+    def in_cuda(self) -> bool:
+        """Whether it is CUDA C++; else it is Triton."""
+        return self.file.endswith(".cu")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """One kernel to compile; equal specs share one cubin.
+
+    `signature`: the run-time parameters with Triton's types, such as ("x", "*fp16:16"); ":16" says
+    that the value is a multiple of 16. "SHAPE.1" is a member of the constant SHAPE, which is a
+    tuple; members of members go on with ".". `constants`: all other parameters, by name, with None
+    for such members.
+    `exact`: products are rounded before they are added, so that INT8 is the same bits everywhere.
+    `source` None: one of `KERNELS`.
+    """
+
+    kernel: str
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Constant], ...]
+    warps: int
+    stages: int
+    exact: bool = False
+    source: KernelSource | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InTensor:
+    """A pointer into an allocation of the workspace, `offset` bytes after its start."""
+
+    base: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class InWeights:
+    """A pointer into the segment's weights, `offset` bytes after their start."""
+
+    offset: int
+
+
+Argument = InTensor | InWeights | int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One start of a kernel. `reads` and `writes` are the allocations that it touches."""
+
+    spec: KernelSpec
+    grid: tuple[int, int, int]
+    arguments: tuple[Argument, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+Tactic = tuple[Call, ...]
+"""One way to do a piece of work: calls that run one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the ONNX nodes `nodes` compute, in one of several ways; the first is the cost model's.
+
+    All tactics give the same result, up to the order of sums in floating point.
+    """
+
+    nodes: tuple[str, ...]
+    tactics: tuple[Tactic, ...]
+
+    @property
+    def touched(self) -> tuple[str, ...]:
+        """The allocations that any of its tactics reads or writes."""
+        calls = (call for tactic in self.tactics for call in tactic)
+        return tuple(dict.fromkeys(base for call in calls for base in (*call.reads, *call.writes)))

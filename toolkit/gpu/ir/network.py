@@ -1,0 +1,281 @@
+"""A segment's ONNX -> the operations that kernels compute, with all shapes and constants known."""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+
+from toolkit.gpu.errors import NotCoveredError, not_covered
+from toolkit.gpu.shapes.inference import Known, Trace, infer_sizes
+from toolkit.gpu.shapes.sizes import most
+
+Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+Attribute = int | float | str | tuple[int, ...] | tuple[float, ...]
+
+# Of one tensor: kernels index with 32 bits, beyond the last element too, as far as a block reaches;
+# those of `draft` have up to 8192 elements.
+MAX_ELEMENTS = 2**31 - 2**14
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One ONNX node; an input or output that is left out is "".
+
+    `others`: names of the ONNX nodes that it computes beside the node `name`.
+    """
+
+    kind: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Attribute]
+    others: tuple[str, ...] = ()
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of all ONNX nodes that it computes."""
+        return (*self.others, self.name)
+
+    def integers(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        """Return an attribute that is a row of integers."""
+        value = self.attributes.get(name, default)
+        assert isinstance(value, tuple)
+        return tuple(int(item) for item in value)
+
+    def integer(self, name: str, default: int) -> int:
+        """Return an attribute that is an integer."""
+        value = self.attributes.get(name, default)
+        assert isinstance(value, int)
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """Return an attribute that is a number."""
+        value = self.attributes.get(name, default)
+        assert isinstance(value, (int, float))
+        return float(value)
+
+    def text(self, name: str, default: str) -> str:
+        """Return an attribute that is a text."""
+        value = self.attributes.get(name, default)
+        assert isinstance(value, str)
+        return value
+
+    def input(self, index: int) -> str:
+        """Return the name of an input, "" where it is left out."""
+        return self.inputs[index] if index < len(self.inputs) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerConstant:
+    """A constant as `values * scale`: integers, and float32 factors along `axis` (None: one)."""
+
+    values: Array
+    scale: Array
+    axis: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A segment: operations in running order, tensors by name.
+
+    `shapes` and `dtypes` hold every tensor that is not constant; `constants` the others, and
+    `integers` those of them that were given as integers. `scales`: tensors of real numbers that
+    lie on the grid of INT8 with this scale (`toolkit.gpu.passes.quantized`).
+    """
+
+    operations: tuple[Operation, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    shapes: Mapping[str, Shape]
+    dtypes: Mapping[str, str]
+    constants: Mapping[str, Array]
+    integers: Mapping[str, IntegerConstant] = field(default_factory=dict)
+    scales: Mapping[str, float] = field(default_factory=dict)
+
+
+def read_network(
+    segment: bytes,
+    weights: Mapping[str, Array],
+    plugged: Collection[str] = (),
+    trace: Trace | None = None,
+) -> Network:
+    """Read a segment's ONNX bytes and the weights that are kept beside it.
+
+    `plugged`: operators of other domains that plugins compute, such as "my.domain::Op". `trace`:
+    the point of dynamic dimensions at which shapes are read, as sizes with their formulas; what
+    computes with sizes is left out then.
+    Raises NotCoveredError: subgraphs, and tensors whose shape or type is not known here, with the
+    nodes that have or touch them.
+    """
+    model = onnx.ModelProto.FromString(segment)
+    known = Known() if trace is None else infer_sizes(model, weights, trace)
+    graph = ir.from_proto(model).graph
+    leaving = [str(value.name) for value in graph.outputs]
+    constants = {
+        name: weights[name] if name in weights else _numpy(value.const_value)
+        for name, value in graph.initializers.items()
+    }
+    inputs = [str(value.name) for value in graph.inputs]
+    constants |= {name: known.constant(name) for name in inputs if name in known.values}
+    operations: list[Operation] = []
+    shapes: dict[str, Shape] = {}
+    dtypes: dict[str, str] = {}
+    unknown: dict[str, str] = {}
+    reasons: dict[str, str] = {}
+    for value in graph.inputs:
+        _note(value, known, shapes, dtypes, unknown)
+    for node in graph:
+        if node.op_type == "Constant":
+            constants[str(node.outputs[0].name)] = _constant(node)
+            continue
+        if _sizes_alone(node, known, leaving):
+            constants.update({str(v.name): known.constant(str(v.name)) for v in node.outputs})
+            continue
+        for value in node.outputs:
+            if value.name:
+                _note(value, known, shapes, dtypes, unknown)
+        try:
+            operations.append(_operation(node, plugged))
+        except NotCoveredError as error:
+            reasons[str(node.name)] = str(error)
+        reasons |= _unknown_of(node, unknown, reasons)
+    if reasons:
+        raise not_covered(reasons)
+    return Network(
+        tuple(operations),
+        tuple(inputs),
+        tuple(leaving),
+        shapes,
+        dtypes,
+        constants,
+    )
+
+
+def _unknown_of(
+    node: ir.Node, unknown: Mapping[str, str], reasons: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the reason of a node that touches a tensor that kernels cannot hold."""
+    touched = [str(v.name) for v in (*node.inputs, *node.outputs) if v is not None]
+    found = [unknown[name] for name in touched if name in unknown]
+    return {str(node.name): found[0]} if found and node.name not in reasons else {}
+
+
+def _numpy(tensor: ir.TensorProtocol | None) -> Array:
+    assert tensor is not None  # a segment's initializers have values
+    return np.asarray(tensor.numpy())
+
+
+def _constant(node: ir.Node) -> Array:
+    if "value" not in node.attributes:
+        raise NotCoveredError(f"node {node.name!r} (Constant) does not hold a tensor")
+    return _numpy(node.attributes["value"].as_tensor())
+
+
+# Operators that make as many elements as the numbers they read ask for.
+_SIZED_BY_NUMBERS = frozenset({"NonMaxSuppression", "NonZero", "StringSplit", "Unique"})
+
+
+# Operators that are written as others, which make the outputs that are read.
+_LEAVE_OUT = frozenset({"GRU", "LSTM", "RNN"})
+
+
+def _operation(node: ir.Node, plugged: Collection[str]) -> Operation:
+    kind = node.op_type
+    if node.op_type in _SIZED_BY_NUMBERS:
+        raise NotCoveredError(
+            f"node {node.name!r} ({node.op_type}) makes a tensor whose size depends on the numbers "
+            "in another; kernels are started for sizes known before"
+        )
+    if node.domain not in ("", "ai.onnx"):
+        kind = f"{node.domain}::{node.op_type}"
+    if kind != node.op_type and kind not in plugged:
+        raise NotCoveredError(
+            f"node {node.name!r} ({node.op_type}) is of the domain {node.domain!r}; kernels "
+            "compute operators of ONNX itself"
+        )
+    return Operation(
+        kind=kind,
+        name=str(node.name),
+        inputs=tuple("" if value is None else str(value.name) for value in node.inputs),
+        outputs=_outputs(node),
+        attributes={name: _attribute(node, attr) for name, attr in node.attributes.items()},
+    )
+
+
+def _outputs(node: ir.Node) -> tuple[str, ...]:
+    """Return the names of the outputs up to the last that has one; "" for those left out."""
+    names = [str(value.name or "") for value in node.outputs]
+    while names and not names[-1]:
+        names.pop()
+    if "" in names and node.op_type not in _LEAVE_OUT:
+        raise NotCoveredError(
+            f"node {node.name!r} ({node.op_type}) leaves out output {names.index('')}; kernels "
+            "make all before the last"
+        )
+    return tuple(names)
+
+
+def _attribute(node: ir.Node, attr: ir.Attr) -> Attribute:
+    kinds = ir.AttributeType
+    if attr.type in (kinds.INT, kinds.FLOAT, kinds.STRING):
+        return attr.value  # type: ignore[no-any-return]
+    if attr.type in (kinds.INTS, kinds.FLOATS):
+        return tuple(attr.value)
+    if attr.type == kinds.STRINGS:
+        return ",".join(attr.value)
+    raise NotCoveredError(
+        f"node {node.name!r} ({node.op_type}) has the attribute {attr.name!r} of type "
+        f"{attr.type.name}; kernels take numbers and texts"
+    )
+
+
+def _note(
+    value: ir.Value,
+    known: Known,
+    shapes: dict[str, Shape],
+    dtypes: dict[str, str],
+    unknown: dict[str, str],
+) -> None:
+    """Keep the shape and the type of a tensor, or why kernels cannot hold it."""
+    name = str(value.name)
+    shape = known.shapes.get(name) or _fixed_shape(value)
+    if shape is None:
+        found = "unknown" if value.shape is None else str(value.shape)
+        unknown[name] = (
+            f"tensor {name!r} has the shape {found}, which no formula gives; kernels are compiled "
+            "for known sizes, give them with --shape"
+        )
+        return
+    elements = math.prod(shape)
+    if not elements >= 1 or most(elements) > MAX_ELEMENTS:
+        unknown[name] = (
+            f"tensor {name!r} has {most(elements)} elements; kernels take 1 to {MAX_ELEMENTS}"
+        )
+    elif value.dtype is None:
+        unknown[name] = f"tensor {name!r} has no known type"
+    else:
+        shapes[name] = shape
+        dtypes[name] = value.dtype.numpy().name
+
+
+def _fixed_shape(value: ir.Value) -> Shape | None:
+    if value.shape is None or not all(isinstance(dim, int) for dim in value.shape):
+        return None
+    return tuple(int(dim) for dim in value.shape)  # type: ignore[arg-type]
+
+
+def _sizes_alone(node: ir.Node, known: Known, outputs: Collection[str]) -> bool:
+    """Whether a node computes with sizes, whose results are known and stay in the segment.
+
+    The integers of a DequantizeLinear are wanted, not only what it makes of them.
+    """
+    if node.op_type == "DequantizeLinear":
+        return False
+    made = [str(value.name) for value in node.outputs]
+    return all(name in known.values and name not in outputs for name in made)

@@ -1,0 +1,80 @@
+"""Inputs of operations that say how, not on what: they must be constant."""
+
+from dataclasses import dataclass
+
+from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.ir.network import Array, Network, Operation
+
+
+def constant_of(network: Network, op: Operation, at: int) -> Array | None:
+    """Return the constant input `at` of an operation, None where it is left out.
+
+    Raises NotCoveredError: it is computed.
+    """
+    name = op.input(at)
+    if not name:
+        return None
+    if name not in network.constants:
+        raise NotCoveredError(
+            f"node {op.name!r} ({op.kind}) reads {name!r}, which is computed; kernels are compiled "
+            "for constant parameters"
+        )
+    return network.constants[name]
+
+
+def integers_of(network: Network, op: Operation, at: int, name: str) -> tuple[int, ...] | None:
+    """Return integers that are an attribute in older versions of an operator, and now an input.
+
+    None where they are left out. Raises NotCoveredError: the input is computed.
+    """
+    if name in op.attributes:
+        return op.integers(name, ())
+    values = constant_of(network, op, at)
+    return None if values is None else tuple(values.reshape(-1).tolist())
+
+
+def numbers_of(network: Network, op: Operation, at: int, name: str) -> tuple[float, ...] | None:
+    """Return numbers that are an attribute in older versions of an operator, and now an input.
+
+    None where they are left out or the input is empty. Raises NotCoveredError: it is computed.
+    """
+    if name in op.attributes:
+        value = op.attributes[name]
+        assert isinstance(value, tuple)
+        return tuple(float(item) for item in value)
+    values = constant_of(network, op, at)
+    if values is None or values.size == 0:
+        return None
+    return tuple(float(value) for value in values.reshape(-1))
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSlice:
+    """Indices start .. start + size - 1 of one dimension of a tensor."""
+
+    source: str
+    axis: int
+    start: int
+    size: int
+
+
+def slice_of(network: Network, op: Operation | None) -> PlainSlice | None:
+    """Return a Slice of one dimension in steps of 1; None for all other operations."""
+    if op is None or op.kind != "Slice" or any(n not in network.constants for n in op.inputs[1:]):
+        return None
+    starts = integers_of(network, op, 1, "starts") or ()
+    axes = integers_of(network, op, 3, "axes") or (0,)
+    source = op.inputs[0]
+    shape = network.shapes.get(source, ())
+    steps = integers_of(network, op, 4, "steps") or (1,)
+    if len(starts) != 1 or len(axes) != 1 or steps != (1,) or not shape:
+        return None
+    axis = axes[0] % len(shape)
+    start = max(starts[0] + shape[axis], 0) if starts[0] < 0 else starts[0]
+    return PlainSlice(source, axis, start, network.shapes[op.outputs[0]][axis])
+
+
+def scales_at(op: Operation) -> int:
+    """Return which input of a Resize or Upsample its scales are: older ones have no region."""
+    old = "scales" in op.attributes or op.kind == "Upsample" or len(op.inputs) == 2
+    return 1 if old else 2

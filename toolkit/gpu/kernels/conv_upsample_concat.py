@@ -1,0 +1,74 @@
+"""1x1 convolutions of a small picture that is repeated to the size of another, beside that one.
+
+    y[p, f] = STEPS((sum_k x[q(p), k] w[f, k] + sum_k z[p, k] w[f, X_CHANNELS + k] + bias[f])
+                    scale[f])
+
+Row p is a pixel of z and of the result, q(p) the pixel of x at its row / ROW_FACTOR and its
+column / COLUMN_FACTOR. Neither the repeated picture nor what is joined of both is stored. INT8
+operands are summed in INT32, and scaled; others have no scale. BLOCK_K divides both numbers of
+channels.
+
+With LANES, the number of warps, pixels and filters are multiplied in the order of `kernels.lanes`;
+BLOCK_N is 64 or 128 then.
+"""
+
+import triton
+import triton.language as tl
+
+from toolkit.gpu.kernels.expression import add_product, first_sums, store_rows
+from toolkit.gpu.kernels.mma_layout import store_lanes, sum_columns, sum_rows
+
+
+@triton.jit
+def upscaled(
+    x, z, weights, bias, scale, numbers, y, batch,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    ROW_FACTOR: tl.constexpr, COLUMN_FACTOR: tl.constexpr,
+    X_CHANNELS: tl.constexpr, Z_CHANNELS: tl.constexpr, FILTERS: tl.constexpr,
+    X_PITCH: tl.constexpr, Z_PITCH: tl.constexpr, W_PITCH: tl.constexpr, Y_PITCH: tl.constexpr,
+    STEPS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Grid: (blocks of pixels x blocks of filters)."""
+    FILTER_BLOCKS: tl.constexpr = (FILTERS + BLOCK_N - 1) // BLOCK_N
+    LIMIT: tl.constexpr = None if LANES and FILTERS % BLOCK_N == 0 else FILTERS
+    tile = tl.program_id(0)  # neighbours share the pixels: they stay in the cache
+    first = tile % FILTER_BLOCKS * BLOCK_N
+    pixel = tile // FILTER_BLOCKS * BLOCK_M + tl.arange(0, BLOCK_M)
+    channel = first + tl.arange(0, BLOCK_N)
+    p = pixel
+    f = channel
+    if LANES:
+        p = tile // FILTER_BLOCKS * BLOCK_M + sum_rows(BLOCK_M, LANES)
+        f = first + sum_columns(BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    pixels = batch * HEIGHT * WIDTH
+    there = (p < pixels)[:, None]
+    row = p // WIDTH // ROW_FACTOR  # of all pictures of x: ROW_FACTOR divides HEIGHT
+    q = row * (WIDTH // COLUMN_FACTOR) + p % WIDTH // COLUMN_FACTOR
+    a = x + q[:, None] * X_PITCH + k[None, :]
+    b = weights + f[None, :] * W_PITCH + k[:, None]
+
+    if LANES:
+        total = first_sums(bias, f, LIMIT, BLOCK_M, BLOCK_N)
+    else:
+        total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32 if scale is None else tl.int32)
+    for start in range(0, X_CHANNELS, BLOCK_K):
+        left = tl.load(a + start, mask=there, other=0)
+        right = tl.load(b + start, mask=(f < FILTERS)[None, :], other=0)
+        total = add_product(total, left, right, PRECISION)
+    a = z + p[:, None] * Z_PITCH + k[None, :]
+    for start in range(0, Z_CHANNELS, BLOCK_K):
+        left = tl.load(a + start, mask=there, other=0)
+        right = tl.load(b + X_CHANNELS + start, mask=(f < FILTERS)[None, :], other=0)
+        total = add_product(total, left, right, PRECISION)
+
+    if LANES:
+        store_lanes(
+            total, scale, None, y, pixel, first, pixels, LIMIT, Y_PITCH, STEPS, numbers,
+            BLOCK_M, BLOCK_N, LANES,
+        )  # fmt: skip
+    else:
+        store_rows(
+            total, bias, scale, None, y, pixel, channel, pixels, FILTERS, Y_PITCH, STEPS, numbers
+        )

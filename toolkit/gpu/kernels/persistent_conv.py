@@ -1,0 +1,132 @@
+"""Convolution of INT8 with few channels: weights stay in shared memory, pixels go to registers.
+
+    y[p, f] = STEPS((sum_k a[p, k] w[f, k] + bias[f]) scale[f], residual[p, f])
+
+as in `kernels.convolution`: k runs over (tap row, tap column, channel), and a[p, k] is the input
+under that tap, 0 outside the picture. With few filters tensor cores read shared memory as fast as
+they multiply, and copies into it take as long again. So a program keeps the weights of its filters
+there, goes through blocks of pixels, and loads a block straight to where the left operand lies in
+registers on sm_90. There a lane holds, of each 32 of k, four at 4 (l % 4) and four 16 behind them;
+a lane loads 16 bytes side by side. Both are one if k is counted in another order:
+
+    place 32 s + 16 h + 4 q + b of each 64 of k holds number 16 q + 8 s + 4 h + b
+
+`kernels.lanes` says the same of rows and columns. On other GPUs the results are the same.
+
+Weights are [filter, k], k in that order and filled up with zeros to whole 64.
+"""
+
+import triton
+import triton.language as tl
+
+from toolkit.gpu.kernels.expression import first_sums
+from toolkit.gpu.kernels.mma_layout import (
+    in_operand_order,
+    in_registers,
+    load_lanes,
+    store_lanes,
+    sum_columns,
+)
+
+
+@triton.jit
+def resident(
+    x, weights, bias, scale, numbers, residual, y, batch,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr,
+    OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    W_PITCH: tl.constexpr, Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
+    TAP_ROWS: tl.constexpr, TAP_COLUMNS: tl.constexpr,
+    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
+    PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
+    STEPS: tl.constexpr, RUNS: tl.constexpr, WIDTHS: tl.constexpr,
+    BLOCK_M: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """Grid: (programs). CHANNELS is a multiple of 16, TAP_ROWS * TAP_COLUMNS less than 32.
+
+    Filters are multiplied in blocks of WIDTHS columns, and k in runs of (first, count) pieces of
+    64, one or two, each run a product of its own: loads of the next are under way while it is made.
+    """
+    kept = ()
+    sums = ()
+    for i in tl.static_range(len(WIDTHS)):
+        f = _before(WIDTHS, i) + sum_columns(WIDTHS[i])
+        for run in tl.static_range(len(RUNS)):
+            k = RUNS[run][0] * 64 + tl.arange(0, RUNS[run][1] * 64)
+            kept = kept + (tl.load(weights + f[None, :] * W_PITCH + k[:, None]),)
+        sums = sums + (first_sums(bias, f, None, BLOCK_M, WIDTHS[i]),)
+
+    pixels = batch * OUT_HEIGHT * OUT_WIDTH
+    blocks = (pixels + BLOCK_M - 1) // BLOCK_M
+    for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
+        p = block * BLOCK_M + tl.arange(0, BLOCK_M)
+        image = p // (OUT_HEIGHT * OUT_WIDTH)
+        top = p // OUT_WIDTH % OUT_HEIGHT * STRIDE_H - PAD_TOP
+        left = p % OUT_WIDTH * STRIDE_W - PAD_LEFT
+        corner = ((image * HEIGHT + top) * WIDTH + left) * X_PITCH
+        top = tl.where(p < pixels, top, -(2**24))  # rows past the last pixel read nothing
+        seen = tl.zeros((BLOCK_M,), tl.int32)  # a bit for each tap that lies in the picture
+        for i in tl.static_range(TAP_ROWS * TAP_COLUMNS):
+            h = top + i // TAP_COLUMNS * DILATION_H
+            w = left + i % TAP_COLUMNS * DILATION_W
+            seen |= ((h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)).to(tl.int32) << i
+        before = ()
+        if residual is not None:
+            for i in tl.static_range(len(WIDTHS)):
+                column = _before(WIDTHS, i)
+                before += (load_lanes(residual, p, column, pixels, None, R_PITCH, WIDTHS[i]),)
+
+        totals = sums
+        for run in tl.static_range(len(RUNS)):
+            pieces = ()
+            for i in tl.static_range(RUNS[run][1]):
+                piece = _piece(
+                    x, corner, seen, (RUNS[run][0] + i) * 64, CHANNELS, X_PITCH, WIDTH, TAP_COLUMNS,
+                    DILATION_H, DILATION_W,
+                )  # fmt: skip
+                pieces = pieces + (in_operand_order(in_registers(piece), BLOCK_M, WARPS),)
+            operand = _beside(pieces, BLOCK_M)
+            added = ()
+            for i in tl.static_range(len(WIDTHS)):
+                right = kept[i * len(RUNS) + run]
+                added = added + (tl.dot(operand, right, totals[i], out_dtype=tl.int32),)
+            totals = added
+        for i in tl.static_range(len(WIDTHS)):
+            other = None
+            if residual is not None:
+                other = before[i]
+            store_lanes(
+                totals[i], scale, other, y, p, _before(WIDTHS, i), pixels, None, Y_PITCH, STEPS,
+                numbers, BLOCK_M, WIDTHS[i], WARPS,
+            )  # fmt: skip
+
+
+@triton.jit
+def _piece(
+    x, corner, seen, first: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr, WIDTH,
+    TAP_COLUMNS: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
+):  # fmt: skip
+    """Return a[p, first..first + 63]; 16 side by side lie under one tap."""
+    k = first + tl.arange(0, 64)
+    tap = first // CHANNELS if CHANNELS % 64 == 0 else tl.max_constancy(k // CHANNELS, [16])
+    inside = (seen[:, None] >> (tap if CHANNELS % 64 == 0 else tap[None, :]) & 1) != 0
+    row, column = tap // TAP_COLUMNS * DILATION_H, tap % TAP_COLUMNS * DILATION_W
+    at = (row * WIDTH + column) * X_PITCH + k % CHANNELS
+    at = tl.max_contiguous(tl.multiple_of(at, [16]), [16])
+    return tl.load(x + corner[:, None] + at[None, :], mask=inside, other=0)
+
+
+@triton.jit
+def _beside(pieces, BLOCK_M: tl.constexpr):
+    """Return one piece, or two as one block."""
+    if len(pieces) == 1:
+        block = pieces[0]
+    else:
+        block = tl.join(pieces[0], pieces[1]).permute(0, 2, 1).reshape(BLOCK_M, 128)
+    return block
+
+
+@triton.constexpr_function
+def _before(widths, at):
+    """How many columns the first `at` blocks have."""
+    return sum(widths[:at])

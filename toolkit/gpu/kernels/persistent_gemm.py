@@ -1,0 +1,95 @@
+"""Products of INT8 whose weights stay in shared memory, for the tensor cores of sm_90.
+
+    y[m, n] = STEPS((sum_k a[m, k] b[n, k] + bias[n]) scale[n], residual[m, n])
+    z[m, p] = Z_STEPS((sum_n y[m, n] z_b[p, n] + z_bias[p]) z_scale[p])
+
+z is optional. A program copies the weights of RUN blocks of columns to shared memory once, and then
+makes these columns of blocks of rows, as far apart as there are programs for other rows. Copies
+bring rows and residual of the next block meanwhile. Rows of a are multiplied from registers, and
+so is y: what a lane holds of a result is what a lane holds of a left operand, if n runs in the
+order of `operand_columns`. With z, RUN is all columns. BLOCK_N is 64, BLOCK_K is DEPTH or more,
+BLOCK_Z is 64 or 128 and Z_COLUMNS or more. `numbers` holds NUMBERS.
+"""
+
+import triton
+import triton.language as tl
+
+from toolkit.gpu.kernels.expression import first_sums, load_numbers
+from toolkit.gpu.kernels.int8x4 import bytes_of_words, end_words, load_words, store_words
+from toolkit.gpu.kernels.mma_layout import (
+    in_memory_order,
+    in_operand_order,
+    in_registers,
+    operand_columns,
+    row_places,
+    store_lanes,
+    sum_columns,
+    sum_rows,
+)
+
+
+@triton.jit
+def kept(
+    a, b, bias, scale, numbers, residual, y, z_b, z_bias, z_scale, z_numbers, z, rows,
+    DEPTH: tl.constexpr, COLUMNS: tl.constexpr, Z_COLUMNS: tl.constexpr,
+    A_ROW: tl.constexpr, A_PICTURE: tl.constexpr, B_COLUMN: tl.constexpr,
+    Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
+    Z_B_COLUMN: tl.constexpr, Z_PITCH: tl.constexpr,
+    STEPS: tl.constexpr, NUMBERS: tl.constexpr, Z_STEPS: tl.constexpr,
+    WARPS: tl.constexpr, RUN: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_Z: tl.constexpr,
+):  # fmt: skip
+    """Grid: (programs); each makes blocks of rows."""
+    k = tl.arange(0, BLOCK_K)
+    RUNS: tl.constexpr = (COLUMNS + RUN * BLOCK_N - 1) // (RUN * BLOCK_N)
+    LIMIT: tl.constexpr = None if COLUMNS % (RUN * BLOCK_N) == 0 else COLUMNS
+    first = tl.program_id(0) % RUNS * (RUN * BLOCK_N)
+    Z_LIMIT: tl.constexpr = None if Z_COLUMNS == BLOCK_Z else Z_COLUMNS
+    z_column = sum_columns(BLOCK_Z)
+    numbers = load_numbers(numbers, NUMBERS)
+    weights = ()
+    z_weights = ()
+    for i in tl.static_range(RUN):
+        column = first + i * BLOCK_N + sum_columns(BLOCK_N)
+        wanted = (k < DEPTH)[:, None] & (column < COLUMNS)[None, :]
+        place = k[:, None] + column[None, :] * B_COLUMN
+        weights = weights + (tl.load(b + place, mask=wanted, other=0),)
+        if z_b is not None:
+            column = i * BLOCK_N + operand_columns()
+            wanted = (z_column < Z_COLUMNS)[None, :] & (column < COLUMNS)[:, None]
+            place = z_column[None, :] * Z_B_COLUMN + column[:, None]
+            z_weights = z_weights + (tl.load(z_b + place, mask=wanted, other=0),)
+    blocks = (rows + BLOCK_M - 1) // BLOCK_M
+    program = tl.program_id(0) // RUNS
+    for block in tl.range(program, blocks, tl.num_programs(0) // RUNS, num_stages=STAGES):
+        row = block * BLOCK_M + sum_rows(BLOCK_M, WARPS)
+        m = block * BLOCK_M + tl.arange(0, BLOCK_M)
+        begin = row_places(row, A_ROW, A_PICTURE)
+        present = (row < rows)[:, None] & (k < DEPTH)[None, :]
+        left = in_registers(tl.load(a + begin[:, None] + k[None, :], mask=present, other=0))
+        if residual is not None:
+            before = ()
+            for i in tl.static_range(RUN):
+                before = before + (
+                    load_words(residual, m, first + i * BLOCK_N, rows, LIMIT, R_PITCH),
+                )
+        if z_b is not None:
+            z_total = first_sums(z_bias, z_column, Z_LIMIT, BLOCK_M, BLOCK_Z)
+        for i in tl.static_range(RUN):
+            n = first + i * BLOCK_N
+            total = first_sums(bias, n + sum_columns(BLOCK_N), LIMIT, BLOCK_M, BLOCK_N)
+            total = tl.dot(left, weights[i], total, out_dtype=tl.int32)
+            total = in_memory_order(total, BLOCK_M, WARPS)
+            other = None
+            if residual is not None:
+                other = before[i]
+            made = end_words(total, scale, other, n, LIMIT, STEPS, numbers, BLOCK_M)
+            store_words(y, made, m, n, rows, LIMIT, Y_PITCH)
+            if z_b is not None:
+                made = in_operand_order(bytes_of_words(made, BLOCK_M), BLOCK_M, WARPS)
+                z_total = tl.dot(made, z_weights[i], z_total, out_dtype=tl.int32)
+        if z_b is not None:
+            store_lanes(
+                z_total, z_scale, None, z, m, 0, rows, Z_LIMIT, Z_PITCH, Z_STEPS, z_numbers,
+                BLOCK_M, BLOCK_Z, WARPS,
+            )  # fmt: skip

@@ -1,0 +1,229 @@
+"""Concatenations that are taken apart again, and functions of what is joined.
+
+A detector joins boxes and scores of each scale, then the scales, splits both again and takes the
+sigmoid of the scores. Every join would be a pass over all numbers. But
+
+    Slice(Concat(a, b))   = a, b or Concat of both                along the joined dimension
+    Slice(Concat(a, b))   = Concat(Slice(a), Slice(b))            along another
+    Slice(Reshape(a))     = Reshape(Slice(a))                     with the same dimensions up to it
+    f(Concat(a, b))       = Concat(f(a), f(b))                    f of each number alone
+    f(Reshape(a))         = Reshape(f(a))
+
+The first three are used where no Slice is left of all slices of a tensor; the last two where every
+f(part) ends the kernel that makes the part.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from toolkit.gpu.ir.dtypes import is_float
+from toolkit.gpu.ir.expressions import is_elementwise, tensors_read
+from toolkit.gpu.ir.network import Network, Operation
+from toolkit.gpu.ir.parameters import PlainSlice, slice_of
+from toolkit.gpu.ir.rewriting import Rewriting
+from toolkit.gpu.passes.fusion import EPILOGUES
+from toolkit.gpu.shapes.sizes import fixed
+
+RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+
+
+def move_to_parts(network: Network) -> Network:
+    """Return the network with slices and functions of joined tensors moved to their parts."""
+    return _functions_of_parts(_without_slices(network))
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """A tensor that is there already, or its `parts`: joined along `axis`, or reshaped."""
+
+    name: str = ""
+    parts: tuple["_Joined", ...] = ()
+    axis: int | None = None
+    shape: tuple[int, ...] = ()
+
+
+def _without_slices(network: Network) -> Network:
+    makers = {name: op for op in network.operations for name in op.outputs}
+    readers: dict[str, list[Operation]] = {}
+    for op in network.operations:
+        for name in set(op.inputs):
+            readers.setdefault(name, []).append(op)
+    found: dict[str, _Joined] = {}  # by the name of a slice
+    for source, reading in readers.items():
+        slices = [slice_of(network, op) for op in reading]
+        if source in network.outputs or None in slices:
+            continue
+        trees = [_part(network, makers, one) for one in slices if one is not None]
+        if all(trees):
+            names = (op.outputs[0] for op in reading)
+            found |= {n: tree for n, tree in zip(names, trees, strict=True) if tree is not None}
+    if not found:
+        return network
+    made = Rewriting(network)
+    same: dict[str, str] = {}
+    for old in network.operations:
+        op = replace(old, inputs=tuple(same.get(name, name) for name in old.inputs))
+        tree = found.get(op.outputs[0])
+        if tree is None:
+            made.operations.append(op)
+        elif tree.name and op.outputs[0] not in network.outputs:
+            same[op.outputs[0]] = same.get(tree.name, tree.name)
+        else:
+            _write(made, op, tree, op.outputs[0], same)
+    return _live(made.network())
+
+
+def _part(network: Network, makers: Mapping[str, Operation], one: PlainSlice) -> _Joined | None:
+    """Return a slice as it is joined from whole tensors; None where a Slice would be left."""
+    shape = network.shapes.get(one.source)
+    if shape is None or not fixed(shape[one.axis]):
+        return None
+    if one.size == shape[one.axis]:
+        return _Joined(one.source)
+    op = makers.get(one.source)
+    if op is None or any(name not in network.shapes for name in op.inputs[:1]):
+        return None
+    scale = network.scales.get(one.source)
+    if op.kind in RESHAPES and network.scales.get(op.inputs[0]) == scale:
+        kept = network.shapes[op.inputs[0]][: one.axis + 1] == shape[: one.axis + 1]
+        inner = _part(network, makers, replace(one, source=op.inputs[0])) if kept else None
+        cut = (*shape[: one.axis], one.size, *shape[one.axis + 1 :])
+        return inner and _Joined(parts=(inner,), shape=cut)
+    alike = op.kind == "Concat" and all(
+        name in network.shapes and network.scales.get(name) == scale for name in op.inputs
+    )
+    return _joined_part(network, makers, one, op) if alike else None
+
+
+def _joined_part(
+    network: Network, makers: Mapping[str, Operation], one: PlainSlice, op: Operation
+) -> _Joined | None:
+    """Return a slice of the concatenation `op`."""
+    axis = op.integer("axis", 0) % len(network.shapes[one.source])
+    parts: list[_Joined | None] = []
+    begin = 0
+    for name in op.inputs:
+        size = network.shapes[name][one.axis]
+        if not fixed(size):
+            return None
+        first, last = one.start, one.start + one.size
+        if axis == one.axis:
+            first, last = max(first - begin, 0), min(last - begin, size)
+            begin += size
+        if first < last:
+            parts.append(_part(network, makers, PlainSlice(name, one.axis, first, last - first)))
+    whole = tuple(part for part in parts if part is not None)
+    if len(whole) < len(parts):
+        return None
+    return whole[0] if len(whole) == 1 else _Joined(parts=whole, axis=axis)
+
+
+def _write(
+    made: Rewriting, op: Operation, tree: _Joined, output: str, same: Mapping[str, str]
+) -> None:
+    """Add the operations that join what the slice `op` is, to `output`."""
+    if tree.name:
+        made.add(op, "Identity", (same.get(tree.name, tree.name),), output)
+        return
+    names = []
+    for part in tree.parts:
+        name = same.get(part.name, part.name)
+        if not name:
+            shape = _shape(made, part)
+            name = made.tensor(
+                f"{output} (part)", shape, made.dtypes[output], made.scales.get(output)
+            )
+            _write(made, op, part, name, same)
+        names.append(name)
+    if tree.axis is None:
+        made.add(op, "Reshape", names, output)
+    else:
+        made.add(op, "Concat", names, output, {"axis": tree.axis})
+
+
+def _shape(made: Rewriting, tree: _Joined) -> tuple[int, ...]:
+    if tree.name:
+        return made.shapes[tree.name]
+    if tree.axis is None:
+        return tree.shape
+    shapes = [_shape(made, part) for part in tree.parts]
+    size = sum(shape[tree.axis] for shape in shapes)
+    return (*shapes[0][: tree.axis], size, *shapes[0][tree.axis + 1 :])
+
+
+def _live(network: Network) -> Network:
+    """Leave out concatenations and reshapings whose results nobody reads any more."""
+    wanted = set(network.outputs)
+    kept: list[Operation] = []
+    for op in reversed(network.operations):
+        if op.kind in (*RESHAPES, "Concat") and wanted.isdisjoint(op.outputs):
+            continue
+        wanted.update(op.inputs)
+        kept.append(op)
+    return replace(network, operations=tuple(reversed(kept)))
+
+
+def _functions_of_parts(network: Network) -> Network:
+    readers = Counter(name for op in network.operations for name in op.inputs)
+    readers.update(network.outputs)
+    made = Rewriting(network)
+    makers: dict[str, Operation] = {}
+    gone: set[str] = set()
+    for op in network.operations:
+        start = len(made.operations)
+        if _is_function(network, op) and _all_end(made, makers, readers, op.inputs[0], False):
+            gone |= _move(made, makers, op, op.inputs[0], op.outputs[0])
+        else:
+            made.operations.append(op)
+        for one in made.operations[start:]:
+            makers |= dict.fromkeys(one.outputs, one)
+            readers.update({name: 1 for name in one.outputs if name not in readers})
+    made.operations = [op for op in made.operations if op.outputs[0] not in gone]
+    return made.network()
+
+
+def _is_function(network: Network, op: Operation) -> bool:
+    """Whether an operation makes a float of each float of its first operand, and reads no other."""
+    if not is_elementwise(op) or tensors_read(op, network.constants) != op.inputs[:1]:
+        return False
+    source, result = op.inputs[0], op.outputs[0]
+    alike = source in network.shapes and network.shapes[source] == network.shapes[result]
+    return alike and all(is_float(network.dtypes[name]) for name in (source, result))
+
+
+def _all_end(
+    made: Rewriting, makers: Mapping[str, Operation], readers: Counter[str], name: str, inner: bool
+) -> bool:
+    """Whether a tensor is joined of parts each of which a kernel makes that can end in more."""
+    op = makers.get(name)
+    if op is None or readers[name] != 1:
+        return False
+    if op.kind in RESHAPES:
+        return _all_end(made, makers, readers, op.inputs[0], inner)
+    if op.kind == "Concat":
+        return all(_all_end(made, makers, readers, part, True) for part in op.inputs)
+    return inner and (op.kind in EPILOGUES or is_elementwise(op))
+
+
+def _move(
+    made: Rewriting, makers: Mapping[str, Operation], op: Operation, name: str, output: str
+) -> set[str]:
+    """Add `op` of the parts of the tensor `name`, and join them to `output`; return what is left.
+
+    What is left are tensors that nobody reads any more.
+    """
+    maker = makers[name]
+    if maker.kind not in (*RESHAPES, "Concat"):
+        made.operations.append(replace(op, inputs=(name, *op.inputs[1:]), outputs=(output,)))
+        return set()
+    gone = {name}
+    count = len(maker.inputs) if maker.kind == "Concat" else 1
+    parts = []
+    for part in maker.inputs[:count]:
+        dtype, scale = made.dtypes[output], made.scales.get(output)
+        parts.append(made.tensor(f"{part} ({op.kind})", made.shapes[part], dtype, scale))
+        gone |= _move(made, makers, op, part, parts[-1])
+    inputs = (*parts, *maker.inputs[count:])
+    made.operations.append(replace(maker, inputs=inputs, outputs=(output,)))
+    return gone

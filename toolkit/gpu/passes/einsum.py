@@ -1,0 +1,158 @@
+"""Einsum -> transpositions, sums and one product of matrices."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from toolkit.gpu.errors import not_covered
+from toolkit.gpu.ir.network import Operation
+from toolkit.gpu.ir.patterns import Surroundings
+from toolkit.gpu.ir.rewriting import Rewriting
+
+
+def einsum_as_matmul(_: Surroundings, op: Operation, made: Rewriting) -> tuple[()] | None:
+    """Write an Einsum of one or two tensors, without diagonals and "...", as other operators."""
+    parsed = _parsed(op)
+    if parsed is None:
+        return None
+    written, result = parsed
+    shapes = [_shape(made, name) for name in op.inputs]
+    sizes = _sizes(op, written, shapes)
+    _check_result(op, made.shapes[op.outputs[0]], tuple(sizes[c] for c in result))
+    steps = _Steps(op, made, sizes)
+    spread = [
+        steps.squeezed(name, own, shape)
+        for name, own, shape in zip(op.inputs, written, shapes, strict=True)
+    ]
+    labels = [own for _, own in spread]
+    tensors = [
+        steps.summed(name, own, "".join(c for c in own if c in result or c in _others(labels, at)))
+        for at, (name, own) in enumerate(spread)
+    ]
+    if len(tensors) == 1:
+        (name, own) = tensors[0]
+        steps.moved(name, own, result, op.outputs[0])
+        return ()
+    (left, a), (right, b) = tensors
+    batch = [c for c in result if c in a and c in b]
+    rows = [c for c in result if c in a and c not in b]
+    columns = [c for c in result if c in b and c not in a]
+    depth = [c for c in a if c in b and c not in result]
+    left = steps.folded(left, a, batch, rows, depth)
+    right = steps.folded(right, b, batch, depth, columns)
+    shape = (*(sizes[c] for c in batch), steps.size(rows), steps.size(columns))
+    product = made.tensor(f"{op.outputs[0]} (product)", shape, made.dtypes[op.outputs[0]])
+    made.add(op, "MatMul", (left, right), product)
+    order = "".join((*batch, *rows, *columns))
+    whole = steps.reshaped(product, tuple(sizes[c] for c in order))
+    steps.moved(whole, order, result, op.outputs[0])
+    return ()
+
+
+def _parsed(op: Operation) -> tuple[list[str], str] | None:
+    """Return the labels of each operand and of the result."""
+    if op.kind != "Einsum" or len(op.inputs) > 2:
+        return None
+    equation = op.text("equation", "").replace(" ", "")
+    if "." in equation:
+        return None
+    left, arrow, result = equation.partition("->")
+    labels = left.split(",")
+    if not arrow:  # labels that come once, in alphabetic order
+        result = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
+    if len(labels) != len(op.inputs) or any(len(set(one)) != len(one) for one in labels):
+        return None
+    return labels, result
+
+
+def _sizes(
+    op: Operation, labels: Sequence[str], shapes: Sequence[tuple[int, ...]]
+) -> dict[str, int]:
+    """Return the size of each label: of 1 and another size the other one.
+
+    Raises NotCoveredError where a label has two other sizes.
+    """
+    sizes: dict[str, int] = {}
+    for own, shape in zip(labels, shapes, strict=True):
+        for label, size in zip(own, shape, strict=True):
+            known = sizes.get(label, 1)
+            if known not in (1, size) and size != 1:
+                raise not_covered(
+                    {op.name: f"node {op.name!r} (Einsum) has sizes {known} and {size} of {label}"}
+                )
+            sizes[label] = size if known == 1 else known
+    return sizes
+
+
+def _check_result(op: Operation, inferred: tuple[int, ...], whole: tuple[int, ...]) -> None:
+    """Refuse a result that ONNX's shape inference takes for smaller: what follows it does, too.
+
+    Of the sizes 1 and n of a label, inference takes the one that comes first.
+    """
+    if inferred != whole:
+        raise not_covered(
+            {
+                op.name: f"node {op.name!r} (Einsum) makes {list(whole)}, and shape inference of "
+                f"ONNX says {list(inferred)}: expand the operand that has the size 1"
+            }
+        )
+
+
+def _others(labels: list[str], at: int) -> str:
+    return "".join(one for other, one in enumerate(labels) if other != at)
+
+
+def _shape(made: Rewriting, name: str) -> tuple[int, ...]:
+    return made.shapes[name] if name in made.shapes else made.constants[name].shape
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Adds operations on tensors whose dimensions have labels; `sizes` of the labels."""
+
+    op: Operation
+    made: Rewriting
+    sizes: Mapping[str, int]
+
+    def size(self, labels: Sequence[str]) -> int:
+        return prod(self.sizes[label] for label in labels)
+
+    def squeezed(self, name: str, own: str, shape: Sequence[int]) -> tuple[str, str]:
+        """Return a tensor without the dimensions of 1 that spread over another's, and its labels.
+
+        The product then repeats it along them, or sums the other alone.
+        """
+        kept = "".join(c for c, size in zip(own, shape, strict=True) if size == self.sizes[c])
+        if kept == own:
+            return name, own
+        return self.reshaped(name, tuple(self.sizes[label] for label in kept)), kept
+
+    def summed(self, name: str, own: str, kept: str) -> tuple[str, str]:
+        """Sum a tensor over what only it has; return it with the labels that are left."""
+        axes = tuple(at for at, label in enumerate(own) if label not in kept)
+        if not axes:
+            return name, own
+        made = self._tensor(name, [self.sizes[label] for label in kept])
+        self.made.add(self.op, "ReduceSum", (name,), made, {"axes": axes, "keepdims": 0})
+        return made, kept
+
+    def folded(
+        self, name: str, own: str, batch: list[str], first: list[str], second: list[str]
+    ) -> str:
+        """Return a tensor as (batch..., rows, columns)."""
+        moved = self.moved(name, own, "".join((*batch, *first, *second)))
+        shape = (*(self.sizes[c] for c in batch), self.size(first), self.size(second))
+        return self.reshaped(moved, shape)
+
+    def moved(self, name: str, own: str, wanted: str, output: str = "") -> str:
+        """Order the dimensions of a tensor; `output` names the result where it must be one."""
+        order = tuple(own.index(label) for label in wanted)
+        made = output or self._tensor(name, [self.sizes[label] for label in wanted])
+        return self.made.add(self.op, "Transpose", (name,), made, {"perm": order})
+
+    def reshaped(self, name: str, shape: tuple[int, ...]) -> str:
+        return self.made.add(self.op, "Reshape", (name,), self._tensor(name, shape))
+
+    def _tensor(self, name: str, shape: Sequence[int]) -> str:
+        dtype = self.made.dtypes[self.op.outputs[0]]
+        return self.made.tensor(f"{name} (moved)", tuple(shape), dtype)

@@ -1,0 +1,82 @@
+"""Rules of `toolkit.gpu.ir.patterns` that find a GroupNormalization.
+
+Exporters write one as an InstanceNormalization of groups, between two Reshapes that would move
+every number of a picture stored channels-last; its factors follow as a Mul and an Add.
+"""
+
+import numpy as np
+
+from toolkit.gpu.ir.network import Array, Operation, Shape
+from toolkit.gpu.ir.patterns import Surroundings
+from toolkit.gpu.ir.rewriting import Rewriting
+
+
+def group_normalization(
+    around: Surroundings, op: Operation, made: Rewriting
+) -> tuple[Operation, ...] | None:
+    """Instances of (N, groups, ...), reshaped from x and back -> GroupNormalization(x)."""
+    if op.kind != "Reshape":
+        return None
+    norm = around.own(op.inputs[0], "InstanceNormalization")
+    first = norm and around.own(norm.inputs[0], "Reshape")
+    if norm is None or first is None:
+        return None
+    x, shape = first.inputs[0], made.shapes[op.outputs[0]]
+    inside = made.shapes[norm.outputs[0]]
+    factors = [made.constants.get(name) for name in norm.inputs[1:3]]
+    alike = made.shapes.get(x) == shape and inside[0] == shape[0] and len(shape) > 2
+    if not alike or any(one is None for one in factors) or shape[1] % inside[1]:
+        return None
+    gain, bias = (
+        made.constant(f"{op.name} (factors)", np.repeat(one, shape[1] // inside[1]))
+        for one in factors
+        if one is not None
+    )
+    attributes = {"num_groups": inside[1], "epsilon": norm.number("epsilon", 1e-5)}
+    made.add(op, "GroupNormalization", (x, gain, bias), op.outputs[0], attributes)
+    return first, norm
+
+
+def group_gain(
+    around: Surroundings, op: Operation, made: Rewriting
+) -> tuple[Operation, ...] | None:
+    """GroupNormalization(x) times a constant for each channel -> one with other factors."""
+    return _with_factor(around, op, made, "Mul")
+
+
+def group_bias(
+    around: Surroundings, op: Operation, made: Rewriting
+) -> tuple[Operation, ...] | None:
+    """GroupNormalization(x) plus a constant for each channel -> one with another bias."""
+    return _with_factor(around, op, made, "Add")
+
+
+def _with_factor(
+    around: Surroundings, op: Operation, made: Rewriting, kind: str
+) -> tuple[Operation, ...] | None:
+    if op.kind != kind:
+        return None
+    shape = made.shapes[op.outputs[0]]
+    for one, other in (op.inputs, op.inputs[::-1]):
+        norm = around.own(one, "GroupNormalization")
+        values = _of_channels(made.constants.get(other), shape)
+        if norm is None or values is None or made.shapes[one] != shape:
+            continue
+        gain, bias = (made.constants.get(name) for name in norm.inputs[1:3])
+        if gain is None or bias is None or gain.shape != values.shape:
+            continue
+        changed = (gain * values, bias * values) if kind == "Mul" else (gain, bias + values)
+        names = (made.constant(f"{op.name} (factors)", array) for array in changed)
+        inputs = (norm.inputs[0], *names)
+        made.add(op, "GroupNormalization", inputs, op.outputs[0], norm.attributes)
+        return (norm,)
+    return None
+
+
+def _of_channels(values: Array | None, shape: Shape) -> Array | None:
+    """Return a constant that has one number for each channel of (N, C, ...)."""
+    if values is None or values.ndim > len(shape):
+        return None
+    sizes = (1,) * (len(shape) - values.ndim) + values.shape
+    wanted = tuple(shape[1] if at == 1 else 1 for at in range(len(shape)))
+    return values.reshape(-1) if sizes == wanted else None

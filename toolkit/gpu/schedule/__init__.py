@@ -1,0 +1,1 @@
+"""How a kernel is launched: tiles, loop order, tactics, occupancy, workspace."""

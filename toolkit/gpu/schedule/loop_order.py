@@ -1,0 +1,89 @@
+"""The order in which an element-wise kernel goes over tensors: as few dimensions as it can be."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from toolkit.gpu.ir.view import Shape
+from toolkit.gpu.shapes.sizes import Size
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Sizes of the dimensions from the slowest to the fastest, and the strides of each tensor.
+
+    `places` says which of these dimensions a dimension that was kept apart has become.
+    """
+
+    shape: Shape
+    strides: tuple[Shape, ...]
+    places: dict[int, int]
+
+
+def order_of(shape: Shape, strides: Sequence[Shape], apart: Collection[int] = ()) -> Order:
+    """Order the dimensions as the first strides lie, and join those that all strides step alike.
+
+    Dimensions of one index are left out. Those in `apart` are kept and not joined.
+    """
+    dims: list[tuple[int, tuple[int, ...]]] = []
+    places: dict[int, int] = {}
+    for at in sorted(range(len(shape)), key=lambda at: -strides[0][at]):
+        size, steps = shape[at], tuple(one[at] for one in strides)
+        if at in apart:
+            places[at] = len(dims)
+        elif size == 1:
+            continue
+        elif dims and len(dims) - 1 not in places.values() and _joins(dims[-1][1], steps, size):
+            dims[-1] = (dims[-1][0] * size, steps)
+            continue
+        dims.append((size, steps))
+    if not dims:
+        dims = [(1, (0,) * len(strides))]
+    return Order(
+        tuple(size for size, _ in dims),
+        tuple(tuple(steps[at] for _, steps in dims) for at in range(len(strides))),
+        places,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """An order whose tensors are fastest in two dimensions: `rows` of one, `columns` of the other.
+
+    The first tensor is fastest along the columns. `shape`: the other dimensions; `strides`,
+    `row_strides` and `column_strides` of each tensor along these three.
+    """
+
+    shape: Shape
+    rows: int
+    columns: int
+    strides: tuple[Shape, ...]
+    row_strides: Shape
+    column_strides: Shape
+
+
+def tiles_of(order: Order) -> Tiles | None:
+    """Return the order in tiles where a tensor is read along another dimension than it is written.
+
+    None where all tensors are read as the first one lies, and for dynamic sizes of a tile.
+    """
+    last = len(order.shape) - 1
+    for strides in order.strides[1:]:
+        if strides[last] in (0, 1) or 1 not in strides:
+            continue
+        row = strides.index(1)
+        sizes = order.shape[row], order.shape[last]
+        if any(isinstance(size, Size) for size in sizes):
+            continue
+        outer = [at for at in range(last) if at != row]
+        return Tiles(
+            tuple(order.shape[at] for at in outer) or (1,),
+            *sizes,
+            strides=tuple(tuple(s[at] for at in outer) or (0,) for s in order.strides),
+            row_strides=tuple(s[row] for s in order.strides),
+            column_strides=tuple(s[last] for s in order.strides),
+        )
+    return None
+
+
+def _joins(outer: Sequence[int], inner: Sequence[int], size: int) -> bool:
+    return all(o == i * size for o, i in zip(outer, inner, strict=True))

@@ -1,0 +1,103 @@
+"""Every allocation of a segment -> its place in one workspace, and what a limit leaves out."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from toolkit.errors import BuildError
+from toolkit.gpu.ir.launch import Tactic, Work
+from toolkit.memory import Lifetime, plan_memory
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Work with its memory: `offsets` in bytes from the workspace's start, by allocation.
+
+    `largest_live_bytes` is the most that is alive at once: no workspace can be smaller.
+    """
+
+    work: tuple[Work, ...]
+    offsets: Mapping[str, int]
+    workspace_bytes: int
+    largest_live_bytes: int
+
+
+def fit_workspace(
+    work: Sequence[Work],
+    sizes: Mapping[str, int],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    limit: int | None = None,
+) -> Fitted:
+    """Place all allocations that the work touches; `sizes` are their bytes.
+
+    Tactics with memory of their own (scratch) go, the largest first, until the workspace keeps
+    `limit` bytes. Raises BuildError: it does not without them, either.
+    """
+    while True:
+        lives = _lifetimes(work, sizes, inputs, outputs)
+        memory = plan_memory(lives)
+        fitted = Fitted(
+            work=tuple(work),
+            offsets={buffer.tensor: buffer.offset for buffer in memory.buffers},
+            workspace_bytes=memory.arena_bytes,
+            largest_live_bytes=_largest_live(lives),
+        )
+        if limit is None or memory.arena_bytes <= limit:
+            return fitted
+        less = _without_largest_scratch(work, sizes)
+        if less is None:
+            raise BuildError(
+                f"the GPU workspace takes {_mib(memory.arena_bytes)} MiB, the limit is "
+                f"{limit / 2**20:.3f}; {_mib(fitted.largest_live_bytes)} MiB are alive at once "
+                "whatever is done. Raise --workspace-mib, or build for a smaller batch or picture"
+            )
+        work = less
+
+
+def _mib(size: int) -> str:
+    """Bytes in MiB, rounded up: a limit of that many is enough."""
+    return f"{math.ceil(size / 2**20 * 1000) / 1000:.3f}"
+
+
+def _lifetimes(
+    work: Sequence[Work], sizes: Mapping[str, int], inputs: Sequence[str], outputs: Sequence[str]
+) -> tuple[Lifetime, ...]:
+    """Return from which piece of work to which every allocation is in use."""
+    first = dict.fromkeys(inputs, 0)
+    last = dict(first)
+    for at, one in enumerate(work):
+        for base in one.touched:
+            first.setdefault(base, at)
+            last[base] = at
+    last.update(dict.fromkeys(outputs, len(work)))
+    return tuple(Lifetime(base, sizes[base], first[base], last[base]) for base in first)
+
+
+def _largest_live(lives: Sequence[Lifetime]) -> int:
+    starts = {life.first for life in lives}
+    return max(
+        (sum(one.bytes for one in lives if one.first <= at <= one.last) for at in starts), default=0
+    )
+
+
+def _without_largest_scratch(
+    work: Sequence[Work], sizes: Mapping[str, int]
+) -> tuple[Work, ...] | None:
+    """Return the work without the tactics that touch the largest scratch, None without any."""
+    found = [(sizes[base], at, base) for at, one in enumerate(work) for base in _scratch(one)]
+    if not found:
+        return None
+    _, at, largest = max(found)
+    tactics = tuple(tactic for tactic in work[at].tactics if largest not in _touched(tactic))
+    return (*work[:at], replace(work[at], tactics=tactics), *work[at + 1 :])
+
+
+def _scratch(work: Work) -> set[str]:
+    """Return the allocations that some tactics of the work touch and others do not."""
+    touched = [_touched(tactic) for tactic in work.tactics]
+    return {base for one in touched for base in one if any(base not in other for other in touched)}
+
+
+def _touched(tactic: Tactic) -> set[str]:
+    return {base for call in tactic for base in (*call.reads, *call.writes)}

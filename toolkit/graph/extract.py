@@ -1,0 +1,171 @@
+"""Segments -> portable implementations: each segment as ONNX of its own, weights kept apart.
+
+Large weights become entries of the engine file, once each, and the segment's ONNX refers to them
+as external data; small constants stay inside the ONNX bytes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from toolkit.errors import BuildError
+from toolkit.graph.dtypes import IO_DTYPES
+
+# Below this a constant is cheaper inside the ONNX bytes than as an entry of its own.
+MIN_ENTRY_BYTES = 1024
+# Newer IR versions add nothing that a segment has, and older runtimes refuse them.
+MAX_IR_VERSION = 10
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredSegment:
+    """One segment ready for the engine file.
+
+    `inputs` and `outputs` are tensor names; `onnx` the segment's model; `weights` its large
+    constants by entry name.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    onnx: bytes
+    weights: Mapping[str, np.ndarray]
+
+
+def lower_segments(
+    model: ir.Model, segment_of: Mapping[str, str], names: Sequence[str]
+) -> tuple[LoweredSegment, ...]:
+    """Cut the model (Q/DQ included) along `segment_of`; `names` in running order.
+
+    Constant nodes have no place in a plan; they go where they are read first.
+    """
+    reads = {node: values_read(node) for node in model.graph}
+    homes = _homes(reads, segment_of, names)
+    members: dict[str, list[ir.Node]] = {name: [] for name in names}
+    leaving: set[ir.Value] = set(model.graph.outputs)
+    for node, segment in homes.items():
+        members[segment].append(node)
+        for value in reads[node]:
+            maker = value.producer()
+            if maker is not None and homes[maker] != segment:
+                leaving.add(value)
+    return tuple(_lower(model, name, nodes, reads, leaving) for name, nodes in members.items())
+
+
+def _homes(
+    reads: dict[ir.Node, list[ir.Value]], segment_of: Mapping[str, str], names: Sequence[str]
+) -> dict[ir.Node, str]:
+    """The segment of every node that has one, or is read."""
+    rank = {name: index for index, name in enumerate(names)}
+    homes: dict[ir.Node, str] = {}
+    for node in reversed(reads):  # readers come after what they read
+        found = segment_of.get(str(node.name))
+        if found is None:
+            readers = [homes[r] for r in homes if any(v.producer() is node for v in reads[r])]
+            found = min(readers, key=rank.__getitem__, default=None)
+        if found is not None:
+            homes[node] = found
+    return {node: homes[node] for node in reads if node in homes}
+
+
+def values_read(node: ir.Node) -> list[ir.Value]:
+    """What a node reads from outside itself, what its subgraphs capture included."""
+    inner = _subgraphs(node)
+    made = {value for graph in inner for value in graph.inputs}
+    made |= {value for graph in inner for value in graph.initializers.values()}
+    made |= {value for graph in inner for member in graph for value in member.outputs}
+    read = list(node.inputs)
+    read += [value for graph in inner for member in graph for value in member.inputs]
+    read += [value for graph in inner for value in graph.outputs]
+    return [value for value in dict.fromkeys(read) if value is not None and value not in made]
+
+
+def _lower(
+    model: ir.Model,
+    name: str,
+    nodes: list[ir.Node],
+    reads: Mapping[ir.Node, list[ir.Value]],
+    leaving: set[ir.Value],
+) -> LoweredSegment:
+    inside = set(nodes)
+    inputs: dict[ir.Value, None] = {}
+    constants: dict[ir.Value, None] = {}
+    for node in nodes:
+        for value in reads[node]:
+            if value.is_initializer():
+                constants[value] = None
+            elif value.producer() not in inside:
+                inputs[value] = None
+    outputs = [value for node in nodes for value in node.outputs if value in leaving]
+    for value in (*inputs, *outputs):
+        _check_boundary(name, value)
+    graph = ir.GraphView(
+        list(inputs),
+        outputs,
+        nodes=nodes,
+        initializers=list(constants),
+        opset_imports=model.graph.opset_imports,
+        name=name,
+    ).clone()
+    weights = external_weights(graph)
+    called = {node.op_identifier() for node in nodes}
+    segment = ir.Model(
+        graph,
+        ir_version=min(model.ir_version, MAX_IR_VERSION),
+        functions=[function for key, function in model.functions.items() if key in called],
+    )
+    return LoweredSegment(
+        name=name,
+        inputs=tuple(str(v.name) for v in inputs),
+        outputs=tuple(str(v.name) for v in outputs),
+        onnx=ir.to_proto(segment).SerializeToString(deterministic=True),
+        weights=weights,
+    )
+
+
+def _subgraphs(node: ir.Node) -> list[ir.Graph]:
+    """All graphs inside a node's attributes, nested ones too."""
+    found: list[ir.Graph] = []
+    for attr in node.attributes.values():
+        graphs = (
+            [attr.as_graph()]
+            if attr.type == ir.AttributeType.GRAPH
+            else list(attr.as_graphs())
+            if attr.type == ir.AttributeType.GRAPHS
+            else []
+        )
+        for graph in graphs:
+            found.append(graph)
+            for inner in graph:
+                found += _subgraphs(inner)
+    return found
+
+
+def _check_boundary(segment: str, value: ir.Value) -> None:
+    if value.dtype not in IO_DTYPES:
+        kind = value.dtype.name if value.dtype is not None else "an unknown type"
+        raise BuildError(
+            f"Tensor {value.name!r} at the border of segment {segment} has {kind}, which cannot "
+            f"pass between segments; types that can: {', '.join(IO_DTYPES.values())}."
+        )
+
+
+def external_weights(graph: ir.Graph) -> dict[str, np.ndarray]:
+    """Make the large constants of a graph external; returns them by name."""
+    weights: dict[str, np.ndarray] = {}
+    for name, value in graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or tensor.nbytes < MIN_ENTRY_BYTES or tensor.dtype not in IO_DTYPES:
+            continue
+        weights[name] = np.ascontiguousarray(tensor.numpy())
+        value.const_value = ir.ExternalTensor(
+            location="engine",
+            offset=0,
+            length=tensor.nbytes,
+            dtype=tensor.dtype,
+            shape=ir.Shape(weights[name].shape),
+            name=name,
+        )
+    return weights

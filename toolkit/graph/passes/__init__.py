@@ -1,0 +1,62 @@
+"""Graph passes: each takes a model, returns a new one, and says what it changed.
+
+The order is data: `PASSES` is the pipeline that every build runs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from toolkit.graph.passes.fold import fold_constants, own_outputs, remove_no_ops
+from toolkit.graph.passes.fuse import fuse_batch_norms, fuse_gemm_factors
+from toolkit.graph.passes.shapes import infer_shapes
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One step: `run` changes the model that it is given and returns what it did, in words."""
+
+    name: str
+    run: Callable[[ir.Model], str]
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What a pass did; `changes` is "" when it found nothing to do.
+
+    `failure` says why a pass was left out: foreign code in it failed on this model.
+    """
+
+    name: str
+    changes: str
+    failure: str = ""
+
+
+PASSES: tuple[Pass, ...] = (
+    Pass("remove-no-ops", remove_no_ops),
+    Pass("fold-constants", fold_constants),
+    Pass("fuse-batch-norms", fuse_batch_norms),
+    Pass("fuse-gemm-factors", fuse_gemm_factors),
+    Pass("own-outputs", own_outputs),
+    Pass("infer-shapes", infer_shapes),
+)
+
+
+def run_passes(
+    model: ir.Model, passes: Sequence[Pass] = PASSES
+) -> tuple[ir.Model, tuple[PassReport, ...]]:
+    """Run the passes in order on a copy of the model; the model given is not changed.
+
+    A pass improves a graph that is right without it, so one that fails is left out and named.
+    """
+    reports = []
+    for step in passes:
+        try:
+            changed = model.clone()
+            reports.append(PassReport(step.name, step.run(changed)))
+        except Exception as err:  # noqa: BLE001  (passes of other libraries raise what they like)
+            reports.append(PassReport(step.name, "", f"{type(err).__name__}: {err}"))
+        else:
+            model = changed
+    return model, tuple(reports)

@@ -1,0 +1,335 @@
+"""ONNX file -> graph: the first step of a build, and the only module that reads model files.
+
+    bytes -> ModelProto (external data loaded, nodes in order) -> functions inlined,
+    opset >= TARGET_OPSET -> onnx-ir model, every node and value named, dynamic dimensions frozen or
+    given a range
+
+What cannot be handled is refused here, with the node and the reason.
+"""
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import onnx
+import onnx.version_converter
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+from onnx_ir.passes import common as ir_passes
+
+from device.engine.manifest import DimRange
+from toolkit.errors import ImportModelError, first_line
+from toolkit.graph.dtypes import IO_DTYPES
+from toolkit.graph.passes.branches import own_branch_outputs
+from toolkit.importers.input_shapes import dims_in_use, fix_shapes
+from toolkit.plugins import Plugin
+from toolkit.plugins.functions import add_functions, unused_plugins
+
+# Models are raised to TARGET_OPSET, the first whose Q/DQ TensorRT takes on the DLA and for which
+# onnx has a reference of Q/DQ. Some operators have no converter: a model of at least MIN_OPSET,
+# where Q/DQ are per channel and axes are inputs, is then kept as it is.
+OLDEST_OPSET = 9
+MIN_OPSET = 13
+TARGET_OPSET = 19
+# Models above are lowered to it where the operators allow: onnxruntime 1.31 refuses newer ones.
+NEWEST_RUN_OPSET = 26
+LARGE_BYTES = 1 << 14  # no converter reads a constant of this size
+# What the version converter raises on a model that it cannot convert.
+_REFUSALS = (
+    RuntimeError,
+    ValueError,
+    onnx.checker.ValidationError,
+    onnx.version_converter.ConvertError,
+)
+_IR_REFUSALS = (ir.serde.SerdeError, ValueError, TypeError, KeyError, NotImplementedError)
+
+# Domains whose operators onnxruntime's CPU provider knows.
+KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedModel:
+    """A model as later steps take it.
+
+    `sha256` is that of the model file. `dims` are the dynamic dimensions that stay dynamic.
+    `notes` say what the import decided by itself (an upgraded opset, a frozen batch).
+    """
+
+    name: str
+    sha256: str
+    model: ir.Model
+    dims: tuple[DimRange, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+
+def import_model(
+    path: str | Path,
+    *,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    dims: Iterable[DimRange] = (),
+    plugins: Sequence[Plugin] = (),
+) -> ImportedModel:
+    """Read an ONNX file of opset 9 or newer.
+
+    `shapes` fix whole inputs; `dims` keep a named dimension dynamic within a range. A dynamic
+    first dimension that neither names is frozen to 1 (and noted); any other is refused. Operators
+    of `plugins` stay nodes, with their functions beside the graph.
+
+    Raises ImportModelError: the file is missing or damaged, or holds what cannot be handled;
+    PluginError: a plugin does not fit the model.
+    """
+    path = Path(path)
+    data = _read(path)
+    plugged = [plugin.title for plugin in plugins]
+    proto, notes = _at_known_opset(_parse(data, path), path, plugged)
+    add_functions(proto, plugins, reserved=KNOWN_DOMAINS)
+    model = _to_ir(proto, path, plugged)
+    _refuse_unsupported(model, path)
+    notes += unused_plugins(model, plugins)
+    kept = tuple(dims)
+    notes += fix_shapes(model, path, dict(shapes or {}), {dim.name for dim in kept})
+    used = dims_in_use(model)
+    for dim in kept:
+        if dim.name not in used:
+            known = ", ".join(sorted(used)) or "none"
+            raise ImportModelError(
+                f"{path.name} has no dynamic dimension {dim.name!r} (it has: {known}); "
+                "correct the name given with --dim."
+            )
+    return ImportedModel(
+        name=path.name,
+        sha256=hashlib.sha256(data).hexdigest(),
+        model=model,
+        dims=kept,
+        notes=tuple(notes),
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as err:
+        raise ImportModelError(
+            f"Cannot read the model {path}: {err.strerror}; check the path."
+        ) from err
+
+
+def _parse(data: bytes, path: Path) -> onnx.ModelProto:
+    try:
+        proto = onnx.load_model_from_string(data)
+    except (DecodeError, ValueError) as err:
+        raise ImportModelError(
+            f"{path} is not a complete ONNX file ({len(data)} bytes do not parse); "
+            "export or copy it again."
+        ) from err
+    if not proto.graph.node or not proto.opset_import:
+        raise ImportModelError(
+            f"{path} parses but holds no graph with nodes and an opset; "
+            "it is damaged or is not an ONNX model."
+        )
+    try:
+        onnx.load_external_data_for_model(proto, str(path.parent))
+    except (OSError, ValueError, onnx.checker.ValidationError) as err:
+        raise ImportModelError(
+            f"{path.name} keeps weights in a file beside it that cannot be read "
+            f"({first_line(err)}); copy that file to {path.parent}."
+        ) from err
+    _sort_nodes(proto.graph)
+    return proto
+
+
+def _sort_nodes(graph: onnx.GraphProto) -> None:
+    """Put each node after those whose results it reads, as ONNX wants it.
+
+    onnxruntime runs any order, and its converter to FP16 writes new nodes at the end.
+    """
+    makers = {name: at for at, node in enumerate(graph.node) for name in node.output}
+    needs = {
+        at: {makers[name] for name in _names_read(node) if name in makers}
+        for at, node in enumerate(graph.node)
+    }
+    if all(before < at for at, found in needs.items() for before in found):
+        return
+    try:
+        order = tuple(TopologicalSorter(needs).static_order())
+    except CycleError:
+        return  # the checker refuses it by name
+    ordered = onnx.GraphProto(node=[graph.node[at] for at in order])
+    del graph.node[:]
+    graph.node.extend(ordered.node)
+
+
+def _names_read(node: onnx.NodeProto) -> Iterator[str]:
+    """The tensors that a node reads, in its branches and bodies, too; "" is none."""
+    yield from (name for name in node.input if name)
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            yield from (value.name for value in graph.output)
+            for inner in graph.node:
+                yield from _names_read(inner)
+
+
+def _at_known_opset(
+    proto: onnx.ModelProto, path: Path, plugged: Collection[str]
+) -> tuple[onnx.ModelProto, list[str]]:
+    """Return the model at TARGET_OPSET to NEWEST_RUN_OPSET where possible, and what was done."""
+    opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
+    if opset is None:
+        raise ImportModelError(f"{path.name} imports no standard ONNX opset; export it again.")
+    newest = onnx.defs.onnx_opset_version()
+    if not OLDEST_OPSET <= opset <= newest:
+        raise ImportModelError(
+            f"{path.name} has opset {opset}; Tandem reads {OLDEST_OPSET} to {newest}: "
+            f"export it with an opset in that range."
+        )
+    wanted = min(max(opset, TARGET_OPSET), NEWEST_RUN_OPSET)
+    if opset == wanted:
+        return proto, []
+    # The converter drops functions. Those of plugins come in the place of the model's own later.
+    plain = ir.to_proto(_inlined(proto, path, plugged)) if proto.functions else proto
+    try:
+        converted = _converted(plain, wanted)
+    except _REFUSALS as err:
+        if opset >= MIN_OPSET:
+            return proto, [f"opset {opset} kept: {first_line(err)}"]
+        raise ImportModelError(
+            f"{path.name} has opset {opset} and cannot be raised to {wanted} "
+            f"({first_line(err)}); export it with opset {MIN_OPSET} or newer."
+        ) from err
+    return converted, [f"opset {opset} {'raised' if opset < wanted else 'lowered'} to {wanted}"]
+
+
+def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """Convert without the large weights, which would be copied four times and change nothing."""
+    weights = {
+        tensor.name: tensor.raw_data
+        for tensor in proto.graph.initializer
+        if len(tensor.raw_data) >= LARGE_BYTES
+    }
+    _set_weights(proto, dict.fromkeys(weights, b""))
+    # The converter adds constants that are no inputs, which IR version 3 does not know.
+    proto.ir_version = max(proto.ir_version, 4)
+    try:
+        converted = onnx.version_converter.convert_version(proto, opset)
+    finally:
+        _set_weights(proto, weights)
+    _set_weights(converted, weights)
+    return converted
+
+
+def _set_weights(proto: onnx.ModelProto, weights: Mapping[str, bytes]) -> None:
+    for tensor in proto.graph.initializer:
+        if tensor.name in weights:
+            tensor.raw_data = weights[tensor.name]
+
+
+def _to_ir(proto: onnx.ModelProto, path: Path, plugged: Collection[str]) -> ir.Model:
+    """Check and convert; names are made unique, so every later message can name its node."""
+    if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
+        raise ImportModelError(
+            f"{path.name} has {proto.ByteSize()} bytes with its weights; "
+            f"Tandem takes models up to {onnx.checker.MAXIMUM_PROTOBUF}."
+        )
+    model = _inlined(proto, path, plugged)
+    try:
+        model = ir_passes.RemoveInitializersFromInputsPass()(model).model
+        model = ir_passes.NameFixPass()(model).model
+        model = ir_passes.TopologicalSortPass()(model).model
+        own_branch_outputs(model)
+    except _IR_REFUSALS as err:
+        raise _not_imported(path, err) from err
+    _name_nodes(model.graph)
+    return model
+
+
+def _inlined(proto: onnx.ModelProto, path: Path, plugged: Collection[str]) -> ir.Model:
+    """Check, and inline functions, but for those of the operators `plugged`."""
+    _check(proto, path)
+    inline = ir_passes.InlinePass(lambda f: f"{f.domain}::{f.name}" not in plugged)
+    try:
+        return inline(ir.from_proto(proto)).model
+    except _IR_REFUSALS as err:
+        raise _not_imported(path, err) from err
+
+
+def _not_imported(path: Path, err: Exception) -> ImportModelError:
+    return ImportModelError(
+        f"{path.name} holds something that cannot be imported: {first_line(err)}"
+    )
+
+
+def _check(proto: onnx.ModelProto, path: Path) -> None:
+    """Refuse what is not valid, but not a missing shape: that is inferred, or asked for by name."""
+    values = [value.type for value in (*proto.graph.input, *proto.graph.output)]
+    tensors = [kind.tensor_type for kind in values if kind.HasField("tensor_type")]
+    shapeless = [tensor for tensor in tensors if not tensor.HasField("shape")]
+    for tensor in shapeless:
+        tensor.shape.SetInParent()
+    try:
+        onnx.checker.check_model(proto, full_check=False)
+    except (onnx.checker.ValidationError, UnicodeDecodeError) as err:
+        raise ImportModelError(
+            f"{path.name} is not valid ONNX: {first_line(err)}; {_remedy(proto)}."
+        ) from err
+    finally:
+        for tensor in shapeless:
+            tensor.ClearField("shape")
+
+
+def _remedy(proto: onnx.ModelProto) -> str:
+    """What to do about a model that the checker refuses."""
+    names = (node.op_type for node in proto.graph.node if node.domain in ("", "ai.onnx"))
+    known = (name for name in names if isinstance(name, str))  # bytes where it is no UTF-8
+    foreign = next((name for name in known if not onnx.defs.has(name)), None)
+    if foreign is None:
+        return "export it again"
+    return (
+        f"ONNX has no operator {foreign}: export the model with operators that it has, or give "
+        "this one a domain of its own and add it with --plugin"
+    )
+
+
+def _name_nodes(graph: ir.Graph) -> None:
+    """Give every node a name of its own: its old one, or its operator and first output."""
+    taken: set[str] = set()
+    for node in graph.all_nodes():
+        base = node.name or f"{node.op_type}_{node.outputs[0].name if node.outputs else ''}"
+        name, n = base, 1
+        while name in taken:
+            name, n = f"{base}_{n}", n + 1
+        taken.add(name)
+        node.name = name
+
+
+def _refuse_unsupported(model: ir.Model, path: Path) -> None:
+    if not model.graph.inputs:
+        raise ImportModelError(
+            f"{path.name} has no input, so its outputs are constants: keep those."
+        )
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        if not isinstance(value.type, ir.TensorType | None):
+            raise ImportModelError(
+                f"{path.name}: {value.name!r} is not a tensor but {value.type}; "
+                "sequences, maps and optionals cannot enter or leave an engine."
+            )
+        if value.dtype is not None and value.dtype not in IO_DTYPES:
+            raise ImportModelError(
+                f"{path.name}: {value.name!r} has type {value.dtype.name}, which cannot enter or "
+                f"leave an engine; types that can: {', '.join(IO_DTYPES.values())}."
+            )
+    functions = {(key[0], key[1]) for key in model.functions}
+    foreign = [
+        node
+        for node in model.graph.all_nodes()
+        if node.domain not in KNOWN_DOMAINS and (node.domain, node.op_type) not in functions
+    ]
+    if foreign:
+        node = foreign[0]
+        others = f" (and {len(foreign) - 1} more such nodes)" if len(foreign) > 1 else ""
+        raise ImportModelError(
+            f"{path.name}: node {node.name!r} is {node.domain}::{node.op_type}, an operator that "
+            f"Tandem does not know{others}; export the model with standard ONNX operators, or add "
+            "it with --plugin."
+        )

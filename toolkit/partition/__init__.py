@@ -1,0 +1,1 @@
+"""Which processor runs each node: support, costs, the solver, the plan."""

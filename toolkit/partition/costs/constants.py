@@ -1,0 +1,117 @@
+"""The constants of the cost model: `configs/costs.toml`, written by `scripts/fit_costs.py`."""
+
+from functools import cache
+
+import msgspec
+
+import configs
+from device.profile import Confidence
+
+
+class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One constant: its value, what it rests on, and how far to trust it.
+
+    `spread` is the factor by which the value may be off: the fit's standard error, None where the
+    value was not fitted.
+    """
+
+    value: float
+    source: str
+    confidence: Confidence
+    spread: float | None = None
+    note: str = ""
+
+
+class _Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of the groups of constants."""
+
+
+class GpuCosts(_Group, frozen=True, kw_only=True):
+    """Kernels of the GPU; formulas in `toolkit/partition/costs/gpu.py`."""
+
+    array_efficiency: Constant  # of the matrix rate, with the largest tile of outputs
+    fp32_share: Constant  # of that efficiency, in FP32
+    separable_efficiency: Constant  # of the CUDA cores' rate, in depthwise convolutions
+    output_cycles: Constant  # an SM's clocks for each output of a product
+    curve_cycles: Constant  # more of them where a sigmoid or the like follows
+    bandwidth_share: Constant  # of the memory's peak
+    kernel_cycles: Constant  # clocks of a kernel with nothing to do
+    graph_share: Constant  # of those, when a CUDA graph launches it
+
+
+class DlaGeneration(_Group, frozen=True, kw_only=True):
+    """What differs between the generations of the DLA."""
+
+    bandwidth_share: Constant  # of the memory's peak, for one core
+    layer_us: Constant  # of a layer with nothing to do
+
+
+class DlaCosts(_Group, frozen=True, kw_only=True):
+    """Layers of the DLA; formulas in `toolkit/partition/costs/dla.py`."""
+
+    array_efficiency: Constant  # of the cycles that the array's sequence takes
+    fp16_share: Constant  # of the prior FP16 rate of v2
+    arrays: Constant  # v2 as so many arrays of v1, side by side
+    submission_us: Constant  # of a loadable
+    v1: DlaGeneration
+    v2: DlaGeneration
+
+
+class CpuCosts(_Group, frozen=True, kw_only=True):
+    """The CPU, for which nothing is published: estimates."""
+
+    gmacs: Constant
+    bandwidth_share: Constant
+    node_us: Constant
+
+
+class CrossingCosts(_Group, frozen=True, kw_only=True):
+    """Passing tensors between processors."""
+
+    us: Constant  # of one crossing, without the copying
+
+
+class Contention(_Group, frozen=True, kw_only=True):
+    """Slowdown by others that use the memory; formula in `toolkit/partition/costs/memory.py`."""
+
+    free_share: Constant  # of the peak: own demand below which others do no harm
+    full_share: Constant  # of the peak: others' demand beyond which they do no more
+    slope: Constant  # slowdown for each share of the peak of own and of others' demand
+
+
+class EnergyCosts(_Group, frozen=True, kw_only=True):
+    """Power and energy; formulas in `toolkit/partition/costs/energy.py`."""
+
+    idle_w: Constant  # the whole board
+    sm_w: Constant  # one SM at work, at 1 GHz
+    dla_w: Constant  # one DLA core at work, at 1 GHz
+    mac_pj: Constant  # one INT8 multiply-accumulate on the GPU at 1 GHz; wider ones cost by width
+    dla_mac_pj: Constant  # the same on the DLA
+    byte_pj: Constant  # one byte to or from memory
+    clock_exponent: Constant  # of power in the clock: voltage rises with it
+
+
+class Residuals(_Group, frozen=True, kw_only=True):
+    """How far predictions are from the rows of one engine, as the fit left them."""
+
+    rows: int
+    median_error: float
+    within_35: float  # share of rows
+
+
+class Costs(_Group, frozen=True, kw_only=True):
+    """All constants of the cost model, and what the fit reached."""
+
+    gpu: GpuCosts
+    dla: DlaCosts
+    cpu: CpuCosts
+    crossing: CrossingCosts
+    contention: Contention
+    energy: EnergyCosts
+    residuals: dict[str, Residuals]
+
+
+@cache
+def load_costs() -> Costs:
+    """Return the constants of `configs/costs.toml`."""
+    return msgspec.toml.decode((configs.ROOT / "costs.toml").read_bytes(), type=Costs)

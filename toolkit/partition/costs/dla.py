@@ -1,0 +1,278 @@
+"""The time of DLA layers: the cycles of `toolkit.dla.cycles`, with fitted shares of its rates.
+
+Each kernel becomes a layer of the cycle model, which says how long the array's sequence, the output
+stage and the memory take. The largest of the three, and what an empty layer takes, is its time.
+Batch counts frame by frame: the DLA does not gain from it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from device.engine.manifest import Precision
+from toolkit.dla.cycles.configurations import CONFIGURATIONS, Config
+from toolkit.dla.cycles.configurations import Precision as DlaPrecision
+from toolkit.dla.cycles.estimate import estimate
+from toolkit.dla.cycles.layers import (
+    ConvLayer,
+    Deconvolution,
+    Layer,
+    LayerError,
+    Lrn,
+    Pointwise,
+    Pool,
+)
+from toolkit.dla.cycles.result import Cycles
+from toolkit.graph.node_view import NodeView
+from toolkit.partition.costs.bytes import moved_bytes
+from toolkit.partition.costs.fusion import Kernel
+from toolkit.partition.costs.gpu import Array, Quantity, Times
+from toolkit.partition.costs.hardware import Generation, Hardware
+from toolkit.partition.costs.shapes import known, product
+
+TABLES = frozenset({"Sigmoid", "Tanh", "Softplus", "Mish", "HardSigmoid", "HardSwish"})
+SUMS = frozenset({"Add", "Sum", "Sub", "Mul", "Max", "Min"})
+PICTURE_CHANNELS = 4  # that the image unit takes (NVDLA's hardware specification, image mode)
+# The ways to compute a layer are compared at this rate of memory, bytes a clock; the fitted shares
+# give 30 to 70 (AGX Xavier and AGX Orin at their highest clocks).
+COMPARED_AT = 40.0
+
+
+@dataclass(frozen=True)
+class DlaWork:
+    """Layers as arrays, one element each: clocks of array and output stage, bytes, and 1 where the
+    array computes in FP16; `layers` counts a layer for each frame, 0 where nothing runs.
+    """
+
+    mac: Array
+    output: Array
+    bytes: Array
+    half: Array
+    layers: Array
+
+
+@dataclass(frozen=True)
+class DlaRates:
+    """Where layers run; each may be a number or an element for each layer."""
+
+    mhz: Quantity
+    bandwidth: Quantity  # bytes a microsecond
+    v2: Quantity  # 1 on the second generation
+
+    @staticmethod
+    def of(board: Hardware) -> "DlaRates":
+        """Return the rates of one core of a board."""
+        return DlaRates(board.dla_mhz, board.bandwidth, float(board.dla == "v2"))
+
+
+@dataclass(frozen=True)
+class DlaParameters:
+    """The constants that the times rest on, as numbers; pairs are (v1, v2)."""
+
+    array_efficiency: float
+    fp16_share: float
+    bandwidth_share: tuple[float, float]
+    layer_us: tuple[float, float]
+
+
+def configuration(generation: Generation, arrays: int) -> tuple[Config, int]:
+    """Return the cycle model of a generation, and how many of its arrays work side by side.
+
+    Per-layer overheads are fitted here, so the model's own are left out. v2 is taken as `arrays`
+    arrays of v1 on positions of their own: single layers of 64 channels reach more of its peak than
+    one array of 128 channels could.
+    """
+    if generation == "v1":
+        return replace(CONFIGURATIONS["xavier"], layer_overhead=0), 1
+    v1 = CONFIGURATIONS["xavier"]
+    smaller = replace(
+        CONFIGURATIONS["orin"],
+        atomic_c=v1.atomic_c,
+        atomic_k=v1.atomic_k,
+        stripe=v1.stripe,
+        layer_overhead=0,
+    )
+    return smaller, arrays
+
+
+def dla_work(
+    kernels: Sequence[Kernel],
+    precision: Precision,
+    generation: Generation,
+    arrays: int,
+    half: frozenset[str] = frozenset(),
+) -> DlaWork:
+    """Return the work of kernels; the kernels of the nodes in `half` compute in FP16."""
+    config, count = configuration(generation, arrays)
+    rows: list[tuple[float, ...]] = []
+    for index, kernel in enumerate(kernels):
+        kind: DlaPrecision = "int8" if precision == "int8" else "fp16"
+        if kernel.head.name in half:
+            kind = "fp16"
+        cycles = _cycles(kernel, kind, config, first=index == 0)
+        frames = _frames(kernel)
+        if cycles is None:
+            moved = float(sum(moved_bytes(kernel, precision)))
+            rows.append((0.0, 0.0, moved, 0.0, frames * float(kernel.kind != "free")))
+            continue
+        mac = cycles.mac / (count if kernel.kind == "matrix" else 1)
+        moved = float(cycles.bytes_read + cycles.bytes_written)
+        one = (mac, cycles.output_stage, moved)
+        rows.append((*[frames * value for value in one], float(kind == "fp16"), frames))
+    columns = np.array(rows, dtype=np.float64).reshape(len(rows), len(fields(DlaWork))).T
+    return DlaWork(*columns)
+
+
+def dla_times(work: DlaWork, rates: DlaRates, given: DlaParameters) -> Times:
+    """Return the times of layers that run one after another on one core."""
+    share = np.where(work.half * rates.v2, given.fp16_share, 1.0)
+    array = work.mac / (given.array_efficiency * share)
+    band = np.where(rates.v2, given.bandwidth_share[1], given.bandwidth_share[0])
+    overhead = np.where(rates.v2, given.layer_us[1], given.layer_us[0])
+    return Times(
+        compute=np.maximum(array, work.output) / rates.mhz,
+        memory=work.bytes / (rates.bandwidth * band),
+        overhead=work.layers * overhead,
+    )
+
+
+def _frames(kernel: Kernel) -> float:
+    """Return the frames of a batch: the leading dimension."""
+    made = known(kernel.head.outputs[0].shape) if kernel.head.outputs else None
+    return float(made[0]) if made is not None and len(made) > 1 else 1.0
+
+
+def _cycles(
+    kernel: Kernel, precision: DlaPrecision, config: Config, *, first: bool
+) -> Cycles | None:
+    """Return the cycles of a kernel, None where the cycle model has no such layer."""
+    if kernel.kind == "free":
+        return None
+    try:
+        layer = layer_of(kernel, precision, first=first)
+        return None if layer is None else estimate(layer, config, bytes_per_clock=COMPARED_AT)
+    except LayerError:  # shapes that no DLA takes: the rules refuse the node
+        return None
+
+
+def layer_of(kernel: Kernel, precision: DlaPrecision, *, first: bool) -> Layer | None:
+    """Return one frame of a kernel as a layer of the cycle model, None where it has none.
+
+    Raises LayerError: the model has no such layer.
+    """
+    view = kernel.head
+    data = view.input(0)
+    taken = None if data is None else known(data.shape)
+    made = known(view.outputs[0].shape) if view.outputs else None
+    if taken is None or made is None:
+        return None
+    if view.op in ("Conv", "ConvTranspose") and len(taken) == 4:
+        return _convolution(kernel, taken, made, precision, first=first)
+    if view.op in ("Gemm", "MatMul"):
+        batch = product(taken[1:-1])  # rows of one frame
+        return ConvLayer(
+            channels=taken[-1],
+            height=1,
+            width=1,
+            kernels=made[-1],
+            batch=batch,
+            precision=precision,
+        )
+    if len(taken) != 4:
+        return None
+    if kernel.kind == "pool":
+        return _pool(view, taken, precision)
+    return _output_stage(kernel, taken, made, precision)
+
+
+def _output_stage(
+    kernel: Kernel, taken: tuple[int, ...], made: tuple[int, ...], precision: DlaPrecision
+) -> Layer:
+    """Return a layer that the array has no part in."""
+    _, channels, height, width = taken
+    if kernel.head.op == "LRN":
+        return Lrn(channels=channels, height=height, width=width, precision=precision)
+    return Pointwise(
+        channels=made[1] if len(made) == 4 else channels,
+        height=made[2] if len(made) == 4 else height,
+        width=made[3] if len(made) == 4 else width,
+        operands=max(1, len(kernel.reads)),
+        stage="y" if any(node.op in TABLES for node in kernel.nodes) else "x",
+        precision=precision,
+    )
+
+
+def _convolution(
+    kernel: Kernel,
+    taken: tuple[int, ...],
+    made: tuple[int, ...],
+    precision: DlaPrecision,
+    *,
+    first: bool,
+) -> Layer | None:
+    view, window = kernel.head, kernel.head.window
+    if window is None or window.pads is None:
+        return None
+    _, channels, height, width = taken
+    size = (window.kernel[0], window.kernel[1])
+    stride = (window.strides[0], window.strides[1])
+    groups = view.integer("group", 1)
+    if view.op == "ConvTranspose":
+        return Deconvolution(
+            channels=channels,
+            height=height,
+            width=width,
+            kernels=made[1],
+            kernel=size,
+            stride=stride,
+            groups=groups,
+            precision=precision,
+        )
+    top, left, bottom, right = window.pads
+    return ConvLayer(
+        channels=channels,
+        height=height,
+        width=width,
+        kernels=made[1],
+        kernel=size,
+        stride=stride,
+        pads=(top, left, bottom, right),
+        dilation=(window.dilations[0], window.dilations[1]),
+        groups=groups,
+        precision=precision,
+        image=first and channels <= PICTURE_CHANNELS,
+        eltwise="x" if _adds(kernel) else None,
+        table=any(node.op in TABLES for node in kernel.nodes),
+    )
+
+
+def _adds(kernel: Kernel) -> bool:
+    """Say whether a second tensor comes in behind the convolution."""
+    own = {tensor.name for tensor in kernel.head.activations}
+    return any(
+        node.op in SUMS and any(tensor in kernel.reads for tensor in node.activations)
+        for node in kernel.nodes[1:]
+    ) or any(tensor.name not in own for tensor in kernel.reads)
+
+
+def _pool(view: NodeView, taken: tuple[int, ...], precision: DlaPrecision) -> Pool | None:
+    _, channels, height, width = taken
+    if view.op.startswith("Global"):
+        size, stride, pads = (height, width), (1, 1), (0, 0, 0, 0)
+    elif view.window is None or view.window.pads is None or len(view.window.kernel) != 2:
+        return None
+    else:
+        window, given = view.window, view.window.pads
+        size = (window.kernel[0], window.kernel[1])
+        stride = (window.strides[0], window.strides[1])
+        pads = (given[0], given[1], given[2], given[3])
+    return Pool(
+        channels=channels,
+        height=height,
+        width=width,
+        kernel=size,
+        stride=stride,
+        pads=pads,
+        precision=precision,
+    )

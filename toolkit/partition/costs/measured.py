@@ -1,0 +1,114 @@
+"""Times measured on a board, which go before what the model predicts.
+
+A TOML or JSON file, for instance:
+
+    profile = "agx-orin-64gb"
+    power_mode = "MAXN"          # left out: holds for every mode
+    precision = "int8"
+    source = "trtexec --dumpProfile, TensorRT 10.3, 2026-03-01"
+
+    [[times]]
+    nodes = ["conv1", "relu1"]   # one node, or nodes that ran as one
+    processor = "gpu"            # "dla" holds for both cores
+    time_us = 41.5
+
+The first of several nodes carries the time and the others take none. Energy stays the model's: its
+share of the time is kept.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from device.engine.manifest import Precision, Processor
+from device.errors import ConfigError
+
+
+class MeasuredTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What some nodes took together on a processor, in microseconds."""
+
+    nodes: tuple[str, ...]
+    processor: Literal["gpu", "dla", "dla0", "dla1", "cpu"]
+    time_us: float
+
+
+class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A file of measured times: on which board, at which precision, and where from."""
+
+    profile: str
+    precision: Precision
+    source: str
+    times: tuple[MeasuredTime, ...]
+    power_mode: str | None = None
+
+    def by_node(self, processor: Processor) -> dict[str, float]:
+        """Return the time of every measured node on a processor; exact names go before "dla"."""
+        found: dict[str, float] = {}
+        for general in (True, False):
+            for row in self.times:
+                if row.processor == ("dla" if general else processor) and (
+                    not general or processor.startswith("dla")
+                ):
+                    found |= dict.fromkeys(row.nodes, 0.0)
+                    found[row.nodes[0]] = row.time_us
+        return found
+
+
+def load_measured(path: Path) -> Measured:
+    """Read a file of measured times, TOML or JSON by its ending.
+
+    Raises ConfigError: it cannot be read, does not have the form, or holds a time below zero.
+    """
+    decode = msgspec.json.decode if path.suffix == ".json" else msgspec.toml.decode
+    try:
+        measured = decode(path.read_bytes(), type=Measured)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path}: {error}: write it as `toolkit/partition/costs/measured.py` says."
+        ) from error
+    for row in measured.times:
+        if not row.nodes or not row.time_us >= 0:
+            raise ConfigError(
+                f"{path}: a time of {row.time_us} us for {len(row.nodes)} nodes: give at least one "
+                "node and a time of 0 or more."
+            )
+    return measured
+
+
+def check_measured(
+    measured: Measured,
+    *,
+    profile: str,
+    power_mode: str | None,
+    precision: Precision,
+    nodes: Collection[str],
+) -> None:
+    """Refuse times of another board, mode, precision or model.
+
+    Raises ConfigError, which names the first thing that does not fit.
+    """
+    for what, held, asked in (
+        ("profile", measured.profile, profile),
+        ("precision", measured.precision, precision),
+    ):
+        if held != asked:
+            raise ConfigError(
+                f"The measured times are for {what} {held!r}, the plan for {asked!r}: measure "
+                "there, or leave the file out."
+            )
+    if measured.power_mode is not None and measured.power_mode != power_mode:
+        raise ConfigError(
+            f"The measured times are for power mode {measured.power_mode!r}, the plan for "
+            f"{power_mode!r}: plan for that mode, or leave the file out."
+        )
+    known = set(nodes)
+    strange = next((n for row in measured.times for n in row.nodes if n not in known), None)
+    if strange is not None:
+        raise ConfigError(
+            f"The measured times name a node {strange!r} that the model does not have: name "
+            "nodes as the plan does."
+        )

@@ -1,0 +1,285 @@
+"""The cost model of one graph on one board: time and energy of every node on every processor.
+
+    model = CostModel(views, profile, precision="int8", power_mode="30W")
+    model.node("conv1", "dla0").time_us
+    model.crossing(100_352, "gpu", "dla0").time_us
+
+A node costs what it costs between its neighbours on the same processor: of nodes that run as one
+kernel the first carries the cost and the rest are free. `alone` prices a node without neighbours.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from device.engine.manifest import Precision, Processor
+from device.profile import Profile
+from toolkit.graph.node_view import NodeView
+from toolkit.partition.costs.bytes import moved_bytes
+from toolkit.partition.costs.constants import Constant, Costs, load_costs
+from toolkit.partition.costs.dla import DlaParameters, DlaRates, dla_times, dla_work
+from toolkit.partition.costs.energy import EnergyParameters, active_w, work_mj
+from toolkit.partition.costs.fusion import Kernel, alone, fuse
+from toolkit.partition.costs.gpu import GpuParameters, GpuRates, Times, gpu_times, gpu_work
+from toolkit.partition.costs.hardware import Hardware, hardware
+from toolkit.partition.costs.measured import Measured, check_measured
+from toolkit.partition.costs.memory import slowdown
+
+Bound = Literal["compute", "memory", "launch", "nothing", "measured"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCost:
+    """What a node takes on a processor. `bound_by` says what would have to be faster.
+
+    `read_bytes` and `written_bytes` cross the memory; `energy_mj` is beyond the idle board.
+    """
+
+    time_us: float
+    energy_mj: float
+    read_bytes: int
+    written_bytes: int
+    bound_by: Bound
+
+    @property
+    def bandwidth_gbps(self) -> float:
+        """What the node moves while it runs, in GB/s: its demand on the shared memory."""
+        moved = self.read_bytes + self.written_bytes
+        return moved / self.time_us / 1e3 if self.time_us else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CrossingCost:
+    """What passing tensors to another processor takes, beyond the idle board."""
+
+    time_us: float
+    energy_mj: float
+
+
+FREE = NodeCost(0.0, 0.0, 0, 0, "nothing")
+
+
+class CostModel:
+    """Costs of the nodes of one graph; everything is computed once, on first use."""
+
+    def __init__(
+        self,
+        views: Sequence[NodeView],
+        profile: Profile,
+        *,
+        precision: Precision,
+        power_mode: str | None = None,
+        measured: Measured | None = None,
+        cuda_graph: bool = False,
+    ) -> None:
+        """Prepare the costs of `views` (names distinct) on a profile.
+
+        `power_mode` None takes every clock at its highest. `cuda_graph`: one launch for the whole
+        segment. Raises ProfileError: no such mode; ConfigError: `measured` is of something else.
+        """
+        self._views = tuple(views)
+        self._precision: Precision = precision
+        self._board = hardware(profile, power_mode)
+        self._constants = load_costs()
+        self._graph = cuda_graph
+        self._kernels = fuse(self._views)
+        self._rows: dict[Processor, Mapping[str, NodeCost]] = {}
+        self._measured = measured
+        if measured is not None:
+            names = [view.name for view in self._views]
+            check_measured(
+                measured,
+                profile=profile.name,
+                power_mode=power_mode,
+                precision=precision,
+                nodes=names,
+            )
+
+    @property
+    def precision(self) -> Precision:
+        """The precision of the engine."""
+        return self._precision
+
+    @property
+    def board(self) -> Hardware:
+        """The board at its clocks."""
+        return self._board
+
+    @property
+    def kernels(self) -> tuple[tuple[str, ...], ...]:
+        """The nodes that run as one, in running order; the first of each carries the cost."""
+        return tuple(tuple(view.name for view in kernel.nodes) for kernel in self._kernels)
+
+    @property
+    def idle_w(self) -> float:
+        """The power of the board with nothing to do, in W."""
+        return self._constants.energy.idle_w.value
+
+    def node(self, name: str, processor: Processor) -> NodeCost:
+        """Return what a node costs among its neighbours on the same processor.
+
+        Raises ValueError: the board has no such processor; KeyError: the graph no such node.
+        """
+        if processor not in self._rows:
+            self._rows[processor] = self._priced(processor)
+        return self._rows[processor][name]
+
+    def alone(self, view: NodeView, processor: Processor) -> NodeCost:
+        """Return what a node costs as a kernel of its own."""
+        kernel = alone(view)
+        return self._costs_of((kernel,), processor)[0]
+
+    def segment_overhead_us(self, processor: Processor) -> float:
+        """Return what starting a segment takes: a loadable's submission on the DLA."""
+        if processor.startswith("dla"):
+            return self._constants.dla.submission_us.value
+        return 0.0
+
+    def crossing(self, size: int, source: Processor, target: Processor) -> CrossingCost:
+        """Return what passing `size` bytes between two processors takes: switch and reformat.
+
+        The bytes are read and written once more, in the other's format.
+        """
+        if source == target:
+            return CrossingCost(0.0, 0.0)
+        rate = self._board.bandwidth * self._constants.gpu.bandwidth_share.value
+        moved = 2.0 * size
+        return CrossingCost(
+            self._constants.crossing.us.value + moved / rate,
+            moved * self._constants.energy.byte_pj.value * 1e-9,
+        )
+
+    def slowdown(self, own_gbps: float, other_gbps: float) -> float:
+        """Return the factor by which a processor's time grows beside others' use of the memory."""
+        return slowdown(
+            own_gbps, other_gbps, self._board.bandwidth / 1e3, self._constants.contention
+        )
+
+    def active_w(self, processor: Processor) -> float:
+        """Return the power that a busy processor adds, without its products and bytes, in W."""
+        return active_w(self._board, processor, energy_parameters(self._constants))
+
+    def price(self, kernels: Sequence[Kernel], processor: Processor) -> list[NodeCost]:
+        """Return what nodes that run as one cost together, measured times first.
+
+        Raises ValueError: the board has no such processor.
+        """
+        costs = self._costs_of(kernels, processor)
+        if self._measured is None:
+            return costs
+        known = self._measured.by_node(processor)
+        return [
+            _retimed(cost, sum(times))
+            if (times := [known[n] for n in names if n in known])
+            else cost
+            for cost, names in zip(costs, ([v.name for v in k.nodes] for k in kernels), strict=True)
+        ]
+
+    def _priced(self, processor: Processor) -> Mapping[str, NodeCost]:
+        found = {view.name: FREE for view in self._views}
+        costs = self.price(self._kernels, processor)
+        for kernel, cost in zip(self._kernels, costs, strict=True):
+            found[kernel.head.name] = cost
+        return found
+
+    def _costs_of(self, kernels: Sequence[Kernel], processor: Processor) -> list[NodeCost]:
+        times = self._times(kernels, processor)
+        power = self.active_w(processor)
+        given = energy_parameters(self._constants)
+        rows = []
+        for index, kernel in enumerate(kernels):
+            read, written = moved_bytes(kernel, self._precision)
+            time = float(times.total[index])
+            energy = power * time * 1e-3 + work_mj(
+                self._board,
+                processor,
+                given,
+                macs=float(kernel.head.macs or 0) if kernel.kind == "matrix" else 0.0,
+                moved=read + written,
+                precision=self._precision,
+            )
+            rows.append(
+                NodeCost(time, energy if time else 0.0, read, written, _bound(times, index))
+            )
+        return rows
+
+    def _times(self, kernels: Sequence[Kernel], processor: Processor) -> Times:
+        board, given = self._board, self._constants
+        free = np.array([kernel.kind == "free" for kernel in kernels])
+        if processor == "cpu":
+            return _cpu_times(kernels, board, given, self._precision)
+        if processor == "gpu" and board.has_gpu:
+            work = gpu_work(kernels, self._precision)
+            rates = GpuRates.of(board, self._precision, cuda_graph=self._graph)
+            times = gpu_times(work, rates, gpu_parameters(given))
+            return Times(times.compute, times.memory, np.where(free, 0.0, times.overhead))
+        if processor in ("dla0", "dla1")[: board.dla_cores] and board.dla is not None:
+            arrays = round(given.dla.arrays.value)
+            layers = dla_work(kernels, self._precision, board.dla, arrays)
+            return dla_times(layers, DlaRates.of(board), dla_parameters(given))
+        raise ValueError(f"profile {board.name} has no {processor}")
+
+
+def _retimed(cost: NodeCost, time_us: float) -> NodeCost:
+    """Return a cost at a measured time; a node that was free keeps taking no energy."""
+    share = time_us / cost.time_us if cost.time_us else 0.0
+    return NodeCost(
+        time_us, cost.energy_mj * share, cost.read_bytes, cost.written_bytes, "measured"
+    )
+
+
+def _bound(times: Times, index: int) -> Bound:
+    parts: dict[Bound, float] = {
+        "compute": float(times.compute[index]),
+        "memory": float(times.memory[index]),
+        "launch": float(times.overhead[index]),
+    }
+    largest = max(parts, key=parts.__getitem__)
+    return largest if parts[largest] > 0 else "nothing"
+
+
+def _cpu_times(
+    kernels: Sequence[Kernel], board: Hardware, given: Costs, precision: Precision
+) -> Times:
+    """Return times on the CPU: estimates, for no figures are published."""
+    macs = np.array([float(kernel.head.macs or 0) for kernel in kernels])
+    moved = np.array([float(sum(moved_bytes(kernel, precision))) for kernel in kernels])
+    busy = np.array([float(kernel.kind != "free") for kernel in kernels])
+    return Times(
+        compute=busy * macs / (given.cpu.gmacs.value * 1e3),
+        memory=moved / (board.bandwidth * given.cpu.bandwidth_share.value),
+        overhead=busy * given.cpu.node_us.value,
+    )
+
+
+def _numbers(build: Callable[..., T], group: object, names: Sequence[str]) -> T:
+    values = {}
+    for name in names:
+        constant = getattr(group, name)
+        assert isinstance(constant, Constant)
+        values[name] = constant.value
+    return build(**values)
+
+
+def gpu_parameters(costs: Costs) -> GpuParameters:
+    """Return the GPU's constants as numbers."""
+    return _numbers(GpuParameters, costs.gpu, tuple(GpuParameters.__dataclass_fields__))
+
+
+def dla_parameters(costs: Costs) -> DlaParameters:
+    """Return the DLA's constants as numbers."""
+    v1, v2 = costs.dla.v1, costs.dla.v2
+    return DlaParameters(
+        array_efficiency=costs.dla.array_efficiency.value,
+        fp16_share=costs.dla.fp16_share.value,
+        bandwidth_share=(v1.bandwidth_share.value, v2.bandwidth_share.value),
+        layer_us=(v1.layer_us.value, v2.layer_us.value),
+    )
+
+
+def energy_parameters(costs: Costs) -> EnergyParameters:
+    """Return the constants of energy as numbers."""
+    return _numbers(EnergyParameters, costs.energy, tuple(EnergyParameters.__dataclass_fields__))

@@ -1,0 +1,20 @@
+"""Shapes as numbers."""
+
+import math
+from collections.abc import Sequence
+
+from device.engine.manifest import Dim
+
+
+def known(shape: tuple[Dim, ...] | None) -> tuple[int, ...] | None:
+    """Return a shape with every dimension known, a dynamic leading one as 1, else None."""
+    if shape is None:
+        return None
+    sizes = [1 if i == 0 and not isinstance(dim, int) else dim for i, dim in enumerate(shape)]
+    whole = tuple(dim for dim in sizes if isinstance(dim, int))
+    return whole if len(whole) == len(sizes) else None
+
+
+def product(dims: Sequence[int]) -> int:
+    """Return the number of elements."""
+    return math.prod(dims)

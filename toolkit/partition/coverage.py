@@ -1,0 +1,261 @@
+"""Which pieces of the GPU segments get kernels, and which run portable.
+
+A segment that kernels cover in part is cut into the fewest pieces that can run one after the other,
+each with kernels for all of its nodes or for none. What passes between two such pieces crosses
+between GPU and CPU, so a piece gets kernels only where the cost model says that they save more than
+its crossings take.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+from msgspec.structs import replace
+
+from device.engine.manifest import DimRange, Manifest, NodePlacement, Processor, largest_bytes
+from device.profile import Profile
+from toolkit.gpu.codegen.compile import Progress
+from toolkit.gpu.schedule.tactics import TacticOptions
+from toolkit.gpu.segments import GpuSegments, lower_gpu_segments
+from toolkit.gpu.shapes.inference import traces_of
+from toolkit.graph.extract import LoweredSegment, lower_segments
+from toolkit.graph.node_view import NodeView, views
+from toolkit.graph.segment import PlannedSegment
+from toolkit.partition.costs.bytes import tensor_bytes
+from toolkit.partition.costs.model import CostModel
+from toolkit.partition.planning.plan import Plan
+from toolkit.partition.planning.segments import find_crossings
+from toolkit.partition.solver.problem import Flow, Network, Task
+from toolkit.partition.solver.segmentation import segments_of
+from toolkit.plugins import Plugin
+from toolkit.quantize.quantize import QuantizedModel
+
+_MOST_REASONS = 5  # in one note; the manifest lists all nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A planned segment or a part of one.
+
+    `refused`: its nodes that have no kernel, and why. `along`: nodes that have one and run portable
+    beside those. With either, the piece gets no kernels.
+    """
+
+    segment: PlannedSegment
+    refused: Mapping[str, str] = field(default_factory=dict)
+    along: tuple[str, ...] = ()
+
+    @property
+    def portable(self) -> bool:
+        """Whether it is left to its portable implementation."""
+        return bool(self.refused or self.along)
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """The pieces of a plan, each lowered, and the kernels of those that have some, by name."""
+
+    quantized: QuantizedModel
+    pieces: tuple[Piece, ...]
+    lowered: tuple[LoweredSegment, ...]
+    gpu: GpuSegments
+
+
+def cover_segments(
+    graph: ir.Model,
+    plan: Plan,
+    profile: Profile,
+    quantizer: Callable[[Mapping[str, str]], QuantizedModel],
+    *,
+    dims: Sequence[DimRange] = (),
+    plugins: Sequence[Plugin] = (),
+    tactics: TacticOptions | None = None,
+    on_progress: Progress | None = None,
+) -> Covered:
+    """Lower a plan's segments, cut where nodes turn out to have no kernel.
+
+    `quantizer` takes the segment of each node and returns the graph with its Q/DQ; `dims` are the
+    dynamic dimensions. Every round knows of more such nodes; the last makes kernels for all pieces
+    that are left with any.
+    Raises as `toolkit.gpu.segments.lower_gpu_segments`.
+    """
+    nodes = views(graph.graph)
+    costs = CostModel(nodes, profile, precision=plan.precision, power_mode=plan.power_mode)
+    refused: dict[str, str] = {}
+    while True:
+        pieces = cut_segments(plan.segments, nodes, refused, costs)
+        segments = [piece.segment for piece in pieces]
+        quantized = quantizer({node: s.name for s in segments for node in s.nodes})
+        names = [segment.name for segment in segments]
+        lowered = lower_segments(quantized.model, quantized.segment_of, names)
+        gpu = lower_gpu_segments(
+            segments,
+            lowered,
+            profile,
+            plan.precision,
+            on_progress,
+            portable=[piece.segment.name for piece in pieces if piece.portable],
+            dims=dims,
+            plugins=plugins,
+            tactics=tactics,
+        )
+        if not gpu.refused:
+            return Covered(quantized, pieces, lowered, gpu)
+        if dims and not refused:  # what a piece costs depends on sizes that the graph leaves open
+            nodes = views(graph.graph, _shapes_at_best(lowered, dims, plugins))
+            costs = CostModel(nodes, profile, precision=plan.precision, power_mode=plan.power_mode)
+        refused |= gpu.refused
+
+
+def _shapes_at_best(
+    lowered: Sequence[LoweredSegment], dims: Sequence[DimRange], plugins: Sequence[Plugin]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all tensors at the sizes that blocks are chosen for."""
+    trace = traces_of(dims, plugins)[0]
+    for piece in lowered:
+        trace = trace.after(piece.onnx, piece.weights)
+    return {name: tuple(map(int, shape)) for name, shape in trace.known.shapes.items()}
+
+
+def cut_segments(
+    planned: Sequence[PlannedSegment],
+    views: Sequence[NodeView],
+    refused: Mapping[str, str],
+    costs: CostModel,
+) -> tuple[Piece, ...]:
+    """Cut segments where nodes have no kernel: `refused`, with the reason.
+
+    `planned` are in running order, and so are the pieces; those of segment "gpu.0" are called
+    "gpu.0.0", "gpu.0.1" and so on. Segments without such nodes stay as they are.
+    """
+    found: list[Piece] = []
+    for segment in planned:
+        without = {name: refused[name] for name in segment.nodes if name in refused}
+        nodes = set(segment.nodes) if without else ()
+        inside = [view for view in views if view.name in nodes]
+        found += _cut(segment, inside, without, costs) if without else (Piece(segment),)
+    return tuple(found)
+
+
+def place_in_pieces(
+    placements: Iterable[NodePlacement], pieces: Iterable[Piece]
+) -> tuple[NodePlacement, ...]:
+    """Return the plan's rows with the piece that each node is now in."""
+    home = {node: one.segment.name for one in pieces for node in one.segment.nodes}
+    return tuple(replace(row, segment=home[row.node]) for row in placements)
+
+
+def coverage_notes(pieces: Iterable[Piece], manifest: Manifest) -> tuple[str, ...]:
+    """Say of each piece without kernels which nodes keep it so, why, and what crosses."""
+    return tuple(_note(piece, manifest) for piece in pieces if piece.portable)
+
+
+def _cut(
+    segment: PlannedSegment,
+    views: Sequence[NodeView],
+    refused: Mapping[str, str],
+    costs: CostModel,
+) -> tuple[Piece, ...]:
+    """Cut one segment, and join the covered pieces that are not worth their crossings."""
+    portable = set(refused)
+    while True:
+        parts = _parts(segment, views, portable)
+        idle = {
+            node
+            for part in parts
+            if part.processor == "gpu" and not _pays(part, parts, views, costs)
+            for node in part.nodes
+        }
+        if not idle:
+            break
+        portable |= idle
+    whole = len(parts) == 1
+    return tuple(
+        Piece(
+            PlannedSegment(
+                segment.name if whole else f"{segment.name}.{number}",
+                segment.processor,
+                part.nodes,
+            ),
+            {node: refused[node] for node in part.nodes if node in refused},
+            tuple(n for n in part.nodes if n in portable and n not in refused),
+        )
+        for number, part in enumerate(parts)
+    )
+
+
+def _parts(
+    segment: PlannedSegment, views: Sequence[NodeView], portable: set[str]
+) -> tuple[PlannedSegment, ...]:
+    """Return the fewest parts: portable ones on the "cpu", others on the "gpu"."""
+    home: dict[str, Processor] = {
+        node: "cpu" if node in portable else "gpu" for node in segment.nodes
+    }
+    readers: dict[str, list[str]] = {}
+    for view in views:
+        for tensor in view.reads:
+            readers.setdefault(tensor, []).append(view.name)
+    network = Network(
+        segment.name,
+        tuple(Task(node, {home[node]: 0.0}) for node in segment.nodes),
+        tuple(
+            Flow(made.name, view.name, tuple(readers[made.name]))
+            for view in views
+            for made in view.outputs
+            if made.name in readers
+        ),
+    )
+    found = segments_of(network, home, {})
+    return tuple(
+        PlannedSegment(f"{segment.name}.{number}", one.processor, one.tasks)
+        for number, one in enumerate(found)
+    )
+
+
+def _pays(
+    part: PlannedSegment,
+    parts: Sequence[PlannedSegment],
+    views: Sequence[NodeView],
+    costs: CostModel,
+) -> bool:
+    """Whether kernels save more time than the crossings of a covered part take."""
+    nodes = set(part.nodes)
+    saved_us = sum(costs.node(n, "cpu").time_us - costs.node(n, "gpu").time_us for n in nodes)
+    sizes = {made.name: made for view in views for made in view.outputs}
+    paid_us = sum(
+        costs.crossing(tensor_bytes(sizes[one.tensor], "fp32") or 0, "gpu", "cpu").time_us
+        for one in find_crossings(parts, views, lambda _: None)
+        if part.name in (one.source, *one.targets)
+    )
+    return saved_us > paid_us
+
+
+def _note(piece: Piece, manifest: Manifest) -> str:
+    reasons = list(dict.fromkeys(piece.refused.values()))
+    said = reasons[:_MOST_REASONS]
+    if len(reasons) > _MOST_REASONS:
+        said.append(f"and {len(reasons) - _MOST_REASONS} more reasons")
+    if piece.along:
+        said.append(f"kernels for {len(piece.along)} more nodes would not save their crossings")
+    into, out = _crossing_bytes(piece.segment.name, manifest)
+    if into or out:
+        said.append(f"{into} bytes cross to the CPU and {out} back in every inference")
+    return f"segment {piece.segment.name} has no GPU kernels, it runs portable: {'; '.join(said)}"
+
+
+def _crossing_bytes(name: str, manifest: Manifest) -> tuple[int, int]:
+    """Return the bytes that a segment reads from and hands to segments with kernels."""
+    kinds = {
+        s.name: {one.__struct_config__.tag for one in s.implementations} for s in manifest.segments
+    }
+    tensors = {tensor.name: tensor for tensor in manifest.tensors}
+    ranges = {dim.name: dim for dim in manifest.dims}
+    own = next(segment for segment in manifest.segments if segment.name == name)
+    others = [s for s in manifest.segments if "cuda" in kinds[s.name]]
+    made = {tensor for other in others for tensor in other.outputs}
+    read = {tensor for other in others for tensor in other.inputs}
+
+    def total(names: Iterable[str]) -> int:
+        return sum(largest_bytes(tensors[one], ranges) or 0 for one in names)
+
+    return total(n for n in own.inputs if n in made), total(n for n in own.outputs if n in read)

@@ -1,0 +1,92 @@
+"""What to change in a model: what the plan would gain if the DLA took what a rule refuses.
+
+Each group of refused nodes is planned again as if the rule did not hold; the difference is the gain
+that a rewrite or another parameter can bring at most.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from device.profile import Profile
+from toolkit.dla.legalize.legalize import would_help
+from toolkit.dla.legalize.rewrite import Declined
+from toolkit.partition.planning.objectives import goal_named
+from toolkit.partition.planning.placement import Candidate, place
+from toolkit.partition.planning.plan import Plan, Refusal, SharedPlan
+
+LEAST_GAIN = 0.005  # of the plan's value
+MOST = 4  # groups tried over all models, those with the most GPU time first
+SECONDS = 2.0  # of search for each, of several models half
+
+# What no change of the model mends: no DLA, the plan's own choice, float for accuracy, precision.
+_CHOICES = frozenset({"", "P2", "K1", "G1"})
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One change: the rule and its nodes, the value that the plan would have, the share gained.
+
+    `rewrites` names those that exist for these nodes, `how` says what would help: why a rewrite was
+    not made, or what to change by hand.
+    """
+
+    rule: str
+    nodes: tuple[str, ...]
+    value: float
+    gain: float
+    rewrites: tuple[str, ...]
+    how: str
+
+
+def advise(
+    shared: SharedPlan, plan: Plan, profile: Profile, declined: Sequence[Declined] = ()
+) -> tuple[Advice, ...]:
+    """Return the changes to one model that would help its plan, the best first.
+
+    `declined`: the rewrites that were tried on it and not made.
+    """
+    candidate = next(one for one in shared.candidates if one.name == plan.name)
+    refused = [row for row in plan.refusals if row.rule not in _CHOICES]
+    times = {row.node: row.predicted_us for row in plan.placements}
+    refused.sort(key=lambda row: -sum(times[node] for node in row.nodes))
+    found = []
+    for row in refused[: max(1, MOST // len(shared.plans))]:
+        value = _without(row, candidate, shared, plan, profile)
+        gain = 1 - value / plan.search.value if plan.search.value > 0 else 0.0
+        if gain >= LEAST_GAIN:
+            found.append(_advice(row, candidate, declined, value, gain))
+    return tuple(sorted(found, key=lambda advice: -advice.gain))
+
+
+def _advice(
+    row: Refusal, candidate: Candidate, declined: Sequence[Declined], value: float, gain: float
+) -> Advice:
+    tried = [one for one in declined if one.node in row.nodes]
+    ops = {view.name: view for view in candidate.views}
+    names = [one.rewrite for one in tried]
+    names += [name for node in row.nodes for name in would_help(ops[node])]
+    how = row.hint or ("" if names else "no rewrite is known; another operator would do")
+    if tried:
+        why = f"rewrite {tried[0].rewrite} was not made: {tried[0].reason}"
+        how = f"{why}; {how}" if how else why
+    elif names:
+        how = f"rewrite {names[0]}" + (f"; {how}" if how else "")
+    return Advice(row.rule, row.nodes, value, gain, tuple(dict.fromkeys(names)), how)
+
+
+def _without(
+    row: Refusal, candidate: Candidate, shared: SharedPlan, plan: Plan, profile: Profile
+) -> float:
+    """Return the value of the plan if the rule did not hold for its nodes."""
+    rest = {node: why for node, why in candidate.refused.items() if node not in row.nodes}
+    others = tuple(
+        replace(one, refused=rest) if one.name == plan.name else one for one in shared.candidates
+    )
+    placed = place(
+        others,
+        profile,
+        goal_named(plan.search.objective),
+        shared.placed.problem.limits,
+        SECONDS if len(shared.plans) == 1 else SECONDS / 2,
+    )
+    return min(placed.solution.value, plan.search.value)

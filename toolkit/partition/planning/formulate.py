@@ -1,0 +1,229 @@
+"""The graph, what the rules allow and what the board costs -> a placement problem's network.
+
+A task is a kernel: nodes that run as one. Where rules allow only some of its nodes on the DLA, the
+kernel has a part, and a task, for each run of nodes that may go there or may not. On the GPU the
+parts still run as one: together they cost what the kernel does. If what comes before a part is on
+the DLA, the part is a kernel of its own, and what that takes more comes with the crossing.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from device.engine.manifest import Precision, Processor
+from toolkit.dla.rules.memory import stored_bytes
+from toolkit.dla.rules.rule import Generation
+from toolkit.graph.node_view import NodeView, TensorView
+from toolkit.partition.costs.bytes import tensor_bytes
+from toolkit.partition.costs.fusion import Kernel, fuse
+from toolkit.partition.costs.model import CostModel, CrossingCost, NodeCost
+from toolkit.partition.solver.problem import Direction, Flow, Limits, Network, Problem, Task
+
+_DIRECTIONS: Mapping[Direction, tuple[Processor, Processor]] = {
+    "to_dla": ("gpu", "dla0"),
+    "to_gpu": ("dla0", "gpu"),
+    "between_dlas": ("dla0", "dla1"),
+}
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """How processors slow each other down by the board's cost model."""
+
+    costs: CostModel
+
+    def speed(self, processor: Processor, own_gbps: float, other_gbps: float) -> float:
+        """Return the share of its speed that a processor keeps, above 0 and at most 1."""
+        return 1.0 / self.costs.slowdown(own_gbps, other_gbps)
+
+
+@dataclass(frozen=True)
+class Formulated:
+    """A network as the solver sees it, and the nodes behind each of its tasks."""
+
+    network: Network
+    nodes: Mapping[str, tuple[NodeView, ...]]  # task -> nodes, in running order
+
+
+def formulate(
+    name: str,
+    views: Sequence[NodeView],
+    refused: Iterable[str],
+    costs: CostModel,
+    processors: Sequence[Processor],
+    *,
+    outputs: Iterable[str],
+    rate_hz: float | None = None,
+) -> Formulated:
+    """Return the network of a graph.
+
+    `views` are its nodes in running order, `refused` those that no DLA takes, `outputs` the
+    graph's own. The first of `processors` takes every node.
+    """
+    off_dla = frozenset(refused)
+    wholes = fuse(views)
+    parts = [_parts(kernel, off_dla) for kernel in wholes]
+    kernels = [part for group in parts for part in group]
+    prices = {processor: costs.price(kernels, processor) for processor in processors}
+    first = processors[0]
+    alone = iter(prices[first])
+    shares: list[NodeCost] = []
+    extra: dict[str, CrossingCost] = {}
+    for group, price in zip(parts, costs.price(wholes, first), strict=True):
+        own = [next(alone) for _ in group]
+        shared = _shares(price, own)
+        shares += shared
+        extra |= _extra(group, own, shared, off_dla)
+    home = {v.name: kernel.head.name for kernel in kernels for v in kernel.nodes}
+    tasks = tuple(_tasks(kernels, off_dla, {**prices, first: shares}, costs))
+    ends = frozenset(outputs) if first == "gpu" else None
+    flows = tuple(_flows(views, home, ends, costs, extra))
+    nodes = {kernel.head.name: kernel.nodes for kernel in kernels}
+    return Formulated(Network(name, tasks, flows, rate_hz), nodes)
+
+
+def _parts(kernel: Kernel, off_dla: frozenset[str]) -> tuple[Kernel, ...]:
+    """Return the parts that the rules make of a kernel, in running order."""
+    runs = [tuple(run) for _, run in groupby(kernel.nodes, lambda v: v.name in off_dla)]
+    return (kernel,) if len(runs) == 1 else tuple(part for run in runs for part in fuse(run))
+
+
+def _shares(whole: NodeCost, own: Sequence[NodeCost]) -> list[NodeCost]:
+    """Return the cost of a kernel by part: the first takes what it would alone, or all there is."""
+    if len(own) == 1:
+        return list(own)
+    time, energy = min(own[0].time_us, whole.time_us), min(own[0].energy_mj, whole.energy_mj)
+    rest = [
+        NodeCost(
+            (whole.time_us - time) / (len(own) - 1),
+            (whole.energy_mj - energy) / (len(own) - 1),
+            0,
+            0,
+            "nothing",
+        )
+    ] * (len(own) - 1)
+    return [replace(whole, time_us=time, energy_mj=energy), *rest]
+
+
+def _extra(
+    parts: Sequence[Kernel],
+    own: Sequence[NodeCost],
+    shared: Sequence[NodeCost],
+    off_dla: frozenset[str],
+) -> dict[str, CrossingCost]:
+    """Return what a part takes more behind one on the DLA, by the tensor that crosses to it."""
+    extra: dict[str, CrossingCost] = {}
+    made: dict[str, int] = {}  # by parts that the DLA takes
+    for index, part in enumerate(parts):
+        if part.head.name not in off_dla:
+            made |= {t.name: index for v in part.nodes for t in v.outputs}
+            continue
+        read = [t.name for t in part.reads if t.name in made]
+        if read:
+            latest = max(read, key=made.__getitem__)
+            before = extra.get(latest, CrossingCost(0.0, 0.0))
+            extra[latest] = CrossingCost(
+                before.time_us + max(0.0, own[index].time_us - shared[index].time_us),
+                before.energy_mj + max(0.0, own[index].energy_mj - shared[index].energy_mj),
+            )
+    return extra
+
+
+def _tasks(
+    kernels: Sequence[Kernel],
+    off_dla: frozenset[str],
+    prices: Mapping[Processor, Sequence[NodeCost]],
+    costs: CostModel,
+) -> Iterable[Task]:
+    processors, generation = tuple(prices), costs.board.dla
+    for index, kernel in enumerate(kernels):
+        stays = any(v.name in off_dla for v in kernel.nodes)
+        found = {p: prices[p][index] for p in (processors[:1] if stays else processors)}
+        yield _task(kernel, found, _stored(kernel, costs.precision, generation))
+
+
+def _stored(kernel: Kernel, precision: Precision, generation: Generation | None) -> int:
+    """Return the bytes of a kernel's constants in a loadable; 0 on a board without a DLA."""
+    if generation is None:
+        return 0
+    return sum(stored_bytes(view, precision, generation) for view in kernel.nodes)
+
+
+def _task(kernel: Kernel, found: Mapping[Processor, NodeCost], stored: int) -> Task:
+    return Task(
+        name=kernel.head.name,
+        time_us={p: cost.time_us for p, cost in found.items()},
+        energy_mj={p: cost.energy_mj for p, cost in found.items()},
+        memory_gbps={p: cost.bandwidth_gbps for p, cost in found.items()},
+        weight_bytes=stored,
+        lane=_batch_lane(kernel.nodes[0]),
+    )
+
+
+def _batch_lane(view: NodeView) -> str:
+    """The batch size, which the layers of one loadable share (rule G7)."""
+    shape = view.outputs[0].shape if view.outputs else None
+    return str(shape[0]) if shape else ""
+
+
+def _flows(
+    views: Sequence[NodeView],
+    home: Mapping[str, str],
+    outputs: frozenset[str] | None,
+    costs: CostModel,
+    extra: Mapping[str, CrossingCost],
+) -> Iterable[Flow]:
+    """Yield the tensors between tasks, and those at the graph's ends.
+
+    `outputs` None: inputs and outputs lie where everything runs, and pass nowhere.
+    """
+    readers: dict[str, list[str]] = {}
+    for view in views:
+        for name in view.reads:
+            readers.setdefault(name, []).append(home[view.name])
+    made: dict[str, str] = {t.name: home[v.name] for v in views for t in v.outputs}
+    tensors: dict[str, TensorView] = {
+        t.name: t for v in views for t in (*v.activations, *v.outputs)
+    }
+    for name, tensor in tensors.items():
+        source = made.get(name)
+        targets = tuple(dict.fromkeys(t for t in readers.get(name, ()) if t != source))
+        leaves = outputs is not None and name in outputs
+        if (source is None and outputs is None) or not (targets or leaves):
+            continue
+        size = tensor_bytes(tensor, costs.precision) or 0
+        crossings = {d: costs.crossing(size, *ends) for d, ends in _DIRECTIONS.items()}
+        if name in extra:
+            crossing, more = crossings["to_gpu"], extra[name]
+            crossings["to_gpu"] = CrossingCost(
+                crossing.time_us + more.time_us, crossing.energy_mj + more.energy_mj
+            )
+        yield Flow(
+            name=name,
+            source=source,
+            targets=targets,
+            bytes=size,
+            crossing_us={d: c.time_us for d, c in crossings.items()},
+            crossing_mj={d: c.energy_mj for d, c in crossings.items()},
+            output=leaves,
+        )
+
+
+def problem_of(
+    networks: Sequence[Network],
+    costs: CostModel,
+    processors: Sequence[Processor],
+    limits: Limits,
+    *,
+    alternate_dlas: bool = False,
+) -> Problem:
+    """Return the problem of networks that share a board."""
+    return Problem(
+        networks=tuple(networks),
+        processors=tuple(processors),
+        crossing_on="gpu" if "gpu" in processors else None,
+        limits=limits,
+        alternate_dlas=alternate_dlas,
+        segment_us={p: costs.segment_overhead_us(p) for p in processors},
+        contention=SharedMemory(costs),
+    )

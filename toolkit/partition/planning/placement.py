@@ -1,0 +1,209 @@
+"""Where each node of several networks on one board runs, why, and how that compares.
+
+The rules say what may run on the DLA, the costs what it takes, the solver what is best. What the
+solver leaves on the GPU although the DLA would take it gets its reason by trial: the island is
+moved and the plan assessed again.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from device.engine.manifest import Processor
+from device.profile import Profile
+from toolkit.dla.rules.rule import Verdict
+from toolkit.errors import PlanError
+from toolkit.graph.node_view import NodeView
+from toolkit.partition.costs.model import CostModel
+from toolkit.partition.planning.figures import Figures, figures
+from toolkit.partition.planning.formulate import Formulated, formulate, problem_of
+from toolkit.partition.planning.objectives import Goal
+from toolkit.partition.solver.assess import assess, overloads, utilisation, value_of, violations
+from toolkit.partition.solver.baselines import costs_of, dla_with_fallback, gpu_only, greedy
+from toolkit.partition.solver.problem import Limits, Placement, Problem, Solution
+from toolkit.partition.solver.segmentation import graph_of, pieces
+from toolkit.partition.solver.solve import solve
+
+ALLOWED = "no rule of the DLA refuses it, and the plan is best with it there"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A network to place: nodes in running order, their costs, verdicts against them, outputs."""
+
+    name: str
+    views: tuple[NodeView, ...]
+    costs: CostModel
+    refused: Mapping[str, Verdict]
+    outputs: tuple[str, ...]
+    rate_hz: float | None = None
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The networks as the solver saw them, what it found, and what else could be done.
+
+    `stayed`: network -> node -> why it is on the GPU although the DLA takes it.
+    `figures`: network -> this plan, then the plans that need no solver.
+    """
+
+    problem: Problem
+    formulated: Mapping[str, Formulated]
+    solution: Solution
+    stayed: Mapping[str, Mapping[str, str]]
+    figures: Mapping[str, tuple[Figures, ...]]
+
+
+def place(
+    candidates: Sequence[Candidate],
+    profile: Profile,
+    goal: Goal,
+    limits: Limits,
+    seconds: float,
+) -> Placed:
+    """Place networks that share a board; `seconds` bound the search.
+
+    Raises PlanError: the rates do not fit, or no placement was found that keeps the limits.
+    """
+    processors = processors_of(profile)
+    alternate = profile.dla_cores > 1 and (goal.frames_in_flight or len(candidates) > 1)
+    made = {
+        one.name: formulate(
+            one.name,
+            one.views,
+            one.refused,
+            one.costs,
+            processors,
+            outputs=one.outputs,
+            rate_hz=one.rate_hz,
+        )
+        for one in candidates
+    }
+    problem = problem_of(
+        [found.network for found in made.values()],
+        candidates[0].costs,
+        processors,
+        limits,
+        alternate_dlas=alternate,
+    )
+    solution = solve(problem, goal.aim, seconds) if len(processors) > 1 else _only(problem, goal)
+    if late := overloads(problem, costs_of(problem, solution.placement)):
+        raise PlanError(_too_much(problem, late, goal))
+    return Placed(
+        problem=problem,
+        formulated=made,
+        solution=solution,
+        stayed={
+            one.name: _stayed(one, made[one.name], problem, solution, goal) for one in candidates
+        },
+        figures=_figures(problem, solution, goal),
+    )
+
+
+def processors_of(profile: Profile) -> tuple[Processor, ...]:
+    """Return the processors that a plan may use; the first takes every node.
+
+    A second DLA core takes turns with the first, so that it is no place of its own.
+    """
+    if profile.gpu is None:
+        return ("cpu",)
+    return ("gpu",) if profile.dla_cores == 0 else ("gpu", "dla0")
+
+
+def _too_much(problem: Problem, late: Sequence[str], goal: Goal) -> str:
+    names = ", ".join(network.name for network in problem.networks)
+    found = f"the rates of {names} do not fit: {late[0]}; lower the rates"
+    return found if goal.aim == "utilisation" else f"{found}, or plan for throughput"
+
+
+def _only(problem: Problem, goal: Goal) -> Solution:
+    """Return the one placement that a single processor leaves."""
+    placement = gpu_only(problem)
+    costs = costs_of(problem, placement)
+    busy = utilisation(problem, costs)[problem.processors[0]]
+    own = goal.aim in ("utilisation", "gpu_time")  # the load of the one processor there is
+    value = busy if own else value_of(problem, goal.aim, costs)
+    return Solution(
+        objective=goal.aim,
+        placement=placement,
+        segments=tuple(segment for cost in costs.values() for segment in cost.segments),
+        value=value,
+        bound=value,
+        proven=True,
+        seconds=0.0,
+    )
+
+
+def _stayed(
+    candidate: Candidate,
+    made: Formulated,
+    problem: Problem,
+    solution: Solution,
+    goal: Goal,
+) -> dict[str, str]:
+    """Say of each island that the DLA would take, but that is on the GPU, what moving it does."""
+    if len(problem.processors) == 1:
+        return {}
+    placed = solution.placement[candidate.name]
+    network = made.network
+    # Only for telling islands apart: "cpu" marks what could move.
+    homes: list[Processor] = [
+        "cpu" if placed[t.name] == "gpu" and "dla0" in t.time_us else placed[t.name]
+        for t in network.tasks
+    ]
+    reasons: dict[str, str] = {}
+    for piece in pieces(graph_of(network), homes, "cpu"):
+        tasks = [network.tasks[index] for index in piece]
+        nodes = [view.name for task in tasks for view in made.nodes[task.name]]
+        moved: dict[str, Processor] = {**placed, **{task.name: "dla0" for task in tasks}}
+        trial: Placement = {**solution.placement, candidate.name: moved}
+        reason = _compared(problem, solution, trial, goal, len(nodes))
+        reasons |= dict.fromkeys(nodes, reason)
+    return reasons
+
+
+def _compared(
+    problem: Problem,
+    solution: Solution,
+    trial: Placement,
+    goal: Goal,
+    count: int,
+) -> str:
+    found = costs_of(problem, trial)
+    island = (
+        f"the DLA takes it, but with its island of {count} node{'s' if count > 1 else ''} there"
+    )
+    if broken := violations(problem, trial, found):
+        return f"{island} the plan breaks a limit ({broken[0]})"
+    value = value_of(problem, goal.aim, found)
+    text, unit = goal.words(rated=all(net.rate_hz is not None for net in problem.networks))
+    here, there = _sizes(solution.value, value)
+    if here != there:
+        return f"{island} the {text} would be {there} instead of {here} {unit}"
+    return f"{island} the {text} would stay {here} {unit}"
+
+
+def _sizes(one: float, other: float) -> tuple[str, str]:
+    """Return two values with as many figures as it takes to tell them apart, 4 to 7."""
+    for figures_ in range(4, 8):
+        texts = f"{one:.{figures_}g}", f"{other:.{figures_}g}"
+        if texts[0] != texts[1]:
+            break
+    return texts
+
+
+def _figures(problem: Problem, solution: Solution, goal: Goal) -> dict[str, tuple[Figures, ...]]:
+    """This plan, all on the GPU, all that may on the DLA, and islands one by one while they pay."""
+    others: tuple[tuple[str, Placement], ...] = ()
+    if len(problem.processors) > 1:
+        others = (
+            ("GPU only", gpu_only(problem)),
+            ("DLA with fallback", dla_with_fallback(problem)),
+            ("greedy", greedy(problem, goal.aim)),
+        )
+    rows: dict[str, list[Figures]] = {network.name: [] for network in problem.networks}
+    for name, placement in (("this plan", solution.placement), *others):
+        broken = tuple(violations(problem, placement, costs_of(problem, placement)))
+        for network in problem.networks:
+            cost = assess(problem, network, placement[network.name])
+            rows[network.name].append(figures(name, problem, cost, broken))
+    return {name: tuple(found) for name, found in rows.items()}

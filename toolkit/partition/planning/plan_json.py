@@ -1,0 +1,62 @@
+"""A plan for programs: everything that the text says, as JSON values."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from toolkit.partition.planning.advice import Advice
+from toolkit.partition.planning.cycles import cycles_builtins, cycles_of
+from toolkit.partition.planning.plan import Plan, SharedPlan
+from toolkit.partition.planning.verdict import verdict
+from toolkit.partition.solver.assess import utilisation
+from toolkit.partition.solver.baselines import costs_of
+
+
+def shared_builtins(shared: SharedPlan, advice: Mapping[str, Sequence[Advice]]) -> dict[str, Any]:
+    """Return the plans of all models and how busy the processors are.
+
+    `utilisation`: share of time at the rates, or microseconds per frame without any;
+    `simulated_utilisation`: share of time, with queues and contention for the memory.
+    """
+    problem = shared.placed.problem
+    busy = utilisation(problem, costs_of(problem, shared.placed.solution.placement))
+    return {
+        "plans": [
+            {
+                **plan_builtins(plan, advice.get(plan.name, ())),
+                "dla_cycles": cycles_builtins(cycles_of(plan.segments, one.views, one.costs)),
+            }
+            for plan, one in zip(shared.plans, shared.candidates, strict=True)
+        ],
+        "utilisation": busy,
+        "simulated_utilisation": dict(shared.simulated.utilisation),
+    }
+
+
+def plan_builtins(plan: Plan, advice: Sequence[Advice] = ()) -> dict[str, Any]:
+    """Return one plan."""
+    return {
+        "model": plan.name,
+        "profile": plan.profile,
+        "precision": plan.precision,
+        "tensorrt": plan.tensorrt,
+        "power_mode": plan.power_mode,
+        "rate_hz": plan.rate_hz,
+        "verdict": verdict(plan),
+        "search": asdict(plan.search),
+        "segments": [
+            {**asdict(cost), "processor": segment.processor}
+            for segment, cost in zip(plan.segments, plan.costs, strict=True)
+        ],
+        "crossings": msgspec.to_builtins(plan.crossings),
+        "nodes": msgspec.to_builtins(plan.placements),
+        "compared": [
+            {**asdict(row), "frames_per_second": row.frames_per_second} for row in plan.figures
+        ],
+        "simulated": {**asdict(plan.simulated), "in_flight": plan.in_flight},
+        "memory": None if plan.memory is None else asdict(plan.memory),
+        "refusals": [asdict(row) for row in plan.refusals],
+        "advice": [asdict(row) for row in advice],
+    }

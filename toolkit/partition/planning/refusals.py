@@ -1,0 +1,81 @@
+"""Which nodes may not run on the DLA of a profile, and why: limits of one node, scales, choices.
+
+What needs more than one node (loadables, sizes, whether it pays) is the solver's.
+"""
+
+from collections.abc import Callable, Sequence
+
+from device.engine.manifest import Precision
+from device.profile import Dla, Profile
+from toolkit.dla.legalize.rewrite import Cut
+from toolkit.dla.rules.rule import Verdict
+from toolkit.dla.rules.verdicts import judge
+from toolkit.graph.node_view import NodeView
+
+HasScale = Callable[[str], bool]
+
+# The limits that are no property of the DLA's layers.
+_POLICY = {
+    "": "the profile has a GPU and a DLA",
+    "G4.cut": "what follows a tensor too large for the DLA stays with it on the GPU",
+    "K1": "nodes kept in floating point run on the GPU",
+    "S1": "INT8 on the DLA needs a scale on every input and output",
+}
+
+
+def refusals(
+    views: Sequence[NodeView],
+    profile: Profile,
+    precision: Precision,
+    tensorrt: str | None,
+    *,
+    has_scale: HasScale,
+    keep_float: frozenset[str] = frozenset(),
+    cuts: Sequence[Cut] = (),
+) -> dict[str, Verdict]:
+    """Return the first verdict against each node that no DLA takes.
+
+    `keep_float`: nodes that INT8 would cost too much accuracy; `cuts`: where heads leave the DLA.
+    """
+    if profile.gpu is None or profile.dla is None:
+        missing = "GPU" if profile.gpu is None else "DLA"
+        return {v.name: _verdict(v.name, "", f"profile has no {missing}") for v in views}
+    found = {
+        node: _verdict(node, "G4.cut", f"the head is cut at '{cut.node}', above it")
+        for cut in cuts
+        for node in (cut.node, *cut.below)
+    }
+    for view in views:
+        verdict = _first(
+            view, profile.dla, precision, tensorrt, has_scale=has_scale, keep_float=keep_float
+        )
+        if verdict is not None:
+            found[view.name] = verdict
+    return found
+
+
+def _first(
+    view: NodeView,
+    dla: Dla,
+    precision: Precision,
+    tensorrt: str | None,
+    *,
+    has_scale: HasScale,
+    keep_float: frozenset[str],
+) -> Verdict | None:
+    if view.name in keep_float:
+        reason = "kept in floating point, where INT8 costs too much accuracy"
+        return _verdict(view.name, "K1", reason)
+    if verdicts := judge(view, dla, tensorrt, precision):
+        return verdicts[0]
+    if precision == "int8":
+        for tensor in view.flowing:
+            if tensor.is_float and not has_scale(tensor.name):
+                reason = f"no scale for '{tensor.name}', but {_POLICY['S1']}"
+                return _verdict(view.name, "S1", reason, "calibrate with this tensor in the table")
+    return None
+
+
+def _verdict(node: str, rule: str, reason: str, hint: str = "") -> Verdict:
+    limit, actual = _POLICY[rule], reason.partition(", but")[0]
+    return Verdict(rule=rule, node=node, limit=limit, actual=actual, reason=reason, hint=hint)

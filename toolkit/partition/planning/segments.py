@@ -1,0 +1,36 @@
+"""The pieces of a placed graph, each on one processor, and the tensors that pass between them."""
+
+from collections.abc import Callable, Sequence
+
+from device.engine.manifest import Crossing
+from toolkit.graph.node_view import NodeView
+from toolkit.graph.segment import PlannedSegment
+
+
+def find_crossings(
+    segments: Sequence[PlannedSegment],
+    views: Sequence[NodeView],
+    size_of: Callable[[str], int | None],
+) -> tuple[Crossing, ...]:
+    """Return the tensors that pass to another processor, in the order in which they are made.
+
+    `segments` are in running order and hold every node of `views`.
+    """
+    home = {node: segment for segment in segments for node in segment.nodes}
+    rank = {segment.name: index for index, segment in enumerate(segments)}
+    readers: dict[str, list[PlannedSegment]] = {}
+    for view in views:
+        for tensor in view.reads:
+            readers.setdefault(tensor, []).append(home[view.name])
+    crossings = []
+    for view in sorted(views, key=lambda view: rank[home[view.name].name]):
+        source = home[view.name]
+        for made in view.outputs:
+            users = [s for s in readers.get(made.name, ()) if s.processor != source.processor]
+            targets = tuple(sorted({s.name for s in users}, key=rank.__getitem__))
+            if targets:
+                size = size_of(made.name)
+                crossings.append(
+                    Crossing(tensor=made.name, source=source.name, targets=targets, bytes=size)
+                )
+    return tuple(crossings)

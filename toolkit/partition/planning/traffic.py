@@ -1,0 +1,61 @@
+"""A placement under traffic: its frames simulated, with queues and contention for the memory."""
+
+from collections.abc import Sequence
+
+from toolkit.partition.planning.placement import Placed
+from toolkit.partition.solver.problem import Interval
+from toolkit.partition.solver.simulate import Report, Traffic, simulate
+
+FRAMES = 200  # simulated of the slowest model; enough for a 99th percentile
+
+
+def traffic(placed: Placed) -> Report:
+    """Simulate the models at their rates, or as fast as they go with some frames in flight."""
+    slowest_us = max(
+        1e6 / network.rate_hz if network.rate_hz else _latency_us(placed, network.name)
+        for network in placed.problem.networks
+    )
+    streams = [
+        _stream(placed, one.name, one.rate_hz, in_flight(placed, one.name))
+        for one in placed.problem.networks
+    ]
+    return _simulated(placed, streams, FRAMES * slowest_us, warmup_us=10 * slowest_us)
+
+
+def in_flight(placed: Placed, name: str) -> int:
+    """Return how many frames of a model without a rate are under way: one on each processor that
+    it uses and, where there are several, one that waits.
+    """
+    used = set(placed.solution.placement[name].values())
+    cores = len(used) + (placed.problem.alternate_dlas and "dla0" in used)
+    return cores + 1 if cores > 1 else 1
+
+
+def frames_at_once(placed: Placed, count: int) -> tuple[Interval, ...]:
+    """Return what frames of every model that come together, `count` of each, occupy, and when."""
+    longest_us = sum(_latency_us(placed, network.name) for network in placed.problem.networks)
+    streams = [_stream(placed, one.name, None, count) for one in placed.problem.networks]
+    report = _simulated(placed, streams, (count + 2) * longest_us, warmup_us=0.0)
+    return tuple(interval for interval in report.intervals if interval.frame < count)
+
+
+def _stream(placed: Placed, name: str, rate_hz: float | None, count: int) -> Traffic:
+    """Return the traffic of a model; one that takes no time would never end, and comes seldom."""
+    endless = rate_hz is None and _latency_us(placed, name) <= 0
+    return Traffic(name, 1.0 if endless else rate_hz, in_flight=count)
+
+
+def _simulated(
+    placed: Placed, streams: Sequence[Traffic], duration_us: float, *, warmup_us: float
+) -> Report:
+    return simulate(
+        placed.problem,
+        placed.solution.placement,
+        streams,
+        duration_us=max(duration_us, 1.0),  # a model of free nodes takes no time
+        warmup_us=warmup_us,
+    )
+
+
+def _latency_us(placed: Placed, name: str) -> float:
+    return placed.figures[name][0].latency_us

@@ -1,0 +1,219 @@
+"""What a placement costs by the model: segments, crossings, latency, loads, energy, limits.
+
+This is the one definition of every figure; the solver's programs are checked against it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from device.engine.manifest import Processor
+from toolkit.partition.solver.problem import (
+    Direction,
+    Flow,
+    Network,
+    Objective,
+    Placement,
+    Problem,
+    Segment,
+    crossing_cost,
+)
+from toolkit.partition.solver.segmentation import Graph, graph_of, pieces, segments_of
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A tensor that passes to another processor; `before`: the segment that first needs it.
+
+    A tensor that the network's caller reads has `before` = the number of segments.
+    """
+
+    flow: Flow
+    direction: Direction
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one frame of one network costs. `load_us` is how long it keeps each processor busy."""
+
+    segments: tuple[Segment, ...]
+    crossings: tuple[Crossing, ...]
+    latency_us: float
+    load_us: Mapping[Processor, float]
+    energy_mj: float
+
+
+def assess(
+    problem: Problem, network: Network, placed: Mapping[str, Processor], graph: Graph | None = None
+) -> Cost:
+    """Return the cost of one frame; segments run one after the other."""
+    cuts = segments_of(network, placed, problem.segment_us, graph)
+    crossed = tuple(_crossings(network, placed, cuts))
+    load = dict.fromkeys(problem.processors, 0.0)
+    energy = 0.0
+    for task in network.tasks:
+        home = placed[task.name]
+        load[home] += task.time_us[home]
+        energy += task.energy_mj.get(home, 0.0)
+    for cut in cuts:
+        load[cut.processor] += problem.segment_us.get(cut.processor, 0.0)
+        energy += problem.segment_mj.get(cut.processor, 0.0)
+    waits = sum(crossing_cost(c.flow.crossing_us, c.direction) for c in crossed)
+    energy += sum(crossing_cost(c.flow.crossing_mj, c.direction) for c in crossed)
+    latency = sum(load.values()) + waits
+    if problem.crossing_on is not None:
+        load[problem.crossing_on] += waits
+    return Cost(cuts, crossed, latency, load, energy)
+
+
+def value_of(problem: Problem, objective: Objective, costs: Mapping[str, Cost]) -> float:
+    """Return the objective of assessed networks; makespan needs a schedule and has none here."""
+    rates = {network.name: rate_of(network) for network in problem.networks}
+    if objective == "latency":
+        return sum(cost.latency_us for cost in costs.values())
+    if objective == "energy":
+        return sum(rates[name] * cost.energy_mj for name, cost in costs.items())
+    loads = utilisation(problem, costs)
+    return loads["gpu"] if objective == "gpu_time" else max(loads.values())
+
+
+def utilisation(problem: Problem, costs: Mapping[str, Cost]) -> dict[Processor, float]:
+    """Return the share of time that each processor is busy, us per frame where there is no rate."""
+    rates = {network.name: rate_of(network) for network in problem.networks}
+    return {
+        processor: sum(
+            rates[name] * time_scale(problem, name) * cost.load_us[processor]
+            for name, cost in costs.items()
+        )
+        * share_of(problem, processor)
+        for processor in problem.processors
+    }
+
+
+def rate_of(network: Network) -> float:
+    """Return the rate in Hz, 1 for a network without one."""
+    return 1.0 if network.rate_hz is None else network.rate_hz
+
+
+def time_scale(problem: Problem, name: str) -> float:
+    """Return what turns us per frame into the unit of loads: seconds under a rate, else us."""
+    rates = {network.name: network.rate_hz for network in problem.networks}
+    return 1.0 if rates[name] is None else 1e-6
+
+
+def share_of(problem: Problem, processor: Processor) -> float:
+    """Return how much of the load on `processor` one core of it bears."""
+    return 0.5 if problem.alternate_dlas and processor == "dla0" else 1.0
+
+
+def violations(problem: Problem, placement: Placement, costs: Mapping[str, Cost]) -> list[str]:
+    """Return, in words, the limits that a placement breaks; see `overloads` for rates."""
+    limits = problem.limits
+    found: list[str] = []
+    for network in problem.networks:
+        cost = costs[network.name]
+        switches = len(cost.segments) - 1
+        if limits.max_switches is not None and switches > limits.max_switches:
+            found.append(f"{network.name}: {switches} switches, at most {limits.max_switches}")
+        crossed = len(cost.crossings)
+        if limits.max_crossings is not None and crossed > limits.max_crossings:
+            found.append(f"{network.name}: {crossed} crossings, at most {limits.max_crossings}")
+        found.extend(_bad_pieces(problem, network, placement[network.name]))
+    for core in dlas(problem):
+        loadables = sum(s.processor == core for cost in costs.values() for s in cost.segments)
+        if loadables > limits.max_loadables:
+            most = f"at most {limits.max_loadables} ({limits.loadables_rule})"
+            found.append(f"{core}: {loadables} loadables, {most}")
+    return found
+
+
+def overloads(problem: Problem, costs: Mapping[str, Cost]) -> list[str]:
+    """Return, in words, the processors that the rates keep busy for longer than allowed."""
+    if any(network.rate_hz is None for network in problem.networks):
+        return []
+    return [
+        f"{processor}: busy {busy:.4g} of the time, at most {problem.utilisation_limit:.4g}"
+        for processor, busy in utilisation(problem, costs).items()
+        if busy > problem.utilisation_limit * (1 + 1e-9)
+    ]
+
+
+def dlas(problem: Problem) -> tuple[Processor, ...]:
+    """Return the DLA cores of a problem."""
+    return tuple(p for p in problem.processors if p != "gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class BadPiece:
+    """A connected piece on one DLA core that breaks a limit of loadables."""
+
+    processor: Processor
+    tasks: tuple[int, ...]
+    too_small: bool
+    text: str
+
+
+def bad_pieces(
+    problem: Problem, network: Network, placed: Mapping[str, Processor], graph: Graph
+) -> Iterator[BadPiece]:
+    """Yield the pieces that are too small to be worth a loadable or too large for one."""
+    homes = [placed[task.name] for task in network.tasks]
+    limits = problem.limits
+    for core in dlas(problem):
+        for piece in pieces(graph, homes, core):
+            tasks = [network.tasks[index] for index in piece]
+            time = sum(task.time_us[core] for task in tasks)
+            weights = sum(task.weight_bytes for task in tasks)
+            inside = intermediate_bytes(network, {task.name for task in tasks})
+            if time < limits.min_segment_us:
+                text = f"{time:.4g} us, at least {limits.min_segment_us:.4g}"
+                yield BadPiece(core, piece, True, text)
+            if weights >= limits.weight_bytes:
+                text = f"{weights} bytes of weights, below {limits.weight_bytes} (G9)"
+                yield BadPiece(core, piece, False, text)
+            if inside >= limits.intermediate_bytes:
+                text = f"{inside} bytes of intermediates, below {limits.intermediate_bytes} (G8)"
+                yield BadPiece(core, piece, False, text)
+
+
+def intermediate_bytes(network: Network, inside: set[str]) -> int:
+    """Return the bytes of tensors that are made and only read by the tasks `inside`."""
+    return sum(
+        flow.bytes
+        for flow in network.flows
+        if flow.source in inside and not flow.output and inside.issuperset(flow.targets)
+    )
+
+
+def _bad_pieces(
+    problem: Problem, network: Network, placed: Mapping[str, Processor]
+) -> Iterator[str]:
+    for bad in bad_pieces(problem, network, placed, graph_of(network)):
+        first = network.tasks[bad.tasks[0]].name
+        yield f"{network.name}: the piece of '{first}' on {bad.processor}: {bad.text}"
+
+
+def _crossings(
+    network: Network, placed: Mapping[str, Processor], cuts: tuple[Segment, ...]
+) -> Iterator[Crossing]:
+    home = {task: index for index, cut in enumerate(cuts) for task in cut.tasks}
+    for flow in network.flows:
+        source: Processor = "gpu" if flow.source is None else placed[flow.source]
+        first: dict[Direction, int] = {}
+        for target in flow.targets:
+            direction = direction_of(source, placed[target])
+            if direction is not None:
+                first[direction] = min(home[target], first.get(direction, len(cuts)))
+        if flow.output and source != "gpu":
+            first.setdefault("to_gpu", len(cuts))
+        for direction, before in first.items():
+            yield Crossing(flow, direction, before)
+
+
+def direction_of(source: Processor, target: Processor) -> Direction | None:
+    """Return how a tensor passes between two processors, None on the same one."""
+    if source == target:
+        return None
+    if target == "gpu":
+        return "to_gpu"
+    return "to_dla" if source == "gpu" else "between_dlas"

@@ -1,0 +1,404 @@
+"""One frame of each network as soon as possible: where tasks run, how networks are cut, what waits.
+
+Each network has a fixed number of slots. A slot is a segment on one processor; tasks lie in slots
+so that none runs before what it reads. Slots of one network follow one another; those of different
+networks on one processor are put in order by binaries. A crossing delays the network and keeps
+nobody busy, whatever `crossing_on` says: it may take place in any gap from where the tensor is made
+to where it is first needed. Contention is left out.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from device.engine.manifest import Processor
+from toolkit.errors import PlanError
+from toolkit.partition.solver.assess import dlas
+from toolkit.partition.solver.merge import Merged, merge
+from toolkit.partition.solver.milp import GAP, Expr, Program, Values, total
+from toolkit.partition.solver.problem import (
+    Direction,
+    Flow,
+    Interval,
+    Network,
+    Problem,
+    Segment,
+    Solution,
+    crossing_cost,
+)
+from toolkit.partition.solver.segmentation import Lane, graph_of, lane_of
+
+DEFAULT_SWITCHES = 3  # HaX-CoNN and AxoNN both find that one or two switches are usually best
+
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """The expressions of one network; lists have one entry a slot."""
+
+    network: Network
+    inside: Mapping[tuple[str, int, Lane], Expr]  # 1 where a task lies in a slot on a lane
+    done: Mapping[tuple[str, int], Expr]  # 1 where a task lies in this slot or before
+    lane: Sequence[Mapping[Lane, Expr]]
+    start: Sequence[Expr]
+    time_us: Sequence[Expr]
+    wait: Sequence[Expr]  # before each slot, and one after the last
+
+    def uses(self, slot: int, processor: Processor) -> Expr:
+        """Return 1 where a slot lies on a processor."""
+        return total(used for lane, used in self.lane[slot].items() if lane[0] == processor)
+
+    def end(self, slot: int) -> Expr:
+        """Return when a slot ends, in us."""
+        return self.start[slot] + self.time_us[slot]
+
+
+def solve_makespan(problem: Problem, seconds: float) -> Solution:
+    """Return the placement and order that end first; see the module for what is modelled.
+
+    A network has at most `limits.max_switches` + 1 slots, `DEFAULT_SWITCHES` + 1 if that is None.
+    Raises PlanError if nothing keeps the limits, or nothing was found in the time.
+    """
+    began = time.perf_counter()
+    merged = {net.name: merge(problem, net) for net in problem.networks}
+    small = replace(problem, networks=tuple(m.network for m in merged.values()))
+    horizon = _horizon(problem)
+    program = Program()
+    parts = [_slots(program, small, network, horizon) for network in small.networks]
+    end = program.column(0.0, horizon)
+    for part in parts:
+        program.at_least(end - part.end(len(part.start) - 1) - part.wait[-1])
+        program.at_least(end - total((*part.time_us, *part.wait)))
+    for processor in problem.processors:
+        busy = [_busy(small, part, slot, processor) for part in parts for slot in _range(part)]
+        program.at_least(end - total(busy))
+    for core in dlas(problem):
+        loadables = total(part.uses(slot, core) for part in parts for slot in _range(part))
+        program.at_most(loadables, float(problem.limits.max_loadables))
+    orders = [
+        before
+        for one, other in combinations(parts, 2)
+        for before in _exclude(program, problem, one, other, horizon)
+    ]
+    outcome = program.minimise(end, seconds, _in_turn(small, parts, orders))
+    if outcome.values is None:
+        raise PlanError(_why_not(problem, outcome.infeasible))
+    jobs = _jobs(small, parts, merged, outcome.values)
+    return _solution(jobs, outcome.bound, time.perf_counter() - began)
+
+
+def _range(part: _Slots) -> range:
+    return range(len(part.start))
+
+
+def _horizon(problem: Problem) -> float:
+    """Return a time by which some order surely ends: all networks in turn, on the GPU if they can.
+
+    Otherwise every task at its slowest, with every crossing and the start of every slot.
+    """
+    horizon = 0.0
+    for net in problem.networks:
+        if all("gpu" in task.time_us for task in net.tasks):
+            horizon += sum(task.time_us["gpu"] for task in net.tasks)
+            horizon += problem.segment_us.get("gpu", 0.0)
+            continue
+        horizon += sum(max(task.time_us.values()) for task in net.tasks)
+        horizon += sum(crossing_cost(f.crossing_us, "between_dlas") for f in net.flows)
+        horizon += sum(crossing_cost(f.crossing_us, d) for f in net.flows for d in _DIRECTIONS)
+        horizon += _slot_count(problem, net) * max(problem.segment_us.values(), default=0.0)
+    return horizon * (1 + 1e-6)
+
+
+_DIRECTIONS: tuple[Direction, ...] = ("to_dla", "to_gpu")
+
+
+def _slot_count(problem: Problem, network: Network) -> int:
+    most = problem.limits.max_switches
+    return min(len(network.tasks), (DEFAULT_SWITCHES if most is None else most) + 1)
+
+
+def _slots(program: Program, problem: Problem, network: Network, horizon: float) -> _Slots:
+    count = _slot_count(problem, network)
+    lanes = sorted({lane_of(p, t.lane) for t in network.tasks for p in problem.processors})
+    used = [{lane: program.binary() for lane in lanes} for _ in range(count)]
+    for choice in used:
+        program.at_most(total(choice.values()), 1.0)
+    inside: dict[tuple[str, int, Lane], Expr] = {}
+    done: dict[tuple[str, int], Expr] = {}
+    for task in network.tasks:
+        before = Expr()
+        for slot in range(count):
+            here = Expr(1.0) if slot == count - 1 else program.binary()
+            done[task.name, slot] = here
+            program.at_least(here - before)
+            choices = [
+                lane
+                for lane in lanes
+                if lane[0] in task.time_us and lane == lane_of(lane[0], task.lane)
+            ]
+            for lane in choices:
+                inside[task.name, slot, lane] = program.column(0.0, 1.0)
+                program.at_least(used[slot][lane] - inside[task.name, slot, lane])
+            chosen = total(inside[task.name, slot, lane] for lane in choices)
+            program.at_least(chosen - (here - before))
+            program.at_most(chosen - (here - before), 0.0)
+            before = here
+    names = [task.name for task in network.tasks]
+    for source, reader in graph_of(network).arcs:
+        for slot in range(count - 1):
+            program.at_least(done[names[source], slot] - done[names[reader], slot])
+    part = _Slots(
+        network,
+        inside,
+        done,
+        used,
+        [program.column(0.0, horizon) for _ in range(count)],
+        [Expr() for _ in range(count)],
+        _waits(program, problem, network, inside, done=done, count=count),
+    )
+    for slot in range(count):
+        part.time_us[slot].add(total(_busy(problem, part, slot, p) for p in problem.processors))
+        _limit_loadable(program, problem, part, slot)
+        free_from = part.end(slot - 1) if slot else Expr()
+        program.at_least(part.start[slot] - free_from - part.wait[slot])
+    return part
+
+
+def _busy(problem: Problem, part: _Slots, slot: int, processor: Processor) -> Expr:
+    """Return how long a slot keeps a processor busy."""
+    busy = Expr().add(part.uses(slot, processor), problem.segment_us.get(processor, 0.0))
+    for task in part.network.tasks:
+        lane = lane_of(processor, task.lane)
+        if (task.name, slot, lane) in part.inside:
+            busy.add(part.inside[task.name, slot, lane], task.time_us[processor])
+    return busy
+
+
+def _limit_loadable(program: Program, problem: Problem, part: _Slots, slot: int) -> None:
+    """Keep a slot on the DLA within what one loadable may hold; too careful with intermediates."""
+    limits, tasks = problem.limits, {task.name: task for task in part.network.tasks}
+    made = dict.fromkeys(tasks, 0)
+    for flow in part.network.flows:
+        if flow.source is not None:
+            made[flow.source] += flow.bytes
+    for core in dlas(problem):
+        on = {n: e for (n, s, lane), e in part.inside.items() if s == slot and lane[0] == core}
+        weights = total(Expr().add(e, float(tasks[name].weight_bytes)) for name, e in on.items())
+        if sum(task.weight_bytes for task in tasks.values()) >= limits.weight_bytes:
+            program.at_most(weights, limits.weight_bytes - 1.0)
+        if sum(made.values()) >= limits.intermediate_bytes:
+            inner = total(Expr().add(e, float(made[name])) for name, e in on.items())
+            program.at_most(inner, limits.intermediate_bytes - 1.0)
+        if limits.min_segment_us:
+            lasting = total(Expr().add(e, tasks[name].time_us[core]) for name, e in on.items())
+            program.at_least(lasting.add(part.uses(slot, core), -limits.min_segment_us))
+
+
+def _waits(
+    program: Program,
+    problem: Problem,
+    network: Network,
+    inside: Mapping[tuple[str, int, Lane], Expr],
+    *,
+    done: Mapping[tuple[str, int], Expr],
+    count: int,
+) -> list[Expr]:
+    """Return how long the network waits for crossings before each slot and after the last."""
+    waits = [Expr() for _ in range(count + 1)]
+    crossings = Expr()
+    by = _HomesBySlot(problem, network, inside, count)
+    for flow in network.flows:
+        for direction, needs in _needs(problem, flow, by, count):
+            price = crossing_cost(flow.crossing_us, direction)
+            so_far = Expr()
+            for slot in range(count + 1):
+                crosses = program.column(0.0, 1.0)
+                if flow.source is not None:
+                    made = done[flow.source, slot - 1] if slot else Expr()
+                    program.at_least(made - crosses)
+                waits[slot].add(crosses, price)
+                so_far.add(crosses)
+                for need in needs[slot]:
+                    program.at_least(so_far - need)
+            crossings.add(so_far)
+    if problem.limits.max_crossings is not None:
+        program.at_most(crossings, float(problem.limits.max_crossings))
+    return waits
+
+
+class _HomesBySlot:
+    """Where tasks are, counted up to a slot."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        network: Network,
+        inside: Mapping[tuple[str, int, Lane], Expr],
+        count: int,
+    ) -> None:
+        self._upto: dict[tuple[str, Processor, int], Expr] = {}
+        for task in network.tasks:
+            for processor in problem.processors:
+                lane, so_far = lane_of(processor, task.lane), Expr()
+                for slot in range(count):
+                    so_far = so_far + inside.get((task.name, slot, lane), Expr())
+                    self._upto[task.name, processor, slot] = so_far
+        self._last = count - 1
+
+    def upto(self, task: str, processor: Processor, slot: int) -> Expr:
+        """Return 1 where a task lies on a processor in this slot or before."""
+        return self._upto[task, processor, min(slot, self._last)]
+
+    def ever(self, task: str, processor: Processor) -> Expr:
+        """Return 1 where a task lies on a processor."""
+        return self._upto[task, processor, self._last]
+
+
+def _needs(
+    problem: Problem, flow: Flow, by: _HomesBySlot, count: int
+) -> Iterable[tuple[Direction, list[list[Expr]]]]:
+    """Yield each direction with, for each slot, what the crossings up to it must be at least."""
+    cores, slots = dlas(problem), range(count + 1)
+    gpu = Expr(1.0) if flow.source is None else by.ever(flow.source, "gpu")
+    to_dla = [
+        [
+            total(by.upto(name, core, slot) for core in cores) - (Expr(1.0) - gpu)
+            for name in flow.targets
+        ]
+        for slot in slots
+    ]
+    to_gpu = [[by.upto(name, "gpu", slot) - gpu for name in flow.targets] for slot in slots]
+    if flow.output:
+        to_gpu[count].append(Expr(1.0) - gpu)
+    if cores:
+        yield "to_dla", to_dla
+        yield "to_gpu", to_gpu
+    if len(cores) > 1 and flow.source is not None:
+        source = flow.source
+        yield (
+            "between_dlas",
+            [
+                [
+                    by.upto(name, b, slot) + by.ever(source, a) - Expr(1.0)
+                    for name in flow.targets
+                    for a, b in (cores, cores[::-1])
+                ]
+                for slot in slots
+            ],
+        )
+
+
+def _exclude(
+    program: Program, problem: Problem, one: _Slots, other: _Slots, horizon: float
+) -> list[Expr]:
+    """Let no two slots of two networks share a processor at a time; return what orders them."""
+    first = {(i, j): program.binary() for i in _range(one) for j in _range(other)}
+    for (i, j), before in first.items():
+        if i:
+            program.at_least(first[i - 1, j] - before)  # what starts before i starts before j too
+        if j:
+            program.at_least(before - first[i, j - 1])
+        for processor in problem.processors:
+            apart = Expr(2.0) - one.uses(i, processor) - other.uses(j, processor)
+            gap = other.start[j] - one.end(i)
+            program.at_least(gap.add(Expr(1.0) - before + apart, horizon))
+            gap = one.start[i] - other.end(j)
+            program.at_least(gap.add(before + apart, horizon))
+    return list(first.values())
+
+
+def _in_turn(problem: Problem, parts: Sequence[_Slots], orders: Sequence[Expr]) -> dict[int, float]:
+    """Return the binaries of a first solution: each network after the last, all on the GPU."""
+    if any("gpu" not in task.time_us for net in problem.networks for task in net.tasks):
+        return {}
+    ones = [*orders, *(here for part in parts for here in part.done.values())]
+    start = {column: 1.0 for here in ones for column in here.terms}
+    for part in parts:
+        for slot in _range(part):
+            for lane, used in part.lane[slot].items():
+                start |= dict.fromkeys(used.terms, float(slot == 0 and lane[0] == "gpu"))
+    return start
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A slot that is used: when the solver starts it, and the waiting before it and after it."""
+
+    segment: Segment
+    start_us: float
+    time_us: float
+    wait_us: float
+    wait_after_us: float
+
+
+def _jobs(
+    problem: Problem, parts: Sequence[_Slots], merged: Mapping[str, Merged], values: Values
+) -> list[_Job]:
+    """Return the used slots of all networks in the order in which they start."""
+    jobs = []
+    for part in parts:
+        waiting = 0.0
+        slots = []
+        for slot in _range(part):
+            waiting += part.wait[slot].at(values)
+            home = [
+                (name, lane[0])
+                for (name, s, lane), here in part.inside.items()
+                if s == slot and here.at(values) > 0.5
+            ]
+            if home:
+                slots.append((slot, home[0][1], {name for name, _ in home}, waiting))
+                waiting = 0.0
+        after = waiting + part.wait[-1].at(values)
+        stand_in = merged[part.network.name].stand_in
+        times = {task.name: task.time_us for task in part.network.tasks}
+        for slot, processor, names, wait in slots:
+            tasks = tuple(name for name, stands in stand_in.items() if stands in names)
+            length = sum(times[name][processor] for name in names)
+            length += problem.segment_us.get(processor, 0.0)
+            last = slot == slots[-1][0]
+            segment = Segment(part.network.name, processor, tasks)
+            start = part.start[slot].at(values)
+            jobs.append(_Job(segment, start, length, wait, after if last else 0.0))
+    return sorted(jobs, key=lambda job: (job.start_us, job.segment.network))
+
+
+def _solution(jobs: Sequence[_Job], bound: float, seconds: float) -> Solution:
+    """Start each job as soon as it can in the solver's order; no tolerance is left in the times."""
+    free: dict[str, float] = {}
+    numbers: dict[str, int] = {}
+    schedule, end = [], 0.0
+    for job in jobs:
+        network, processor = job.segment.network, job.segment.processor
+        start = max(free.get(network, 0.0) + job.wait_us, free.get(processor, 0.0))
+        free[network] = free[processor] = start + job.time_us
+        number = numbers.get(network, 0)
+        numbers[network] = number + 1
+        schedule.append(Interval(network, 0, number, processor, start, start + job.time_us))
+        end = max(end, start + job.time_us + job.wait_after_us)
+    bound = min(bound, end)
+    return Solution(
+        objective="makespan",
+        placement=_placement(jobs),
+        segments=tuple(job.segment for job in sorted(jobs, key=lambda job: job.segment.network)),
+        value=end,
+        bound=bound,
+        proven=end - bound <= GAP * max(1.0, end),
+        seconds=seconds,
+        schedule=tuple(schedule),
+    )
+
+
+def _placement(jobs: Iterable[_Job]) -> dict[str, dict[str, Processor]]:
+    placement: dict[str, dict[str, Processor]] = {}
+    for job in jobs:
+        homes = placement.setdefault(job.segment.network, {})
+        homes |= dict.fromkeys(job.segment.tasks, job.segment.processor)
+    return placement
+
+
+def _why_not(problem: Problem, infeasible: bool) -> str:
+    names = ", ".join(network.name for network in problem.networks)
+    if infeasible:
+        return f"no order of {names} keeps the limits ({problem.limits}); relax one"
+    return f"no order of {names} was found in the time; allow more seconds or fewer switches"

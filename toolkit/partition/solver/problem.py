@@ -1,0 +1,207 @@
+"""The values of a placement problem: tasks, the tensors between them, processors and limits.
+
+Times are in microseconds, energies in millijoules, demands on memory in GB/s, sizes in bytes.
+A frame runs the segments of its network one after the other; frames of several networks, or
+several frames of one, share the processors.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from device.engine.manifest import Processor
+from toolkit.errors import PlanError
+
+# "latency": time of one frame alone, all networks added up. "utilisation": the busiest processor's
+# share of time at the rates (of networks without one: its time per frame, in us). "energy" per
+# second at the rates, or per frame. "gpu_time" likewise. "makespan": one frame of each network.
+Objective = Literal["latency", "utilisation", "energy", "gpu_time", "makespan"]
+Direction = Literal["to_dla", "to_gpu", "between_dlas"]
+Placement = Mapping[str, Mapping[str, Processor]]  # network -> task -> processor
+
+PROCESSORS: tuple[Processor, ...] = ("gpu", "dla0", "dla1")
+
+
+class Contention(Protocol):
+    """How much slower a processor runs while others load the memory."""
+
+    def speed(self, processor: Processor, own_gbps: float, other_gbps: float) -> float:
+        """Return the share of its speed alone that is left, above 0 and at most 1."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One node, or several that are never parted.
+
+    A processor that is absent from `time_us` may not run the task. `memory_gbps` is what the task
+    draws from memory while it runs alone. DLA tasks of different `lane` never share a loadable
+    (rule G7: one batch size in each).
+    """
+
+    name: str
+    time_us: Mapping[Processor, float]
+    energy_mj: Mapping[Processor, float] = field(default_factory=dict)
+    memory_gbps: Mapping[Processor, float] = field(default_factory=dict)
+    weight_bytes: int = 0
+    lane: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """One tensor: the task that makes it and those that read it.
+
+    It crosses at most once in each direction, however many read it there. `source` None: an input
+    of the network, which lies where the GPU reads it; `output`: the network's caller reads it
+    there. A direction that is absent costs nothing, except that "between_dlas" then costs both
+    others.
+    """
+
+    name: str
+    source: str | None
+    targets: tuple[str, ...]
+    bytes: int = 0
+    crossing_us: Mapping[Direction, float] = field(default_factory=dict)
+    crossing_mj: Mapping[Direction, float] = field(default_factory=dict)
+    output: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Tasks in an order in which they can run, and the tensors between them."""
+
+    name: str
+    tasks: tuple[Task, ...]
+    flows: tuple[Flow, ...]
+    rate_hz: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a placement must keep to.
+
+    `max_crossings` and `max_switches` hold for each network: tensors that cross, and times that a
+    frame passes from one segment to the next. `max_loadables` holds for each DLA core over all
+    networks (rule `loadables_rule`). Each loadable must hold fewer bytes than `weight_bytes` (G9)
+    and `intermediate_bytes` (G8). No connected piece on the DLA may take less than
+    `min_segment_us`.
+    """
+
+    max_crossings: int | None = None
+    max_switches: int | None = None
+    max_loadables: int = 16
+    loadables_rule: str = "G6"
+    weight_bytes: int = 512 * 2**20
+    intermediate_bytes: int = 2**30
+    min_segment_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Networks, the processors they share, and what holds for all of them.
+
+    `segment_us` and `segment_mj`: the cost of starting a segment. `crossing_on` is the processor
+    that is busy while a tensor crosses; None: the tensor is late, but nobody is busy.
+    `utilisation_limit`: the share of time that rates may fill of any processor.
+    `alternate_dlas`: every loadable is loaded on both cores and frames take turns; tasks are then
+    placed on "dla0" only.
+    """
+
+    networks: tuple[Network, ...]
+    processors: tuple[Processor, ...] = PROCESSORS
+    segment_us: Mapping[Processor, float] = field(default_factory=dict)
+    segment_mj: Mapping[Processor, float] = field(default_factory=dict)
+    crossing_on: Processor | None = "gpu"
+    limits: Limits = field(default_factory=Limits)
+    contention: Contention | None = None
+    utilisation_limit: float = 1.0
+    alternate_dlas: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of a network that runs in one go; tasks are in running order."""
+
+    network: str
+    processor: Processor
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """When a segment of one frame ran."""
+
+    network: str
+    frame: int
+    segment: int
+    processor: Processor
+    start_us: float
+    end_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A placement, its value by the model, and how far from the best it can be at most.
+
+    `value` and `bound` are in the unit of the objective (us, mJ or a share of time). `proven`: no
+    placement is better. `schedule` is set for the makespan.
+    """
+
+    objective: Objective
+    placement: Placement
+    segments: tuple[Segment, ...]  # of all networks, each in running order
+    value: float
+    bound: float
+    proven: bool
+    seconds: float
+    schedule: tuple[Interval, ...] = ()
+
+    @property
+    def gap(self) -> float:
+        """The share of the value by which a better placement could undercut it."""
+        return 0.0 if self.value <= 0 else max(0.0, (self.value - self.bound) / self.value)
+
+
+def crossing_cost(costs: Mapping[Direction, float], direction: Direction) -> float:
+    """Return the cost of a crossing; between DLAs it is both others unless it is given."""
+    if direction == "between_dlas" and direction not in costs:
+        return costs.get("to_gpu", 0.0) + costs.get("to_dla", 0.0)
+    return costs.get(direction, 0.0)
+
+
+def _check(problem: Problem) -> None:
+    """Raise PlanError for names that do not fit together and tasks that nothing can run."""
+    names = [network.name for network in problem.networks]
+    if len(set(names)) != len(names):
+        raise PlanError(f"networks of one workload need different names, found {names}")
+    for network in problem.networks:
+        _check_network(network, problem.processors)
+    if problem.alternate_dlas and "dla1" in problem.processors:
+        raise PlanError("with alternating cores tasks are placed on dla0; leave dla1 out")
+
+
+def _check_network(network: Network, processors: tuple[Processor, ...]) -> None:
+    rank = {task.name: index for index, task in enumerate(network.tasks)}
+    if len(rank) != len(network.tasks):
+        raise PlanError(f"{network.name}: two tasks have the same name")
+    for task in network.tasks:
+        if not any(processor in task.time_us for processor in processors):
+            raise PlanError(
+                f"{network.name}: task '{task.name}' can run on none of {', '.join(processors)}; "
+                "give it a time on one of them"
+            )
+    for flow in network.flows:
+        known = [name for name in (*flow.targets, flow.source) if name is not None]
+        if unknown := [name for name in known if name not in rank]:
+            raise PlanError(
+                f"{network.name}: tensor '{flow.name}' names unknown task '{unknown[0]}'"
+            )
+        source = -1 if flow.source is None else rank[flow.source]
+        if early := [name for name in flow.targets if rank[name] <= source]:
+            raise PlanError(
+                f"{network.name}: task '{early[0]}' reads '{flow.name}' before it is made; "
+                "list tasks in an order in which they can run"
+            )

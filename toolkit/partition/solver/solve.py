@@ -1,0 +1,233 @@
+"""The best placement of a problem, proven or with the gap that is left.
+
+The program of `milp_placement` bounds the value from below. Its placement is assessed; what the
+program does not know of (pieces too large or too small for a loadable, segments that three lanes
+force apart) is forbidden where it is met, and the program solved again, until no better value than
+the best assessed one is left.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from device.engine.manifest import Processor
+from toolkit.errors import PlanError
+from toolkit.partition.solver.assess import (
+    Cost,
+    bad_pieces,
+    overloads,
+    rate_of,
+    share_of,
+    time_scale,
+    utilisation,
+    value_of,
+    violations,
+)
+from toolkit.partition.solver.baselines import costs_of, dla_with_fallback, gpu_only, greedy
+from toolkit.partition.solver.intervals import Figures, Rated, interval_placements
+from toolkit.partition.solver.join_cores import join_cores, part_cores
+from toolkit.partition.solver.merge import merge
+from toolkit.partition.solver.milp import GAP, Outcome
+from toolkit.partition.solver.milp_makespan import solve_makespan
+from toolkit.partition.solver.milp_placement import placement_program
+from toolkit.partition.solver.problem import Network, Objective, Placement, Problem, Solution
+from toolkit.partition.solver.segmentation import graph_of
+
+DEFAULT_SECONDS = 20.0
+
+
+def solve(problem: Problem, objective: Objective, seconds: float = DEFAULT_SECONDS) -> Solution:
+    """Return the best placement of a problem; for the makespan also the order of its segments.
+
+    Raises PlanError if no placement keeps the limits, saying which rate is too high if that is why,
+    or if none was found in the time.
+    """
+    began = time.perf_counter()
+    if objective == "makespan":
+        return solve_makespan(problem, seconds)
+    search = _Search(problem, objective, began + seconds)
+    search.look()
+    if search.best is None:
+        raise PlanError(_why_not(problem, objective, search))
+    placement, costs, value = search.best
+    bound = min(search.bound, value)
+    return Solution(
+        objective=objective,
+        placement=placement,
+        segments=tuple(s for net in problem.networks for s in costs[net.name].segments),
+        value=value,
+        bound=bound,
+        proven=value - bound <= GAP * max(1.0, abs(value)),
+        seconds=time.perf_counter() - began,
+    )
+
+
+class _Search:
+    """The best placement so far and the bound, over a program that learns what is forbidden."""
+
+    def __init__(self, problem: Problem, objective: Objective, end: float) -> None:
+        self._problem, self._objective, self._end = problem, objective, end
+        self._merged = {net.name: merge(problem, net) for net in problem.networks}
+        small = replace(problem, networks=tuple(m.network for m in self._merged.values()))
+        self._program = placement_program(small, objective)
+        self.best: tuple[Placement, Mapping[str, Cost], float] | None = None
+        self.bound = 0.0
+        self.infeasible = False
+
+    def look(self) -> None:
+        """Search from the simplest placements to the proof, or until time is up."""
+        problem = self._problem
+        for placement in (gpu_only(problem), dla_with_fallback(problem)):
+            self.consider(placement)
+        self.consider(greedy(problem, self._objective))
+        self._try_intervals()
+        self._bound_by_joined_cores()
+        self._run()
+
+    def consider(self, placement: Placement) -> None:
+        """Keep a placement if it breaks no limit and is the best so far."""
+        costs = costs_of(self._problem, placement)
+        broken = violations(self._problem, placement, costs)
+        value = value_of(self._problem, self._objective, costs)
+        if self._objective != "utilisation":
+            broken += overloads(self._problem, costs)
+        if not broken and (self.best is None or value < self.best[2]):
+            self.best = placement, costs, value
+
+    def _try_intervals(self) -> None:
+        """Consider blocks of each network in turn beside the others as they are, while it helps."""
+        value, before = self._value, float("inf")
+        while value() < before and time.perf_counter() < self._end:
+            before = value()
+            for network in self._problem.networks:
+                others = {} if self.best is None else dict(self.best[1])
+                others.pop(network.name, None)
+                score = partial(self._score, network, others)
+                for placed in list(interval_placements(self._problem, network, score)):
+                    rest = gpu_only(self._problem) if self.best is None else self.best[0]
+                    self.consider({**rest, network.name: placed})
+
+    def _value(self) -> float:
+        return float("inf") if self.best is None else self.best[2]
+
+    def _score(self, network: Network, others: Mapping[str, Cost], rated: Rated) -> Figures:
+        """Return the objective of candidates for one network; rates too high cost much."""
+        problem = self._problem
+        if self._objective == "latency":
+            return rated.latency_us
+        scale = rate_of(network) * time_scale(problem, network.name)
+        loads = [
+            utilisation(problem, others)[p] + rated.load_us[p] * scale * share_of(problem, p)
+            for p in problem.processors
+        ]
+        busiest: Figures = np.max(loads, axis=0)
+        if self._objective == "utilisation":
+            return busiest
+        aim: Figures = (
+            loads[0] if self._objective == "gpu_time" else rate_of(network) * rated.energy_mj
+        )
+        if network.rate_hz is None:
+            return aim
+        excess: Figures = np.maximum(0.0, busiest - problem.utilisation_limit)
+        return aim + 1e3 * (1 + aim) * excess
+
+    def _bound_by_joined_cores(self) -> None:
+        """With two cores, bound the busiest processor by what one core of half the load could do.
+
+        Only there: the other objectives are quick to solve as they are.
+        """
+        joined = join_cores(self._problem)
+        left = self._end - time.perf_counter()
+        if joined is None or self._objective != "utilisation" or left <= 0:
+            return
+        relaxed = _Search(joined, self._objective, self._end)
+        relaxed.look()
+        self.bound = max(self.bound, relaxed.bound)
+        self._program.program.at_least(self._program.goal, relaxed.bound)
+        if relaxed.best is not None:
+            self.consider(part_cores(self._problem, relaxed.best[0]))
+            self._try_intervals()
+
+    def _run(self) -> None:
+        """Solve, assess and forbid until the bound meets the best value or time is up."""
+        while (left := self._end - time.perf_counter()) > 0:
+            outcome = self._program.program.minimise(self._program.goal, left, self._start())
+            self.infeasible = outcome.infeasible
+            self.bound = max(self.bound, outcome.bound)
+            if outcome.values is None or self._settled():
+                return
+            placement = self._placement(outcome)
+            self.consider(placement)
+            if self._settled():
+                return
+            self._forbid(placement)
+
+    def _settled(self) -> bool:
+        if self.best is None:
+            return False
+        return self.best[2] - self.bound <= GAP * max(1.0, abs(self.best[2]))
+
+    def _placement(self, outcome: Outcome) -> Placement:
+        placement = {}
+        for name, merged in self._merged.items():
+            on = self._program.parts[name].on
+            placed: dict[str, Processor] = {}
+            for (task, processor), here in on.items():
+                if outcome.values is not None and here.at(outcome.values) > 0.5:
+                    placed[task] = processor
+            placement[name] = merged.expand(placed)
+        return placement
+
+    def _start(self) -> dict[int, float]:
+        """Return the binaries of the best placement so far."""
+        start: dict[int, float] = {}
+        if self.best is not None:
+            for name, merged in self._merged.items():
+                placed = merged.shrink(self.best[0][name])
+                for (task, processor), here in self._program.parts[name].on.items():
+                    if len(here.terms) == 1 and here.constant == 0.0:
+                        start[next(iter(here.terms))] = float(placed[task] == processor)
+        return start
+
+    def _forbid(self, placement: Placement) -> None:
+        """Forbid each bad piece of a placement, or else the placement of each network as it is."""
+        found = False
+        for network in self._problem.networks:
+            placed, merged = placement[network.name], self._merged[network.name]
+            graph = graph_of(network)
+            for bad in bad_pieces(self._problem, network, placed, graph):
+                found = True
+                inside = {merged.stand_in[network.tasks[index].name] for index in bad.tasks}
+                near = {i for t in bad.tasks for i in graph.parents[t] + graph.children[t]}
+                around = {merged.stand_in[network.tasks[index].name] for index in near} - inside
+                if bad.too_small:
+                    self._program.forbid_alone(
+                        network.name, tuple(sorted(inside)), tuple(sorted(around)), bad.processor
+                    )
+                else:
+                    homes = dict.fromkeys(sorted(inside), bad.processor)
+                    self._program.forbid_all(network.name, homes)
+        if not found:
+            self._program.forbid_placement(
+                {name: merged.shrink(placement[name]) for name, merged in self._merged.items()}
+            )
+
+
+def _why_not(problem: Problem, objective: Objective, search: _Search) -> str:
+    names = ", ".join(network.name for network in problem.networks)
+    if not search.infeasible:
+        return f"no placement of {names} was found in the time; allow more seconds"
+    rated = all(network.rate_hz is not None for network in problem.networks)
+    if rated and objective != "utilisation":
+        least = solve(problem, "utilisation")
+        costs = costs_of(problem, least.placement)
+        busy = utilisation(problem, costs)
+        worst = max(busy, key=lambda processor: busy[processor])
+        return (
+            f"the rates of {names} do not fit: at best {worst} would be busy {busy[worst]:.2f} of "
+            f"the time, limit {problem.utilisation_limit:.2f}; lower the rates"
+        )
+    return f"no placement of {names} keeps the limits ({problem.limits}); relax one"

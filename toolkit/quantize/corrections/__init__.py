@@ -1,0 +1,1 @@
+"""Optional changes of weights before quantization: equalisation and bias correction."""

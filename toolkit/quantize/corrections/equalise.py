@@ -1,0 +1,331 @@
+"""Cross-layer equalisation: rescale channels between layers so that INT8 suits all of them.
+
+For y = W2 f(W1 x + b1) + b2 with f(s z) = s f(z), any positive s per channel leaves y as it is:
+
+    W1'[i] = W1[i] / s_i,   b1'[i] = b1[i] / s_i,   W2'[:, i] = W2[:, i] s_i
+
+balance "weights" (Nagel et al. 2019, Data-Free Quantization Through Weight Equalization and Bias
+Correction): with r1_i = max|W1[i]|, r2_i = max|W2[:, i]|,
+
+    s_i = sqrt(r1_i r2_i) / r2_i      makes both ranges sqrt(r1_i r2_i).
+
+Through depthwise layers, which scale each channel by itself, a chain of n layers is taken at once:
+all n ranges become g_i = (r1_i .. rn_i)^(1/n), so s_1 = r1 / g and s_k = s_(k-1) r_k / g (n = 3:
+MobileNet's expand, depthwise, project). Chains share layers, so this repeats until s is near 1.
+
+balance "activations", for weights that have a scale per output channel, where the range of W1[i] is
+of no consequence: a_i = max|f(..)_i| as observed, r2_i over the rows of W2 divided by their maxima,
+
+    s_i = a_i            into a depthwise layer: all channels then use all of the INT8 range
+    s_i = sqrt(a_i / r2_i)   into any other: halfway between the activations' and the weights' need
+
+up to a common factor, taken so that the geometric mean of s is 1.
+
+A Clip(0, u) commutes only while it cuts nothing off. Channels observed within 0.9 u may be scaled,
+as far as they stay within it; the others keep s_i = 1, and without observation all do. So with a
+Clip, and only then, outputs may differ on data that leave the observed range. The pass changes no
+other result but by float rounding. Ranges of activations change: calibrate after it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from toolkit.errors import BuildError
+from toolkit.graph.constant_weights import as_float32, set_constant
+from toolkit.quantize.corrections.channel_links import Link, Refusal, find_links, is_depthwise
+from toolkit.quantize.weights import constant_of
+
+Balance = Literal["weights", "activations"]
+Ranges = Mapping[str, NDArray[Any]]
+"""Tensor -> max|x| of each channel, [channels]."""
+Vector = NDArray[np.float64]
+
+CLIP_HEADROOM = 0.9
+# Beyond three decades a channel is as good as switched off, and its bias would grow with it.
+LARGEST_SCALE = 1000.0
+MAX_ROUNDS = 20
+CONVERGED = 1.01
+
+
+@dataclass(frozen=True, slots=True)
+class EqualisedChain:
+    """One chain: its layers in order.
+
+    `spread_before` and `spread_after`: the largest ratio, over its layers, of the widest to the
+    narrowest channel of the weight. `held`: channels that a Clip kept from being scaled, at any
+    link.
+    """
+
+    nodes: tuple[str, ...]
+    spread_before: float
+    spread_after: float
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class Equalised:
+    """The rescaled copy of the model, the chains in it, and why other convolutions are in none.
+
+    `factors`: tensor of a link -> what it was divided by, [channels]; `scale_links` makes the same
+    model of them.
+    """
+
+    model: ir.Model
+    factors: Mapping[str, Vector]
+    chains: tuple[EqualisedChain, ...]
+    refusals: tuple[Refusal, ...]
+
+
+def link_tensors(model: ir.Model) -> tuple[str, ...]:
+    """The activations whose channel ranges `equalise` can use: observe these."""
+    links, _ = find_links(model.graph)
+    names = [name for link in links for name in (link.tensor, link.clipped) if name is not None]
+    return tuple(dict.fromkeys(names))
+
+
+def channel_ranges(
+    run: Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]],
+    samples: Iterable[Mapping[str, NDArray[Any]]],
+    tensors: Sequence[str],
+) -> dict[str, NDArray[Any]]:
+    """max|x| of each channel (axis 1) of each tensor over all samples."""
+    ranges: dict[str, NDArray[Any]] = {}
+    for sample in samples:
+        found = run(sample)
+        for name in tensors:
+            array = np.abs(found[name])
+            seen = array.max(axis=tuple(axis for axis in range(array.ndim) if axis != 1))
+            ranges[name] = np.maximum(ranges[name], seen) if name in ranges else seen
+    return ranges
+
+
+def equalise(
+    model: ir.Model, balance: Balance = "weights", observed: Ranges | None = None
+) -> Equalised:
+    """Return an equalised copy of the model.
+
+    `observed` holds the ranges of `link_tensors`; links that need one and have none are refused.
+    """
+    changed = model.clone()
+    links, refusals = find_links(changed.graph)
+    ranges = dict(observed or {})
+    usable, lacking = _with_ranges(links, balance, ranges)
+    chains = _chains(usable)
+    factors: dict[str, Vector] = {}
+    before = [_spread(chain) for chain in chains]
+    held = [0] * len(chains)
+    for _ in range(MAX_ROUNDS if balance == "weights" else 1):
+        largest = 1.0
+        for number, chain in enumerate(chains):
+            scales = _weight_scales(chain) if balance == "weights" else _range_scales(chain, ranges)
+            scales, held[number] = _within_clips(chain, scales, ranges)
+            _apply(changed.graph, chain, scales)
+            for link, scale in zip(chain, scales, strict=True):
+                factors[link.tensor] = factors.get(link.tensor, 1.0) * scale
+                for name in {link.tensor, link.clipped} & ranges.keys():
+                    ranges[str(name)] = ranges[str(name)] / scale
+                largest = max(largest, float(scale.max()), float(1 / scale.min()))
+        if largest < CONVERGED:
+            break
+    done = tuple(
+        EqualisedChain(_names(chain), first, _spread(chain), count)
+        for chain, first, count in zip(chains, before, held, strict=True)
+    )
+    return Equalised(scale_links(model, factors), factors, done, (*refusals, *lacking))
+
+
+def scale_links(model: ir.Model, factors: Mapping[str, NDArray[Any]]) -> ir.Model:
+    """Return a copy of the model with the tensors of its links divided by factors, [channels].
+
+    Raises BuildError: a tensor is no link of this model, or has another number of channels.
+    """
+    changed = model.clone()
+    links = {link.tensor: link for link in find_links(changed.graph)[0]}
+    for name, scale in factors.items():
+        if name not in links:
+            raise BuildError(
+                f"Tensor {name!r} is to be equalised, but is none of the {len(links)} tensors of "
+                "this model that hand channels from layer to layer; calibrate this model again."
+            )
+        channels = _weight(links[name].maker).shape[0]
+        if len(scale) != channels:
+            raise BuildError(
+                f"Tensor {name!r} has {channels} channels, but {len(scale)} factors equalise it; "
+                "calibrate this model again."
+            )
+    # In the order of the graph: which of two factors comes first shows in the last bit.
+    for name, link in links.items():
+        if name in factors:
+            _apply(changed.graph, [link], [np.asarray(factors[name], np.float64)])
+    return changed
+
+
+def _with_ranges(
+    links: Sequence[Link], balance: Balance, ranges: Ranges
+) -> tuple[tuple[Link, ...], tuple[Refusal, ...]]:
+    """The links whose observed ranges suffice, and why the others are refused."""
+    usable, refused = [], []
+    for link in links:
+        name = str(link.maker.name)
+        if balance == "activations" and link.tensor not in ranges:
+            refused.append(Refusal(name, f"the channels of {link.tensor!r} were not observed"))
+        elif link.clipped is None or link.limit is None:
+            usable.append(link)
+        elif link.clipped not in ranges:
+            reason = f"Clip to {link.limit:g} at {link.clipped!r} commutes with scaling only below "
+            refused.append(Refusal(name, reason + "its bound, and its channels were not observed"))
+        elif (ranges[link.clipped] >= CLIP_HEADROOM * link.limit).all():
+            low = float(ranges[link.clipped].min())
+            reason = f"Clip to {link.limit:g} at {link.clipped!r} cuts off: every channel reaches "
+            refused.append(Refusal(name, f"{reason}{low:.3g} or more, and must stay below"))
+        else:
+            usable.append(link)
+    return tuple(usable), tuple(refused)
+
+
+def _chains(links: Sequence[Link]) -> tuple[tuple[Link, ...], ...]:
+    """Join links through depthwise layers; each chain ends at a layer that mixes channels."""
+    starting = {link.maker: link for link in links}
+    middle = {link.reader for link in links if is_depthwise(link.reader)}
+    chains = []
+    for link in links:
+        if link.maker in middle:
+            continue
+        chain = [link]
+        while chain[-1].reader in middle and chain[-1].reader in starting:
+            chain.append(starting[chain[-1].reader])
+        chains.append(tuple(chain))
+    return tuple(chains)
+
+
+def _weight_scales(chain: Sequence[Link]) -> list[Vector]:
+    """Nagel's factors for each link of a chain, [channels] each."""
+    ranges = _layer_ranges(chain)
+    alive = np.all([channels > 0 for channels in ranges], axis=0)
+    logs = [np.log(np.where(alive, channels, 1.0)) for channels in ranges]
+    mean = sum(logs) / len(logs)
+    scales, total = [], np.zeros_like(logs[0])
+    for log in logs[:-1]:
+        total = total + log - mean
+        scales.append(_limited(np.exp(total), alive))
+    return scales
+
+
+def _range_scales(chain: Sequence[Link], ranges: Ranges) -> list[Vector]:
+    """Factors from observed activations for each link of a chain, [channels] each."""
+    scales = []
+    for link in chain:
+        seen = ranges[link.tensor].astype(np.float64)
+        need = np.ones_like(seen)
+        if not is_depthwise(link.reader):
+            need = _input_ranges(link.reader, relative=True)
+        alive = (seen > 0) & (need > 0)
+        log = np.log(np.where(alive, seen, 1.0)) - np.log(np.where(alive, need, 1.0))
+        log = log if is_depthwise(link.reader) else log / 2
+        centre = log[alive].mean() if alive.any() else 0.0
+        scales.append(_limited(np.exp(log - centre), alive))
+    return scales
+
+
+def _limited(scale: Vector, alive: NDArray[np.bool_]) -> Vector:
+    return np.where(alive, np.clip(scale, 1 / LARGEST_SCALE, LARGEST_SCALE), 1.0)
+
+
+def _within_clips(
+    chain: Sequence[Link], scales: Sequence[Vector], ranges: Ranges
+) -> tuple[list[Vector], int]:
+    """Raise factors so that no clipped channel leaves its headroom; count those left alone."""
+    result, held = [], 0
+    for link, scale in zip(chain, scales, strict=True):
+        if link.clipped is None or link.limit is None:
+            result.append(scale)
+            continue
+        seen = ranges[link.clipped].astype(np.float64)
+        bound = CLIP_HEADROOM * link.limit
+        fixed = seen >= bound
+        held += int(fixed.sum())
+        result.append(np.where(fixed, 1.0, np.maximum(scale, seen / bound)))
+    return result, held
+
+
+def _apply(graph: ir.Graph, chain: Sequence[Link], scales: Sequence[Vector]) -> None:
+    """Divide what each layer makes by the factors of its link, and multiply what the next reads."""
+    for link, scale in zip(chain, scales, strict=True):
+        weight = _weight(link.maker)
+        across = (slice(None),) + (None,) * (weight.ndim - 1)
+        _set_weight(graph, link.maker, weight / scale[across])
+        bias = constant_of(link.maker, 2)
+        if bias is not None:
+            _set(graph, link.maker, 2, bias / scale)
+        weight = _weight(link.reader)
+        _set_weight(graph, link.reader, weight * _of_inputs(link.reader, weight, scale))
+
+
+def _set_weight(graph: ir.Graph, node: ir.Node, weight: NDArray[Any]) -> None:
+    _set(graph, node, 1, weight.T if _is_stored_by_inputs(node) else weight)
+
+
+def _set(graph: ir.Graph, node: ir.Node, index: int, array: NDArray[Any]) -> None:
+    operand = node.inputs[index]
+    assert operand is not None  # it was read from there
+    set_constant(graph, node, index, as_float32(array), f"{operand.name}_equalised")
+
+
+def _of_inputs(node: ir.Node, weight: NDArray[Any], scale: Vector) -> NDArray[Any]:
+    """Factors per input channel in the shape of a grouped weight, [out, in / groups, 1, ..].
+
+    Output o lies in group g = o // (out / groups) and reads the inputs g in/groups + k.
+    """
+    groups = node.attributes.get_int("group", 1)
+    per_output = np.repeat(scale.reshape(groups, -1), weight.shape[0] // groups, axis=0)
+    return per_output.reshape(*weight.shape[:2], *(1,) * (weight.ndim - 2))
+
+
+def _input_ranges(node: ir.Node, *, relative: bool = False) -> Vector:
+    """max|W| per input channel, [in]; `relative`: each output channel by its maximum first."""
+    weight = np.abs(_weight(node)).astype(np.float64)
+    taps = weight.max(axis=tuple(range(2, weight.ndim)))
+    if relative:
+        top = taps.max(axis=1, keepdims=True)
+        taps = taps / np.where(top > 0, top, 1.0)
+    groups = node.attributes.get_int("group", 1)
+    grouped = taps.reshape(groups, -1, taps.shape[1]).max(axis=1)
+    ranges: Vector = grouped.reshape(-1)
+    return ranges
+
+
+def _output_ranges(node: ir.Node) -> Vector:
+    weight = np.abs(_weight(node)).astype(np.float64)
+    ranges: Vector = weight.max(axis=tuple(range(1, weight.ndim)))
+    return ranges
+
+
+def _layer_ranges(chain: Sequence[Link]) -> list[Vector]:
+    """The weight ranges of every layer of a chain by the channels that the chain scales."""
+    made = [_output_ranges(link.maker) for link in chain]
+    return [*made, _input_ranges(chain[-1].reader)]
+
+
+def _weight(node: ir.Node) -> NDArray[Any]:
+    """The weight as a convolution has it, [out, in / groups, ..]."""
+    weight = constant_of(node, 1)
+    assert weight is not None  # find_links takes only such nodes
+    return weight.T if _is_stored_by_inputs(node) else weight
+
+
+def _is_stored_by_inputs(node: ir.Node) -> bool:
+    return node.op_type == "Gemm" and node.attributes.get_int("transB", 0) == 0
+
+
+def _spread(chain: Sequence[Link]) -> float:
+    alive = [ranges[ranges > 0] for ranges in _layer_ranges(chain)]
+    return max((float(ranges.max() / ranges.min()) for ranges in alive if ranges.size), default=1.0)
+
+
+def _names(chain: Sequence[Link]) -> tuple[str, ...]:
+    return (str(chain[0].maker.name), *(str(link.reader.name) for link in chain))

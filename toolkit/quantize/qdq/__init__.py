@@ -1,0 +1,1 @@
+"""Q/DQ models: written for TensorRT, checked against its rules, read back."""

@@ -1,0 +1,289 @@
+"""Model + ranges -> Q/DQ ONNX that TensorRT takes: INT8, symmetric, explicit.
+
+    x' = s clip(round(x / s), -128, 127)      s = float32(amax / 127), zero point 0, one s a tensor
+    w' = s_c clip(round(w / s_c), -127, 127)  s_c = max|w_c| / 127, one for each output channel c
+
+Activations get Q and DQ; each activation has one pair, read by all nodes that compute in INT8.
+
+A weight stays a float32 initializer with Q and DQ behind it. Stored as INT8 with DQ alone it would
+be a quarter of the size, but TensorRT 8 refuses that ("invalid weights type of Int8"), and every
+release folds the Q while it builds. The float weight also keeps what a reader needs to check s_c,
+or to quantize anew. Biases stay float32: TensorRT refuses INT32 with DQ.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from calibration.table import scale_of
+from toolkit.errors import BuildError
+from toolkit.quantize.qdq.writer import QdqWriter
+from toolkit.quantize.quantize import (
+    QUANTIZED_OPS,
+    int8_nodes,
+    is_activation,
+    masked_tensors,
+    quantize,
+    weight_axis,
+    with_operands,
+)
+from toolkit.quantize.weights import LEAST_SCALE, constant_of, quantize_weight
+
+Use = tuple[ir.Node, int]
+"""A node and the index of one of its operands."""
+
+
+@dataclass(frozen=True, slots=True)
+class QdqTarget:
+    """What reads the Q/DQ model.
+
+    `min_opset`: oldest that it takes. `every_tensor`: all activations between nodes are INT8, not
+    just the operands of QUANTIZED_OPS. `fused_add`: an Add leaves the operand in floating point
+    that it computes in one kernel with, so only the residual one is INT8.
+    """
+
+    name: str
+    since: str
+    min_opset: int
+    every_tensor: bool
+    fused_add: bool
+
+
+TARGETS: Mapping[str, QdqTarget] = {
+    row.name: row
+    for row in (
+        QdqTarget("tensorrt-gpu", "TensorRT 8.0", 13, every_tensor=False, fused_add=True),
+        QdqTarget("tensorrt-dla", "TensorRT 11.4.1", 19, every_tensor=True, fused_add=False),
+    )
+}
+
+PORTABLE = "onnxruntime"
+"""The form that engines run on any CPU; onnxruntime computes the same bits from it as an engine of
+one segment does.
+"""
+FORMS = (*TARGETS, PORTABLE)
+
+# Read the shape of a tensor, not its numbers.
+SHAPE_READERS = frozenset({"Shape", "Size"})
+
+
+def qdq_target(name: str) -> QdqTarget:
+    """The row of TARGETS, or a BuildError that names those there are."""
+    if name not in TARGETS:
+        raise BuildError(
+            f"There is no Q/DQ target {name!r}; choose one of: {', '.join(sorted(TARGETS))}."
+        )
+    return TARGETS[name]
+
+
+def export_qdq(
+    model: ir.Model,
+    amax: Mapping[str, float],
+    target: str = "tensorrt-gpu",
+    *,
+    keep_float: frozenset[str] = frozenset(),
+) -> ir.Model:
+    """Return a copy of a plain model with Q/DQ for a row of TARGETS.
+
+    `model` as the passes leave it: constants are initializers, batch normalisation is folded.
+    `amax`: the range of each activation. Nodes named in `keep_float` read no INT8.
+
+    Raises BuildError: the model has Q/DQ already, too old an opset, or an activation that must be
+    INT8 has no range or one that float32 cannot hold.
+    """
+    row = qdq_target(target)
+    _check_source(model, row, keep_float)
+    copy = model.clone()
+    amax = with_operands(copy, amax)
+    pairs = _Pairs(copy.graph)
+    computed = {node for node, _ in int8_nodes(copy, keep_float)}
+    uses = _all_uses(copy, keep_float) if row.every_tensor else _product_uses(copy, row, computed)
+    for value, readers in uses.items():
+        restored = pairs.activation(value, _scale(value, readers[0][0], amax))
+        for node, index in readers:
+            node.replace_input_with(index, restored)
+    for node in list(copy.graph):
+        if node in computed:
+            _quantize_weight(node, pairs)
+    copy.graph.sort()
+    return copy
+
+
+def export_form(
+    model: ir.Model,
+    amax: Mapping[str, float],
+    form: str,
+    *,
+    keep_float: frozenset[str] = frozenset(),
+) -> ir.Model:
+    """`export_qdq` for a row of TARGETS; for PORTABLE what an engine of one segment holds.
+
+    PORTABLE stores the same grids in other integers (UINT8 with zero point 128, INT32 biases),
+    rounds ahead of rectifiers, and leaves outputs in floating point.
+
+    Raises BuildError, as `export_qdq` and `quantize` do.
+    """
+    if form != PORTABLE:
+        return export_qdq(model, amax, form, keep_float=keep_float)
+    segment_of = {str(node.name): PORTABLE for node in model.graph}
+    return quantize(model, amax, segment_of, frozenset(), keep_float=keep_float).model
+
+
+def weight_operand(node: ir.Node) -> tuple[int, int | None] | None:
+    """Where a node has a constant float weight of two or more dimensions, and its channel axis.
+
+    The axis is None where the whole weight has one scale (a batch of matrices).
+    """
+    row = QUANTIZED_OPS.get(node.op_type) if node.domain == "" else None
+    weight = constant_of(node, row.weight) if row is not None else None
+    if row is None or row.weight is None or weight is None or weight.ndim < 2:
+        return None
+    return row.weight, weight_axis(node, row, weight)
+
+
+def _check_source(model: ir.Model, row: QdqTarget, keep_float: frozenset[str]) -> None:
+    opset = model.graph.opset_imports.get("", 0)
+    if opset < row.min_opset:
+        raise BuildError(
+            f"The model has opset {opset}, but Q/DQ for {row.name} ({row.since}) need "
+            f"{row.min_opset} or newer; export it again with a newer opset."
+        )
+    names = set()
+    for node in model.graph.all_nodes():
+        names.add(str(node.name))
+        if node.op_type in {"QuantizeLinear", "DequantizeLinear"}:
+            raise BuildError(
+                f"The model is quantized already (node {node.name!r} is {node.op_type}); "
+                "import its Q/DQ first, or give the plain model."
+            )
+    unknown = sorted(keep_float - names)
+    if unknown:
+        raise BuildError(
+            f"The model has no node {unknown[0]!r} that could stay in floating point; "
+            "correct the name."
+        )
+
+
+def _all_uses(model: ir.Model, keep_float: frozenset[str]) -> dict[ir.Value, list[Use]]:
+    """Every activation but masks, with all operands that read its numbers."""
+    masks = masked_tensors(model)
+    uses: dict[ir.Value, list[Use]] = {}
+    for node in model.graph:
+        if node.op_type in SHAPE_READERS or str(node.name) in keep_float:
+            continue
+        for index, value in enumerate(node.inputs):
+            if value is not None and is_activation(value) and str(value.name) not in masks:
+                uses.setdefault(value, []).append((node, index))
+    return uses
+
+
+def _product_uses(
+    model: ir.Model, row: QdqTarget, computed: set[ir.Node]
+) -> dict[ir.Value, list[Use]]:
+    """Every activation that an INT8 node reads, with the operands that read it so."""
+    order = {node: position for position, node in enumerate(model.graph)}
+    uses: dict[ir.Value, list[Use]] = {}
+    for node in order:
+        if node not in computed:
+            continue
+        operands = QUANTIZED_OPS[node.op_type].activations or tuple(range(len(node.inputs)))
+        fused = _fused_operand(node, order, computed) if row.fused_add else None
+        for index in operands:
+            value = node.inputs[index]
+            if index != fused and value is not None and is_activation(value):
+                uses.setdefault(value, []).append((node, index))
+    return uses
+
+
+def _fused_operand(
+    node: ir.Node, order: Mapping[ir.Node, int], computed: set[ir.Node]
+) -> int | None:
+    """The operand of an Add that the product making it hands over without rounding, if any.
+
+    TensorRT computes Conv and Add in one kernel if nothing lies between. Where both operands would
+    do (a projected shortcut) it is the later one: the shortcut is ready first, and is read back.
+    """
+    if node.op_type != "Add" or not all(v is not None and is_activation(v) for v in node.inputs):
+        return None  # one is a constant: a bias, and no residual
+    makers: dict[int, int] = {}
+    for index, value in enumerate(node.inputs):
+        maker = value.producer() if value is not None else None
+        if value is None or maker not in computed or value.is_graph_output():
+            continue
+        if maker is not None and len(value.uses()) == 1 and weight_operand(maker) is not None:
+            makers[index] = order[maker]
+    return max(makers, key=makers.__getitem__, default=None)
+
+
+def _scale(value: ir.Value, reader: ir.Node, amax: Mapping[str, float]) -> np.ndarray:
+    """float32(amax / 127) of an activation."""
+    if str(value.name) not in amax:
+        raise BuildError(
+            f"Tensor {value.name!r}, read by node {reader.name!r} ({reader.op_type}), has no range "
+            "in the calibration table; INT8 without ranges is refused: calibrate again on this "
+            "model."
+        )
+    limit = amax[str(value.name)]
+    with np.errstate(over="ignore"):
+        scale = np.array(scale_of(limit), np.float32)
+    if not LEAST_SCALE <= scale < np.inf:
+        raise BuildError(
+            f"Tensor {value.name!r} has the range {limit}, whose scale {scale} is no normal "
+            "float32; calibrate again on this model."
+        )
+    return scale
+
+
+def _quantize_weight(node: ir.Node, pairs: "_Pairs") -> None:
+    """Put Q and DQ behind the weight of a node whose activation is INT8."""
+    found = weight_operand(node)
+    first = node.inputs[0]
+    source = first.producer() if first is not None else None
+    if found is None or source is None or source.op_type != "DequantizeLinear":
+        return
+    index, axis = found
+    weight, step = node.inputs[index], constant_of(source, 1)
+    assert weight is not None
+    assert step is not None
+    node.replace_input_with(index, pairs.weight(weight, axis, float(step)))
+
+
+class _Pairs:
+    """Adds Q/DQ pairs to a graph, each once."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._writer = QdqWriter(graph)
+        self._weights: dict[tuple[str, int | None], ir.Value] = {}
+
+    def activation(self, value: ir.Value, scale: np.ndarray) -> ir.Value:
+        """Q and DQ of an activation with one scale, []."""
+        return self._pair(value, scale, None)
+
+    def weight(self, value: ir.Value, axis: int | None, step: float) -> ir.Value:
+        """Q and DQ of a weight, for an activation with scale `step`.
+
+        The scale of a channel that is switched off is raised until its product with `step` is a
+        normal float32, as engines divide by that.
+        """
+        key = (str(value.name), axis)
+        if key not in self._weights:
+            assert value.const_value is not None
+            scale = quantize_weight(value.const_value.numpy(), None, axis, step).scale
+            self._weights[key] = self._pair(value, scale, axis)
+        return self._weights[key]
+
+    def _pair(self, value: ir.Value, scale: np.ndarray, axis: int | None) -> ir.Value:
+        """Each pair has a zero point of its own: onnxruntime changes that of weights in place."""
+        base = str(value.name)
+        parameters = [
+            self._writer.constant(f"{base}_scale", scale),
+            self._writer.constant(f"{base}_zero", np.zeros(scale.shape, np.int8)),
+        ]
+        stored = self._writer.quantize(
+            value, parameters, f"{base}_quantized", dtype=ir.DataType.INT8, axis=axis, label=base
+        )
+        return self._writer.dequantize(
+            stored, parameters, f"{base}_dequantized", axis=axis, label=base
+        )

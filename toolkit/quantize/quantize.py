@@ -1,0 +1,393 @@
+"""Calibration table + placement -> Q/DQ graph (INT8, symmetric, zero point 0).
+
+    q = clip(round(x / s), -128, 127),  x' = q s,  s = amax / 127
+
+Activations have one scale per tensor, weights one per output channel (s_w = max|w_c| / 127), and a
+bias is INT32 with scale s_x s_w, so that Conv(x', w') + b is exact in integers. Where the weights
+of a channel are so small that its bias would leave INT32 (batch normalisation switches channels
+off that way), s_w is raised to the least that holds the bias.
+
+A rectifier keeps its operand's scale: relu(Q'(x)) = Q'(relu(x)) for the same s, because rounding is
+monotone and Q(0) = 0; quantizing on both sides of it costs nothing and lets runtimes fuse Conv and
+Q.
+
+What crosses between processors is INT8: its Q lies in the segment that makes it, its DQ in each
+segment that reads it. Within a segment the same grid is stored as UINT8 with zero point 128
+(stored + 128), for which onnxruntime has integer kernels on every CPU.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+import onnx_ir as ir
+
+from calibration.table import scale_of
+from toolkit.errors import BuildError
+from toolkit.quantize.qdq.writer import QdqWriter
+from toolkit.quantize.weights import bias_per_channel, constant_of, quantize_weight
+
+# Constants of this size and infinities mask attention scores; no scale holds them and a signal.
+MASK = 1e30
+# What carries a mask from the constant that holds it to the Softmax that ends it.
+MASK_CARRIERS = frozenset(
+    {"Add", "Cast", "Concat", "Expand", "Gather", "Mul", "Reshape", "Slice", "Squeeze", "Sub"}
+    | {"Tile", "Transpose", "Trilu", "Unsqueeze", "Where"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedOp:
+    """How an operator is quantized: which operands are activations, and where its weight is.
+
+    `weight_axis` is the output-channel axis of the weight.
+    """
+
+    op: str
+    activations: tuple[int, ...] | None  # None: all operands
+    weight: int | None = None
+    weight_axis: int = 0
+    bias: int | None = None
+
+
+QUANTIZED_OPS: Mapping[str, QuantizedOp] = {
+    row.op: row
+    for row in (
+        QuantizedOp("Conv", (0,), weight=1, weight_axis=0, bias=2),
+        QuantizedOp("ConvTranspose", (0,), weight=1, weight_axis=1, bias=2),
+        QuantizedOp("Gemm", (0,), weight=1, weight_axis=1, bias=2),
+        QuantizedOp("MatMul", (0, 1), weight=1, weight_axis=1),
+        QuantizedOp("Add", None),
+        QuantizedOp("Sum", None),
+        QuantizedOp("Concat", None),
+        QuantizedOp("MaxPool", (0,)),
+        QuantizedOp("AveragePool", (0,)),
+        QuantizedOp("GlobalAveragePool", (0,)),
+    )
+}
+
+# Operators f with f(Q'(x)) = Q'(f(x)) for the same scale.
+SCALE_KEEPING_OPS = frozenset({"Relu"})
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedModel:
+    """The Q/DQ graph, the segment of every node in it, and the scale of every INT8 tensor."""
+
+    model: ir.Model
+    segment_of: Mapping[str, str]
+    scales: Mapping[str, float]
+
+
+def rectified_operands(model: ir.Model) -> dict[str, str]:
+    """Operand -> result of rectifiers that alone read their operand; one range serves both.
+
+    For f = max(0, x), with or without an upper bound, f(Q'(x)) = Q'(f(x)) at the scale of f(x),
+    whose range no bound lies within: what Q' clips, f clips too.
+    """
+    found = {}
+    for node in model.graph:
+        if node.domain != "" or node.op_type not in ("Relu", "Clip"):
+            continue
+        operand, result = node.inputs[0], node.outputs[0]
+        if node.op_type == "Clip" and _constant(node, 1) != 0.0:
+            continue
+        if operand is None or operand.producer() is None or operand.is_graph_output():
+            continue
+        if len(list(operand.uses())) == 1:
+            found[str(operand.name)] = str(result.name)
+    return found
+
+
+def with_operands(model: ir.Model, amax: Mapping[str, float]) -> dict[str, float]:
+    """The ranges of `calibrated_tensors` and those that follow from them, where none is given."""
+    complete = dict(amax)
+    for operand, result in reversed(rectified_operands(model).items()):
+        if result in complete:
+            complete.setdefault(operand, complete[result])
+    return complete
+
+
+def _constant(node: ir.Node, index: int) -> float | None:
+    value = node.inputs[index] if index < len(node.inputs) else None
+    constant = value.const_value if value is not None else None
+    return None if constant is None else float(constant.numpy())
+
+
+def calibrated_tensors(model: ir.Model) -> tuple[str, ...]:
+    """The float32 activations to observe: all but masks, and what a rectifier alone reads."""
+    graph = model.graph
+    left_out = masked_tensors(model) | rectified_operands(model).keys()
+    values = [*graph.inputs, *(out for node in graph for out in node.outputs)]
+    return tuple(
+        str(v.name)
+        for v in values
+        if v.dtype == ir.DataType.FLOAT and v.name and _used(v) and str(v.name) not in left_out
+    )
+
+
+def masked_tensors(model: ir.Model) -> frozenset[str]:
+    """The activations that hold the huge numbers of a mask; what reads them computes in float."""
+    masks = {value for value in model.graph.initializers.values() if _holds_mask(value)}
+    constants = frozenset(masks)
+    for node in model.graph:
+        if node.op_type in MASK_CARRIERS and not masks.isdisjoint(node.inputs):
+            masks.update(node.outputs)
+    return frozenset(str(value.name) for value in masks - constants)
+
+
+def int8_nodes(
+    model: ir.Model, keep_float: frozenset[str] = frozenset()
+) -> tuple[tuple[ir.Node, QuantizedOp], ...]:
+    """The nodes that compute in INT8, with their rows: all rows but masks, `keep_float`."""
+    masks = masked_tensors(model)
+    found = []
+    for node in model.graph:
+        row = QUANTIZED_OPS.get(node.op_type)
+        if row is None or node.domain != "" or str(node.name) in keep_float:
+            continue
+        tensors = (*node.inputs, *node.outputs)
+        if not any(str(value.name) in masks for value in tensors if value is not None):
+            found.append((node, row))
+    return tuple(found)
+
+
+def quantize(
+    model: ir.Model,
+    amax: Mapping[str, float],
+    segment_of: Mapping[str, str],
+    int8_segments: frozenset[str],
+    *,
+    keep_float: frozenset[str] = frozenset(),
+    operands: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+) -> QuantizedModel:
+    """Return a copy of the model with Q/DQ.
+
+    `amax` gives the range of each tensor; `segment_of` the segment of each node by name;
+    `int8_segments` those whose boundaries are INT8 wherever a range is known (the DLA's).
+    `keep_float` names nodes that compute in floating point: their weights stay as they are, and
+    no activation is rounded for them; they read INT8 only where it crosses between processors.
+    `operands`: what nodes read in INT8 in place of what their row says, by index; a node that reads
+    nothing so computes in floating point (`toolkit.quantize.gpu_rounding`).
+
+    Raises BuildError: a tensor that must be quantized has no range.
+    """
+    inserter = _Inserter(model.clone(), amax, dict(segment_of), keep_float)
+    for node, row in int8_reads(inserter.model, keep_float, operands):
+        inserter.quantize_node(node, row)
+    inserter.quantize_boundaries(int8_segments)
+    inserter.insert()
+    inserter.graph.sort()
+    return QuantizedModel(inserter.model, inserter.segment_of, inserter.scales)
+
+
+def int8_reads(
+    model: ir.Model, keep_float: frozenset[str], operands: Mapping[str, tuple[int, ...]]
+) -> tuple[tuple[ir.Node, QuantizedOp], ...]:
+    """The nodes of `int8_nodes`, but with the `operands` of `quantize` where there are some."""
+    known = dict(int8_nodes(model, keep_float))
+    found = []
+    for node in model.graph:
+        row, given = known.get(node), operands.get(str(node.name))
+        if given is not None:
+            row = replace(row or QuantizedOp(node.op_type, ()), activations=given)
+        if given == ():
+            row = None
+        if row is not None:
+            found.append((node, row))
+    return tuple(found)
+
+
+class _Inserter:
+    """Collects which uses read which tensor in INT8, then writes Q and DQ nodes once each."""
+
+    def __init__(
+        self,
+        model: ir.Model,
+        amax: Mapping[str, float],
+        segment_of: dict[str, str],
+        keep_float: frozenset[str],
+    ) -> None:
+        self.model = model
+        self.graph = model.graph
+        self.amax = amax
+        self.keep_float = keep_float
+        self.segment_of = segment_of
+        self.scales: dict[str, float] = {}
+        self._writer = QdqWriter(self.graph)
+        self._parameter_values: dict[str, ir.Value] = {}
+        self._uses: dict[ir.Value, list[tuple[ir.Node, int]]] = {}
+
+    def quantize_node(self, node: ir.Node, row: QuantizedOp) -> None:
+        """Mark a node's activations, and replace its weight and bias by integers and DQ."""
+        indexes = range(len(node.inputs)) if row.activations is None else row.activations
+        for index in indexes:
+            value = node.inputs[index]
+            if value is not None and is_activation(value):
+                self._require(node, value)
+                self._read_in_int8(value, node, index)
+        first, weight = node.inputs[0], constant_of(node, row.weight)
+        # A vector has no output channels, and operands of other types compute as they are.
+        if weight is None or weight.ndim < 2 or first is None or not is_activation(first):
+            return
+        step = scale_of(self.amax[str(first.name)])
+        axis = weight_axis(node, row, weight)
+        bias = bias_per_channel(constant_of(node, row.bias), weight, axis)
+        found = quantize_weight(weight, bias, axis, step)
+        self._dequantized(node, row.weight, found.stored, found.scale, axis)
+        if found.bias is not None and found.bias_scale is not None:
+            self._dequantized(node, row.bias, found.bias, found.bias_scale, 0)
+
+    def quantize_boundaries(self, int8_segments: frozenset[str]) -> None:
+        """Mark what enters or leaves INT8 segments from or to another segment."""
+        for node in list(self.graph):
+            for index, value in enumerate(node.inputs):
+                if value is None or not is_activation(value) or str(value.name) not in self.amax:
+                    continue
+                maker = value.producer()
+                source = self.segment_of[str(maker.name)] if maker else ""
+                target = self.segment_of[str(node.name)]
+                if source != target and {source, target} & int8_segments:
+                    self._read_in_int8(value, node, index)
+
+    def insert(self) -> None:
+        """Write the Q and DQ nodes for every marked use."""
+        for value, uses in self._uses.items():
+            scale = scale_of(self.amax[str(value.name)])
+            by_segment: dict[str, list[tuple[ir.Node, int]]] = {}
+            for node, index in uses:
+                by_segment.setdefault(self.segment_of[str(node.name)], []).append((node, index))
+            maker = value.producer()
+            home = self.segment_of[str(maker.name)] if maker else None
+            self._keep_scale_before(value, scale)
+            stored: ir.Value | None = None
+            for segment, members in by_segment.items():
+                source = value
+                if home not in {None, segment}:
+                    stored = stored or self._stored(value, scale, str(home))
+                    source = self._restored(stored, value, scale, segment)
+                if source is value or any(node.op_type in QUANTIZED_OPS for node, _ in members):
+                    source = self._rounded(source, f"{value.name}_{segment}", scale, segment)
+                for node, index in members:
+                    node.replace_input_with(index, source)
+
+    def _keep_scale_before(self, value: ir.Value, scale: float) -> None:
+        """Quantize the operand of a scale-keeping maker with the same scale."""
+        maker = value.producer()
+        if maker is None or maker.op_type not in SCALE_KEEPING_OPS:
+            return
+        operand = maker.inputs[0]
+        if operand is None or operand in self._uses or len(list(operand.uses())) != 1:
+            return
+        if any(str(use.node.name) in self.keep_float for use in value.uses()):
+            return  # it reads the result as it is
+        inner = operand.producer()
+        segment = self.segment_of[str(maker.name)]
+        if inner is None or self.segment_of[str(inner.name)] != segment:
+            return
+        rounded = self._rounded(operand, f"{operand.name}_{segment}", scale, segment)
+        maker.replace_input_with(0, rounded)
+
+    def _stored(self, value: ir.Value, scale: float, segment: str) -> ir.Value:
+        """INT8 of a value that leaves its segment; zero point 0, as processors pass it on."""
+        parameters = self._parameters(value, scale, np.int8)
+        name = f"{value.name}_int8"
+        quantized = self._writer.quantize(value, parameters, name, dtype=ir.DataType.INT8)
+        self.scales[str(quantized.name)] = scale
+        return self._in(segment, quantized)
+
+    def _restored(self, stored: ir.Value, value: ir.Value, scale: float, segment: str) -> ir.Value:
+        parameters = self._parameters(value, scale, np.int8)
+        name = f"{value.name}_{segment}_restored"
+        return self._in(segment, self._writer.dequantize(stored, parameters, name))
+
+    def _rounded(self, value: ir.Value, name: str, scale: float, segment: str) -> ir.Value:
+        """Q and DQ within a segment, stored as UINT8 with zero point 128 (see the module)."""
+        parameters = self._parameters(value, scale, np.uint8)
+        stored = self._writer.quantize(value, parameters, f"{name}_uint8", dtype=ir.DataType.UINT8)
+        self._in(segment, stored)
+        return self._in(segment, self._writer.dequantize(stored, parameters, name))
+
+    def _in(self, segment: str, value: ir.Value) -> ir.Value:
+        """Put the node that makes a value into a segment."""
+        maker = value.producer()
+        assert maker is not None
+        self.segment_of[str(maker.name)] = segment
+        return value
+
+    def _parameters(
+        self, value: ir.Value, scale: float, stored: type[np.int8 | np.uint8]
+    ) -> tuple[ir.Value, ir.Value]:
+        """Scale and zero point of a value; shared by its Q and DQ nodes."""
+        zero = 128 if stored is np.uint8 else 0
+        return (
+            self._shared(f"{value.name}_scale", np.array(scale, np.float32)),
+            self._shared(f"zero_{np.dtype(stored).name}", np.array(zero, stored)),
+        )
+
+    def _shared(self, name: str, array: np.ndarray) -> ir.Value:
+        if name not in self._parameter_values:
+            self._parameter_values[name] = self._writer.constant(name, array)
+        return self._parameter_values[name]
+
+    def _require(self, node: ir.Node, value: ir.Value) -> None:
+        if str(value.name) not in self.amax:
+            raise BuildError(
+                f"Tensor {value.name!r}, read by node {node.name!r} ({node.op_type}), has no range "
+                "in the calibration table; INT8 without ranges is refused: calibrate again on "
+                "this model."
+            )
+
+    def _read_in_int8(self, value: ir.Value, node: ir.Node, index: int) -> None:
+        uses = self._uses.setdefault(value, [])
+        if (node, index) not in uses:
+            uses.append((node, index))
+
+    def _dequantized(
+        self,
+        node: ir.Node,
+        index: int | None,
+        stored: np.ndarray,
+        scale: np.ndarray,
+        axis: int | None,
+    ) -> None:
+        """Replace a constant operand by integers and their DQ."""
+        assert index is not None
+        source = node.inputs[index]
+        assert source is not None
+        parameters = [
+            self._writer.constant(f"{source.name}_scale", scale),
+            self._writer.constant(f"{source.name}_zero", np.zeros(scale.shape, stored.dtype)),
+        ]
+        integers = self._writer.constant(f"{source.name}_int{8 * stored.itemsize}", stored)
+        restored = self._writer.dequantize(
+            integers, parameters, f"{source.name}_dequantized", axis=axis
+        )
+        node.replace_input_with(index, self._in(self.segment_of[str(node.name)], restored))
+        if not source.uses() and not source.is_graph_output():
+            self.graph.initializers.pop(str(source.name), None)
+
+
+def is_activation(value: ir.Value) -> bool:
+    """Whether a value is computed in float32: what INT8 gives a range."""
+    return value.const_value is None and value.dtype == ir.DataType.FLOAT
+
+
+def _holds_mask(value: ir.Value) -> bool:
+    if value.const_value is None or value.dtype != ir.DataType.FLOAT:
+        return False
+    return bool((np.abs(value.const_value.numpy()) > MASK).any())
+
+
+def weight_axis(node: ir.Node, row: QuantizedOp, weight: np.ndarray) -> int | None:
+    """The output-channel axis of a node's weight; None for a batch of matrices (one scale)."""
+    if node.op_type == "MatMul" and weight.ndim > 2:
+        return None
+    if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) != 0:
+        return 0
+    return row.weight_axis
+
+
+def _used(value: ir.Value) -> bool:
+    return bool(value.uses()) or value.is_graph_output()

@@ -1,0 +1,1 @@
+"""Calibration data -> activation ranges -> a calibration table."""

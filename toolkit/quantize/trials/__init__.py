@@ -1,0 +1,1 @@
+"""INT8 tried without a build: trial graphs, metrics, accuracy budgets."""

@@ -1,0 +1,236 @@
+"""What INT8 costs at the outputs: figures of merit for trials, by name.
+
+A metric gives one number for a choice of ranges and of nodes that stay in floating point; larger is
+better. Those of the outputs compare with the float model and need no labels:
+
+    signal_o = sum |y_o|^2,  noise_o = sum |y_o' - y_o|^2   over all validation samples
+    sqnr     = min over o of  10 log10(signal_o / noise_o)  dB
+    cosine   = min over o of  sum y_o y_o' / sqrt(sum |y_o|^2 sum |y_o'|^2)
+
+`map50` is what a detector finds in pictures whose truth is known, in points of 0 to 100.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from calibration.errors import CalibrationError
+from calibration.trials import ALL, Assignment, Which
+from pipelines.config import ModelConfig
+from toolkit.graph.node_view import view
+from toolkit.quantize.quantize import int8_nodes
+from toolkit.quantize.trials.score import HeldOut, score
+from toolkit.quantize.trials.trial import TrialModel
+
+Sample = Mapping[str, NDArray[Any]]
+Measure = Callable[[Assignment, frozenset[str]], float]
+"""Ranges and the nodes kept in floating point -> figure of merit."""
+AsJudged = Callable[[Assignment, int], Assignment]
+"""The ranges that sample number n is judged with, where an assignment is asked for."""
+Outputs = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Material:
+    """What metrics may measure on.
+
+    `samples`: network inputs that were not used for the candidates. `detector` with `held_out`:
+    how to read the outputs, and pictures with their truth. `exact`: what the outputs of each
+    sample are compared with, None: those of the trial's own model in floating point.
+    """
+
+    trial: TrialModel
+    samples: Sequence[Sample]
+    detector: ModelConfig | None = None
+    held_out: HeldOut | None = None
+    exact: Sequence[Outputs] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A row of METRICS. `float_value` is what the float model has, None: to be measured."""
+
+    name: str
+    unit: str
+    summary: str
+    build: Callable[[Material], Measure]
+    float_value: float | None = None
+
+
+class OutputNoise:
+    """The difference that INT8 makes at the outputs, on fixed samples.
+
+    Holds the float outputs of all samples, as `exact`; a trial runs each sample once. `as_judged`
+    may give a sample other ranges than it was asked for: those of the same methods without it.
+    """
+
+    def __init__(
+        self,
+        trial: TrialModel,
+        samples: Sequence[Sample],
+        exact: Sequence[Outputs] | None = None,
+        as_judged: AsJudged | None = None,
+    ) -> None:
+        """`exact` None: the float outputs of the trial's own model.
+
+        Raises CalibrationError: no samples, or no output is a finite float that is not 0.
+        """
+        if not samples:
+            raise CalibrationError(
+                "there are no validation samples, but at least one is needed to measure INT8: give "
+                "more data"
+            )
+        self._trial = trial
+        self._as_judged = as_judged or _as_asked
+        self._samples = tuple(samples)
+        if exact is None:
+            off = frozenset(trial.nodes)
+            exact = [_floats(trial({}, sample, off)) for sample in self._samples]
+        self.exact = tuple(exact)
+        powers = {name: sum(_power(found[name]) for found in self.exact) for name in self.exact[0]}
+        self._signal = {name: power for name, power in powers.items() if 0.0 < power < math.inf}
+        if not self._signal:
+            raise CalibrationError(
+                f"none of the outputs {', '.join(trial.outputs)} is a finite float other than 0 on "
+                "the validation samples: measure on other data"
+            )
+
+    def errors(self, assignment: Assignment, samples: Which = ALL) -> NDArray[np.float64]:
+        """e_s of `calibration.auto` against the float model for each of `samples`."""
+        return self._errors(assignment, samples, self.exact)
+
+    def own_errors(self, assignment: Assignment, samples: Which = ALL) -> NDArray[np.float64]:
+        """e_s against the model whose weights alone are INT8."""
+        return self._errors(assignment, samples, self._weights_only)
+
+    def of_model(self, trial: TrialModel) -> "OutputNoise":
+        """The same measure, of a changed model against the same float outputs."""
+        return OutputNoise(trial, self._samples, self.exact, self._as_judged)
+
+    @cached_property
+    def _weights_only(self) -> tuple[Outputs, ...]:
+        return tuple(_floats(self._trial({}, sample)) for sample in self._samples)
+
+    def sqnr_db(
+        self, assignment: Assignment, keep_float: frozenset[str], samples: Which = ALL
+    ) -> dict[str, float]:
+        """SQNR by output in dB, over all or some of the samples."""
+        noise = dict.fromkeys(self._signal, 0.0)
+        signal = dict.fromkeys(self._signal, 0.0)
+        for number in self._numbers(samples):
+            ranges = self._as_judged(assignment, number)
+            found = self._trial(ranges, self._samples[number], keep_float)
+            exact = self.exact[number]
+            for name in noise:
+                noise[name] += _power(np.asarray(found[name], np.float64) - exact[name])
+                signal[name] += _power(exact[name])
+        return {name: _decibels(signal[name], noise[name]) for name in noise}
+
+    def _numbers(self, samples: Which) -> list[int]:
+        return [int(number) for number in np.arange(len(self._samples))[samples]]
+
+    def cosine(self, assignment: Assignment, keep_float: frozenset[str]) -> dict[str, float]:
+        """Cosine by output, all samples taken as one vector."""
+        product = dict.fromkeys(self._signal, 0.0)
+        power = dict.fromkeys(self._signal, 0.0)
+        for sample, exact in zip(self._samples, self.exact, strict=True):
+            found = self._trial(assignment, sample, keep_float)
+            for name in product:
+                array = np.asarray(found[name], np.float64)
+                product[name] += float(np.vdot(array, exact[name]))
+                power[name] += _power(array)
+        return {
+            name: product[name] / math.sqrt(power[name] * self._signal[name])
+            if power[name]
+            else 0.0
+            for name in product
+        }
+
+    def _errors(
+        self, assignment: Assignment, samples: Which, references: Sequence[Outputs]
+    ) -> NDArray[np.float64]:
+        numbers = self._numbers(samples)
+        errors = np.zeros(len(numbers))
+        for place, number in enumerate(numbers):
+            found = self._trial(self._as_judged(assignment, number), self._samples[number])
+            for name, signal in self._signal.items():
+                noise = _power(np.asarray(found[name], np.float64) - references[number][name])
+                errors[place] += noise * len(self._samples) / signal
+        return errors
+
+
+def _as_asked(assignment: Assignment, number: int) -> Assignment:
+    return assignment
+
+
+def int8_macs(model: ir.Model) -> dict[str, float]:
+    """Multiplications of each node that can be INT8, by name; 0 where the shapes do not tell."""
+    return {str(node.name): float(view(node).macs or 0) for node, _ in int8_nodes(model)}
+
+
+def _sqnr(material: Material) -> Measure:
+    noise = OutputNoise(material.trial, material.samples, material.exact)
+    return lambda assignment, keep: min(noise.sqnr_db(assignment, keep).values())
+
+
+def _cosine(material: Material) -> Measure:
+    noise = OutputNoise(material.trial, material.samples, material.exact)
+    return lambda assignment, keep: min(noise.cosine(assignment, keep).values())
+
+
+def _map50(material: Material) -> Measure:
+    detector, held_out = material.detector, material.held_out
+    if detector is None or held_out is None:
+        raise CalibrationError(
+            "map50 needs to know how detections are read and what the pictures truly show: give a "
+            "detector's model file with a folder that holds the truth, or take sqnr or cosine"
+        )
+    trial = material.trial
+    (name,) = trial.inputs
+
+    def measure(assignment: Assignment, keep_float: frozenset[str]) -> float:
+        def infer(blob: NDArray[np.float32]) -> Outputs:
+            return trial(assignment, {name: blob}, keep_float)
+
+        return 100.0 * score(infer, detector, held_out, _silent).map50
+
+    return measure
+
+
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        metric.name: metric
+        for metric in (
+            Metric("sqnr", "dB", "signal to noise of the worst output", _sqnr, math.inf),
+            Metric("cosine", "", "cosine of the worst output with the float one", _cosine, 1.0),
+            Metric("map50", "points", "mAP50 on pictures whose truth is known, 0 to 100", _map50),
+        )
+    }
+)
+
+
+def _floats(outputs: Outputs) -> dict[str, NDArray[Any]]:
+    """Indices and flags have no noise that could be measured."""
+    return {name: array for name, array in outputs.items() if array.dtype.kind == "f"}
+
+
+def _power(array: NDArray[Any]) -> float:
+    flat = np.asarray(array, np.float64).reshape(-1)
+    return float(flat @ flat)
+
+
+def _decibels(signal: float, noise: float) -> float:
+    if noise == 0.0:
+        return math.inf
+    return 10.0 * math.log10(signal / noise) if signal else -math.inf
+
+
+def _silent(share: float) -> None:
+    """Report to nobody."""

@@ -1,0 +1,158 @@
+"""A trial model: one session in which INT8 is tried tensor by tensor, without building again.
+
+Every place where `toolkit.quantize.quantize` rounds an activation holds a switch:
+
+    x' = clip(round(x / s), -128, 127) s   where it is on,   x' = x   where it is off,
+
+with s = amax / 127 fed anew. Weights and biases are fed too, each as it is or as the nearest
+numbers of its INT8 or INT32 grid. So any choice of ranges, and of nodes that stay in floating
+point, costs one forward pass. A run computes what onnxruntime computes from the Q/DQ graph of the
+same choice, all in one segment and thus without INT8 boundaries, with its optimizations and the
+packing of weights off.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from calibration.table import scale_of
+from calibration.trials import Assignment
+from toolkit.errors import BuildError
+from toolkit.graph.extract import MAX_IR_VERSION, external_weights
+from toolkit.quantize.trials.trial_graph import TrialGraph
+
+Array = NDArray[Any]
+
+_OPTIONS = (
+    # Q and DQ are computed as they stand: kernels that merge them round in other places.
+    ("session.disable_quant_qdq", "1"),
+    ("session.intra_op.allow_spinning", "0"),
+)
+# Before it every constant was an input as well.
+LEAST_IR_VERSION = 4
+_OFF = np.array(False)
+_ON = np.array(True)
+
+
+class TrialModel:
+    """A model in onnxruntime whose INT8 can be chosen with every run.
+
+    `tensors`: the activations that INT8 quantizes, in the order of the graph. `nodes`: those that
+    compute in INT8. `inputs`: what a sample has to feed. `outputs`: what a run returns.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        *,
+        threads: int | None = None,
+        optimize: bool = True,
+        operands: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    ) -> None:
+        """`optimize` False keeps onnxruntime from rearranging float arithmetic, too.
+
+        `operands`: what nodes read in INT8, as `toolkit.quantize.quantize.quantize` takes it.
+
+        Raises BuildError: onnxruntime cannot load the model.
+        """
+        self.inputs = tuple(str(value.name) for value in model.graph.inputs)
+        self.operands = operands
+        builder = TrialGraph(model.clone(), operands)
+        known = max(model.ir_version, LEAST_IR_VERSION)
+        builder.model.ir_version = min(known, MAX_IR_VERSION)
+        self.tensors = tuple(builder.scales)
+        self.nodes = tuple(builder.nodes)
+        self.outputs = tuple(str(value.name) for value in builder.graph.outputs)
+        self._scales = builder.scales
+        self._switches = tuple(builder.switches)
+        self._weights = tuple(builder.weights)
+        self._weights_fed: dict[str, tuple[bool, float | None]] = {}
+        self._session, self._constants = _open(builder.model, threads, optimize)
+        self._binding = self._session.io_binding()
+        for name in self.outputs:
+            self._binding.bind_output(name, "cpu")
+        self._fed: dict[str, Any] = {}  # a binding does not keep alive what it was given
+
+    def __call__(
+        self,
+        assignment: Assignment,
+        sample: Mapping[str, Array],
+        keep_float: frozenset[str] = frozenset(),
+    ) -> dict[str, Array]:
+        """Run one sample with INT8 as assigned; nodes named in `keep_float` compute in float32.
+
+        Weights are INT8 in every other node, whatever `assignment` says of its activations:
+        `keep_float` with all `nodes` gives the model as it was.
+        """
+        self._feed_switches(assignment, keep_float)
+        self._feed_weights(assignment, keep_float)
+        for name, array in sample.items():
+            self._feed(name, np.ascontiguousarray(array))
+        self._session.run_with_iobinding(self._binding)
+        # Copies: the binding writes the next run into the same memory.
+        arrays = (value.numpy().copy() for value in self._binding.get_outputs())
+        return dict(zip(self.outputs, arrays, strict=True))
+
+    def _feed_switches(self, assignment: Assignment, keep_float: frozenset[str]) -> None:
+        for tensor, name in self._scales.items():
+            amax = assignment.get(tensor)
+            self._feed_if_new(name, np.array(1.0 if amax is None else scale_of(amax), np.float32))
+        on: set[str] = set()
+        for switch in self._switches:
+            if (
+                assignment.get(switch.tensor) is not None
+                and keep_float.isdisjoint(switch.readers)
+                and switch.shared not in on
+            ):
+                on.add(switch.name)
+            self._feed_if_new(switch.name, _ON if switch.name in on else _OFF)
+
+    def _feed_weights(self, assignment: Assignment, keep_float: frozenset[str]) -> None:
+        for weight in self._weights:
+            amax = assignment.get(weight.tensor)
+            quantized = weight.node not in keep_float
+            step = scale_of(amax) if quantized and amax is not None else None
+            if self._weights_fed.get(weight.node) != (quantized, step):
+                self._weights_fed[weight.node] = (quantized, step)
+                for name, array in weight.feeds(quantized, step).items():
+                    self._feed(name, array)
+
+    def _feed_if_new(self, name: str, scalar: Array) -> None:
+        before = self._fed.get(name)
+        if before is None or before[0] != scalar:
+            self._feed(name, scalar)
+
+    def _feed(self, name: str, array: Array) -> None:
+        import onnxruntime as ort
+
+        value = ort.OrtValue.ortvalue_from_numpy(array)
+        self._fed[name] = (array, value)
+        self._binding.bind_ortvalue_input(name, value)
+
+
+def _open(model: ir.Model, threads: int | None, optimize: bool) -> tuple[Any, list[Any]]:
+    """The session, and the constants that must live as long as it."""
+    import onnxruntime as ort
+
+    weights = external_weights(model.graph)
+    # onnxruntime reads some weights in place.
+    constants = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads or 0
+    if not optimize:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    for key, value in _OPTIONS:
+        options.add_session_config_entry(key, value)
+    options.add_external_initializers(list(weights), constants)
+    try:
+        session = ort.InferenceSession(
+            ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as err:  # onnxruntime has a type of its own for every status
+        raise BuildError(f"onnxruntime cannot run the model for INT8 trials: {err}") from err
+    return session, constants
