@@ -24,15 +24,15 @@ from onnx.backend.test.runner import Runner
 
 from toolkit.errors import BuildError, ImportModelError, first_line
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.target import GpuTarget
-from toolkit.graph.extract import lower_segments
+from toolkit.graph.extract import extract_segments
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import MIN_OPSET, OLDEST_OPSET, import_model
 
 Array = np.ndarray[Any, Any]
 Status = Literal["passed", "not covered", "wrong", "error"]
-Run = Callable[[DraftedSegment, Mapping[str, Array]], Mapping[str, Array]]
+Run = Callable[[KernelProgram, Mapping[str, Array]], Mapping[str, Array]]
 """Computes a drafted segment: in Triton's interpreter, or on a GPU."""
 
 KINDS = ("node", "real", "simple", "pytorch-converted", "pytorch-operator")
@@ -125,7 +125,7 @@ class Outcome:
 class Ready:
     """A test as one drafted segment; `feeds` and `expected` of each data set."""
 
-    drafted: DraftedSegment
+    drafted: KernelProgram
     outputs: tuple[str, ...]
     data: tuple[tuple[Mapping[str, Array], tuple[Any, ...]], ...]
 
@@ -200,8 +200,8 @@ def prepare(case: Case, gpu: GpuTarget) -> Ready:
         imported = import_model(path, shapes=open_shapes)
     graph, _ = run_passes(imported.model)
     nodes = {str(node.name): "gpu0" for node in graph.graph}
-    (piece,) = lower_segments(graph, nodes, ["gpu0"])
-    drafted = draft_segment(piece.onnx, piece.weights, gpu=gpu, precision="fp32")
+    (piece,) = extract_segments(graph, nodes, ["gpu0"])
+    drafted = lower_segment(piece.onnx, piece.weights, gpu=gpu, precision="fp32")
     return Ready(drafted, tuple(str(value.name) for value in graph.graph.outputs), data)
 
 

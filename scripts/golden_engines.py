@@ -42,8 +42,8 @@ from toolkit.engine.build import BuildOptions
 from toolkit.engine.target import choose_target
 from toolkit.gpu import segments as gpu_segments
 from toolkit.gpu.compile import GpuSegment
-from toolkit.gpu.ir.launch import KERNELS, Argument, Call, InTensor, InWeights, Work
-from toolkit.gpu.lower import DraftedSegment
+from toolkit.gpu.ir.launch import KERNELS, Argument, InTensor, InWeights, KernelLaunch, TunableOp
+from toolkit.gpu.lower import KernelProgram
 from toolkit.gpu.schedule.tactics import TacticOptions
 from toolkit.gpu.shapes.sizes import Size
 from toolkit.graph.passes import run_passes
@@ -57,8 +57,32 @@ SECONDS = 120.0  # of search: far more than any proof takes, so that a busy mach
 PROCESSES = 2
 
 # New name -> name in the golden file. Empty them when the file is written again.
-RENAMED_KERNELS: Mapping[str, str] = {}
-RENAMED_PARAMETERS: Mapping[str, str] = {}
+RENAMED_KERNELS: Mapping[str, str] = {
+    "row_panel_gemm": "strips",
+    "persistent_gemm": "kept",
+    "persistent_conv": "resident",
+    "conv1x1_nchw": "planes",
+    "conv3d": "volume",
+    "direct_conv": "picture",
+    "conv_upsample_concat": "upscaled",
+    "conv_max_pool": "convolution_pool",
+    "split_k_reduce": "add_parts",
+    "transpose_tiles": "transposing",
+    "space_to_depth": "pixel_blocks",
+    "pool3d": "pool_volume",
+    "fill": "clear",
+    "top_k": "rank",
+}
+RENAMED_PARAMETERS: Mapping[str, str] = {
+    "EPILOGUE": "STEPS",
+    "Z_EPILOGUE": "Z_STEPS",
+    "SPLIT_K": "PARTS",
+    "MMA_WARPS": "LANES",
+    "INT8X4": "WORDS",
+    "SCALARS": "NUMBERS",
+    "scalars": "numbers",
+    "z_scalars": "z_numbers",
+}
 RENAMED_STEPS: Mapping[str, str] = {}
 """Of all strings in constants: steps of endings, kinds of reductions and so on."""
 
@@ -327,7 +351,7 @@ def _planned(case: Case) -> _Planned:
     return _Planned(calibrated, plan, job)
 
 
-def _covered(planned: _Planned) -> tuple[Covered, dict[str, DraftedSegment]]:
+def _covered(planned: _Planned) -> tuple[Covered, dict[str, KernelProgram]]:
     """Steps 6 and 7, up to the compiler; returns the drafts by segment, too."""
     calibrated, plan, job = planned.calibrated, planned.plan, planned.job
     graph = calibrated.prepared.model
@@ -345,15 +369,15 @@ def _covered(planned: _Planned) -> tuple[Covered, dict[str, DraftedSegment]]:
 
 
 @contextmanager
-def _uncompiled() -> Iterator[dict[str, DraftedSegment]]:
+def _uncompiled() -> Iterator[dict[str, KernelProgram]]:
     """Record segments instead of compiling them, by name.
 
     Drafting and cutting take turns inside `cover_segments`, which ends with compiling, so the
     compiler is replaced for the time: it takes minutes, and a host may have none.
     """
-    found: dict[str, DraftedSegment] = {}
+    found: dict[str, KernelProgram] = {}
 
-    def record(name: str, drafted: DraftedSegment, **_: object) -> GpuSegment:
+    def record(name: str, drafted: KernelProgram, **_: object) -> GpuSegment:
         found[name] = drafted
         cuda = Cuda(
             sm=0, kernels=(), works=(), weights="", workspace_bytes=0, inputs=(), outputs=()
@@ -404,7 +428,7 @@ def _model_bytes(data: bytes) -> bytes:
     return onnx.ModelProto.FromString(data).SerializeToString(deterministic=True)
 
 
-def _weights_text(covered: Covered, drafted: Mapping[str, DraftedSegment]) -> object:
+def _weights_text(covered: Covered, drafted: Mapping[str, KernelProgram]) -> object:
     kept = {
         one.name: {
             name: [str(array.dtype), list(array.shape), _sha_array(array)]
@@ -419,7 +443,7 @@ def _sha_array(array: np.ndarray) -> str:
     return _sha_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
-def _places(drafted: DraftedSegment) -> dict[str, int]:
+def _places(drafted: KernelProgram) -> dict[str, int]:
     """Number the allocations by where they occur first."""
     found: dict[str, int] = {}
     views = [*drafted.inputs.values(), *drafted.outputs.values()]
@@ -429,13 +453,13 @@ def _places(drafted: DraftedSegment) -> dict[str, int]:
     return found
 
 
-def _bases(work: Work) -> list[str]:
+def _bases(work: TunableOp) -> list[str]:
     return [
         base for tactic in work.tactics for call in tactic for base in (*call.reads, *call.writes)
     ]
 
 
-def _launches_text(drafted: DraftedSegment, places: Mapping[str, int]) -> object:
+def _launches_text(drafted: KernelProgram, places: Mapping[str, int]) -> object:
     return [
         [
             list(work.nodes),
@@ -445,7 +469,7 @@ def _launches_text(drafted: DraftedSegment, places: Mapping[str, int]) -> object
     ]
 
 
-def _call_text(call: Call, places: Mapping[str, int]) -> object:
+def _call_text(call: KernelLaunch, places: Mapping[str, int]) -> object:
     spec = call.spec
     arguments = [
         [_parameter(name), kind, _argument_text(given, places)]
@@ -458,15 +482,15 @@ def _call_text(call: Call, places: Mapping[str, int]) -> object:
     ]
 
 
-def _kernel(call: Call) -> str:
+def _kernel(call: KernelLaunch) -> str:
     return RENAMED_KERNELS.get(call.spec.kernel, call.spec.kernel)
 
 
-def _constants(call: Call) -> list[tuple[str, str]]:
+def _constants(call: KernelLaunch) -> list[tuple[str, str]]:
     return [(_parameter(name), _value(value)) for name, value in call.spec.constants]
 
 
-def _has_lanes(call: Call) -> bool:
+def _has_lanes(call: KernelLaunch) -> bool:
     return dict(_constants(call)).get("LANES", "0") not in ("0", "False", "None")
 
 
@@ -500,7 +524,7 @@ def _value(value: object) -> str:
     return "None"
 
 
-def _workspace_text(drafted: DraftedSegment, places: Mapping[str, int]) -> object:
+def _workspace_text(drafted: KernelProgram, places: Mapping[str, int]) -> object:
     rows = sorted([places[b], _value(drafted.sizes[b]), at] for b, at in drafted.offsets.items())
     borders = [
         [

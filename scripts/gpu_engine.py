@@ -9,8 +9,8 @@ from device.engine.file import write_engine
 from device.engine.manifest import DimRange, Precision, Provenance
 from device.profile import load_profile
 from toolkit.engine.assemble import assemble
-from toolkit.gpu.segments import GpuSegments, lower_gpu_segments
-from toolkit.graph.extract import lower_segments
+from toolkit.gpu.segments import GpuSegments, compile_gpu_segments
+from toolkit.graph.extract import extract_segments
 from toolkit.graph.passes import run_passes
 from toolkit.graph.segment import PlannedSegment
 from toolkit.importers.onnx import import_model
@@ -29,8 +29,8 @@ def build_on_gpu(
     graph, _ = run_passes(imported.model)
     names = tuple(str(node.name) for node in graph.graph)
     planned = [PlannedSegment("gpu0", "gpu", names)]
-    lowered = lower_segments(graph, dict.fromkeys(names, "gpu0"), ["gpu0"])
-    gpu = lower_gpu_segments(planned, lowered, load_profile(profile), precision, dims=dims)
+    lowered = extract_segments(graph, dict.fromkeys(names, "gpu0"), ["gpu0"])
+    gpu = compile_gpu_segments(planned, lowered, load_profile(profile), precision, dims=dims)
     manifest, entries = assemble(
         graph,
         planned,

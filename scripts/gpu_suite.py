@@ -13,7 +13,7 @@ from device.profile import load_profile
 from device.runtime.session import Session
 from scripts.backend_suite import Array
 from toolkit.gpu.compile import GpuSegment, compile_segment
-from toolkit.gpu.lower import DraftedSegment
+from toolkit.gpu.lower import KernelProgram
 from toolkit.gpu.target import GpuTarget
 
 PROFILE = "h200"
@@ -26,7 +26,7 @@ def target() -> GpuTarget:
     return GpuTarget(gpu.sm, gpu.sm_count.value)
 
 
-def run_compiled(drafted: DraftedSegment, feeds: Mapping[str, Array]) -> dict[str, Array]:
+def run_compiled(drafted: KernelProgram, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """Compile the first tactic of each piece of work, write an engine, and run it as a session.
 
     Raises CompileError, EngineError and SessionError as these do; RuntimeError: no GPU ran it.
@@ -47,7 +47,7 @@ def run_compiled(drafted: DraftedSegment, feeds: Mapping[str, Array]) -> dict[st
             return session.infer({**feeds, **read})
 
 
-def _manifest(drafted: DraftedSegment, found: GpuSegment, feeds: Mapping[str, Array]) -> Manifest:
+def _manifest(drafted: KernelProgram, found: GpuSegment, feeds: Mapping[str, Array]) -> Manifest:
     """Describe an engine of one segment; inputs that nothing reads are the model's still."""
     unread = {name: one for name, one in feeds.items() if name not in drafted.inputs}
     views = {**drafted.inputs, **drafted.outputs}

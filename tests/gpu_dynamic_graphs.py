@@ -278,7 +278,7 @@ PICTURES: dict[str, Callable[[Rng], Case]] = {
         helper.make_node("Resize", ["x", "", "s"], ["y"], name="Resize:y", mode="linear"),
         s=np.array([1, 1, 2, 1.5], np.float32),
     ),
-    "upscaled": lambda _: picture(
+    "conv_upsample_concat": lambda _: picture(
         upscaling("x", "y"), s=np.array([1, 1, 2, 2], np.float32)
     ),
     "blocks of channels as pixels": lambda _: picture(

@@ -9,9 +9,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnx import helper, numpy_helper
 
-from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.target import GpuTarget
-from toolkit.graph.extract import LoweredSegment, lower_segments
+from toolkit.graph.extract import ExtractedSegment, extract_segments
 from toolkit.graph.passes import run_passes
 
 ORIN = GpuTarget(sm=87, sm_count=8)
@@ -47,15 +47,15 @@ class Case:
     def _type(self, name: str) -> int:
         return helper.np_dtype_to_tensor_dtype(np.dtype(self.dtypes.get(name, "float32")))
 
-    def segment(self) -> LoweredSegment:
+    def segment(self) -> ExtractedSegment:
         model, _ = run_passes(ir.from_proto(self.model()))
         names = {str(node.name): "gpu0" for node in model.graph}
-        (piece,) = lower_segments(model, names, ["gpu0"])
+        (piece,) = extract_segments(model, names, ["gpu0"])
         return piece
 
-    def draft(self, precision: str = "fp32", gpu: GpuTarget = ORIN) -> DraftedSegment:
+    def draft(self, precision: str = "fp32", gpu: GpuTarget = ORIN) -> KernelProgram:
         piece = self.segment()
-        return draft_segment(piece.onnx, piece.weights, gpu=gpu, precision=precision)
+        return lower_segment(piece.onnx, piece.weights, gpu=gpu, precision=precision)
 
     def feeds(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return {n: rng.normal(size=s).astype(np.float32) for n, s in self.inputs.items()}

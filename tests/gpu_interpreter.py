@@ -17,8 +17,8 @@ import numpy as np
 from device.engine.cuda_sizes import evaluate
 from toolkit.gpu.codegen.kernel_files import kernel_function
 from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
-from toolkit.gpu.ir.launch import Argument, Call, InTensor, InWeights
-from toolkit.gpu.lower import DraftedSegment
+from toolkit.gpu.ir.launch import Argument, InTensor, InWeights, KernelLaunch
+from toolkit.gpu.lower import KernelProgram
 from toolkit.gpu.shapes.sizes import amount
 
 
@@ -88,7 +88,7 @@ DTYPES = {row.pointer: row.name for row in ELEMENT_TYPES.values() if row.kind !=
 
 
 def run(
-    drafted: DraftedSegment, feeds: Mapping[str, np.ndarray], point: Sequence[int] = ()
+    drafted: KernelProgram, feeds: Mapping[str, np.ndarray], point: Sequence[int] = ()
 ) -> dict[str, np.ndarray]:
     """Run a segment's calls in order on poisoned memory and return its outputs.
 
@@ -112,7 +112,11 @@ def run(
 
 
 def start(
-    call: Call, drafted: DraftedSegment, workspace: int, weights: int, point: Sequence[int] = ()
+    call: KernelLaunch,
+    drafted: KernelProgram,
+    workspace: int,
+    weights: int,
+    point: Sequence[int] = (),
 ) -> None:
     def value(argument: Argument, kind: str) -> object:
         dtype = DTYPES.get(kind.removesuffix(":16"), "")

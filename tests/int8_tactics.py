@@ -9,8 +9,8 @@ import numpy as np
 from gpu_graphs import Case
 
 from device.engine.manifest import DimRange
-from toolkit.gpu.emit.context import Work
-from toolkit.gpu.lower import draft_segment
+from toolkit.gpu.emit.context import TunableOp
+from toolkit.gpu.lower import lower_segment
 from toolkit.gpu.shapes.inference import traces_of, with_steps
 from toolkit.gpu.target import GpuTarget
 
@@ -23,7 +23,7 @@ def check_tactics(case: Case, kernel: str, gpu: GpuTarget) -> list[Mapping[str, 
     truths = int8_reference.run(case.model(), feeds)
     tried = []
 
-    def uses(work: Work) -> list[tuple[object, ...]]:
+    def uses(work: TunableOp) -> list[tuple[object, ...]]:
         return [t for t in work.tactics if any(call.spec.kernel == kernel for call in t)]
 
     for at, work in enumerate(segment.work):
@@ -49,7 +49,7 @@ def check_dynamic(case: Case, kernel: str, gpu: GpuTarget, rng: np.random.Genera
     )
     piece = case.segment()
     traces = traces_of(with_steps([(piece.onnx, piece.weights)], dims))
-    segment = draft_segment(piece.onnx, piece.weights, gpu=gpu, precision="int8", traces=traces)
+    segment = lower_segment(piece.onnx, piece.weights, gpu=gpu, precision="int8", traces=traces)
     assert kernel in [call.spec.kernel for call in segment.calls]
     for point in ((1, 5), (4, 13), tuple(int(rng.integers(d.min, d.max + 1)) for d in dims)):
         sizes = {"batch": point[0], "height": point[1]}

@@ -40,10 +40,12 @@ def test_a_renamed_kernel_or_parameter_changes_nothing(monkeypatch: pytest.Monke
     """The tables give the kept names, so that what has another name now is found the same."""
     (case,) = (case for case in CASES if case.name == "moves agx-thor fp16")
     plain = measure(case)
-    monkeypatch.setattr(golden_engines, "RENAMED_KERNELS", {"pad": "padding"})
+    renamed = dict(golden_engines.RENAMED_KERNELS)
+    monkeypatch.setattr(golden_engines, "RENAMED_KERNELS", renamed | {"pad": "padding"})
     assert "padding" in measure(case).kernels
-    monkeypatch.setattr(golden_engines, "RENAMED_KERNELS", {})
-    monkeypatch.setattr(golden_engines, "RENAMED_PARAMETERS", {"x": "source"})
+    monkeypatch.setattr(golden_engines, "RENAMED_KERNELS", renamed)
+    parameters = golden_engines.RENAMED_PARAMETERS | {"x": "source"}
+    monkeypatch.setattr(golden_engines, "RENAMED_PARAMETERS", parameters)
     names = [line.split(":")[0] for line in differences(plain, measure(case))]
     assert names == ["launches"]
 

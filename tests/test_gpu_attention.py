@@ -9,7 +9,7 @@ import pytest
 from gpu_graphs import Case, node, normal
 
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.lower import DraftedSegment
+from toolkit.gpu.lower import KernelProgram
 from toolkit.gpu.target import GpuTarget
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -71,13 +71,13 @@ HEADS = {
 def test_attention_is_one_kernel(name: str, precision: str, rng: np.random.Generator) -> None:
     case = attention(*HEADS[name])
     assert [
-        one for one in kernels(case, precision) if one not in ("elementwise", "transposing")
+        one for one in kernels(case, precision) if one not in ("elementwise", "transpose_tiles")
     ] == ["attention"]
     check(case, precision, rng)
 
 
 def check_tactics(
-    drafted: DraftedSegment, case: Case, limit: float, rng: np.random.Generator
+    drafted: KernelProgram, case: Case, limit: float, rng: np.random.Generator
 ) -> None:
     feeds = case.feeds(rng)
     truth = case.truth(feeds)["y"]
@@ -157,7 +157,9 @@ def transformer_block(rng: np.random.Generator, tokens: int, heads: int, depth: 
 @PRECISIONS
 def test_a_transformer_block_moves_nothing(precision: str, rng: np.random.Generator) -> None:
     case = transformer_block(rng, 37, 3, 16)
-    inside = [one for one in kernels(case, precision) if one not in ("elementwise", "transposing")]
+    inside = [
+        one for one in kernels(case, precision) if one not in ("elementwise", "transpose_tiles")
+    ]
     assert inside == ["normalize", "matmul", "attention", "matmul"]
     assert len(kernels(case, "fp32")) == 4
     check(case, precision, rng)

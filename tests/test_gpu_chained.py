@@ -11,8 +11,8 @@ from gpu_graphs import Case
 from int8_graphs import Graph
 
 from device.engine.manifest import DimRange
-from toolkit.gpu.ir.launch import Call
-from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.gpu.ir.launch import KernelLaunch
+from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.shapes.inference import traces_of, with_steps
 from toolkit.gpu.target import GpuTarget
 
@@ -63,11 +63,11 @@ def chain_of(
     return graph.case(graph.product("Conv", z, (4, pair.second, 1, 1)), found)
 
 
-def makes_both(call: Call) -> bool:
-    return call.spec.kernel == "kept" and len(call.writes) == 2
+def makes_both(call: KernelLaunch) -> bool:
+    return call.spec.kernel == "persistent_gemm" and len(call.writes) == 2
 
 
-def ways(segment: DraftedSegment) -> list[DraftedSegment]:
+def ways(segment: KernelProgram) -> list[KernelProgram]:
     """The segment once for each way of the pieces of work that one kernel can do."""
     found = []
     for at, work in enumerate(segment.work):
@@ -79,7 +79,7 @@ def ways(segment: DraftedSegment) -> list[DraftedSegment]:
     return found
 
 
-def chained(segment: DraftedSegment) -> list[DraftedSegment]:
+def chained(segment: KernelProgram) -> list[KernelProgram]:
     return [one for one in ways(segment) if any(map(makes_both, one.calls))]
 
 
@@ -112,14 +112,14 @@ def test_every_way_makes_the_same_bits(rng: np.random.Generator) -> None:
     truth = int8_reference.run(case.model(), feeds)
     segments = ways(case.draft("int8", HOPPER))
     assert len(segments) > 2
-    seen: set[Call] = set()
+    seen: set[KernelLaunch] = set()
     for segment in segments:
         if not seen.issuperset(segment.calls):  # each call once
             seen |= set(segment.calls)
             found = gpu_interpreter.run(segment, feeds)
             for name, wanted in truth.items():
                 np.testing.assert_array_equal(found[name], wanted, strict=True)
-    assert {"kept", "strips", "matmul"} <= {call.spec.kernel for call in seen}
+    assert {"persistent_gemm", "row_panel_gemm", "matmul"} <= {call.spec.kernel for call in seen}
 
 
 def test_products_of_matrices_are_chained(rng: np.random.Generator) -> None:
@@ -143,7 +143,7 @@ def test_a_dynamic_batch_has_the_same_bits(rng: np.random.Generator) -> None:
     case = chain_of(rng, Pair(channels=32, filters=160, second=32), "batch", (7, 6))
     piece = case.segment()
     traces = traces_of(with_steps([(piece.onnx, piece.weights)], (BATCH,)))
-    drafted = draft_segment(piece.onnx, piece.weights, gpu=HOPPER, precision="fp32", traces=traces)
+    drafted = lower_segment(piece.onnx, piece.weights, gpu=HOPPER, precision="fp32", traces=traces)
     for segment in chained(drafted):
         for batch in (BATCH.min, BATCH.max):
             feeds = {"x": rng.normal(size=(batch, 32, 7, 6)).astype(np.float32)}

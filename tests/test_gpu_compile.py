@@ -15,11 +15,11 @@ from gpu_graphs import ORIN, Case, convolution, node
 from int8_graphs import Graph
 
 import toolkit.gpu.codegen.compile as compiling
-from toolkit.gpu.codegen.compile import cache_folder, compile_kernels, compile_work, has_compiler
+from toolkit.gpu.codegen.compile import cache_folder, compile_kernels, compile_ops, has_compiler
 from toolkit.gpu.codegen.messages import Compiled
 from toolkit.gpu.compile import GpuSegment, lower_gpu
 from toolkit.gpu.errors import CompileError, NotCoveredError
-from toolkit.gpu.ir.launch import Call, KernelSpec, Work
+from toolkit.gpu.ir.launch import KernelLaunch, KernelSpec, TunableOp
 from toolkit.gpu.target import GpuTarget, sm_limits
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
@@ -187,7 +187,7 @@ def test_pixels_of_int8_fit_in_registers_where_weights_stay(
     weights = (filters, channels, 3, 3)
     y = graph.product("Conv", graph.rounded("x"), weights, bias="int32", pads=[1] * 4)
     segment = graph.case(graph.rounded(graph.add("Relu", y))).draft("int8", gpu)
-    specs = {call.spec for call in segment.calls if call.spec.kernel == "resident"}
+    specs = {call.spec for call in segment.calls if call.spec.kernel == "persistent_conv"}
     (kernel,) = compile_kernels(sorted(specs, key=str), gpu)
     assert kernel is not None
     assert not kernel.spill_bytes
@@ -222,18 +222,18 @@ def slow_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "LONGEST_S", 3.0)
 
 
-def work(node: str, *tactics: tuple[str, ...]) -> Work:
-    def call(kernel: str) -> Call:
+def work(node: str, *tactics: tuple[str, ...]) -> TunableOp:
+    def call(kernel: str) -> KernelLaunch:
         spec = KernelSpec(kernel, (), (("NODE", node),), warps=1, stages=1)
-        return Call(spec, (1, 1, 1), (), (), ())
+        return KernelLaunch(spec, (1, 1, 1), (), (), ())
 
-    return Work((node,), tuple(tuple(call(name) for name in tactic) for tactic in tactics))
+    return TunableOp((node,), tuple(tuple(call(name) for name in tactic) for tactic in tactics))
 
 
 @pytest.mark.usefixtures("slow_compiler")
 def test_a_tactic_that_compiles_for_ever_is_left_out() -> None:
     works = [work("a", ("fast", "slow"), ("fast",), ("other",)), work("b", ("fast",))]
-    kept, compiled = compile_work(works, ORIN)
+    kept, compiled = compile_ops(works, ORIN)
     assert [[[call.spec.kernel for call in t] for t in one.tactics] for one in kept] == [
         [["fast"], ["other"]],
         [["fast"]],
@@ -255,7 +255,7 @@ def test_a_compiler_stopped_as_it_answers_is_not_asked_again(
     monkeypatch.setattr(compiling, "LONGEST_S", 60.0)
     monkeypatch.setattr("toolkit.gpu.codegen.compile.threading.Timer", LastMoment)
     monkeypatch.setattr("toolkit.gpu.codegen.compile.os.cpu_count", lambda: 1)
-    kept, compiled = compile_work([work("a", ("first",)), work("b", ("second",))], ORIN)
+    kept, compiled = compile_ops([work("a", ("first",)), work("b", ("second",))], ORIN)
     assert [len(one.tactics) for one in kept] == [1, 1]
     assert sorted(spec.kernel for spec in compiled) == ["first", "second"]
 
@@ -267,7 +267,7 @@ def test_a_compiler_that_ends_names_the_kernel_it_ended_on(
     monkeypatch.setattr("toolkit.gpu.codegen.compile.os.cpu_count", lambda: 1)
     works = [work(name, (name,)) for name in ("first", "broken", "third", "fourth")]
     with pytest.raises(CompileError, match="ended on kernel broken for sm_87"):
-        compile_work(works, ORIN)
+        compile_ops(works, ORIN)
 
 
 @pytest.mark.usefixtures("slow_compiler")
@@ -282,14 +282,14 @@ def test_a_compiler_that_does_not_start_is_an_error_of_the_build(
 
     monkeypatch.setattr(compiling, "_worker", end)
     with pytest.raises(CompileError, match="the compiler ended on kernel fast for sm_87"):
-        compile_work([work("a", ("fast",))], ORIN)
+        compile_ops([work("a", ("fast",))], ORIN)
 
 
 @pytest.mark.usefixtures("slow_compiler")
 def test_work_that_compiles_for_ever_names_its_nodes() -> None:
     works = [work("a", ("fast",)), work("b", ("slow",)), work("c", ("other",))]
     with pytest.raises(NotCoveredError, match="kernel slow for sm_87 takes longer than 3 s") as e:
-        compile_work(works, ORIN)
+        compile_ops(works, ORIN)
     assert list(e.value.reasons) == ["b"]
 
 
@@ -303,7 +303,7 @@ def test_two_floats_become_bytes_in_one_instruction(sm: int, rng: np.random.Gene
     case = graph.case(graph.product("Conv", graph.rounded("x"), (16, 96, 1, 1)))
     gpu = GpuTarget(sm, 8)
     calls = case.draft("int8", gpu).calls
-    specs = [call.spec for call in calls if call.spec.kernel == "transposing"]
+    specs = [call.spec for call in calls if call.spec.kernel == "transpose_tiles"]
     assert ("y", "*i8:16") in specs[0].signature
     (compiled, *_) = compile_kernels(specs, gpu)
     path = cache_folder().parent / "k.cubin"

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from gpu_graphs import Case, convolution, node, normal
 
-from toolkit.gpu.ir.launch import Work
-from toolkit.gpu.lower import DraftedSegment
-from toolkit.gpu.schedule.tiles import Product, estimate_cycles, product_tiles
+from toolkit.gpu.ir.launch import TunableOp
+from toolkit.gpu.lower import KernelProgram
+from toolkit.gpu.schedule.tiles import GemmShape, estimate_cycles, gemm_tiles
 from toolkit.gpu.target import GpuTarget
 
 # After gpu_interpreter: it tells Triton to interpret before Triton is imported.
@@ -19,11 +19,11 @@ EVERY = GpuTarget(sm=90, sm_count=8, exhaustive=True)
 LIMIT = 1e-5  # FP32: the order of sums
 
 
-def kernels(drafted: DraftedSegment) -> list[str]:
+def kernels(drafted: KernelProgram) -> list[str]:
     return [call.spec.kernel for call in drafted.calls]
 
 
-def check(drafted: DraftedSegment, case: Case, rng: np.random.Generator) -> None:
+def check(drafted: KernelProgram, case: Case, rng: np.random.Generator) -> None:
     feeds = case.feeds(rng)
     found = gpu_interpreter.run(drafted, feeds)
     for name, truth in case.truth(feeds).items():
@@ -48,7 +48,7 @@ def test_few_channels_are_read_from_a_picture_with_a_border(
     shape, filters, taps, attributes = STEMS[name]
     case = convolution(rng, shape, filters, taps, **attributes)
     drafted = case.draft()
-    assert kernels(drafted)[:2] in (["pad", "convolution"], ["pixel_blocks", "convolution"])
+    assert kernels(drafted)[:2] in (["pad", "convolution"], ["space_to_depth", "convolution"])
     check(drafted, case, rng)
 
 
@@ -74,7 +74,7 @@ def test_every_tactic_gives_the_result(name: str, rng: np.random.Generator) -> N
     (at,) = [at for at, work in enumerate(drafted.work) if len(work.tactics) > 1]
     for tactic in drafted.work[at].tactics:
         work = [*drafted.work]
-        work[at] = Work(work[at].nodes, (tactic,))
+        work[at] = TunableOp(work[at].nodes, (tactic,))
         check(replace(drafted, work=tuple(work)), case, rng)
 
 
@@ -104,14 +104,14 @@ def test_sums_in_parts_are_the_convolution(name: str, rng: np.random.Generator) 
     case = replace(plain, weights={**plain.weights, "s": np.array(0.7, np.float32)})
     drafted = case.draft(gpu=EVERY)
     (at,) = [at for at, work in enumerate(drafted.work) if len(work.tactics) > 1]
-    in_parts = [tactic for tactic in drafted.work[at].tactics if len(tactic) == 2]
-    counts = {dict(tactic[0].spec.constants)["PARTS"] for tactic in in_parts}
+    split_k = [tactic for tactic in drafted.work[at].tactics if len(tactic) == 2]
+    counts = {dict(tactic[0].spec.constants)["SPLIT_K"] for tactic in split_k}
     assert len(counts) > 1
-    for tactic in in_parts:
-        assert [call.spec.kernel for call in tactic] == ["convolution", "add_parts"]
-        assert tactic[0].grid[2] == dict(tactic[0].spec.constants)["PARTS"]
+    for tactic in split_k:
+        assert [call.spec.kernel for call in tactic] == ["convolution", "split_k_reduce"]
+        assert tactic[0].grid[2] == dict(tactic[0].spec.constants)["SPLIT_K"]
         work = [*drafted.work]
-        work[at] = Work(work[at].nodes, (tactic,))
+        work[at] = TunableOp(work[at].nodes, (tactic,))
         check(replace(drafted, work=tuple(work)), case, rng)
 
 
@@ -123,7 +123,7 @@ def test_an_average_over_many_pixels_is_made_in_parts(batch: int, rng: np.random
     (at,) = [at for at, work in enumerate(drafted.work) if len(work.tactics) > 1]
     for tactic in drafted.work[at].tactics:  # at once, too
         work = [*drafted.work]
-        work[at] = Work(work[at].nodes, (tactic,))
+        work[at] = TunableOp(work[at].nodes, (tactic,))
         check(replace(drafted, work=tuple(work)), case, rng)
 
 
@@ -142,8 +142,8 @@ def test_tiles_fit_the_gpu_and_the_first_is_the_fastest_by_estimate(
         for _ in range(40):
             rows, columns, depth = (int(2 ** rng.uniform(0, top)) for top in (18, 11, 13))
             item = int(rng.choice([1, 2, 4]))
-            product = Product(rows, columns, depth, depth, item, 2 * item)
-            tiles = product_tiles(product, gpu)
+            product = GemmShape(rows, columns, depth, depth, item, 2 * item)
+            tiles = gemm_tiles(product, gpu)
             assert tiles
             for tile in tiles:
                 operands = (tile.rows + tile.columns) * tile.depth * item * tile.stages
@@ -151,19 +151,19 @@ def test_tiles_fit_the_gpu_and_the_first_is_the_fastest_by_estimate(
                 assert tile.rows * tile.columns <= 128 * 32 * tile.warps
             times = [estimate_cycles(product, tile, gpu) for tile in tiles]
             assert times == sorted(times)
-            carried = product_tiles(product, GpuTarget(sm, count))
+            carried = gemm_tiles(product, GpuTarget(sm, count))
             assert carried == tiles[: len(carried)]
 
 
 def test_parts_share_a_depth_where_blocks_are_few(rng: np.random.Generator) -> None:
     gpu = GpuTarget(sm=90, sm_count=132)
-    deep, flat = Product(49, 512, 4608, 512, 2, 2), Product(50176, 64, 576, 64, 2, 2)
-    assert product_tiles(deep, gpu, in_parts=True)[0].parts > 1
-    assert all(tile.parts == 1 for tile in product_tiles(flat, gpu, in_parts=True))
+    deep, flat = GemmShape(49, 512, 4608, 512, 2, 2), GemmShape(50176, 64, 576, 64, 2, 2)
+    assert gemm_tiles(deep, gpu, split_k=True)[0].parts > 1
+    assert all(tile.parts == 1 for tile in gemm_tiles(flat, gpu, split_k=True))
     for _ in range(100):
         rows, columns, depth = (int(2 ** rng.uniform(0, top)) for top in (14, 11, 14))
-        product = Product(rows, columns, depth, depth, int(rng.choice([1, 2])), 2)
-        tiles = product_tiles(product, gpu, in_parts=True)
+        product = GemmShape(rows, columns, depth, depth, int(rng.choice([1, 2])), 2)
+        tiles = gemm_tiles(product, gpu, split_k=True)
         assert any(tile.parts == 1 for tile in tiles)
         for tile in tiles:
             steps = -(-depth // tile.depth)

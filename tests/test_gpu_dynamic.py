@@ -30,9 +30,9 @@ from scripts.gpu_engine import build_on_gpu, relative_error
 from toolkit.gpu.codegen.compile import compile_kernels
 from toolkit.gpu.codegen.kernel_files import kernel_function
 from toolkit.gpu.emit import table
-from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.shapes.inference import in_steps, traces_of, with_steps
 from toolkit.gpu.target import GpuTarget
@@ -52,10 +52,10 @@ ROWS = (BATCH, TOKENS)
 
 def draft(
     case: Case, dims: Sequence[DimRange], precision: str = "fp32"
-) -> tuple[DraftedSegment, tuple[DimRange, ...]]:
+) -> tuple[KernelProgram, tuple[DimRange, ...]]:
     piece = case.segment()
     stepped = with_steps([(piece.onnx, piece.weights)], dims)
-    drafted = draft_segment(
+    drafted = lower_segment(
         piece.onnx, piece.weights, gpu=ORIN, precision=precision, traces=traces_of(stepped)
     )
     return drafted, stepped
@@ -136,21 +136,21 @@ def test_memory_is_planned_for_the_largest_sizes(rng: Rng) -> None:
     assert drafted.workspace_bytes < 2 * largest + 512
 
 
-Emitter = Callable[[Draft, Group], None]
+Emitter = Callable[[LoweringContext, Group], None]
 
 
 def losing(how: Callable[[int], int]) -> Emitter:
     """A kernel that is told of sizes in a way that may lose their formulas."""
 
-    def emit(draft: Draft, group: Group) -> None:
+    def emit(draft: LoweringContext, group: Group) -> None:
         view = draft.read(group.root_operation.inputs[0])
         y = draft.make(group.result)
         elements = how(y.shape[0]) * 8 * y.shape[2] * y.shape[3]
-        call = draft.make_call(
+        call = draft.make_launch(
             "elementwise",
             (elements, 1, 1),
             {"x0": view, "x1": None, "x2": None, "x3": None, "y": y, "elements": elements},
-            {"BLOCK": 1, "STEPS": ()},
+            {"BLOCK": 1, "EPILOGUE": ()},
             writes=(y,),
         )
         draft.add(group.nodes, (call,))

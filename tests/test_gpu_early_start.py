@@ -27,7 +27,7 @@ from toolkit.gpu.ir.launch import KernelSpec
 from toolkit.gpu.target import GpuTarget
 
 SHAPE = (2, 8, 12, 12)
-QUICK = ("convolution", "matmul", "transposing")
+QUICK = ("convolution", "matmul", "transpose_tiles")
 WAIT = "ACQBULK"  # griddepcontrol.wait in SASS
 # CUDA Binary Utilities, "Instruction Set Reference": what reads or writes memory that others see.
 MEMORY = re.compile(r"(LDG|STG|LDGSTS|LD|ST|ATOM|ATOMG|RED|REDG|UBLKCP|UTMA\w*|CCTL)\b")

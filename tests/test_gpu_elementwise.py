@@ -346,13 +346,13 @@ FUSED = {
         node("Add", "w c", "y"),
     ],
 }
-NUMBERS = {"zero": 0.0, "half": 0.5, "one": 1.0, "three": 3.0, "six": 6.0, "root": 2**0.5}
+SCALARS = {"zero": 0.0, "half": 0.5, "one": 1.0, "three": 3.0, "six": 6.0, "root": 2**0.5}
 
 
 @pytest.mark.parametrize("name", FUSED)
 def test_a_chain_is_one_kernel(name: str, rng: np.random.Generator) -> None:
     read = {one for part in FUSED[name] for one in part.input}
-    weights = {n: np.array(v, np.float32) for n, v in NUMBERS.items() if n in read}
+    weights = {n: np.array(v, np.float32) for n, v in SCALARS.items() if n in read}
     case = Case(FUSED[name], {"x": SHAPE}, weights)
     assert len(case.draft().calls) == 1
     agree(case, {"x": uniform(rng, (-4, 4))})
@@ -361,7 +361,7 @@ def test_a_chain_is_one_kernel(name: str, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("name", FUSED)
 def test_a_chain_ends_a_product(name: str, rng: np.random.Generator) -> None:
     read = {one for part in FUSED[name] for one in part.input}
-    weights = {n: np.array(v, np.float32) for n, v in NUMBERS.items() if n in read}
+    weights = {n: np.array(v, np.float32) for n, v in SCALARS.items() if n in read}
     weights["v"] = normal(rng, 7, 7)
     nodes = [node("MatMul", "u v", "x"), *FUSED[name]]
     case = Case(nodes, {"u": (7, 7)}, weights)

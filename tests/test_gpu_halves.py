@@ -30,7 +30,7 @@ def steps_of(
 ) -> tuple[str, ...]:
     """The steps of the one kernel that a graph of x becomes."""
     (call,) = Case(nodes, {"x": (8, 128)}, {}, opset=20).draft(precision, gpu).calls
-    steps = dict(call.spec.constants)["STEPS"]
+    steps = dict(call.spec.constants)["EPILOGUE"]
     assert isinstance(steps, tuple)
     return tuple(str(step[0]) for step in steps if isinstance(step, tuple))
 
@@ -75,7 +75,7 @@ def silu_of_a_product(rng: np.random.Generator) -> Case:
 
 def test_what_is_rounded_to_int8_has_no_more_digits(rng: np.random.Generator) -> None:
     case = silu_of_a_product(rng)
-    steps = [str(dict(call.spec.constants).get("STEPS")) for call in case.draft("int8").calls]
+    steps = [str(dict(call.spec.constants).get("EPILOGUE")) for call in case.draft("int8").calls]
     found = [one for one in steps if "silu" in one]
     assert found == ["(('silu_half', 0), ('round_int8_by', 1, 0))"]
     old = [str(call.spec.constants) for call in case.draft("int8", XAVIER).calls]

@@ -21,26 +21,26 @@ from int8_graphs import SMALL, Graph, inverted_residual, quantized, residual_blo
 from onnx import TensorProto
 
 from device.engine.manifest import DimRange
-from toolkit.gpu.emit.context import Draft
-from toolkit.gpu.emit.int8_gemm import integer_weights
+from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.int8_gemm import int8_weights
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.network import IntegerConstant, Network, Operation
 from toolkit.gpu.ir.view import View
-from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.shapes.inference import traces_of, with_steps
 from toolkit.gpu.target import GpuTarget
-from toolkit.graph.extract import lower_segments
+from toolkit.graph.extract import extract_segments
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
 XAVIER = GpuTarget(sm=72, sm_count=8)  # where Triton has no products of integers
 
 
-def drafted(case: Case, gpu: GpuTarget = ORIN) -> DraftedSegment:
+def drafted(case: Case, gpu: GpuTarget = ORIN) -> KernelProgram:
     return case.draft("int8", gpu)
 
 
-def check(case: Case, gpu: GpuTarget = ORIN) -> DraftedSegment:
+def check(case: Case, gpu: GpuTarget = ORIN) -> KernelProgram:
     """All outputs are the reference's, bit by bit."""
     rng = np.random.default_rng(len(case.nodes))
     feeds = {n: rng.normal(size=s).astype(np.float32) for n, s in case.inputs.items()}
@@ -53,7 +53,7 @@ def check(case: Case, gpu: GpuTarget = ORIN) -> DraftedSegment:
     return segment
 
 
-def stored_types(segment: DraftedSegment) -> set[str]:
+def stored_types(segment: KernelProgram) -> set[str]:
     """Types of what kernels hand to each other: neither inputs nor outputs nor weights.
 
     What one piece of work alone touches is its own, such as sums in parts.
@@ -146,7 +146,7 @@ def test_what_follows_a_convolution_is_part_of_it(name: str, rng: np.random.Gene
     segment = check(graph.case(graph.rounded(ENDINGS[name](graph, sums))))
     kernels = [call.spec.kernel for call in segment.calls]
     assert kernels.count("convolution") == 1
-    assert kernels[kernels.index("convolution") + 1 :] in (["transposing"], [])  # the border
+    assert kernels[kernels.index("convolution") + 1 :] in (["transpose_tiles"], [])  # the border
 
 
 @pytest.mark.parametrize("kind", ["pointwise", "3x3", "depthwise"])
@@ -164,7 +164,7 @@ def test_a_residual_is_read_in_int8(kind: str, rng: np.random.Generator) -> None
     segment = check(case)
     assert stored_types(segment) == {"*i8"}
     assert (
-        sum(call.spec.kernel in ("elementwise", "transposing") for call in segment.calls) <= 3
+        sum(call.spec.kernel in ("elementwise", "transpose_tiles") for call in segment.calls) <= 3
     )  # borders
 
 
@@ -222,7 +222,7 @@ def test_concatenations_lie_on_the_grid_of_their_reader(rng: np.random.Generator
     assert stored_types(segment) == {"*i8"}
     # Both parts are written in place; what is left is the border, and x on the new grid.
     kernels = [call.spec.kernel for call in segment.calls]
-    assert kernels.count("elementwise") + kernels.count("transposing") <= 4
+    assert kernels.count("elementwise") + kernels.count("transpose_tiles") <= 4
 
 
 def test_moves_carry_int8(rng: np.random.Generator) -> None:
@@ -342,10 +342,10 @@ def test_halves_are_rounded_to_even_and_the_rest_is_held(
         np.testing.assert_array_equal(found[name], truth, strict=True)
 
 
-def lowered(model: ir.Model, precision: str = "int8") -> DraftedSegment:
+def lowered(model: ir.Model, precision: str = "int8") -> KernelProgram:
     segment = {str(node.name): "gpu.0" for node in model.graph}
-    (piece,) = lower_segments(model, segment, ["gpu.0"])
-    return draft_segment(piece.onnx, piece.weights, gpu=ORIN, precision=precision)
+    (piece,) = extract_segments(model, segment, ["gpu.0"])
+    return lower_segment(piece.onnx, piece.weights, gpu=ORIN, precision=precision)
 
 
 @pytest.mark.parametrize("block", [residual_block, inverted_residual])
@@ -507,9 +507,9 @@ def test_sums_that_could_leave_int32_are_made_of_floats(depth: int, integers: bo
     operation = Operation("Gemm", "g", ("x", "w"), ("y",), {})
     given = IntegerConstant(np.ones((depth, 1), np.int8), np.ones(1, np.float32), None)
     network = Network((), ("x",), ("y",), {}, {}, {}, {"w": given}, {"x": 1.0})
-    draft = Draft(network, ORIN, "float16")
+    draft = LoweringContext(network, ORIN, "float16")
     draft.views["x"] = View("x", "int8", (1, depth), (depth, 1), scale=1.0)
-    assert (integer_weights(draft, operation, 1, 1, depth) is not None) == integers
+    assert (int8_weights(draft, operation, 1, 1, depth) is not None) == integers
 
 
 @pytest.mark.parametrize("channels", [True, False])
@@ -570,7 +570,7 @@ def check_everywhere(case: Case, dims: tuple[DimRange, ...], rng: np.random.Gene
     """One draft gives the reference's bits at the least, the largest and other sizes."""
     piece = case.segment()
     stepped = with_steps([(piece.onnx, piece.weights)], dims)
-    segment = draft_segment(
+    segment = lower_segment(
         piece.onnx, piece.weights, gpu=ORIN, precision="fp32", traces=traces_of(stepped)
     )
     between = tuple(int(rng.integers(dim.min, dim.max + 1)) for dim in dims)

@@ -31,7 +31,7 @@ def test_convolutions_with_resident_weights_are_exact(name: str, rng: np.random.
     graph = Graph(rng, {"x": shape})
     weights = (filters, shape[1], *taps)
     y = graph.product("Conv", graph.rounded("x"), weights, bias="int32", **attributes)
-    tried = check_tactics(graph.case(graph.rounded(graph.add("Relu", y))), "resident", H200)
+    tried = check_tactics(graph.case(graph.rounded(graph.add("Relu", y))), "persistent_conv", H200)
     assert {sum(one["WIDTHS"]) for one in tried} == {filters}
 
 
@@ -40,7 +40,7 @@ def test_a_residual_meets_resident_weights(rng: np.random.Generator) -> None:
     x = graph.rounded("x")
     c = graph.product("Conv", x, (48, 48, 3, 3), bias="int32", pads=[1, 1, 1, 1])
     total = graph.rounded(graph.add("Relu", graph.add("Add", graph.rounded(c), x)))
-    assert check_tactics(graph.case(total), "resident", H200)
+    assert check_tactics(graph.case(total), "persistent_conv", H200)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_other_convolutions_keep_no_weights(
     weights = (filters, channels // int(attributes.get("group", 1)), 3, 3)
     y = graph.product("Conv", graph.rounded("x"), weights, **attributes)
     case = graph.case(graph.rounded(y))
-    assert check_tactics(case, "resident", GpuTarget(sm, sm_count=3)) == []
+    assert check_tactics(case, "persistent_conv", GpuTarget(sm, sm_count=3)) == []
 
 
 def test_weights_lie_in_the_order_of_the_operand(rng: np.random.Generator) -> None:
@@ -82,4 +82,4 @@ def test_sizes_may_be_dynamic(rng: np.random.Generator) -> None:
         "Conv", graph.rounded("x"), (32, 16, 3, 3), bias="int32", pads=[1, 1, 1, 1], strides=[2, 2]
     )
     case = graph.case(graph.rounded(graph.add("Relu", y)))
-    check_dynamic(case, "resident", H200, rng)
+    check_dynamic(case, "persistent_conv", H200, rng)

@@ -8,7 +8,7 @@ import pytest
 from int8_graphs import Graph
 from int8_tactics import check_dynamic, check_tactics
 
-from toolkit.gpu.emit.depthwise_int8 import tap_words
+from toolkit.gpu.emit.depthwise_int8 import packed_taps
 from toolkit.gpu.target import GpuTarget
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -65,7 +65,7 @@ def test_other_depthwise_convolutions_have_no_words(
 def test_words_of_weights_meet_the_pixels_they_belong_to(rng: np.random.Generator) -> None:
     weights = rng.integers(-127, 128, (3, 2, 5)).astype(np.int8)
     pixels = rng.integers(-128, 128, (3, 16))
-    packed = tap_words(weights, 4)
+    packed = packed_taps(weights, 4)
     assert packed.shape == (2, 4, 2, 3)
     taps = packed.view(np.int8).reshape(2, 4, 2, 3, 4).astype(int)
     for o in range(4):  # the first tap lies o pixels behind a word's first

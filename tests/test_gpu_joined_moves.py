@@ -8,7 +8,7 @@ import pytest
 from gpu_graphs import Case, node, normal
 
 from toolkit.gpu.ir.network import Network, Operation
-from toolkit.gpu.passes.layout_chains import join_moves
+from toolkit.gpu.passes.layout_chains import merge_layout_chains
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -60,7 +60,7 @@ def test_random_chains_move_every_number_to_the_same_place(rng: np.random.Genera
                 now[at : at + 2] = [now[at] * now[at + 1]]
             steps.append(tuple(now))
         before = chain(shape, *steps)
-        after = join_moves(before)
+        after = merge_layout_chains(before)
         rewritten += before.operations != after.operations
         assert after.outputs == before.outputs
         np.testing.assert_array_equal(computed(after), computed(before), strict=True)
@@ -68,7 +68,7 @@ def test_random_chains_move_every_number_to_the_same_place(rng: np.random.Genera
 
 
 def test_heads_joined_to_the_batch_are_never_joined() -> None:
-    found = join_moves(chain((7, 2, 12), (7, 6, 4), "102", (2, 3, 7, 4)))
+    found = merge_layout_chains(chain((7, 2, 12), (7, 6, 4), "102", (2, 3, 7, 4)))
     assert [op.kind for op in found.operations] == ["Reshape", "Transpose", "Reshape"]
     assert found.shapes[found.operations[0].outputs[0]] == (7, 2, 3, 4)
     assert found.operations[1].integers("perm", ()) == (1, 2, 0, 3)
@@ -78,7 +78,7 @@ def test_heads_joined_to_the_batch_are_never_joined() -> None:
 def test_the_end_of_a_chain_names_the_nodes_that_it_took_before() -> None:
     before = chain((7, 2, 12), (7, 6, 4), "102", (2, 3, 7, 4))
     last = replace(before.operations[-1], others=("a", "b"))
-    found = join_moves(replace(before, operations=(*before.operations[:-1], last)))
+    found = merge_layout_chains(replace(before, operations=(*before.operations[:-1], last)))
     assert set(found.operations[-1].nodes) == {"n0", "n1", "n2", "a", "b"}
 
 
@@ -92,7 +92,7 @@ def test_the_end_of_a_chain_names_the_nodes_that_it_took_before() -> None:
 )
 def test_other_chains_stay(steps: tuple[tuple[int, ...] | str, ...]) -> None:
     before = chain((2, 12, 5), *steps)
-    assert join_moves(before).operations == before.operations
+    assert merge_layout_chains(before).operations == before.operations
 
 
 def test_a_tensor_that_others_read_is_made() -> None:
@@ -106,7 +106,7 @@ def test_a_tensor_that_others_read_is_made() -> None:
         {**before.dtypes, "y": "float32"},
         {},
     )
-    assert join_moves(network).operations == network.operations
+    assert merge_layout_chains(network).operations == network.operations
 
 
 def check(case: Case, rng: np.random.Generator, kernels: list[str]) -> None:
@@ -163,7 +163,7 @@ def test_gelu_written_out_is_one_step(
     ]
     case = Case(nodes, {"x": (7, 9)}, weights)
     (call,) = case.draft("fp32").calls
-    assert [step[0] for step in dict(call.spec.constants)["STEPS"]] == ["gelu"]
+    assert [step[0] for step in dict(call.spec.constants)["EPILOGUE"]] == ["gelu"]
     check(case, rng, ["matmul"])
 
 

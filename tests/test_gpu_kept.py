@@ -12,7 +12,7 @@ from test_gpu_chained import BATCH, Pair, chain_of
 from test_gpu_strips import pointwise, tactics_of
 
 from toolkit.gpu.codegen.compile import compile_kernels, has_compiler
-from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.schedule.occupancy import occupancy
 from toolkit.gpu.shapes.inference import traces_of, with_steps
 from toolkit.gpu.target import GpuTarget
@@ -22,7 +22,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 HOPPER = GpuTarget(sm=90, sm_count=1)  # few programs, so that each makes several blocks of rows
 
 
-def assert_bits(case: Case, feeds: dict[str, np.ndarray], segments: list[DraftedSegment]) -> None:
+def assert_bits(case: Case, feeds: dict[str, np.ndarray], segments: list[KernelProgram]) -> None:
     truth = int8_reference.run(case.model(), feeds)
     assert segments
     for segment in segments:
@@ -48,7 +48,7 @@ def test_results_have_the_bits_of_the_formula(
     size = (11 * strides[0], 14 * strides[1] - 1)
     case = pointwise(rng, channels, filters, residual, size, strides, rectified)
     feeds = {"x": rng.normal(size=(2, channels, *size)).astype(np.float32)}
-    assert_bits(case, feeds, tactics_of(case.draft("int8", HOPPER), "kept")[-2:])
+    assert_bits(case, feeds, tactics_of(case.draft("int8", HOPPER), "persistent_gemm")[-2:])
 
 
 @pytest.mark.parametrize("on_grid", [True, False])
@@ -63,8 +63,8 @@ def test_no_words_are_read_of_a_residual_of_real_numbers(
     case = graph.case(graph.product("Conv", graph.rounded(y, np.float32(0.03)), (4, 128, 1, 1)))
     drafted = case.draft("int8", HOPPER)
     work = next(one for one in drafted.work if any(name.startswith("Add") for name in one.nodes))
-    words = [t for t in work.tactics if dict(t[0].spec.constants).get("WORDS")]
-    words += [t for t in work.tactics if t[0].spec.kernel == "kept"]
+    words = [t for t in work.tactics if dict(t[0].spec.constants).get("INT8X4")]
+    words += [t for t in work.tactics if t[0].spec.kernel == "persistent_gemm"]
     assert bool(words) == on_grid
 
 
@@ -72,8 +72,8 @@ def test_a_dynamic_batch_has_the_same_bits(rng: np.random.Generator) -> None:
     case = chain_of(rng, Pair(channels=16, filters=160, second=16), "batch", (7, 6))
     piece = case.segment()
     traces = traces_of(with_steps([(piece.onnx, piece.weights)], (BATCH,)))
-    drafted = draft_segment(piece.onnx, piece.weights, gpu=HOPPER, precision="fp32", traces=traces)
-    segments = tactics_of(drafted, "kept")
+    drafted = lower_segment(piece.onnx, piece.weights, gpu=HOPPER, precision="fp32", traces=traces)
+    segments = tactics_of(drafted, "persistent_gemm")
     assert segments
     for segment in segments[:2]:
         for batch in (BATCH.min, BATCH.max):
@@ -96,7 +96,9 @@ def test_all_programs_run_at_once(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     drafted = chain_of(rng, pair).draft("int8", HOPPER)
-    calls = [t[0] for work in drafted.work for t in work.tactics if t[0].spec.kernel == "kept"]
+    calls = [
+        t[0] for work in drafted.work for t in work.tactics if t[0].spec.kernel == "persistent_gemm"
+    ]
     found = {c.spec: c.grid[0] for c in calls if (len(c.writes) == 2) == both}
     for compiled, programs in zip(compile_kernels([*found], HOPPER), found.values(), strict=True):
         assert compiled is not None

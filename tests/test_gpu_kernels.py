@@ -85,7 +85,7 @@ ENDINGS = {
         node("Sub", "e half", "y"),
     ],
 }
-NUMBERS = {"zero": 0.0, "half": 0.5, "one": 1.0, "root": 2.0**0.5, "six": 0.7}
+SCALARS = {"zero": 0.0, "half": 0.5, "one": 1.0, "root": 2.0**0.5, "six": 0.7}
 
 
 @PRECISIONS
@@ -94,7 +94,7 @@ def test_what_follows_a_convolution_is_part_of_it(
     name: str, precision: str, rng: np.random.Generator
 ) -> None:
     plain = convolution(rng, (1, 6, 5, 5), 10, (3, 3), *ENDINGS[name])
-    numbers = {key: np.float32(value) for key, value in NUMBERS.items()}
+    numbers = {key: np.float32(value) for key, value in SCALARS.items()}
     read = {one for part in ENDINGS[name] for one in part.input}
     weights = {**plain.weights, **{k: np.array(v) for k, v in numbers.items() if k in read}}
     case = Case(plain.nodes, plain.inputs, weights)
@@ -262,7 +262,7 @@ def test_concatenation_of_channels_happens_in_place(
     }
     case = Case(nodes, {"x": (2, 4, 5, 5)}, weights)
     kernels = [call.spec.kernel for call in case.draft(precision).calls]
-    assert kernels.count("transposing") == 1  # the input; the output leaves as it is wanted
+    assert kernels.count("transpose_tiles") == 1  # the input; the output leaves as it is wanted
     check(case, precision, rng)
 
 

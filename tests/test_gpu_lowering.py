@@ -9,7 +9,7 @@ from gpu_graphs import ORIN, Case, node, normal
 from toolkit.gpu.errors import CompileError, NotCoveredError
 from toolkit.gpu.ir.network import MAX_ELEMENTS
 from toolkit.gpu.ir.view import View, channels_last, row_major
-from toolkit.gpu.schedule.tiles import Product, product_tiles
+from toolkit.gpu.schedule.tiles import GemmShape, gemm_tiles
 from toolkit.gpu.target import GpuTarget
 
 
@@ -27,7 +27,7 @@ def test_a_residual_block_is_one_kernel_a_convolution(rng: np.random.Generator) 
     ]
     weights = {"v": normal(rng, 8, 8, 3, 3), "w": normal(rng, 8, 8, 3, 3)}
     case = Case(nodes, {"x": (1, 8, 6, 6)}, weights)
-    borders = "transposing"
+    borders = "transpose_tiles"
     assert kernels(case) == [borders, "convolution", "convolution", borders]
 
 
@@ -39,7 +39,7 @@ def test_a_tensor_that_others_read_too_ends_its_kernel(rng: np.random.Generator)
     ]
     case = Case(nodes, {"x": (1, 8, 6, 6)}, {"w": normal(rng, 8, 8, 1, 1)}, ("y", "z"))
     assert kernels(case).count("matmul") == 1
-    assert kernels(case).count("transposing") == 3  # the border, Sigmoid and Exp
+    assert kernels(case).count("transpose_tiles") == 3  # the border, Sigmoid and Exp
 
 
 def test_a_residual_that_is_not_made_yet_waits_for_its_own_kernel(
@@ -127,7 +127,7 @@ def test_tiles_keep_the_limits_of_every_gpu(sm: int, rng: np.random.Generator) -
     for _ in range(200):
         rows, columns, depth = (int(2 ** rng.uniform(0, 14)) for _ in range(3))
         item_bytes = int(rng.choice([1, 2, 4]))
-        tiles = product_tiles(Product(rows, columns, depth, depth, item_bytes, item_bytes), gpu)
+        tiles = gemm_tiles(GemmShape(rows, columns, depth, depth, item_bytes, item_bytes), gpu)
         assert tiles
         for tile in tiles:
             for side in (tile.rows, tile.columns, tile.depth):

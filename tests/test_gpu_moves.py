@@ -14,7 +14,12 @@ from toolkit.gpu.ir.view import View, like
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-COPIES = {"elementwise", "transposing", "pad", "pixel_blocks"}  # a border may widen its channels
+COPIES = {
+    "elementwise",
+    "transpose_tiles",
+    "pad",
+    "space_to_depth",
+}  # a border may widen its channels
 
 
 def agree(case: Case, feeds: Mapping[str, np.ndarray], precision: str = "fp32") -> None:
@@ -488,7 +493,7 @@ def test_bits_taken_as_another_type(rng: np.random.Generator) -> None:
 def test_changes_of_layout(channels: int, precision: str, rng: np.random.Generator) -> None:
     nodes = [node("Transpose", "x", "t", perm=[0, 2, 3, 1]), node("Neg", "t", "y")]
     case = Case(nodes, {"x": (2, channels, 5, 7)}, {})
-    assert [call.spec.kernel for call in case.draft(precision).calls] == ["transposing"]
+    assert [call.spec.kernel for call in case.draft(precision).calls] == ["transpose_tiles"]
     agree(case, floats(rng, case), precision)
 
 

@@ -17,9 +17,9 @@ from pipelines.config import PreprocessConfig
 from pipelines.stages.preprocess import preprocess
 from scripts.networks import NETWORKS
 from toolkit.gpu.codegen.compile import has_compiler
-from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.target import GpuTarget
-from toolkit.graph.extract import lower_segments
+from toolkit.graph.extract import extract_segments
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.quantize.quantize import calibrated_tensors, quantize
@@ -133,15 +133,15 @@ def passed(model: ir.Model) -> ir.Model:
     return graph
 
 
-def draft(graph: ir.Model, precision: Precision) -> DraftedSegment:
+def draft(graph: ir.Model, precision: Precision) -> KernelProgram:
     """Draft all of a network as one GPU segment; what no kernel computes raises."""
     names = {str(node.name): "gpu0" for node in graph.graph}
     if precision == "int8":
         amax = dict.fromkeys(calibrated_tensors(graph), 4.0)
         quantized = quantize(graph, amax, names, frozenset())
         graph, names = quantized.model, dict(quantized.segment_of)
-    (piece,) = lower_segments(graph, names, ["gpu0"])
-    return draft_segment(piece.onnx, piece.weights, gpu=ORIN, precision=precision)
+    (piece,) = extract_segments(graph, names, ["gpu0"])
+    return lower_segment(piece.onnx, piece.weights, gpu=ORIN, precision=precision)
 
 
 @pytest.mark.parametrize("name", NETWORKS_OF_THE_FIELD)

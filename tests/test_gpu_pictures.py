@@ -9,7 +9,7 @@ import pytest
 from gpu_graphs import Case, convolution, node, normal
 from int8_graphs import Graph
 
-from toolkit.gpu.lower import DraftedSegment
+from toolkit.gpu.lower import KernelProgram
 from toolkit.gpu.target import GpuTarget
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -26,8 +26,10 @@ WINDOWS = {
 }
 
 
-def run_every_tactic(draft: DraftedSegment, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    (at,) = (i for i, one in enumerate(draft.work) if one.tactics[0][0].spec.kernel == "picture")
+def run_every_tactic(draft: KernelProgram, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    (at,) = (
+        i for i, one in enumerate(draft.work) if one.tactics[0][0].spec.kernel == "direct_conv"
+    )
     found = []
     for tactic in draft.work[at].tactics:
         work = [*draft.work]
@@ -77,7 +79,7 @@ def test_what_is_too_much_is_read_otherwise(
 ) -> None:
     case = convolution(rng, shape, filters, taps, strides=[2, 2])
     kernels = {call.spec.kernel for call in case.draft("fp16", HOPPER).calls}
-    assert "picture" not in kernels
+    assert "direct_conv" not in kernels
     assert "convolution" in kernels
 
 
@@ -90,12 +92,12 @@ def test_a_pooling_after_it_keeps_its_kernel(rng: np.random.Generator) -> None:
     ]
     case = Case(nodes, {"x": (1, 3, 21, 21)}, {"w": normal(rng, 64, 3, 3, 3)})
     kernels = {call.spec.kernel for call in case.draft("fp16", HOPPER).calls}
-    assert "convolution_pool" in kernels
-    assert "picture" not in kernels
+    assert "conv_max_pool" in kernels
+    assert "direct_conv" not in kernels
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_only_where_it_was_measured(precision: str, rng: np.random.Generator) -> None:
     case = convolution(rng, (1, 3, 9, 9), 8, (3, 3), strides=[2, 2])
     gpu = HOPPER if precision == "fp32" else GpuTarget(sm=87, sm_count=8)
-    assert "picture" not in {call.spec.kernel for call in case.draft(precision, gpu).calls}
+    assert "direct_conv" not in {call.spec.kernel for call in case.draft(precision, gpu).calls}

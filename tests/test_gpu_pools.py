@@ -113,7 +113,7 @@ def test_maxima_on_one_grid_are_stored_as_they_are(rng: np.random.Generator) -> 
     pooled = graph.add("MaxPool", graph.rounded("x", scale), kernel_shape=(3, 3))
     same = graph.product("Conv", graph.rounded(pooled, scale), (4, 8, 1, 1))
     (pool,) = (c for c in graph.case(same).draft("int8").calls if c.spec.kernel == "max_pool")
-    assert dict(pool.spec.constants)["STEPS"] == ()
+    assert dict(pool.spec.constants)["EPILOGUE"] == ()
 
 
 def test_maxima_that_go_over_another_grid_are_rounded_to_it(rng: np.random.Generator) -> None:
@@ -125,11 +125,11 @@ def test_maxima_that_go_over_another_grid_are_rounded_to_it(rng: np.random.Gener
 
 
 PLACES = {
-    "picture": ((2, 3, 8, 9), (2, 2), {"strides": [2, 2]}),
+    "direct_conv": ((2, 3, 8, 9), (2, 2), {"strides": [2, 2]}),
     "columns first": ((2, 3, 8, 9), (3, 2), {"strides": [2, 2], "storage_order": 1}),
     "overlapping": ((1, 4, 9, 8), (3, 3), {"pads": [1, 1, 1, 1]}),
     "signal": ((2, 3, 12), (3,), {"strides": [2]}),
-    "volume": ((1, 2, 5, 6, 4), (2, 3, 2), {"strides": [1, 2, 2]}),
+    "conv3d": ((1, 2, 5, 6, 4), (2, 3, 2), {"strides": [1, 2, 2]}),
 }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gpu_graphs import Case, node, normal
 
-from toolkit.gpu.ir.launch import Work
+from toolkit.gpu.ir.launch import TunableOp
 from toolkit.gpu.target import GpuTarget
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -69,13 +69,13 @@ def test_a_deep_product_of_few_rows_is_the_same_in_parts(
     case = Case(nodes, {"a": shape, "r": (*shape[:-1], 24)}, weights)
     drafted = case.draft(precision, GpuTarget(sm=90, sm_count=8, exhaustive=True))
     (work,) = [one for one in drafted.work if len(one.tactics) > 1]
-    in_parts = [tactic for tactic in work.tactics if len(tactic) == 2]
-    assert in_parts
+    split_k = [tactic for tactic in work.tactics if len(tactic) == 2]
+    assert split_k
     feeds = case.feeds(rng)
     truth = case.truth(feeds)["y"]
-    for tactic in in_parts:
-        assert [call.spec.kernel for call in tactic] == ["convolution", "add_parts"]
-        chosen = tuple(Work(w.nodes, (tactic,)) if w is work else w for w in drafted.work)
+    for tactic in split_k:
+        assert [call.spec.kernel for call in tactic] == ["convolution", "split_k_reduce"]
+        chosen = tuple(TunableOp(w.nodes, (tactic,)) if w is work else w for w in drafted.work)
         found = gpu_interpreter.run(replace(drafted, work=chosen), feeds)["y"]
         difference = np.linalg.norm(found.astype(np.float64) - truth)
         assert difference < LIMITS[precision] * np.linalg.norm(truth)

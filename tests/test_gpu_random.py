@@ -149,7 +149,7 @@ def add_rectifier(g: Growing, x: str, shape: Shape) -> None:
     g.add(str(g.rng.choice(["Relu", "Sigmoid"])), [x], shape)
 
 
-STEPS = (
+EPILOGUE = (
     add_convolution,
     add_pooling,
     add_two,
@@ -173,7 +173,7 @@ def grown(rng: np.random.Generator) -> Case:
     wanted = rng.integers(5, 13)
     while len(graph.nodes) < wanted:
         x = graph.tensor()
-        STEPS[rng.integers(len(STEPS))](graph, x, graph.shapes[x])
+        EPILOGUE[rng.integers(len(EPILOGUE))](graph, x, graph.shapes[x])
     read = {name for one in graph.nodes for name in one.input}
     made = [name for one in graph.nodes for name in one.output]
     leaving = [name for name in made if name not in read or rng.random() < 0.15]

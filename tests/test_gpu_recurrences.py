@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 LIMITS = {"fp32": 1e-4, "fp16": 1e-2}
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
-STEPS, BATCH, WIDTH, HIDDEN = 5, 3, 6, 8
+EPILOGUE, BATCH, WIDTH, HIDDEN = 5, 3, 6, 8
 
 
 def recurrence(
@@ -21,7 +21,7 @@ def recurrence(
     rng: np.random.Generator,
     given: tuple[str, ...] = ("b",),
     outputs: tuple[str, ...] = ("y", "h", "c"),
-    steps: int = STEPS,
+    steps: int = EPILOGUE,
     **attributes: object,
 ) -> Case:
     """A recurrence with random weights; `given`: which of b, h0, c0 and p it has."""
@@ -88,8 +88,8 @@ def test_outputs_that_are_left_out(outputs: tuple[str, ...], rng: np.random.Gene
 def test_a_step_of_an_lstm_is_a_product_and_few_expressions(rng: np.random.Generator) -> None:
     case = recurrence("LSTM", rng, outputs=("", "h"))
     kernels = [call.spec.kernel for call in case.draft("fp32").calls]
-    assert kernels.count("matmul") == 1 + (STEPS - 1)  # the first step starts from 0
-    assert kernels.count("elementwise") <= 5 * STEPS
+    assert kernels.count("matmul") == 1 + (EPILOGUE - 1)  # the first step starts from 0
+    assert kernels.count("elementwise") <= 5 * EPILOGUE
 
 
 @pytest.mark.parametrize("steps", [LONGEST, LONGEST + 1])

@@ -10,8 +10,8 @@ from gpu_graphs import Case, convolution, node
 from int8_graphs import Graph
 
 from device.engine.manifest import DimRange
-from toolkit.gpu.ir.launch import Work
-from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.gpu.ir.launch import TunableOp
+from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.shapes.inference import traces_of
 from toolkit.gpu.target import GpuTarget
 
@@ -24,11 +24,11 @@ LIMITS = {"fp32": 1e-5, "fp16": 2e-3}
 POOL = {"kernel_shape": [3, 3], "strides": [2, 2]}
 
 
-def kernels(drafted: DraftedSegment) -> list[str]:
+def kernels(drafted: KernelProgram) -> list[str]:
     return [call.spec.kernel for call in drafted.calls]
 
 
-def check(drafted: DraftedSegment, case: Case, limit: float, rng: np.random.Generator) -> None:
+def check(drafted: KernelProgram, case: Case, limit: float, rng: np.random.Generator) -> None:
     feeds = case.feeds(rng)
     found = gpu_interpreter.run(drafted, feeds)
     for name, truth in case.truth(feeds).items():
@@ -65,7 +65,7 @@ def test_stride_2_reads_blocks_of_pixels(
     shape, filters, taps, attributes = STEMS[name]
     case = convolution(rng, shape, filters, taps, strides=[2, 2], **attributes)
     drafted = case.draft(precision)
-    assert kernels(drafted)[:2] == ["pixel_blocks", "convolution"]
+    assert kernels(drafted)[:2] == ["space_to_depth", "convolution"]
     check(drafted, case, LIMITS[precision], rng)
 
 
@@ -82,7 +82,7 @@ def test_others_read_pixels(name: str, rng: np.random.Generator) -> None:
     shape, taps, attributes = OTHERS[name]
     case = convolution(rng, shape, 4, taps, **attributes)
     drafted = case.draft()
-    assert "pixel_blocks" not in kernels(drafted)
+    assert "space_to_depth" not in kernels(drafted)
     check(drafted, case, LIMITS["fp32"], rng)
 
 
@@ -117,13 +117,13 @@ def test_a_first_convolution_takes_the_pooling_after_it(
 ) -> None:
     case = pooled(name, rng)
     drafted = case.draft("fp16", HOPPER)
-    assert kernels(drafted)[:2] == ["pixel_blocks", "convolution_pool"]
+    assert kernels(drafted)[:2] == ["space_to_depth", "conv_max_pool"]
     assert "max_pool" not in kernels(drafted)
     assert {name for work in drafted.work for name in work.nodes} == {n.name for n in case.nodes}
     (at,) = [at for at, call in enumerate(drafted.work) if "conv" in call.tactics[0][0].spec.kernel]
     for tactic in drafted.work[at].tactics:
         work = [*drafted.work]
-        work[at] = Work(work[at].nodes, (tactic,))
+        work[at] = TunableOp(work[at].nodes, (tactic,))
         check(replace(drafted, work=tuple(work)), case, LIMITS["fp16"], rng)
 
 
@@ -142,7 +142,7 @@ def test_pooled_sums_of_int8_are_exact(name: str, gpu: GpuTarget, rng: np.random
     case = graph.case(graph.product("Conv", outer, (4, filters, 1, 1)))
     drafted = case.draft("int8", gpu)
     taken = gpu is HOPPER
-    assert kernels(drafted)[:2] == ["pixel_blocks", "convolution_pool" if taken else "convolution"]
+    assert kernels(drafted)[:2] == ["space_to_depth", "conv_max_pool" if taken else "convolution"]
     assert "max_pool" not in kernels(drafted) if taken else "max_pool" in kernels(drafted)
     feeds = case.feeds(rng)
     found = gpu_interpreter.run(drafted, feeds)
@@ -165,7 +165,7 @@ def test_windows_of_any_place_and_size_are_pooled(rng: np.random.Generator) -> N
         shape, filters = (int(rng.integers(1, 4)), 3, height, width), int(rng.integers(1, 80))
         case = convolution(rng, shape, filters, taps, *after, strides=[2, 2], pads=pads)
         drafted = case.draft("fp16", HOPPER)
-        assert "convolution_pool" in kernels(drafted)
+        assert "conv_max_pool" in kernels(drafted)
         check(drafted, case, LIMITS["fp16"], rng)
 
 
@@ -184,7 +184,7 @@ def test_other_poolings_stay_kernels_of_their_own(name: str, rng: np.random.Gene
     after = (node(between, "c", "r"), node("MaxPool", "r", "y", **window))
     case = convolution(rng, (1, 3, 20, 22), 6, (3, 3), *after, strides=[2, 2])
     drafted = case.draft("fp16", HOPPER)
-    assert {"convolution", "picture"} & set(kernels(drafted))
+    assert {"convolution", "direct_conv"} & set(kernels(drafted))
     assert "max_pool" in kernels(drafted)
     check(drafted, case, LIMITS["fp16"], rng)
 
@@ -219,10 +219,10 @@ def test_a_dynamic_batch_is_pooled_too(rng: np.random.Generator) -> None:
     case = replace(pooled("ResNet", rng), inputs={"x": ("batch", 3, 22, 38)})
     batch = DimRange(name="batch", min=1, opt=2, max=5)
     piece = case.segment()
-    drafted = draft_segment(
+    drafted = lower_segment(
         piece.onnx, piece.weights, gpu=HOPPER, precision="fp16", traces=traces_of([batch])
     )
-    assert "convolution_pool" in kernels(drafted)
+    assert "conv_max_pool" in kernels(drafted)
     for size in (1, 2, 5):
         feeds = {"x": rng.normal(size=(size, 3, 22, 38)).astype(np.float32)}
         found = gpu_interpreter.run(drafted, feeds, (size,))

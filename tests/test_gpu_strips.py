@@ -12,7 +12,7 @@ from int8_graphs import Graph
 
 from device.engine.manifest import DimRange
 from toolkit.gpu.codegen.compile import compile_kernels, has_compiler
-from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.shapes.inference import traces_of, with_steps
 from toolkit.gpu.target import GpuTarget
 
@@ -46,20 +46,20 @@ def pointwise(
     return graph.case(graph.product("Conv", y, (4, filters, 1, 1)))
 
 
-def tactics_of(segment: DraftedSegment, kernel: str) -> list[DraftedSegment]:
+def tactics_of(segment: KernelProgram, kernel: str) -> list[KernelProgram]:
     """The segment once for each tactic of a kernel that leaves sums where lanes have them."""
     found = []
     for at, work in enumerate(segment.work):
         for tactic in work.tactics:
             constants = dict(tactic[0].spec.constants)
-            if tactic[0].spec.kernel == kernel and constants.get("LANES", 1):
+            if tactic[0].spec.kernel == kernel and constants.get("MMA_WARPS", 1):
                 chosen = list(segment.work)
                 chosen[at] = replace(work, tactics=(tactic,))
                 found.append(replace(segment, work=tuple(chosen)))
     return found
 
 
-@pytest.mark.parametrize("kernel", ["strips", "matmul"])
+@pytest.mark.parametrize("kernel", ["row_panel_gemm", "matmul"])
 @pytest.mark.parametrize(
     ("channels", "filters", "residual"),
     [(64, 256, True), (24, 144, False), (96, 130, True), (256, 192, False)],
@@ -97,9 +97,9 @@ def test_which_products_are_made_in_strips(
     case = pointwise(rng, channels, filters, residual, (11, 13))
     found = [
         dict(call.spec.constants)["BLOCK_M"]
-        for segment in tactics_of(case.draft("int8", HOPPER), "strips")
+        for segment in tactics_of(case.draft("int8", HOPPER), "row_panel_gemm")
         for call in segment.calls
-        if call.spec.kernel == "strips"
+        if call.spec.kernel == "row_panel_gemm"
         and (dict(call.spec.constants).get("residual", "") is not None) == residual
     ]
     assert list(dict.fromkeys(found)) == rows
@@ -107,9 +107,9 @@ def test_which_products_are_made_in_strips(
 
 def test_few_rows_or_other_tensor_cores_make_no_strips(rng: np.random.Generator) -> None:
     case = pointwise(rng, 64, 256, True, (11, 13))
-    assert tactics_of(case.draft("int8", HOPPER), "strips")
-    assert not tactics_of(case.draft("int8", GpuTarget(sm=90, sm_count=132)), "strips")
-    assert not tactics_of(case.draft("int8", GpuTarget(sm=87, sm_count=1)), "strips")
+    assert tactics_of(case.draft("int8", HOPPER), "row_panel_gemm")
+    assert not tactics_of(case.draft("int8", GpuTarget(sm=90, sm_count=132)), "row_panel_gemm")
+    assert not tactics_of(case.draft("int8", GpuTarget(sm=87, sm_count=1)), "row_panel_gemm")
 
 
 def test_strips_of_a_dynamic_batch_have_the_same_bits(rng: np.random.Generator) -> None:
@@ -121,8 +121,8 @@ def test_strips_of_a_dynamic_batch_have_the_same_bits(rng: np.random.Generator) 
     case = graph.case(graph.product("Conv", y, (4, 160, 1, 1)))
     piece = case.segment()
     traces = traces_of(with_steps([(piece.onnx, piece.weights)], (BATCH,)))
-    segment = draft_segment(piece.onnx, piece.weights, gpu=HOPPER, precision="fp32", traces=traces)
-    (strips, *_) = tactics_of(segment, "strips")
+    segment = lower_segment(piece.onnx, piece.weights, gpu=HOPPER, precision="fp32", traces=traces)
+    (strips, *_) = tactics_of(segment, "row_panel_gemm")
     for batch in (BATCH.min, BATCH.max):
         feeds = {"x": rng.normal(size=(batch, 32, 7, 6)).astype(np.float32)}
         found = gpu_interpreter.run(strips, feeds, (batch,))
@@ -132,7 +132,7 @@ def test_strips_of_a_dynamic_batch_have_the_same_bits(rng: np.random.Generator) 
 
 @pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
 @pytest.mark.parametrize("residual", [True, False])
-@pytest.mark.parametrize("kernel", ["strips", "matmul"])
+@pytest.mark.parametrize("kernel", ["row_panel_gemm", "matmul"])
 def test_results_do_not_go_through_shared_memory(
     kernel: str,
     residual: bool,
@@ -155,7 +155,7 @@ def test_results_do_not_go_through_shared_memory(
     assert compiled is not None
     block = dict(spec.constants)
     rows, columns, depth = (int(block[f"BLOCK_{name}"]) for name in "MNK")
-    stages = spec.stages if kernel == "strips" else 1
+    stages = spec.stages if kernel == "row_panel_gemm" else 1
     ahead = (rows * residual + 8) * columns * (stages - 1)  # a residual, and 8 bytes a column
     assert compiled.shared_bytes <= (rows + stages * columns) * depth + ahead
     assert not compiled.spill_bytes

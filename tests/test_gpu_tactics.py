@@ -23,7 +23,7 @@ from toolkit.cli.main import tandem
 from toolkit.errors import BuildError
 from toolkit.gpu.codegen.compile import has_compiler
 from toolkit.gpu.compile import GpuSegment, lower_gpu
-from toolkit.gpu.ir.launch import Call, KernelSpec, Work
+from toolkit.gpu.ir.launch import KernelLaunch, KernelSpec, TunableOp
 from toolkit.gpu.report import memory_line, report_lines, report_segment
 from toolkit.gpu.schedule.tactics import TacticOptions, fastest_first, timed_text, times_for
 from toolkit.gpu.schedule.workspace import fit_workspace
@@ -45,20 +45,21 @@ BOARD = GpuFacts(
 SPEC = KernelSpec("matmul", (), (), 4, 1)
 
 
-def call(reads: str, writes: str) -> Call:
-    return Call(SPEC, (1, 1, 1), (), tuple(reads.split()), tuple(writes.split()))
+def call(reads: str, writes: str) -> KernelLaunch:
+    return KernelLaunch(SPEC, (1, 1, 1), (), tuple(reads.split()), tuple(writes.split()))
 
 
-def names(work: Sequence[Work]) -> list[list[str]]:
+def names(work: Sequence[TunableOp]) -> list[list[str]]:
     """What the last call of each tactic is named after: its grid's width."""
     return [[str(tactic[-1].grid[0]) for tactic in one.tactics] for one in work]
 
 
-def numbered(*counts: int) -> tuple[Work, ...]:
+def numbered(*counts: int) -> tuple[TunableOp, ...]:
     """Work with this many tactics each, told apart by their grids."""
     return tuple(
-        Work(
-            (f"n{at}",), tuple((Call(SPEC, (number + 1, 1, 1), (), (), ()),) for number in range(n))
+        TunableOp(
+            (f"n{at}",),
+            tuple((KernelLaunch(SPEC, (number + 1, 1, 1), (), (), ()),) for number in range(n)),
         )
         for at, n in enumerate(counts)
     )
@@ -105,9 +106,9 @@ def test_times_of_other_tactics_are_not_used() -> None:
 
 
 SPLIT = (
-    Work(("first",), ((call("x", "y"),),)),
+    TunableOp(("first",), ((call("x", "y"),),)),
     # One tactic in place, two with scratch of their own.
-    Work(
+    TunableOp(
         ("second",),
         (
             (call("y", "large"), call("large", "z")),
@@ -134,7 +135,7 @@ def test_tactics_whose_scratch_breaks_the_limit_are_left_out(
 
 def test_scratch_that_several_tactics_share_is_left_out_with_all_of_them() -> None:
     shared = tuple((call("x", s), call(s, "y")) for s in ("large", "large", "small"))
-    work = Work(("both",), (*shared, (call("x", "y"),)))
+    work = TunableOp(("both",), (*shared, (call("x", "y"),)))
     fitted = fit_workspace((work,), SIZES, ["x"], ["y"], 512 + 1024)
     assert fitted.work[0].tactics == work.tactics[2:]
 
@@ -156,7 +157,7 @@ def test_tensors_that_live_at_once_share_no_byte(
     sizes: list[int], edges: list[tuple[int, int]]
 ) -> None:
     count = len(sizes)
-    work = tuple(Work((), ((call(f"t{a % count}", f"t{b % count}"),),)) for a, b in edges)
+    work = tuple(TunableOp((), ((call(f"t{a % count}", f"t{b % count}"),),)) for a, b in edges)
     known = {f"t{at}": size for at, size in enumerate(sizes)}
     first, last = f"t{edges[0][0] % count}", f"t{edges[-1][1] % count}"
     fitted = fit_workspace(work, known, [first], [last])

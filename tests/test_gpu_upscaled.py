@@ -10,7 +10,7 @@ import pytest
 from gpu_graphs import Case, node, normal
 from int8_graphs import Graph
 
-from toolkit.gpu.lower import DraftedSegment
+from toolkit.gpu.lower import KernelProgram
 from toolkit.gpu.target import GpuTarget
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -53,12 +53,16 @@ def pyramid(
     return Case(nodes, {"x": (2, channels[0], 3, 5), "z": large}, weights)
 
 
-def kernels(draft: DraftedSegment) -> set[str]:
+def kernels(draft: KernelProgram) -> set[str]:
     return {call.spec.kernel for call in draft.calls}
 
 
-def each_tactic(draft: DraftedSegment) -> list[DraftedSegment]:
-    (at,) = (i for i, one in enumerate(draft.work) if one.tactics[0][0].spec.kernel == "upscaled")
+def each_tactic(draft: KernelProgram) -> list[KernelProgram]:
+    (at,) = (
+        i
+        for i, one in enumerate(draft.work)
+        if one.tactics[0][0].spec.kernel == "conv_upsample_concat"
+    )
     ways = (replace(draft.work[at], tactics=(tactic,)) for tactic in draft.work[at].tactics)
     return [replace(draft, work=(*draft.work[:at], one, *draft.work[at + 1 :])) for one in ways]
 
@@ -100,14 +104,16 @@ def test_what_others_read_is_joined(rng: np.random.Generator) -> None:
     after = (node("Neg", "u", "v"), node("Relu", "c", "y"))
     case = pyramid(rng, after=after)
     draft = Case(case.nodes, case.inputs, case.weights, ("y", "v")).draft("fp16", HOPPER)
-    assert "upscaled" not in kernels(draft)
+    assert "conv_upsample_concat" not in kernels(draft)
 
 
 @pytest.mark.parametrize("channels", [(32, 64), (64, 96)])
 def test_channels_that_are_no_whole_steps_are_joined(
     channels: tuple[int, int], rng: np.random.Generator
 ) -> None:
-    assert "upscaled" not in kernels(pyramid(rng, channels=channels).draft("fp16", HOPPER))
+    assert "conv_upsample_concat" not in kernels(
+        pyramid(rng, channels=channels).draft("fp16", HOPPER)
+    )
 
 
 def test_a_repeated_picture_beside_itself_is_joined(rng: np.random.Generator) -> None:
@@ -115,7 +121,7 @@ def test_a_repeated_picture_beside_itself_is_joined(rng: np.random.Generator) ->
     nodes = [case.nodes[0], node("Concat", "u u", "j", axis=1), *case.nodes[2:]]
     case = replace(case, nodes=nodes, inputs={"x": case.inputs["x"]})
     draft, feeds = case.draft("fp16", HOPPER), case.feeds(rng)
-    assert "upscaled" not in kernels(draft)
+    assert "conv_upsample_concat" not in kernels(draft)
     found, truth = gpu_interpreter.run(draft, feeds)["y"], case.truth(feeds)["y"]
     assert np.linalg.norm(found - truth) < 2e-3 * np.linalg.norm(truth)
 
@@ -128,11 +134,11 @@ def test_two_rows_that_become_four_by_a_scale_that_is_not_two_are_joined(
     inputs = {"x": (2, 64, 2, 5), "z": (2, 128, 4, 10)}
     case = replace(case, inputs=inputs, weights=weights)
     draft, feeds = case.draft("fp16", HOPPER), case.feeds(rng)
-    assert "upscaled" not in kernels(draft)
+    assert "conv_upsample_concat" not in kernels(draft)
     found, truth = gpu_interpreter.run(draft, feeds)["y"], case.truth(feeds)["y"]
     assert np.linalg.norm(found - truth) < 2e-3 * np.linalg.norm(truth)
 
 
 def test_other_coordinates_are_joined(rng: np.random.Generator) -> None:
     case = pyramid(rng, coordinate_transformation_mode="align_corners")
-    assert "upscaled" not in kernels(case.draft("fp16", HOPPER))
+    assert "conv_upsample_concat" not in kernels(case.draft("fp16", HOPPER))

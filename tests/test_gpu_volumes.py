@@ -26,7 +26,7 @@ VOLUMES = {
     "dilated signal": ((1, 8, 41), 16, (3,), {"dilations": [4]}),
     "depthwise signal": ((2, 7, 20), 7, (3,), {"group": 7, "auto_pad": "SAME_LOWER"}),
     "same signal": ((2, 4, 20), 6, (4,), {"strides": [3], "auto_pad": "SAME_UPPER"}),
-    "volume": ((2, 3, 5, 6, 7), 8, (3, 3, 3), {"pads": [1, 1, 1, 1, 1, 1]}),
+    "conv3d": ((2, 3, 5, 6, 7), 8, (3, 3, 3), {"pads": [1, 1, 1, 1, 1, 1]}),
     "uneven volume": (
         (1, 4, 6, 5, 8),
         6,
@@ -47,7 +47,7 @@ def test_convolutions(name: str, precision: str, rng: np.random.Generator) -> No
     }
     nodes = [node("Conv", "x w b", "c", **attributes), node("Relu", "c", "y")]
     case = Case(nodes, {"x": shape}, weights)
-    assert "volume" in [call.spec.kernel for call in case.draft(precision).calls]
+    assert "conv3d" in [call.spec.kernel for call in case.draft(precision).calls]
     check(case, precision, rng)
 
 
@@ -65,7 +65,7 @@ TRANSPOSED = {
     "same lower": ((1, 3, 5, 4), 4, (3, 4), {"strides": [2, 2], "auto_pad": "SAME_LOWER"}),
     "given shape": ((1, 3, 5, 4), 4, (3, 3), {"strides": [2, 2], "output_shape": [10, 9]}),
     "signal": ((2, 3, 9), 4, (5,), {"strides": [3], "pads": [1, 2]}),
-    "volume": ((1, 3, 3, 4, 2), 4, (2, 3, 2), {"strides": [2, 1, 2], "pads": [0, 1, 0, 1, 1, 0]}),
+    "conv3d": ((1, 3, 3, 4, 2), 4, (2, 3, 2), {"strides": [2, 1, 2], "pads": [0, 1, 0, 1, 1, 0]}),
 }
 
 

@@ -16,8 +16,8 @@ import pytest
 from gpu_graphs import ORIN, Case, node, normal
 from int8_graphs import Graph, inverted_residual, quantized, residual_block
 
-from toolkit.gpu.lower import DraftedSegment, draft_segment
-from toolkit.graph.extract import lower_segments
+from toolkit.gpu.lower import KernelProgram, lower_segment
+from toolkit.graph.extract import extract_segments
 from toolkit.graph.passes import run_passes
 from toolkit.quantize.gpu_rounding import operands_on_gpu, tied_on_gpu
 from toolkit.quantize.quantize import calibrated_tensors, quantize, with_operands
@@ -30,19 +30,19 @@ pytest.importorskip("triton", reason="Triton is not installed")
 CLOSE = 2e-2
 
 
-def lowered(model: ir.Model) -> DraftedSegment:
+def lowered(model: ir.Model) -> KernelProgram:
     segment = {str(one.name): "gpu.0" for one in model.graph}
-    (piece,) = lower_segments(model, segment, ["gpu.0"])
-    return draft_segment(piece.onnx, piece.weights, gpu=ORIN, precision="int8")
+    (piece,) = extract_segments(model, segment, ["gpu.0"])
+    return lower_segment(piece.onnx, piece.weights, gpu=ORIN, precision="int8")
 
 
-def kernels(segment: DraftedSegment) -> Counter[str]:
+def kernels(segment: KernelProgram) -> Counter[str]:
     found = Counter(call.spec.kernel for call in segment.calls)
-    found["elementwise"] += found.pop("transposing", 0)
+    found["elementwise"] += found.pop("transpose_tiles", 0)
     return found
 
 
-def check(case: Case, rng: np.random.Generator) -> DraftedSegment:
+def check(case: Case, rng: np.random.Generator) -> KernelProgram:
     """The kernels give what the Q/DQ graph of a GPU says."""
     feeds = case.feeds(rng)
     model = quantized(ir.from_proto(case.model()), feeds, on_gpu=True)
@@ -310,7 +310,9 @@ def test_squeeze_and_excitation_reads_bytes(rng: np.random.Generator) -> None:
     found = read_in_int8(case)
     assert (found["Mul:m"], found["GlobalAveragePool:p"]) == ((1,), (0,))
     scaled = [
-        call for call in check(case, rng).calls if "mul" in str(dict(call.spec.constants)["STEPS"])
+        call
+        for call in check(case, rng).calls
+        if "mul" in str(dict(call.spec.constants)["EPILOGUE"])
     ]
     types = [dict(call.spec.signature) for call in scaled if call.spec.kernel == "elementwise"]
     assert [one["y"].removesuffix(":16") for one in types] == ["*i8"]
@@ -351,7 +353,7 @@ def test_a_tensor_is_rounded_once_for_two_readers(rng: np.random.Generator) -> N
     ]
     segment = graph.case(*ends).draft("int8")
     alone = graph.case(ends[0]).draft("int8")
-    assert kernels(segment)["planes"] == kernels(alone)["planes"] + 1
+    assert kernels(segment)["conv1x1_nchw"] == kernels(alone)["conv1x1_nchw"] + 1
     assert not [call for call in segment.calls if "sigmoid" in str(call.spec.constants)][1:]
 
 
@@ -362,5 +364,5 @@ def test_blocks_that_compute_bytes_are_larger_where_there_are_enough(
     graph = Graph(rng, {"x": (1, 64, side, side), "g": (1, 64, 1, 1)})
     case = graph.case(graph.rounded(graph.add("Mul", graph.rounded("x"), "g")))
     found = [dict(one.spec.constants) for one in case.draft("int8").calls]
-    blocks = [one["BLOCK"] for one in found if "mul" in str(one["STEPS"])]
+    blocks = [one["BLOCK"] for one in found if "mul" in str(one["EPILOGUE"])]
     assert blocks == [elements]

@@ -10,12 +10,14 @@ from model_fixtures import save, small_convnet
 from onnx import TensorProto, helper, numpy_helper
 
 from toolkit.errors import BuildError
-from toolkit.graph.extract import MIN_ENTRY_BYTES, LoweredSegment, lower_segments
+from toolkit.graph.extract import MIN_ENTRY_BYTES, ExtractedSegment, extract_segments
 from toolkit.graph.passes import PASSES, run_passes
 from toolkit.importers.onnx import import_model
 
 
-def run(pieces: tuple[LoweredSegment, ...], feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def run(
+    pieces: tuple[ExtractedSegment, ...], feeds: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     env = dict(feeds)
     for piece in pieces:
         options = ort.SessionOptions()
@@ -45,13 +47,13 @@ def test_any_cut_in_topological_order_gives_the_same_result(
     (expected,) = whole(path, {"x": x})
     for cut in range(1, len(names)):
         segment_of = {name: "a" if i < cut else "b" for i, name in enumerate(names)}
-        env = run(lower_segments(model, segment_of, ["a", "b"]), {"x": x})
+        env = run(extract_segments(model, segment_of, ["a", "b"]), {"x": x})
         np.testing.assert_allclose(env["y"], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_large_weights_leave_the_onnx_bytes(tmp_path: Path, rng: np.random.Generator) -> None:
     model, _ = run_passes(import_model(small_convnet(tmp_path / "m.onnx", rng)).model)
-    (piece,) = lower_segments(model, {str(n.name): "a" for n in model.graph}, ["a"])
+    (piece,) = extract_segments(model, {str(n.name): "a" for n in model.graph}, ["a"])
     assert piece.weights
     assert all(array.nbytes >= MIN_ENTRY_BYTES for array in piece.weights.values())
     inside = onnx.load_model_from_string(piece.onnx).graph.initializer
@@ -67,7 +69,7 @@ def test_lowering_is_deterministic(tmp_path: Path, rng: np.random.Generator) -> 
     results = []
     for _ in range(2):
         model, _ = run_passes(import_model(path).model)
-        (piece,) = lower_segments(model, {str(n.name): "a" for n in model.graph}, ["a"])
+        (piece,) = extract_segments(model, {str(n.name): "a" for n in model.graph}, ["a"])
         results.append(piece.onnx)
     assert results[0] == results[1]
 
@@ -106,7 +108,7 @@ def test_what_a_subgraph_captures_is_an_input_of_its_segment(tmp_path: Path) -> 
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
     model, _ = run_passes(import_model(path).model)
     segment_of = {str(n.name): "b" if n.op_type == "If" else "a" for n in model.graph}
-    pieces = lower_segments(model, segment_of, ["a", "b"])
+    pieces = extract_segments(model, segment_of, ["a", "b"])
     assert "captured" in pieces[1].inputs
     for x in (np.array([1.0, 2.0], np.float32), np.array([-1.0, -2.0], np.float32)):
         np.testing.assert_array_equal(run(pieces, {"x": x})["y"], whole(path, {"x": x})[0])
@@ -120,7 +122,7 @@ def test_a_type_that_cannot_cross_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "m.onnx", nodes, {"x": [2]}, {"y": [2]})
     model, _ = run_passes(import_model(path).model)
     with pytest.raises(BuildError, match="'h' at the border of segment a has BFLOAT16"):
-        lower_segments(model, {"to_bf16": "a", "back": "b"}, ["a", "b"])
+        extract_segments(model, {"to_bf16": "a", "back": "b"}, ["a", "b"])
 
 
 def test_constant_nodes_go_where_they_are_read_first(tmp_path: Path) -> None:
@@ -133,7 +135,7 @@ def test_constant_nodes_go_where_they_are_read_first(tmp_path: Path) -> None:
     path = save(tmp_path / "m.onnx", nodes, {"x": [2]}, {"y": [2]})
     # Without the folding passes, which would make an initializer of it.
     model, _ = run_passes(import_model(path).model, [p for p in PASSES if p.name == "infer-shapes"])
-    pieces = lower_segments(model, {"mul": "a", "add": "b"}, ["a", "b"])
+    pieces = extract_segments(model, {"mul": "a", "add": "b"}, ["a", "b"])
     assert [piece.inputs for piece in pieces] == [("x",), ("m", "k")]
     x = np.array([1.0, 1.0], np.float32)
     np.testing.assert_array_equal(run(pieces, {"x": x})["y"], [4.0, 6.0])

@@ -29,9 +29,9 @@ from toolkit.gpu.codegen.compile import compile_kernels, has_compiler
 from toolkit.gpu.codegen.cuda_source import COMPILERS, CudaCompiler, compile_source, find_compiler
 from toolkit.gpu.emit import plugins as plugins_emit
 from toolkit.gpu.errors import CompileError, NotCoveredError
-from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.shapes.inference import traces_of
-from toolkit.graph.extract import lower_segments
+from toolkit.graph.extract import extract_segments
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.plugins import Kernel, Launch, Node, Plugin, Tensor
@@ -121,12 +121,12 @@ def draft(
     plugins: Sequence[Plugin] = STEREO,
     precision: str = "fp16",
     dims: Sequence[DimRange] = (),
-) -> DraftedSegment:
+) -> KernelProgram:
     graph, _ = run_passes(import_model(model, plugins=plugins, dims=dims).model)
     give_shapes(graph, plugins)
     homes = {str(node.name): "gpu0" for node in graph.graph}
-    (piece,) = lower_segments(graph, homes, ["gpu0"])
-    return draft_segment(
+    (piece,) = extract_segments(graph, homes, ["gpu0"])
+    return lower_segment(
         piece.onnx,
         piece.weights,
         gpu=ORIN,

@@ -13,7 +13,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from toolkit.errors import BuildError
-from toolkit.graph.extract import lower_segments
+from toolkit.graph.extract import extract_segments
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.quantize.quantize import calibrated_tensors, quantize
@@ -249,7 +249,7 @@ def test_what_crosses_to_or_from_the_dla_is_int8(tmp_path: Path, rng: np.random.
         name: "dla0.0" if index < first_gpu else "gpu.0" for index, name in enumerate(nodes)
     }
     quantized = quantize(model, observed_amax(model, x), segment_of, frozenset({"dla0.0"}))
-    dla, gpu = lower_segments(quantized.model, quantized.segment_of, ["dla0.0", "gpu.0"])
+    dla, gpu = extract_segments(quantized.model, quantized.segment_of, ["dla0.0", "gpu.0"])
     assert dla.inputs == ("x",)
     assert set(dla.outputs) == set(gpu.inputs)
     assert all(name in quantized.scales for name in dla.outputs)

@@ -3,4 +3,4 @@
 from device.agent.agent import main
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -23,7 +23,7 @@ from device.engine.manifest import (
 from toolkit.errors import BuildError
 from toolkit.gpu.compile import GpuSegment
 from toolkit.graph.dtypes import IO_DTYPES
-from toolkit.graph.extract import LoweredSegment
+from toolkit.graph.extract import ExtractedSegment
 from toolkit.graph.segment import PlannedSegment
 from toolkit.memory import Lifetime, plan_memory
 
@@ -31,7 +31,7 @@ from toolkit.memory import Lifetime, plan_memory
 def assemble(
     model: ir.Model,
     segments: Sequence[PlannedSegment],
-    lowered: Sequence[LoweredSegment],
+    lowered: Sequence[ExtractedSegment],
     *,
     scales: Mapping[str, float],
     dims: Sequence[DimRange],
@@ -75,14 +75,14 @@ def assemble(
     return manifest, _entries(lowered, kernels)
 
 
-def _implementations(piece: LoweredSegment, gpu: GpuSegment | None) -> tuple[Implementation, ...]:
+def _implementations(piece: ExtractedSegment, gpu: GpuSegment | None) -> tuple[Implementation, ...]:
     portable = Portable(model=_model_entry(piece.name), weights=tuple(piece.weights))
     return (portable,) if gpu is None else (gpu.implementation, portable)
 
 
 def _tensors(
     model: ir.Model,
-    lowered: Sequence[LoweredSegment],
+    lowered: Sequence[ExtractedSegment],
     scales: Mapping[str, float],
     dims: set[str],
 ) -> dict[str, TensorInfo]:
@@ -115,7 +115,7 @@ def _shape(value: ir.Value, dims: set[str]) -> tuple[Dim, ...]:
 
 def _crossings(
     segments: Sequence[PlannedSegment],
-    lowered: Sequence[LoweredSegment],
+    lowered: Sequence[ExtractedSegment],
     sizes: Mapping[str, int | None],
 ) -> tuple[Crossing, ...]:
     processor = {segment.name: segment.processor for segment in segments}
@@ -135,7 +135,7 @@ def _crossings(
 
 
 def _memory(
-    lowered: Sequence[LoweredSegment],
+    lowered: Sequence[ExtractedSegment],
     outputs: Sequence[str],
     sizes: Mapping[str, int | None],
 ) -> MemoryPlan:
@@ -157,7 +157,7 @@ def _model_entry(segment: str) -> str:
 
 
 def _entries(
-    lowered: Sequence[LoweredSegment], cuda: Mapping[str, GpuSegment]
+    lowered: Sequence[ExtractedSegment], cuda: Mapping[str, GpuSegment]
 ) -> dict[str, np.ndarray]:
     entries: dict[str, np.ndarray] = {}
     for piece in lowered:

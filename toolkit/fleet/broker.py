@@ -61,7 +61,14 @@ def start_broker(port: int = 0) -> BrokerProcess:
     """
     chosen = port or free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", "toolkit.fleet.broker", "--port", str(chosen), "--until-stdin-closes"],
+        [
+            sys.executable,
+            "-m",
+            "toolkit.fleet.broker",
+            "--port",
+            str(chosen),
+            "--until-stdin-closes",
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -21,14 +21,14 @@ from device.engine.cuda_manifest import (
 from device.engine.manifest import DimRange, Precision
 from device.runtime.cuda.tactics import tactic_key
 from toolkit.errors import BuildError
-from toolkit.gpu.codegen.compile import Progress, compile_work
+from toolkit.gpu.codegen.compile import Progress, compile_ops
 from toolkit.gpu.codegen.messages import Compiled
 from toolkit.gpu.emit.context import ALIGNMENT
 from toolkit.gpu.ir import launch as calls
-from toolkit.gpu.ir.launch import Call, KernelSpec
+from toolkit.gpu.ir.launch import KernelLaunch, KernelSpec
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View
-from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.schedule.tactics import TacticOptions, fastest_first, timed_text, times_for
 from toolkit.gpu.schedule.workspace import fit_workspace
 from toolkit.gpu.shapes.sizes import amount, most
@@ -68,13 +68,13 @@ def lower_gpu(
     Raises NotCoveredError: a node that no kernel computes, named with the reason; CompileError: a
     kernel does not compile or does not fit the GPU.
     """
-    drafted = draft_segment(segment, weights, gpu=gpu, precision=precision)
+    drafted = lower_segment(segment, weights, gpu=gpu, precision=precision)
     return compile_segment(name, drafted, gpu=gpu, tactics=tactics, on_progress=on_progress)
 
 
 def compile_segment(
     name: str,
-    drafted: DraftedSegment,
+    drafted: KernelProgram,
     *,
     gpu: GpuTarget,
     dims: Sequence[DimRange] = (),
@@ -87,7 +87,7 @@ def compile_segment(
     `cubins.compile.compile_work`, and BuildError: the workspace does not keep its limit.
     """
     tactics = tactics or TacticOptions()
-    work, compiled = compile_work(drafted.work, gpu, on_progress)
+    work, compiled = compile_ops(drafted.work, gpu, on_progress)
     drafted = replace(drafted, work=work)
     notes: tuple[str, ...] = ()
     if tactics.timings is not None:
@@ -106,7 +106,7 @@ def compile_segment(
     return _written(name, drafted, compiled, gpu, notes)
 
 
-def _fitted(drafted: DraftedSegment, limit: int | None) -> DraftedSegment:
+def _fitted(drafted: KernelProgram, limit: int | None) -> KernelProgram:
     """Return the segment with the workspace of the tactics that are left."""
     inputs, outputs = (
         [view.base for view in views.values()] for views in (drafted.inputs, drafted.outputs)
@@ -122,7 +122,7 @@ def _fitted(drafted: DraftedSegment, limit: int | None) -> DraftedSegment:
 
 
 def _keys(
-    drafted: DraftedSegment,
+    drafted: KernelProgram,
     compiled: Mapping[KernelSpec, Compiled],
     gpu: GpuTarget,
     point: Sequence[int],
@@ -141,7 +141,7 @@ def _keys(
 
 def _written(
     name: str,
-    drafted: DraftedSegment,
+    drafted: KernelProgram,
     compiled: Mapping[KernelSpec, Compiled],
     gpu: GpuTarget,
     notes: tuple[str, ...],
@@ -207,13 +207,13 @@ def _launches(
     tactic: calls.Tactic,
     compiled: Mapping[KernelSpec, Compiled],
     index: Mapping[str, int],
-    drafted: DraftedSegment,
+    drafted: KernelProgram,
 ) -> tuple[Launch, ...]:
     return tuple(_launch(call, compiled[call.spec], index, drafted) for call in tactic)
 
 
 def _launch(
-    call: Call, compiled: Compiled, index: Mapping[str, int], drafted: DraftedSegment
+    call: KernelLaunch, compiled: Compiled, index: Mapping[str, int], drafted: KernelProgram
 ) -> Launch:
     in_cuda = call.spec.source is not None and call.spec.source.in_cuda
     given = {n: a for (n, _), a in zip(call.spec.signature, call.arguments, strict=True)}
@@ -225,7 +225,7 @@ def _launch(
     )
 
 
-def _argument(argument: calls.Argument, drafted: DraftedSegment) -> Argument:
+def _argument(argument: calls.Argument, drafted: KernelProgram) -> Argument:
     if isinstance(argument, int):
         return Int32(amount(argument))
     if isinstance(argument, calls.InWeights):
@@ -233,7 +233,7 @@ def _argument(argument: calls.Argument, drafted: DraftedSegment) -> Argument:
     return Workspace(amount(drafted.offsets[argument.base] + argument.offset))
 
 
-def _places(views: Mapping[str, View], drafted: DraftedSegment) -> tuple[Place, ...]:
+def _places(views: Mapping[str, View], drafted: KernelProgram) -> tuple[Place, ...]:
     return tuple(
         Place(
             tensor=name,

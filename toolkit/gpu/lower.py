@@ -22,29 +22,29 @@ from functools import partial
 from device.engine.manifest import Precision
 from toolkit.gpu.emit import concat, elementwise
 from toolkit.gpu.emit.agreement import Difference, find_difference, point_text
-from toolkit.gpu.emit.back_to_back import join_products
-from toolkit.gpu.emit.context import WEIGHTS, Draft
+from toolkit.gpu.emit.back_to_back import fuse_back_to_back
+from toolkit.gpu.emit.context import WEIGHTS, LoweringContext
 from toolkit.gpu.emit.plugins import plugin_emitters
 from toolkit.gpu.emit.table import EMITTERS, Emitter
 from toolkit.gpu.errors import NotCoveredError, not_covered
 from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
 from toolkit.gpu.ir.expressions import is_elementwise
-from toolkit.gpu.ir.launch import Call, Work
+from toolkit.gpu.ir.launch import KernelLaunch, TunableOp
 from toolkit.gpu.ir.network import Array, Network, read_network
 from toolkit.gpu.ir.patterns import apply_rules
 from toolkit.gpu.ir.view import View, row_major
-from toolkit.gpu.passes.composites import RULES
-from toolkit.gpu.passes.concat_split import move_to_parts
-from toolkit.gpu.passes.direct_conv import PICTURE_RULES
+from toolkit.gpu.passes.composites import COMPOSITE_RULES
+from toolkit.gpu.passes.concat_split import push_through_concat
+from toolkit.gpu.passes.direct_conv import DIRECT_CONV_RULES
 from toolkit.gpu.passes.functions import expand_functions
 from toolkit.gpu.passes.fusion import Group, group_operations
-from toolkit.gpu.passes.gemm import PRODUCT_RULES
-from toolkit.gpu.passes.layout import EARLY_RULES, MOVE_RULES
-from toolkit.gpu.passes.layout_chains import join_moves
-from toolkit.gpu.passes.patch_embedding import PATCH_RULES
+from toolkit.gpu.passes.gemm import GEMM_RULES
+from toolkit.gpu.passes.layout import EARLY_LAYOUT_RULES, LAYOUT_RULES
+from toolkit.gpu.passes.layout_chains import merge_layout_chains
+from toolkit.gpu.passes.patch_embedding import PATCH_EMBEDDING_RULES
 from toolkit.gpu.passes.quantized import read_quantized
-from toolkit.gpu.passes.space_to_depth import POOLED_STEM_RULES, STEM_RULES
-from toolkit.gpu.passes.upsample_concat import UPSCALING_RULES
+from toolkit.gpu.passes.space_to_depth import CONV_MAX_POOL_RULES, SPACE_TO_DEPTH_RULES
+from toolkit.gpu.passes.upsample_concat import UPSAMPLE_CONCAT_RULES
 from toolkit.gpu.schedule.workspace import fit_workspace
 from toolkit.gpu.shapes.inference import Trace
 from toolkit.gpu.shapes.sizes import most
@@ -56,7 +56,7 @@ _STORED: dict[Precision, str] = {"fp32": "float32", "fp16": "float16", "int8": "
 
 
 @dataclass(frozen=True, slots=True)
-class DraftedSegment:
+class KernelProgram:
     """A segment before compiling: work in order, where everything lies, packed weights.
 
     `sizes`: bytes of each allocation; `offsets`: bytes from the start of the workspace to it;
@@ -64,7 +64,7 @@ class DraftedSegment:
     sizes may be formulas, and what is planned in bytes is so for the largest ones.
     """
 
-    work: tuple[Work, ...]
+    work: tuple[TunableOp, ...]
     sizes: Mapping[str, int]
     offsets: Mapping[str, int]
     workspace_bytes: int
@@ -75,12 +75,12 @@ class DraftedSegment:
     dynamic: bool = False
 
     @property
-    def calls(self) -> tuple[Call, ...]:
+    def calls(self) -> tuple[KernelLaunch, ...]:
         """What runs where nothing was measured: the first tactic of all work."""
         return tuple(call for work in self.work for call in work.tactics[0])
 
 
-def draft_segment(
+def lower_segment(
     segment: bytes,
     weights: Mapping[str, Array],
     *,
@@ -88,7 +88,7 @@ def draft_segment(
     precision: Precision,
     plugins: Sequence[Plugin] = (),
     traces: Sequence[Trace] = (),
-) -> DraftedSegment:
+) -> KernelProgram:
     """Do all that needs no compiler; raises NotCoveredError, and PluginError of plugins' nodes.
 
     `traces`: points of the dynamic dimensions, the first of which blocks are chosen for. The draft
@@ -112,8 +112,8 @@ def draft_segment(
 
 
 def _drafted_everywhere(
-    draft: Callable[[Trace | None], DraftedSegment], traces: Sequence[Trace]
-) -> DraftedSegment:
+    draft: Callable[[Trace | None], KernelProgram], traces: Sequence[Trace]
+) -> KernelProgram:
     """Draft at every point, and return the first draft if all are the same."""
     first = draft(traces[0] if traces else None)
     for trace in traces[1:]:
@@ -138,34 +138,38 @@ def _drafted(
     gpu: GpuTarget,
     precision: Precision,
     plugins: Sequence[Plugin],
-) -> DraftedSegment:
+) -> KernelProgram:
     emitters = {**EMITTERS, **plugin_emitters(plugins)}
     network = read_network(segment, weights, emitters, trace)
-    network = read_quantized(apply_rules(network, EARLY_RULES))
-    network = join_moves(apply_rules(network, (*RULES, *MOVE_RULES, *PATCH_RULES, *PRODUCT_RULES)))
-    network = move_to_parts(network)
+    network = read_quantized(apply_rules(network, EARLY_LAYOUT_RULES))
+    network = merge_layout_chains(
+        apply_rules(network, (*COMPOSITE_RULES, *LAYOUT_RULES, *PATCH_EMBEDDING_RULES, *GEMM_RULES))
+    )
+    network = push_through_concat(network)
     # Elsewhere operands go through registers too: 254 of 255 on sm_87, and it was not timed there.
-    pooled = gpu.multiplies_from_shared and precision != "fp32"
-    network = apply_rules(network, (*PICTURE_RULES, *UPSCALING_RULES) if pooled else ())
-    network = apply_rules(network, (*STEM_RULES, *(POOLED_STEM_RULES if pooled else ())))
+    pooled = gpu.has_wgmma and precision != "fp32"
+    network = apply_rules(network, (*DIRECT_CONV_RULES, *UPSAMPLE_CONCAT_RULES) if pooled else ())
+    network = apply_rules(
+        network, (*SPACE_TO_DEPTH_RULES, *(CONV_MAX_POOL_RULES if pooled else ()))
+    )
     _check(network, emitters)
     groups = group_operations(network)
-    draft = Draft(network, gpu, _STORED[precision])
+    draft = LoweringContext(network, gpu, _STORED[precision])
     inputs = {name: _border(draft, name, name) for name in network.inputs}
     draft.views.update(inputs)
-    concat.plan_homes(draft, groups)
+    concat.plan_concat_slices(draft, groups)
     _emit(draft, groups, emitters)
     outputs: dict[str, View] = {}
     for name in network.outputs:
         outputs[name] = _output(draft, name, {view.base for view in outputs.values()})
     sizes = {base: most(size) for base, size in draft.allocations.items()}
     fitted = fit_workspace(
-        join_products(draft.work, gpu),
+        fuse_back_to_back(draft.work, gpu),
         sizes,
         [view.base for view in inputs.values()],
         [view.base for view in outputs.values()],
     )
-    return DraftedSegment(
+    return KernelProgram(
         work=fitted.work,
         sizes=sizes,
         offsets=fitted.offsets,
@@ -198,7 +202,7 @@ def _check(network: Network, emitters: Mapping[str, Emitter]) -> None:
         raise not_covered(reasons)
 
 
-def _emit(draft: Draft, groups: Sequence[Group], emitters: Mapping[str, Emitter]) -> None:
+def _emit(draft: LoweringContext, groups: Sequence[Group], emitters: Mapping[str, Emitter]) -> None:
     """Add the work of all groups; raises NotCoveredError for all nodes that have no kernel."""
     reasons: dict[str, str] = {}
     for group in groups:
@@ -215,13 +219,13 @@ def _emit(draft: Draft, groups: Sequence[Group], emitters: Mapping[str, Emitter]
         raise not_covered(reasons)
 
 
-def _border(draft: Draft, base: str, name: str) -> View:
+def _border(draft: LoweringContext, base: str, name: str) -> View:
     """Take memory for a tensor as it enters or leaves: rows first, in its own type."""
     shape = draft.network.shapes[name]
     return draft.allocate(base, draft.network.dtypes[name], shape, row_major(shape))
 
 
-def _output(draft: Draft, name: str, taken: set[str]) -> View:
+def _output(draft: LoweringContext, name: str, taken: set[str]) -> View:
     """Return where an output lies; copies it where the segment must not hand out its memory."""
     view = draft.read(name)
     whole = view.offset == 0 and draft.allocations.get(view.base) == _bytes(view)

@@ -9,11 +9,11 @@ from device.profile import Profile
 from toolkit.gpu.codegen.compile import Progress, has_compiler
 from toolkit.gpu.compile import GpuSegment, compile_segment
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.lower import DraftedSegment, draft_segment
+from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.schedule.tactics import TacticOptions
 from toolkit.gpu.shapes.inference import STEPS, Trace, in_steps, traces_of, with_steps
 from toolkit.gpu.target import GpuTarget
-from toolkit.graph.extract import LoweredSegment
+from toolkit.graph.extract import ExtractedSegment
 from toolkit.graph.segment import PlannedSegment
 from toolkit.plugins import Plugin
 
@@ -33,9 +33,9 @@ class GpuSegments:
     dims: tuple[DimRange, ...] = ()
 
 
-def lower_gpu_segments(
+def compile_gpu_segments(
     planned: Sequence[PlannedSegment],
-    lowered: Sequence[LoweredSegment],
+    lowered: Sequence[ExtractedSegment],
     profile: Profile,
     precision: Precision,
     on_progress: Progress | None = None,
@@ -67,7 +67,7 @@ def lower_gpu_segments(
         )
     tactics = tactics or TacticOptions()
     gpu = GpuTarget(profile.gpu.sm, profile.gpu.sm_count.value, exhaustive=tactics.exhaustive)
-    draft = partial(_draft_all, on_gpu, lowered, gpu=gpu, precision=precision, plugins=plugins)
+    draft = partial(_lower_all, on_gpu, lowered, gpu=gpu, precision=precision, plugins=plugins)
     pairs = [(piece.onnx, piece.weights) for piece in lowered]
     drafts = _with_fewest_refused(draft, with_steps(pairs, dims, plugins) if dims else ())
     if drafts.refused:
@@ -91,29 +91,29 @@ def lower_gpu_segments(
 
 
 @dataclass(frozen=True, slots=True)
-class _Drafts:
+class _Programs:
     """All segments drafted for dynamic dimensions, and nodes without kernels."""
 
     dims: tuple[DimRange, ...]
-    drafted: Mapping[str, DraftedSegment]
+    drafted: Mapping[str, KernelProgram]
     refused: Mapping[str, str]
 
 
-def _draft_all(
-    on_gpu: Sequence[tuple[PlannedSegment, LoweredSegment]],
-    lowered: Sequence[LoweredSegment],
+def _lower_all(
+    on_gpu: Sequence[tuple[PlannedSegment, ExtractedSegment]],
+    lowered: Sequence[ExtractedSegment],
     dims: tuple[DimRange, ...],
     *,
     gpu: GpuTarget,
     precision: Precision,
     plugins: Sequence[Plugin],
-) -> _Drafts:
+) -> _Programs:
     traces = trace_segments(lowered, dims, plugins)
-    drafted: dict[str, DraftedSegment] = {}
+    drafted: dict[str, KernelProgram] = {}
     refused: dict[str, str] = {}
     for segment, piece in on_gpu:
         try:
-            drafted[segment.name] = draft_segment(
+            drafted[segment.name] = lower_segment(
                 piece.onnx,
                 piece.weights,
                 gpu=gpu,
@@ -123,12 +123,12 @@ def _draft_all(
             )
         except NotCoveredError as error:
             refused |= _refused(segment, error)
-    return _Drafts(dims, drafted, refused)
+    return _Programs(dims, drafted, refused)
 
 
 def _with_fewest_refused(
-    draft: Callable[[tuple[DimRange, ...]], _Drafts], dims: tuple[DimRange, ...]
-) -> _Drafts:
+    draft: Callable[[tuple[DimRange, ...]], _Programs], dims: tuple[DimRange, ...]
+) -> _Programs:
     """Draft with the least steps of the dimensions that leave the fewest nodes without kernels.
 
     In steps, what is a half or a quarter of a size is so exactly, which some kernels need.
@@ -164,7 +164,7 @@ def _found(segments: Mapping[str, GpuSegment], dims: Sequence[DimRange]) -> GpuS
 
 
 def trace_segments(
-    lowered: Sequence[LoweredSegment], dims: Sequence[DimRange], plugins: Sequence[Plugin] = ()
+    lowered: Sequence[ExtractedSegment], dims: Sequence[DimRange], plugins: Sequence[Plugin] = ()
 ) -> dict[str, tuple[Trace, ...]]:
     """Return what is known before each segment at the points at which it is drafted.
 

@@ -110,7 +110,7 @@ class GpuTarget:
         return self.sm >= _TANH
 
     @property
-    def multiplies_from_shared(self) -> bool:
+    def has_wgmma(self) -> bool:
         """Whether tensor cores read operands from shared memory (wgmma, of sm_90 alone)."""
         return self.sm == 90
 

@@ -20,7 +20,7 @@ MAX_IR_VERSION = 10
 
 
 @dataclass(frozen=True, slots=True)
-class LoweredSegment:
+class ExtractedSegment:
     """One segment ready for the engine file.
 
     `inputs` and `outputs` are tensor names; `onnx` the segment's model; `weights` its large
@@ -34,9 +34,9 @@ class LoweredSegment:
     weights: Mapping[str, np.ndarray]
 
 
-def lower_segments(
+def extract_segments(
     model: ir.Model, segment_of: Mapping[str, str], names: Sequence[str]
-) -> tuple[LoweredSegment, ...]:
+) -> tuple[ExtractedSegment, ...]:
     """Cut the model (Q/DQ included) along `segment_of`; `names` in running order.
 
     Constant nodes have no place in a plan; they go where they are read first.
@@ -88,7 +88,7 @@ def _lower(
     nodes: list[ir.Node],
     reads: Mapping[ir.Node, list[ir.Value]],
     leaving: set[ir.Value],
-) -> LoweredSegment:
+) -> ExtractedSegment:
     inside = set(nodes)
     inputs: dict[ir.Value, None] = {}
     constants: dict[ir.Value, None] = {}
@@ -116,7 +116,7 @@ def _lower(
         ir_version=min(model.ir_version, MAX_IR_VERSION),
         functions=[function for key, function in model.functions.items() if key in called],
     )
-    return LoweredSegment(
+    return ExtractedSegment(
         name=name,
         inputs=tuple(str(v.name) for v in inputs),
         outputs=tuple(str(v.name) for v in outputs),

@@ -16,9 +16,9 @@ from device.engine.manifest import DimRange, Manifest, NodePlacement, Processor,
 from device.profile import Profile
 from toolkit.gpu.codegen.compile import Progress
 from toolkit.gpu.schedule.tactics import TacticOptions
-from toolkit.gpu.segments import GpuSegments, lower_gpu_segments
+from toolkit.gpu.segments import GpuSegments, compile_gpu_segments
 from toolkit.gpu.shapes.inference import traces_of
-from toolkit.graph.extract import LoweredSegment, lower_segments
+from toolkit.graph.extract import ExtractedSegment, extract_segments
 from toolkit.graph.node_view import NodeView, views
 from toolkit.graph.segment import PlannedSegment
 from toolkit.partition.costs.bytes import tensor_bytes
@@ -57,7 +57,7 @@ class Covered:
 
     quantized: QuantizedModel
     pieces: tuple[Piece, ...]
-    lowered: tuple[LoweredSegment, ...]
+    lowered: tuple[ExtractedSegment, ...]
     gpu: GpuSegments
 
 
@@ -87,8 +87,8 @@ def cover_segments(
         segments = [piece.segment for piece in pieces]
         quantized = quantizer({node: s.name for s in segments for node in s.nodes})
         names = [segment.name for segment in segments]
-        lowered = lower_segments(quantized.model, quantized.segment_of, names)
-        gpu = lower_gpu_segments(
+        lowered = extract_segments(quantized.model, quantized.segment_of, names)
+        gpu = compile_gpu_segments(
             segments,
             lowered,
             profile,
@@ -108,7 +108,7 @@ def cover_segments(
 
 
 def _shapes_at_best(
-    lowered: Sequence[LoweredSegment], dims: Sequence[DimRange], plugins: Sequence[Plugin]
+    lowered: Sequence[ExtractedSegment], dims: Sequence[DimRange], plugins: Sequence[Plugin]
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all tensors at the sizes that blocks are chosen for."""
     trace = traces_of(dims, plugins)[0]

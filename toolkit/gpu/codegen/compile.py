@@ -25,7 +25,7 @@ from device.files import replacing
 from toolkit.gpu.codegen.cuda_source import find_compiler
 from toolkit.gpu.codegen.messages import Answer, Compiled, Request, read_message, write_message
 from toolkit.gpu.errors import CompileError, NotCoveredError, not_covered
-from toolkit.gpu.ir.launch import KernelSpec, Work
+from toolkit.gpu.ir.launch import KernelSpec, TunableOp
 from toolkit.gpu.target import GpuTarget
 
 Progress = Callable[[str, float], None]
@@ -39,9 +39,9 @@ _COMPILER = tuple(
 _CACHED = msgspec.msgpack.Decoder(Compiled)
 
 
-def compile_work(
-    works: Sequence[Work], gpu: GpuTarget, on_progress: Progress | None = None
-) -> tuple[tuple[Work, ...], Mapping[KernelSpec, Compiled]]:
+def compile_ops(
+    works: Sequence[TunableOp], gpu: GpuTarget, on_progress: Progress | None = None
+) -> tuple[tuple[TunableOp, ...], Mapping[KernelSpec, Compiled]]:
     """Compile all tactics, and leave out those of which a kernel takes too long to compile.
 
     Raises as `compile_kernels`, and NotCoveredError for work that no tactic is left of.
@@ -49,7 +49,7 @@ def compile_work(
     specs = tuple(dict.fromkeys(c.spec for work in works for t in work.tactics for c in t))
     found = zip(specs, compile_kernels(specs, gpu, on_progress), strict=True)
     compiled = {spec: one for spec, one in found if one is not None}
-    kept: list[Work] = []
+    kept: list[TunableOp] = []
     reasons: dict[str, str] = {}
     for work in works:
         tactics = tuple(t for t in work.tactics if all(call.spec in compiled for call in t))

@@ -59,8 +59,8 @@ def _macro(value: Constant) -> str:
 
 def nvcc() -> CudaCompiler | None:
     """Return nvcc of CUDA_HOME, PATH or /usr/local/cuda; None where there is none."""
-    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    places = [str(Path(home) / "bin") for home in homes]
+    folders = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    places = [str(Path(home) / "bin") for home in folders]
     places += [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
     tool = shutil.which("nvcc", path=os.pathsep.join(places))
     if tool is None:

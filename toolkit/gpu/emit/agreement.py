@@ -9,7 +9,7 @@ drafts at different points: the ends, the optimum and between
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from toolkit.gpu.ir.launch import Call, Work
+from toolkit.gpu.ir.launch import KernelLaunch, TunableOp
 from toolkit.gpu.shapes.sizes import Space
 
 
@@ -21,7 +21,7 @@ class Difference:
     what: str
 
 
-def find_difference(first: Sequence[Work], other: Sequence[Work]) -> Difference | None:
+def find_difference(first: Sequence[TunableOp], other: Sequence[TunableOp]) -> Difference | None:
     """Return the first piece of work that is not the same, with all its formulas, or None."""
     for at, (one, two) in enumerate(zip(first, other, strict=False)):
         if one != two:
@@ -38,12 +38,12 @@ def point_text(space: Space) -> str:
     return ", ".join(f"{dim.name}={size}" for dim, size in pairs)
 
 
-def _nodes(work: Sequence[Work], at: int) -> tuple[str, ...]:
+def _nodes(work: Sequence[TunableOp], at: int) -> tuple[str, ...]:
     """Return the nodes of a piece of work; a copy is made for what comes after it."""
     return next((one.nodes for one in work[at:] if one.nodes), ())
 
 
-def _what(one: Work, two: Work) -> str:
+def _what(one: TunableOp, two: TunableOp) -> str:
     if one.nodes != two.nodes or len(one.tactics) != len(two.tactics):
         return "has other kernels"
     for left, right in zip(one.tactics, two.tactics, strict=True):
@@ -55,7 +55,7 @@ def _what(one: Work, two: Work) -> str:
     return "has other kernels"
 
 
-def _difference(a: Call, b: Call) -> str:
+def _difference(a: KernelLaunch, b: KernelLaunch) -> str:
     if a.spec.kernel != b.spec.kernel:
         return f"is kernel {a.spec.kernel} and {b.spec.kernel}"
     ours, theirs = dict(a.spec.constants), dict(b.spec.constants)

@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.elementwise import broadcast, steps_after
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.ir.launch import Call
+from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.view import Shape, View
 from toolkit.gpu.passes.composites import DEEPEST_HEAD
@@ -40,7 +40,7 @@ class _Heads:
     mask: View | None
 
 
-def emit_attention(draft: Draft, group: Group) -> None:
+def emit_attention(ctx: LoweringContext, group: Group) -> None:
     """Add ONNX's Attention, or one that `toolkit.gpu.ir.patterns` found.
 
     Operands of rank 3 are (batch, rows, heads x columns), or (batch, rows, columns) where no number
@@ -48,7 +48,7 @@ def emit_attention(draft: Draft, group: Group) -> None:
     """
     op = group.root_operation
     _check(op)
-    heads = _read_heads(draft, group)
+    heads = _read_heads(ctx, group)
     depth, values = heads.q.shape[3], heads.v.shape[3]
     if max(depth, values) > DEEPEST_HEAD or heads.q.shape[1] % heads.k.shape[1]:
         raise NotCoveredError(
@@ -57,16 +57,16 @@ def emit_attention(draft: Draft, group: Group) -> None:
             "evenly"
         )
     scale = op.number("scale", 1 / math.sqrt(depth))
-    steps, numbers = steps_after(draft, group)
+    steps, numbers = steps_after(ctx, group)
     constants: dict[str, Constant] = {
         "SCALE": scale,
         "CAP": op.number("softcap", 0.0),
         "CAUSAL": bool(op.integer("is_causal", 0)),
-        "STEPS": steps,
+        "EPILOGUE": steps,
     }
-    draft.add(
+    ctx.add(
         group.nodes,
-        *((_call(draft, heads, tile, constants, numbers),) for tile in _tiles(heads, draft)),
+        *((_call(ctx, heads, tile, constants, numbers),) for tile in _tiles(heads, ctx)),
     )
 
 
@@ -83,35 +83,35 @@ def _check(op: Operation) -> None:
         )
 
 
-def _read_heads(draft: Draft, group: Group) -> _Heads:
+def _read_heads(ctx: LoweringContext, group: Group) -> _Heads:
     op = group.root_operation
     queries = op.integer("q_num_heads", 1)
     counts = (queries, *(op.integer("kv_num_heads", queries),) * 2)
     q, k, v = (
-        _with_heads(draft.read_float(name), count)
+        _with_heads(ctx.read_float(name), count)
         for name, count in zip(op.inputs[:3], counts, strict=True)
     )
-    shape = draft.network.shapes[group.result]
+    shape = ctx.network.shapes[group.result]
     strides = None
-    if len(shape) == 4 and group.result not in draft.network.outputs:
+    if len(shape) == 4 and group.result not in ctx.network.outputs:
         strides = _rows_first(shape)
-    y = _with_heads(draft.make(group.result, strides), queries)
+    y = _with_heads(ctx.make(group.result, strides), queries)
     mask = None
     if op.input(3):
-        mask = broadcast(_read_mask(draft, op), (*q.shape[:3], k.shape[2]))
+        mask = broadcast(_read_mask(ctx, op), (*q.shape[:3], k.shape[2]))
     return _Heads(q, k, v, y, mask)
 
 
-def _read_mask(draft: Draft, op: Operation) -> View:
+def _read_mask(ctx: LoweringContext, op: Operation) -> View:
     """Return the mask, the real numbers of one that lies as INT8.
 
     One of rank 3 is (heads, rows, columns), but (batch, rows, columns) where no heads are given.
     """
     name = op.input(3)
-    mask = draft.read(name)
+    mask = ctx.read(name)
     if mask.scale is not None:
-        mask = draft.read_float(name)
-    plain = len(draft.network.shapes[op.inputs[0]]) == 3 and "q_num_heads" not in op.attributes
+        mask = ctx.read_float(name)
+    plain = len(ctx.network.shapes[op.inputs[0]]) == 3 and "q_num_heads" not in op.attributes
     if not plain or len(mask.shape) != 3:
         return mask
     (batch, *sizes), (over, *steps) = mask.shape, mask.strides
@@ -148,13 +148,13 @@ class _Tile:
     stages: int
 
 
-def _tiles(heads: _Heads, draft: Draft) -> tuple[_Tile, ...]:
+def _tiles(heads: _Heads, ctx: LoweringContext) -> tuple[_Tile, ...]:
     """Choose blocks: first those that fill the GPU, or where none does the last."""
-    gpu, rows = draft.gpu, opt(heads.q.shape[2])
+    gpu, rows = ctx.gpu, opt(heads.q.shape[2])
     work = opt(heads.q.shape[0] * heads.q.shape[1])
     sizes: tuple[tuple[int, int, int, int], ...] = _TILES_FP32
-    if draft.item_bytes == 2:
-        sizes = _TILES_SM90 if gpu.multiplies_from_shared else _TILES
+    if ctx.item_bytes == 2:
+        sizes = _TILES_SM90 if gpu.has_wgmma else _TILES
     if sizes is _TILES_SM90 and opt(heads.k.shape[2]) >= _LONG_TILE[1]:
         sizes = (*sizes, _LONG_TILE)
     sizes = sizes if gpu.has_matrix_units else _SMALL_TILES
@@ -164,7 +164,7 @@ def _tiles(heads: _Heads, draft: Draft) -> tuple[_Tile, ...]:
     depth = sum(widths)
     found = []
     for queries, keys, warps, _ in fitting or [(_LEAST, _LEAST, 4, DEEPEST_HEAD)]:
-        stages = gpu.shared_bytes // (depth * (keys + queries) * draft.item_bytes)
+        stages = gpu.shared_bytes // (depth * (keys + queries) * ctx.item_bytes)
         most = 3 if gpu.copies_while_computing else 1
         found.append(_Tile(queries, keys, warps, max(1, min(most, stages))))
     filling = [t for t in found if ceil_div(rows, t.queries) * work >= gpu.sm_count]
@@ -173,21 +173,21 @@ def _tiles(heads: _Heads, draft: Draft) -> tuple[_Tile, ...]:
 
 
 def _call(
-    draft: Draft,
+    ctx: LoweringContext,
     heads: _Heads,
     tile: _Tile,
     constants: Mapping[str, Constant],
     numbers: View | None,
-) -> Call:
+) -> KernelLaunch:
     q, k, v, y, mask = heads.q, heads.k, heads.v, heads.y, heads.mask
     batch, count, queries, depth = q.shape
     whole, last = 0, tile.keys
-    if mask is None and not constants["CAUSAL"] and _knows_whole_blocks(draft, heads):
+    if mask is None and not constants["CAUSAL"] and _knows_whole_blocks(ctx, heads):
         whole, last = _key_blocks(k.shape[2], tile.keys)
-    return draft.make_call(
+    return ctx.make_launch(
         "attention",
         (ceil_div(queries, tile.queries), batch * count, 1),
-        {"q": q, "k": k, "v": v, "mask": mask, "y": y, "numbers": numbers},
+        {"q": q, "k": k, "v": v, "mask": mask, "y": y, "scalars": numbers},
         {
             "QUERIES": queries,
             "KEYS": k.shape[2],
@@ -202,7 +202,7 @@ def _call(
             "Y_STRIDES": y.strides,
             "CHOOSES": mask is not None and mask.dtype == "bool",
             "WHOLE": whole,
-            "PRECISION": "ieee" if draft.dtype == "float16" else draft.gpu.fp32_precision,
+            "PRECISION": "ieee" if ctx.dtype == "float16" else ctx.gpu.fp32_precision,
             "BLOCK_M": tile.queries,
             "BLOCK_N": tile.keys,
             "BLOCK_D": _padded(depth),
@@ -216,16 +216,16 @@ def _call(
     )
 
 
-def _knows_whole_blocks(draft: Draft, heads: _Heads) -> bool:
+def _knows_whole_blocks(ctx: LoweringContext, heads: _Heads) -> bool:
     """Whether keys are a fixed number, and two kinds of blocks leave enough registers.
 
     They took up to 1 KB of local memory a thread more in FP32, 184 bytes without tensor cores and
     64 for heads of 128 on sm_87 (Triton 3.9); those of sm_90 read operands from shared memory.
     """
     widest = max(_padded(heads.q.shape[3]), _padded(heads.v.shape[3]))
-    fits = draft.gpu.has_matrix_units and widest <= _WIDEST_IN_REGISTERS
-    fits = fits or draft.gpu.multiplies_from_shared
-    return fixed(heads.k.shape[2]) and draft.item_bytes == 2 and fits
+    fits = ctx.gpu.has_matrix_units and widest <= _WIDEST_IN_REGISTERS
+    fits = fits or ctx.gpu.has_wgmma
+    return fixed(heads.k.shape[2]) and ctx.item_bytes == 2 and fits
 
 
 def _key_blocks(keys: int, block: int) -> tuple[int, int]:

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from toolkit.gpu.emit.context import Draft
-from toolkit.gpu.emit.conv1x1_nchw import may_write_planes
+from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.conv1x1_nchw import supports_conv1x1_nchw
 from toolkit.gpu.emit.layout import part_of
 from toolkit.gpu.ir.network import Network, Operation
 from toolkit.gpu.ir.parameters import slice_of
@@ -15,30 +15,30 @@ from toolkit.gpu.passes.fusion import Group
 
 # Roots that write a (N, C, H, W) tensor channels-last wherever they are told to.
 _WRITE_PIXELS = frozenset(
-    {"Conv", "ConvMaxPool", "ConvPicture", "ConvUpscaled", "MaxPool", "AveragePool", "Resize"}
+    {"Conv", "ConvMaxPool", "DirectConv", "ConvUpsampleConcat", "MaxPool", "AveragePool", "Resize"}
 )
 
 
-def emit_concat(draft: Draft, group: Group) -> None:
+def emit_concat(ctx: LoweringContext, group: Group) -> None:
     """Concat: a view of parts that lie in a row, else copies of what was not written in place."""
     op = group.root_operation
     name = op.outputs[0]
-    axis = op.integer("axis", 0) % len(draft.network.shapes[name])
-    sources = [draft.read(part) for part in op.inputs]
+    axis = op.integer("axis", 0) % len(ctx.network.shapes[name])
+    sources = [ctx.read(part) for part in op.inputs]
     joined = _in_a_row(sources, axis)
     if joined is not None:
-        draft.views[name] = joined
+        ctx.views[name] = joined
         return
-    whole = draft.views.get(name) or draft.make(name, _concat_strides(draft, op))
+    whole = ctx.views.get(name) or ctx.make(name, _concat_strides(ctx, op))
     start = 0
     for source in sources:
         target = part_of(whole, axis, start, source.shape[axis])
         if not source.lies_as(target):
-            draft.elementwise(target, [source], (), group.nodes)
+            ctx.elementwise(target, [source], (), group.nodes)
         start += source.shape[axis]
 
 
-def plan_homes(draft: Draft, groups: Sequence[Group]) -> None:
+def plan_concat_slices(ctx: LoweringContext, groups: Sequence[Group]) -> None:
     """Give tensors that a concatenation joins a home inside its result.
 
     Takes those that one kernel writes for this concatenation first. The later concatenation is
@@ -46,19 +46,19 @@ def plan_homes(draft: Draft, groups: Sequence[Group]) -> None:
     that a kernel can write as they leave get a home, too.
     """
     makers = {group.result: group for group in groups}
-    readers = Counter(name for op in draft.network.operations for name in op.inputs)
-    readers.update(draft.network.outputs)
+    readers = Counter(name for op in ctx.network.operations for name in op.inputs)
+    readers.update(ctx.network.outputs)
     for group in reversed(groups):
         op = group.root
-        if op is not None and readers[group.result] == 1 and _leaves_in_planes(draft, group):
-            draft.homes[group.result] = draft.fresh(group.result)
-        if op is None or op.kind != "Concat" or op.outputs[0] in draft.views:
+        if op is not None and readers[group.result] == 1 and _leaves_in_planes(ctx, group):
+            ctx.concat_slices[group.result] = ctx.fresh(group.result)
+        if op is None or op.kind != "Concat" or op.outputs[0] in ctx.views:
             continue
-        axis = op.integer("axis", 0) % len(draft.network.shapes[op.outputs[0]])
-        homes = [draft.homes[part] for part in op.inputs if part in draft.homes]
-        if len(homes) < len(op.inputs) or _in_a_row(homes, axis) is None:
-            parts = _without_slices(draft.network, op.inputs, axis, makers)
-            _plan(draft, op.outputs[0], axis, [_Part(part, makers, readers) for part in parts])
+        axis = op.integer("axis", 0) % len(ctx.network.shapes[op.outputs[0]])
+        concat_slices = [ctx.concat_slices[part] for part in op.inputs if part in ctx.concat_slices]
+        if len(concat_slices) < len(op.inputs) or _in_a_row(concat_slices, axis) is None:
+            parts = _without_slices(ctx.network, op.inputs, axis, makers)
+            _plan(ctx, op.outputs[0], axis, [_Part(part, makers, readers) for part in parts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,37 +82,39 @@ class _Part:
         return replace(self, name=root.inputs[0]).source() if private else self
 
 
-def _leaves_in_planes(draft: Draft, group: Group) -> bool:
+def _leaves_in_planes(ctx: LoweringContext, group: Group) -> bool:
     """Whether a group makes an output that its kernel can write in the order of its indices."""
-    name, network = group.result, draft.network
-    if name not in network.outputs or name in draft.homes or len(network.shapes[name]) != 4:
+    name, network = group.result, ctx.network
+    if name not in network.outputs or name in ctx.concat_slices or len(network.shapes[name]) != 4:
         return False
     shape = network.shapes[name]
-    return may_write_planes(draft, group, View("", draft.dtype, shape, row_major(shape)))
+    return supports_conv1x1_nchw(ctx, group, View("", ctx.dtype, shape, row_major(shape)))
 
 
-def _plan(draft: Draft, name: str, axis: int, parts: Sequence[_Part]) -> None:
+def _plan(ctx: LoweringContext, name: str, axis: int, parts: Sequence[_Part]) -> None:
     """Plan the homes of the parts of one concatenation."""
-    shape = draft.network.shapes[name]
-    leaves = name in draft.network.outputs
+    shape = ctx.network.shapes[name]
+    leaves = name in ctx.network.outputs
     pixels = len(shape) == 4 and axis == 1 and not leaves
     if len(shape) == 4 and not pixels and not leaves:
         return  # its layout is that of its parts, which is not known yet
     strides = channels_last(shape) if pixels else row_major(shape)
-    scale = draft.network.scales.get(name)
-    trial = draft.homes.get(name) or View("", draft.dtype, shape, strides, scale=scale)
-    if not any(home for _, home in _homes(draft, trial, axis, parts)):
+    scale = ctx.network.scales.get(name)
+    trial = ctx.concat_slices.get(name) or View("", ctx.dtype, shape, strides, scale=scale)
+    if not any(home for _, home in _concat_slices(ctx, trial, axis, parts)):
         return
-    whole = draft.homes.get(name) or draft.fresh(name, strides)
-    draft.views[name] = whole
-    draft.homes |= {part: home for part, home in _homes(draft, whole, axis, parts) if home}
+    whole = ctx.concat_slices.get(name) or ctx.fresh(name, strides)
+    ctx.views[name] = whole
+    ctx.concat_slices |= {
+        part: home for part, home in _concat_slices(ctx, whole, axis, parts) if home
+    }
 
 
-def _homes(
-    draft: Draft, whole: View, axis: int, parts: Sequence[_Part]
+def _concat_slices(
+    ctx: LoweringContext, whole: View, axis: int, parts: Sequence[_Part]
 ) -> list[tuple[str, View | None]]:
     """Return what is written into `whole`, and where; None: not by the kernel that makes it."""
-    network = draft.network
+    network = ctx.network
     found: list[tuple[str, View | None]] = []
     start = 0
     for part in parts:
@@ -120,17 +122,17 @@ def _homes(
         size = network.constants[part.name].shape[axis] if known is None else known[axis]
         home, source = part_of(whole, axis, start, size), part.source()
         start += size
-        own = source.name not in draft.homes and source.name not in network.outputs
+        own = source.name not in ctx.concat_slices and source.name not in network.outputs
         if own and source.maker and network.scales.get(source.name) == whole.scale:
-            found.append((source.name, _written(draft, source, home)))
+            found.append((source.name, _written(ctx, source, home)))
     return found
 
 
-def _written(draft: Draft, part: _Part, home: View) -> View | None:
+def _written(ctx: LoweringContext, part: _Part, home: View) -> View | None:
     """Return the home as the kernel that makes a part writes it; None where it does not."""
     group = part.maker
     assert group is not None
-    shape = draft.network.shapes[part.name]
+    shape = ctx.network.shapes[part.name]
     at = home if shape == home.shape else home.reshaped(shape)
     if at is None:
         return None
@@ -140,7 +142,7 @@ def _written(draft: Draft, part: _Part, home: View) -> View | None:
     if at.pixel_pitch() is not None and group.root.kind in _WRITE_PIXELS:
         return at
     private = part.readers[part.name] == 1  # others would read pixels
-    return at if private and may_write_planes(draft, group, at) else None
+    return at if private and supports_conv1x1_nchw(ctx, group, at) else None
 
 
 def _without_slices(
@@ -184,10 +186,10 @@ def _in_a_row(parts: Sequence[View], axis: int) -> View | None:
     return replace(first, shape=shape)
 
 
-def _concat_strides(draft: Draft, op: Operation) -> tuple[int, ...] | None:
+def _concat_strides(ctx: LoweringContext, op: Operation) -> tuple[int, ...] | None:
     """Channels-last where every part is, else None."""
-    views = [draft.read(part) for part in op.inputs]
+    views = [ctx.read(part) for part in op.inputs]
     name = op.outputs[0]
-    if name in draft.network.outputs or any(view.pixel_pitch() is None for view in views):
+    if name in ctx.network.outputs or any(view.pixel_pitch() is None for view in views):
         return None
-    return channels_last(draft.network.shapes[name])
+    return channels_last(ctx.network.shapes[name])

@@ -10,9 +10,17 @@ import numpy.typing as npt
 
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.dtypes import ELEMENT_TYPES, is_float
-from toolkit.gpu.ir.elementwise_ops import Step
+from toolkit.gpu.ir.elementwise_ops import ExprOp
 from toolkit.gpu.ir.expressions import Expression, converting, expression_of, operands_of
-from toolkit.gpu.ir.launch import Argument, Call, InTensor, InWeights, KernelSpec, Tactic, Work
+from toolkit.gpu.ir.launch import (
+    Argument,
+    InTensor,
+    InWeights,
+    KernelLaunch,
+    KernelSpec,
+    Tactic,
+    TunableOp,
+)
 from toolkit.gpu.ir.network import Network, Operation
 from toolkit.gpu.ir.view import Shape, View, channels_last, like, row_major
 from toolkit.gpu.schedule.loop_order import Order, Tiles, order_of, tiles_of
@@ -33,7 +41,7 @@ _BLOCKS_OF_SM = 4
 
 
 @dataclass
-class Draft:
+class LoweringContext:
     """What the emitters read and add to; it lives only while one segment is lowered.
 
     `dtype` is what activations are stored in that lie on no INT8 grid. `homes`: tensors that are
@@ -44,9 +52,9 @@ class Draft:
     gpu: GpuTarget
     dtype: str
     views: dict[str, View] = field(default_factory=dict)
-    homes: dict[str, View] = field(default_factory=dict)
+    concat_slices: dict[str, View] = field(default_factory=dict)
     allocations: dict[str, int] = field(default_factory=dict)
-    work: list[Work] = field(default_factory=list)
+    work: list[TunableOp] = field(default_factory=list)
     weights: bytearray = field(default_factory=bytearray)
     _reals: dict[str, View] = field(default_factory=dict)
     _packed: dict[bytes, int] = field(default_factory=dict)
@@ -74,7 +82,7 @@ class Draft:
 
         `strides` default to the order of the indices. A tensor with a home is written there.
         """
-        made = self.homes[name] if name in self.homes else self.fresh(name, strides)
+        made = self.concat_slices[name] if name in self.concat_slices else self.fresh(name, strides)
         self.views[name] = made
         return made
 
@@ -213,7 +221,11 @@ class Draft:
         return target
 
     def elementwise(
-        self, target: View, operands: Sequence[View], steps: Sequence[Step], nodes: tuple[str, ...]
+        self,
+        target: View,
+        operands: Sequence[View],
+        steps: Sequence[ExprOp],
+        nodes: tuple[str, ...],
     ) -> None:
         """Add an element-wise kernel; the operands have the target's shape.
 
@@ -232,10 +244,10 @@ class Draft:
         self.add(nodes, (call,))
 
     def _in_order(
-        self, tensors: Mapping[str, View | None], order: Order, steps: tuple[Step, ...], y: View
-    ) -> Call:
+        self, tensors: Mapping[str, View | None], order: Order, steps: tuple[ExprOp, ...], y: View
+    ) -> KernelLaunch:
         block = self._block(y, _COMPUTED_BYTES if steps else _COPIED_BYTES)
-        return self.make_call(
+        return self.make_launch(
             "elementwise",
             (ceil_div(y.elements, block), 1, 1),
             {**tensors, "elements": y.elements},
@@ -243,7 +255,7 @@ class Draft:
                 "SHAPE": (0, *order.shape[1:]),
                 "STRIDES": order.strides[1:],
                 "Y_STRIDES": order.strides[0],
-                "STEPS": steps,
+                "EPILOGUE": steps,
                 "BLOCK": block,
             },
             writes=(y,),
@@ -257,14 +269,14 @@ class Draft:
         return max(block, _BLOCK)
 
     def _in_tiles(
-        self, tensors: Mapping[str, View | None], tiles: Tiles, steps: tuple[Step, ...], y: View
-    ) -> Call:
+        self, tensors: Mapping[str, View | None], tiles: Tiles, steps: tuple[ExprOp, ...], y: View
+    ) -> KernelLaunch:
         block_n = min(power_of_two(tiles.columns), 64)
         block_m = min(power_of_two(tiles.rows), 2 * _BLOCK // block_n)
         block_n = min(power_of_two(tiles.columns), 2 * _BLOCK // block_m)
         each = ceil_div(tiles.rows, block_m) * ceil_div(tiles.columns, block_n)
-        return self.make_call(
-            "transposing",
+        return self.make_launch(
+            "transpose_tiles",
             (prod(tiles.shape) * each, 1, 1),
             tensors,
             {
@@ -274,7 +286,7 @@ class Draft:
                 "STRIDES": tiles.strides,
                 "ROW_STRIDES": tiles.row_strides,
                 "COLUMN_STRIDES": tiles.column_strides,
-                "STEPS": steps,
+                "EPILOGUE": steps,
                 "BLOCK_M": block_m,
                 "BLOCK_N": block_n,
             },
@@ -283,9 +295,9 @@ class Draft:
 
     def add(self, nodes: tuple[str, ...], *tactics: Tactic) -> None:
         """Add what `nodes` compute, in one or several ways; the first is the best by estimate."""
-        self.work.append(Work(nodes, tactics))
+        self.work.append(TunableOp(nodes, tactics))
 
-    def make_call(
+    def make_launch(
         self,
         kernel: str,
         grid: tuple[int, int, int],
@@ -295,7 +307,7 @@ class Draft:
         writes: Sequence[View],
         warps: int = 4,
         stages: int = 1,
-    ) -> Call:
+    ) -> KernelLaunch:
         """Return a call; `parameters` by name, None for those that are not there.
 
         A size among the constants that is not fixed becomes a parameter.
@@ -317,7 +329,7 @@ class Draft:
         )
         written = {view.base for view in writes}
         read = {v.base for v in given.values() if isinstance(v, View)} - {WEIGHTS} - written
-        return Call(
+        return KernelLaunch(
             spec, grid, tuple(arguments.values()), tuple(sorted(read)), tuple(sorted(written))
         )
 

@@ -2,21 +2,21 @@
 
 from dataclasses import replace
 
-from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.epilogue import (
     constant_weights,
-    ending_of,
-    product_constants,
+    epilogue_of,
+    gemm_constants,
     weight_matrix,
 )
-from toolkit.gpu.emit.int8_gemm import integer_weights
+from toolkit.gpu.emit.int8_gemm import int8_weights
 from toolkit.gpu.emit.windows import read_window
 from toolkit.gpu.ir.expressions import tensors_read
-from toolkit.gpu.ir.launch import Call
+from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View
 from toolkit.gpu.passes.fusion import Group
-from toolkit.gpu.schedule.tiles import Product, Tile, product_tiles
+from toolkit.gpu.schedule.tiles import GemmShape, Tile, gemm_tiles
 from toolkit.gpu.shapes.sizes import ceil_div, fixed, power_of_two
 
 # Of a block whose filters are a power of two and a few: 128 pixels are 512 bytes of a plane.
@@ -24,12 +24,12 @@ _ROWS, _WARPS = 128, 4
 _LEAST_COLUMNS, _MOST_COLUMNS = 16, 64
 
 
-def may_write_planes(draft: Draft, group: Group, y: View) -> bool:
+def supports_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> bool:
     """Whether `planes` can compute a group into `y`: a 1x1 convolution that adds no tensor.
 
     Where blocks are so few that sums may be made in parts, it had better be another kernel.
     """
-    op, network = group.root, draft.network
+    op, network = group.root, ctx.network
     if op is None or op.kind != "Conv" or op.inputs[1] not in network.constants:
         return False
     shape, result = network.shapes[op.inputs[0]], network.shapes[group.result]
@@ -42,36 +42,36 @@ def may_write_planes(draft: Draft, group: Group, y: View) -> bool:
     read = {name for one in group.after for name in tensors_read(one, network.constants)}
     if not read <= made or not read_window(op, weights.shape[2:], shape, result).is_point:
         return False
-    item_bytes = draft.item_bytes if op.inputs[0] not in network.scales else 1
-    tiles = product_tiles(_product(weights, item_bytes, y), draft.gpu, in_parts=True)
+    item_bytes = ctx.item_bytes if op.inputs[0] not in network.scales else 1
+    tiles = gemm_tiles(_product(weights, item_bytes, y), ctx.gpu, split_k=True)
     return all(tile.parts == 1 for tile in tiles)
 
 
-def emit_planes(draft: Draft, group: Group, y: View) -> None:
+def emit_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> None:
     """Add a group of which `may_write_planes` holds."""
     op = group.root_operation
-    weights = constant_weights(draft, op, 1)
+    weights = constant_weights(ctx, op, 1)
     filters, depth = weights.shape[:2]
-    integer = integer_weights(draft, op, 0, filters, depth)
-    ending = ending_of(draft, group, op.input(2), integer)
-    x, pitch = (draft.stored_pixels if integer else draft.pixels)(op.inputs[0])
+    integer = int8_weights(ctx, op, 0, filters, depth)
+    epilogue = epilogue_of(ctx, group, op.input(2), integer)
+    x, pitch = (ctx.stored_pixels if integer else ctx.pixels)(op.inputs[0])
     values = (integer.values if integer else weights).reshape(filters, depth)
-    packed = weight_matrix(draft, values.T, x.dtype)
+    packed = weight_matrix(ctx, values.T, x.dtype)
     flat = _flat(y)
     assert flat is not None
     images, _, pixels = flat.shape
     product = _product(weights, x.item_bytes, y)
 
-    def call(tile: Tile, rest: int = 0) -> Call:
-        return draft.make_call(
-            "planes",
+    def call(tile: Tile, rest: int = 0) -> KernelLaunch:
+        return ctx.make_launch(
+            "conv1x1_nchw",
             (ceil_div(pixels, tile.rows) * ceil_div(filters, tile.columns + rest), images, 1),
             {
                 "x": x,
                 "weights": packed,
-                "bias": ending.bias,
-                "scale": ending.scale,
-                "numbers": ending.numbers,
+                "bias": epilogue.bias,
+                "scale": epilogue.scale,
+                "scalars": epilogue.scalars,
                 "y": y,
             },
             {
@@ -84,20 +84,20 @@ def emit_planes(draft: Draft, group: Group, y: View) -> None:
                 "Y_IMAGE": flat.strides[0],
                 "Y_FILTER": flat.strides[1],
                 "Y_PIXEL": flat.strides[2],
-                "STEPS": ending.steps,
+                "EPILOGUE": epilogue.steps,
                 "WHOLE_BLOCKS": fixed(depth) and depth % tile.depth == 0,
                 "REST": rest,
-                **product_constants(draft, tile, x.dtype),
+                **gemm_constants(ctx, tile, x.dtype),
             },
             writes=(y,),
             warps=tile.warps,
             stages=tile.stages,
         )
 
-    tiles = product_tiles(product, draft.gpu)
-    parted = _parted(filters, tiles[0]) if draft.gpu.multiplies_from_shared else None
+    tiles = gemm_tiles(product, ctx.gpu)
+    parted = _parted(filters, tiles[0]) if ctx.gpu.has_wgmma else None
     first = () if parted is None else (call(*parted),)
-    draft.add(group.nodes, *((one,) for one in (*first, *map(call, tiles))))
+    ctx.add(group.nodes, *((one,) for one in (*first, *map(call, tiles))))
 
 
 def _parted(filters: int, tile: Tile) -> tuple[Tile, int] | None:
@@ -109,11 +109,11 @@ def _parted(filters: int, tile: Tile) -> tuple[Tile, int] | None:
     return replace(tile, rows=_ROWS, columns=columns, warps=_WARPS), rest
 
 
-def _product(weights: Array, item_bytes: int, y: View) -> Product:
+def _product(weights: Array, item_bytes: int, y: View) -> GemmShape:
     """Return the products of matrices that it is, one for each image: rows are pixels."""
     images, filters, height, width = y.shape
     depth = weights.shape[1]
-    return Product(
+    return GemmShape(
         rows=height * width,
         columns=filters,
         depth=depth,

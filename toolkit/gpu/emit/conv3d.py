@@ -5,26 +5,26 @@ from math import prod
 
 import numpy as np
 
-from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.epilogue import (
-    Ending,
+    Epilogue,
     constant_weights,
-    ending_of,
-    product_constants,
+    epilogue_of,
+    gemm_constants,
     weight_matrix,
 )
-from toolkit.gpu.emit.windows import Three, VolumeWindow, three
+from toolkit.gpu.emit.windows import Three, WindowNd, three
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.ir.launch import Call
+from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Array, Operation
 from toolkit.gpu.ir.view import Shape, View, like, row_major
 from toolkit.gpu.passes.fusion import Group
-from toolkit.gpu.schedule.tiles import Product, Tile, product_tiles
+from toolkit.gpu.schedule.tiles import GemmShape, Tile, gemm_tiles
 from toolkit.gpu.shapes.sizes import ceil_div
 
 
 @dataclass(frozen=True, slots=True)
-class _Volume:
+class _Conv3d:
     """A convolution along three dimensions; missing ones are single, before the others.
 
     `weights`: (phases, groups, taps x channels, filters).
@@ -39,57 +39,57 @@ class _Volume:
     dilations: Three
     pads: Three
     transposed: bool
-    ending: Ending
+    epilogue: Epilogue
 
 
-def emit_volume_convolution(draft: Draft, group: Group) -> None:
+def emit_conv3d(ctx: LoweringContext, group: Group) -> None:
     """Add a Conv over one or three dimensions."""
     op = group.root_operation
-    shape, result = draft.network.shapes[op.inputs[0]], draft.network.shapes[group.result]
-    check_volume(op, shape)
-    weights = _filters(draft, op)
-    window = VolumeWindow.read(op, op.integers("kernel_shape", weights.taps))
+    shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
+    check_spatial_rank(op, shape)
+    weights = _filters(ctx, op)
+    window = WindowNd.read(op, op.integers("kernel_shape", weights.taps))
     _emit(
-        draft,
+        ctx,
         group,
-        _Volume(
-            *_operands(draft, group),
+        _Conv3d(
+            *_operands(ctx, group),
             weights=weights.packed,
             taps=three(weights.taps, 1),
             strides=three(window.strides, 1),
             dilations=three(window.dilations, 1),
             pads=three(window.pads_of_convolution(shape[2:], result[2:])[0], 0),
             transposed=False,
-            ending=ending_of(draft, group, op.input(2)),
+            epilogue=epilogue_of(ctx, group, op.input(2)),
         ),
     )
 
 
-def emit_transposed_convolution(draft: Draft, group: Group) -> None:
+def emit_transposed_convolution(ctx: LoweringContext, group: Group) -> None:
     """Add a ConvTranspose: a convolution for each phase of its strides."""
     op = group.root_operation
-    weights = constant_weights(draft, op, 1)
-    shape, result = draft.network.shapes[op.inputs[0]], draft.network.shapes[group.result]
-    check_volume(op, shape)
-    window = VolumeWindow.read(op, weights.shape[2:])
+    weights = constant_weights(ctx, op, 1)
+    shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
+    check_spatial_rank(op, shape)
+    window = WindowNd.read(op, weights.shape[2:])
     pads = three(window.pads_of_transposed(shape[2:], result[2:]), 0)
     strides = three(window.strides, 1)
     dilated = _dilated(weights, three(window.dilations, 1))
     packed = _phases(dilated, op.integer("group", 1), strides, pads)
     _emit(
-        draft,
+        ctx,
         group,
-        _Volume(
-            *_operands(draft, group),
+        _Conv3d(
+            *_operands(ctx, group),
             weights=weight_matrix(
-                draft, packed.reshape(*packed.shape[:2], -1, packed.shape[-1]), draft.dtype
+                ctx, packed.reshape(*packed.shape[:2], -1, packed.shape[-1]), ctx.dtype
             ),
             taps=three(packed.shape[2:5], 1),
             strides=strides,
             dilations=(-1, -1, -1),
             pads=pads,
             transposed=True,
-            ending=ending_of(draft, group, op.input(2)),
+            epilogue=epilogue_of(ctx, group, op.input(2)),
         ),
     )
 
@@ -102,19 +102,19 @@ class _Filters:
     taps: Shape
 
 
-def _filters(draft: Draft, op: Operation) -> _Filters:
+def _filters(ctx: LoweringContext, op: Operation) -> _Filters:
     """Return the weights of a Conv, packed now or by a kernel if they are made while running."""
     groups, name = op.integer("group", 1), op.inputs[1]
-    if name in draft.network.constants:
-        weights = draft.network.constants[name]
+    if name in ctx.network.constants:
+        weights = ctx.network.constants[name]
         # (group, filter, channel, taps) -> (group, taps, channel, filter)
         each = weights.reshape(groups, weights.shape[0] // groups, weights.shape[1], -1)
         packed = each.transpose(0, 3, 2, 1).reshape(1, groups, -1, each.shape[1])
-        return _Filters(weight_matrix(draft, packed, draft.dtype), weights.shape[2:])
-    view = draft.read_float(name)
+        return _Filters(weight_matrix(ctx, packed, ctx.dtype), weights.shape[2:])
+    view = ctx.read_float(name)
     moved = view.permuted((0, *range(2, len(view.shape)), 1))
     if not moved.is_row_major():
-        moved = draft.copy(moved, row_major(moved.shape), draft.dtype)
+        moved = ctx.copy(moved, row_major(moved.shape), ctx.dtype)
     filters, depth = view.shape[0] // groups, prod(view.shape[1:])
     packed_view = replace(
         moved, shape=(1, groups, depth, filters), strides=(0, filters * depth, 1, depth)
@@ -122,7 +122,7 @@ def _filters(draft: Draft, op: Operation) -> _Filters:
     return _Filters(packed_view, view.shape[2:])
 
 
-def check_volume(op: Operation, shape: Shape) -> None:
+def check_spatial_rank(op: Operation, shape: Shape) -> None:
     """Raise NotCoveredError unless (N, C, ...) has one to three dimensions more."""
     if not 3 <= len(shape) <= 5:
         raise NotCoveredError(
@@ -131,33 +131,33 @@ def check_volume(op: Operation, shape: Shape) -> None:
         )
 
 
-def _operands(draft: Draft, group: Group) -> tuple[View, View, View | None]:
+def _operands(ctx: LoweringContext, group: Group) -> tuple[View, View, View | None]:
     """Return the input, the result and the residual, channels-last."""
     op = group.root_operation
-    x = channels_last_volume(draft, op.inputs[0])
-    shape = draft.network.shapes[group.result]
-    y = draft.make(group.result, volume_strides(shape))
-    name = draft.expression(op.outputs[0], group.after).operands[1:]
-    return x, y, channels_last_volume(draft, name[0]) if name else None
+    x = channels_last_3d(ctx, op.inputs[0])
+    shape = ctx.network.shapes[group.result]
+    y = ctx.make(group.result, channels_last_strides_3d(shape))
+    name = ctx.expression(op.outputs[0], group.after).operands[1:]
+    return x, y, channels_last_3d(ctx, name[0]) if name else None
 
 
-def channels_last_volume(draft: Draft, name: str) -> View:
+def channels_last_3d(ctx: LoweringContext, name: str) -> View:
     """Return a tensor stored channels-last; copies if needed."""
-    view = draft.read_float(name)
+    view = ctx.read_float(name)
     if _is_channels_last(view):
         return view
-    return draft.copy(view, volume_strides(view.shape), view.dtype)
+    return ctx.copy(view, channels_last_strides_3d(view.shape), view.dtype)
 
 
 def _is_channels_last(view: View) -> bool:
     """Whether channels lie side by side, and places one after the other."""
     sizes, steps = (view.shape[0], *view.shape[2:]), (view.strides[0], *view.strides[2:])
-    wanted = [volume_pitch(view) * prod(sizes[at + 1 :]) for at in range(len(sizes))]
+    wanted = [pitch_3d(view) * prod(sizes[at + 1 :]) for at in range(len(sizes))]
     dense = all(n == 1 or s == w for n, s, w in zip(sizes, steps, wanted, strict=True))
     return dense and (view.shape[1] == 1 or view.strides[1] == 1)
 
 
-def volume_pitch(view: View) -> int:
+def pitch_3d(view: View) -> int:
     """Return the elements from one place to the next."""
     for at in (*reversed(range(2, len(view.shape))), 0):
         if view.shape[at] != 1:
@@ -165,20 +165,20 @@ def volume_pitch(view: View) -> int:
     return view.shape[1]
 
 
-def volume_strides(shape: Shape) -> Shape:
+def channels_last_strides_3d(shape: Shape) -> Shape:
     """Return the strides of a dense (N, C, ...) with channels fastest."""
     rest = range(2, len(shape))
     return like((len(shape) + 1, 0, *(len(shape) - at for at in rest)), shape)
 
 
-def _emit(draft: Draft, group: Group, p: _Volume) -> None:
+def _emit(ctx: LoweringContext, group: Group, p: _Conv3d) -> None:
     phases, groups, depth, filters = p.weights.shape
     out = three(p.y.shape[2:], 1)
     steps = p.strides if p.transposed else (1, 1, 1)
     places = p.y.shape[0] * prod(ceil_div(n, step) for n, step in zip(out, steps, strict=True))
     weights = p.weights
     read = 0 if p.residual is None else p.residual.item_bytes
-    product = Product(
+    product = GemmShape(
         rows=places,
         columns=filters,
         depth=depth,
@@ -188,15 +188,15 @@ def _emit(draft: Draft, group: Group, p: _Volume) -> None:
         products=phases * groups,
     )
 
-    def call(tile: Tile) -> Call:
+    def call(tile: Tile) -> KernelLaunch:
         blocks = ceil_div(places, tile.rows) * ceil_div(filters, tile.columns)
-        return draft.make_call(
-            "volume",
+        return ctx.make_launch(
+            "conv3d",
             (blocks, groups, phases),
             {
                 "x": p.x,
                 "weights": weights,
-                "bias": p.ending.bias,
+                "bias": p.epilogue.bias,
                 "residual": p.residual,
                 "y": p.y,
                 "batch": p.x.shape[0],
@@ -210,22 +210,22 @@ def _emit(draft: Draft, group: Group, p: _Volume) -> None:
                 "W_PHASE": weights.strides[0],
                 "W_GROUP": weights.strides[1],
                 "W_PITCH": weights.strides[3],
-                "Y_PITCH": volume_pitch(p.y),
-                "R_PITCH": 0 if p.residual is None else volume_pitch(p.residual),
+                "Y_PITCH": pitch_3d(p.y),
+                "R_PITCH": 0 if p.residual is None else pitch_3d(p.residual),
                 "TAPS": p.taps,
                 "STRIDE": p.strides,
                 "DILATION": p.dilations,
                 "PAD": p.pads,
                 "TRANSPOSED": p.transposed,
-                "STEPS": p.ending.steps,
-                **product_constants(draft, tile, p.x.dtype),
+                "EPILOGUE": p.epilogue.steps,
+                **gemm_constants(ctx, tile, p.x.dtype),
             },
             writes=(p.y,),
             warps=tile.warps,
             stages=tile.stages,
         )
 
-    draft.add(group.nodes, *((call(tile),) for tile in product_tiles(product, draft.gpu)))
+    ctx.add(group.nodes, *((call(tile),) for tile in gemm_tiles(product, ctx.gpu)))
 
 
 def _dilated(weights: Array, dilations: Three) -> Array:

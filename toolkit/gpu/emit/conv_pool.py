@@ -2,10 +2,10 @@
 
 from math import prod
 
-from toolkit.gpu.emit.context import Draft
-from toolkit.gpu.emit.epilogue import constant_weights, ending_of, product_constants, weight_matrix
-from toolkit.gpu.emit.int8_gemm import integer_weights
-from toolkit.gpu.ir.launch import Call
+from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.epilogue import constant_weights, epilogue_of, gemm_constants, weight_matrix
+from toolkit.gpu.emit.int8_gemm import int8_weights
+from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.view import channels_last
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.tiles import Tile
@@ -23,28 +23,28 @@ _STAGES = 3  # rows of the picture that are on their way
 _CARRIED = 2  # numbers of rows that an engine carries
 
 
-def emit_convolution_pool(draft: Draft, group: Group) -> None:
+def emit_conv_max_pool(ctx: LoweringContext, group: Group) -> None:
     """Add a ConvMaxPool and what follows it: one call."""
     op = group.root_operation
-    weights = constant_weights(draft, op, 1)
+    weights = constant_weights(ctx, op, 1)
     filters, channels, tap_rows, tap_columns = weights.shape
-    integer = integer_weights(draft, op, 0, filters, prod(weights.shape[1:]))
+    integer = int8_weights(ctx, op, 0, filters, prod(weights.shape[1:]))
     values = integer.values if integer else weights
-    ending = ending_of(draft, group, op.input(2), integer)
-    x, _ = (draft.stored_pixels if integer else draft.pixels)(op.inputs[0])
+    epilogue = epilogue_of(ctx, group, op.input(2), integer)
+    x, _ = (ctx.stored_pixels if integer else ctx.pixels)(op.inputs[0])
     # (filter, channel, row, column) -> (filter, row, column, channel)
     packed = values.transpose(0, 2, 3, 1).reshape(filters, -1)
-    matrix = weight_matrix(draft, packed.T, x.dtype)
-    y = draft.make(group.result, channels_last(draft.network.shapes[group.result]))
+    matrix = weight_matrix(ctx, packed.T, x.dtype)
+    y = ctx.make(group.result, channels_last(ctx.network.shapes[group.result]))
     batch, _, height, width = y.shape
     segments = batch * ceil_div(width, _SEGMENT)
     before, size = op.integers("before", ()), op.integers("size", ())
     depth = max(_LEAST_DEPTH, power_of_two(tap_columns * channels))
     tile = Tile(_FILTERS, _SEGMENTS * 16, depth, 4, _STAGES)
 
-    def call(rows: int) -> Call:
-        return draft.make_call(
-            "convolution_pool",
+    def call(rows: int) -> KernelLaunch:
+        return ctx.make_launch(
+            "conv_max_pool",
             (
                 ceil_div(segments, _SEGMENTS),
                 ceil_div(height, rows),
@@ -53,9 +53,9 @@ def emit_convolution_pool(draft: Draft, group: Group) -> None:
             {
                 "x": x,
                 "weights": matrix,
-                "bias": ending.bias,
-                "scale": ending.scale,
-                "numbers": ending.numbers,
+                "bias": epilogue.bias,
+                "scale": epilogue.scale,
+                "scalars": epilogue.scalars,
                 "y": y,
                 "batch": batch,
             },
@@ -74,8 +74,8 @@ def emit_convolution_pool(draft: Draft, group: Group) -> None:
                 "TAP_COLUMNS": tap_columns,
                 "PAD_TOP": before[0],
                 "PAD_LEFT": before[1],
-                "STEPS": ending.steps,
-                "PRECISION": product_constants(draft, tile, x.dtype)["PRECISION"],
+                "EPILOGUE": epilogue.steps,
+                "PRECISION": gemm_constants(ctx, tile, x.dtype)["PRECISION"],
                 "ROWS": rows,
                 "SEGMENTS": _SEGMENTS,
                 "BLOCK_F": _FILTERS,
@@ -88,7 +88,7 @@ def emit_convolution_pool(draft: Draft, group: Group) -> None:
         )
 
     blocks = ceil_div(opt(segments), _SEGMENTS) * ceil_div(filters, _FILTERS)
-    enough = 3 * draft.gpu.sm_count // 2  # an SM holds two
+    enough = 3 * ctx.gpu.sm_count // 2  # an SM holds two
     full = [rows for rows in _ROWS if blocks * ceil_div(height, rows) >= enough]
-    carried = (full or [1])[: None if draft.gpu.exhaustive else _CARRIED]
-    draft.add(group.nodes, *((call(rows),) for rows in carried))
+    carried = (full or [1])[: None if ctx.gpu.exhaustive else _CARRIED]
+    ctx.add(group.nodes, *((call(rows),) for rows in carried))

@@ -1,37 +1,37 @@
 """Products of a repeated picture beside another -> calls of `upscaled`."""
 
-from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.epilogue import (
     constant_weights,
-    ending_of,
-    lanes_of,
-    product_constants,
+    epilogue_of,
+    gemm_constants,
+    mma_warps_of,
     weight_matrix,
 )
-from toolkit.gpu.emit.int8_gemm import integer_weights
-from toolkit.gpu.ir.launch import Call
+from toolkit.gpu.emit.int8_gemm import int8_weights
+from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.view import channels_last
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.passes.upsample_concat import CHANNELS
-from toolkit.gpu.schedule.tiles import Product, Tile, product_tiles
+from toolkit.gpu.schedule.tiles import GemmShape, Tile, gemm_tiles
 from toolkit.gpu.shapes.sizes import ceil_div
 
 
-def emit_convolution_of_upscaled(draft: Draft, group: Group) -> None:
+def emit_conv_upsample_concat(ctx: LoweringContext, group: Group) -> None:
     """Add a ConvUpscaled."""
     op = group.root_operation
-    weights = constant_weights(draft, op, 1)
+    weights = constant_weights(ctx, op, 1)
     filters, depth = weights.shape[:2]
-    integer = integer_weights(draft, op, 0, filters, depth)
-    ending = ending_of(draft, group, op.input(2), integer)
-    read = draft.stored_pixels if integer else draft.pixels
+    integer = int8_weights(ctx, op, 0, filters, depth)
+    epilogue = epilogue_of(ctx, group, op.input(2), integer)
+    read = ctx.stored_pixels if integer else ctx.pixels
     (x, x_pitch), (z, z_pitch) = read(op.inputs[0]), read(op.inputs[3])
     values = (integer.values if integer else weights).reshape(filters, depth)
-    packed = weight_matrix(draft, values.T, x.dtype)
-    result = draft.network.shapes[group.result]
-    y = draft.make(group.result, channels_last(result))
+    packed = weight_matrix(ctx, values.T, x.dtype)
+    result = ctx.network.shapes[group.result]
+    y = ctx.make(group.result, channels_last(result))
     pixels = result[0] * result[2] * result[3]
-    product = Product(
+    product = GemmShape(
         rows=pixels,
         columns=filters,
         depth=depth,
@@ -40,19 +40,19 @@ def emit_convolution_of_upscaled(draft: Draft, group: Group) -> None:
         stored_bytes=y.item_bytes,
     )
 
-    def call(tile: Tile) -> Call:
+    def call(tile: Tile) -> KernelLaunch:
         whole = x.shape[1] % tile.depth == 0 and z.shape[1] % tile.depth == 0
         step = tile.depth if whole else min(tile.depth, CHANNELS)
-        return draft.make_call(
-            "upscaled",
+        return ctx.make_launch(
+            "conv_upsample_concat",
             (ceil_div(pixels, tile.rows) * ceil_div(filters, tile.columns), 1, 1),
             {
                 "x": x,
                 "z": z,
                 "weights": packed,
-                "bias": ending.bias,
-                "scale": ending.scale,
-                "numbers": ending.numbers,
+                "bias": epilogue.bias,
+                "scale": epilogue.scale,
+                "scalars": epilogue.scalars,
                 "y": y,
                 "batch": result[0],
             },
@@ -68,9 +68,9 @@ def emit_convolution_of_upscaled(draft: Draft, group: Group) -> None:
                 "Z_PITCH": z_pitch,
                 "W_PITCH": packed.strides[1],
                 "Y_PITCH": y.pixel_pitch(),
-                "STEPS": ending.steps,
-                "LANES": lanes_of(draft, x, y, tile),
-                **product_constants(draft, tile, x.dtype),
+                "EPILOGUE": epilogue.steps,
+                "MMA_WARPS": mma_warps_of(ctx, x, y, tile),
+                **gemm_constants(ctx, tile, x.dtype),
                 "BLOCK_K": step,
             },
             writes=(y,),
@@ -78,4 +78,4 @@ def emit_convolution_of_upscaled(draft: Draft, group: Group) -> None:
             stages=tile.stages,
         )
 
-    draft.add(group.nodes, *((call(tile),) for tile in product_tiles(product, draft.gpu)))
+    ctx.add(group.nodes, *((call(tile),) for tile in gemm_tiles(product, ctx.gpu)))

@@ -3,32 +3,32 @@
 from dataclasses import dataclass, replace
 from math import prod
 
-from toolkit.gpu.emit.context import Draft
-from toolkit.gpu.emit.conv1x1_nchw import emit_planes
-from toolkit.gpu.emit.conv3d import emit_volume_convolution
-from toolkit.gpu.emit.depthwise_int8 import word_calls
+from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.conv1x1_nchw import emit_conv1x1_nchw
+from toolkit.gpu.emit.conv3d import emit_conv3d
+from toolkit.gpu.emit.depthwise_int8 import int8x4_launches
 from toolkit.gpu.emit.epilogue import (
-    Ending,
+    Epilogue,
     constant_weights,
-    ending_of,
-    lanes_of,
+    epilogue_of,
+    gemm_constants,
+    mma_warps_of,
     operand_strides,
-    product_constants,
     result_strides,
     weight_matrix,
 )
-from toolkit.gpu.emit.int8_gemm import integer_weights
-from toolkit.gpu.emit.persistent_conv import resident_calls
-from toolkit.gpu.emit.row_panel import kept_products, product_tactics
+from toolkit.gpu.emit.int8_gemm import int8_weights
+from toolkit.gpu.emit.persistent_conv import persistent_conv_launches
+from toolkit.gpu.emit.row_panel import gemm_tactics, persistent_gemm_tactics
 from toolkit.gpu.emit.space_to_depth import CHANNELS as STEM_CHANNELS
 from toolkit.gpu.emit.space_to_depth import is_stem, make_stem
-from toolkit.gpu.emit.split_k import PLAIN_STEPS, adding_call, sums_in_parts
+from toolkit.gpu.emit.split_k import IDENTITY_EPILOGUE, split_k_partials, split_k_reduce_launch
 from toolkit.gpu.emit.windows import Window, read_window
-from toolkit.gpu.ir.launch import Call, Tactic
+from toolkit.gpu.ir.launch import KernelLaunch, Tactic
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View, channels_last
 from toolkit.gpu.passes.fusion import Group
-from toolkit.gpu.schedule.tiles import Product, Tile, product_tiles, row_tile
+from toolkit.gpu.schedule.tiles import GemmShape, Tile, gemm_tiles, row_tile
 from toolkit.gpu.shapes.sizes import ceil_div, fixed, opt
 from toolkit.gpu.target import GpuTarget
 from toolkit.plugins import Constant
@@ -38,7 +38,7 @@ _STRIPS = (4, 7, 2, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class _Picture:
+class _Conv2d:
     """A convolution whose operands have their places; weights (F, C / groups, rows, columns)."""
 
     x: View
@@ -50,42 +50,42 @@ class _Picture:
     y_pitch: int
     residual: View | None
     r_pitch: int
-    ending: Ending
+    epilogue: Epilogue
     nodes: tuple[str, ...]
 
 
-def emit_convolution(draft: Draft, group: Group) -> None:
+def emit_convolution(ctx: LoweringContext, group: Group) -> None:
     """Add a convolution with bias, residual and activation: one call."""
     op = group.root_operation
-    made = op.inputs[1] not in draft.network.constants
-    if made or len(draft.network.shapes[group.result]) != 4:
-        emit_volume_convolution(draft, group)
+    made = op.inputs[1] not in ctx.network.constants
+    if made or len(ctx.network.shapes[group.result]) != 4:
+        emit_conv3d(ctx, group)
         return
-    home = draft.homes.get(group.result)
+    home = ctx.concat_slices.get(group.result)
     if home is not None and home.pixel_pitch() is None:
-        emit_planes(draft, group, draft.make(group.result))
+        emit_conv1x1_nchw(ctx, group, ctx.make(group.result))
         return
-    weights = constant_weights(draft, op, 1)
-    integer = integer_weights(draft, op, 0, weights.shape[0], prod(weights.shape[1:]))
-    ending = ending_of(draft, group, op.input(2), integer)
-    shape, result = draft.network.shapes[op.inputs[0]], draft.network.shapes[group.result]
+    weights = constant_weights(ctx, op, 1)
+    integer = int8_weights(ctx, op, 0, weights.shape[0], prod(weights.shape[1:]))
+    epilogue = epilogue_of(ctx, group, op.input(2), integer)
+    shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
     window = read_window(op, weights.shape[2:], shape, result)
     values = integer.values if integer else weights
     filters, channels = weights.shape[:2]
     depthwise = channels == 1 and op.integer("group", 1) == filters == shape[1]
-    stored = integer is not None or draft.read(op.inputs[0]).scale is None
+    stored = integer is not None or ctx.read(op.inputs[0]).scale is None
     if stored and not depthwise and is_stem(weights, op.integer("group", 1), window, shape):
-        stem = make_stem(draft, op.inputs[0], values, window, result)
+        stem = make_stem(ctx, op.inputs[0], values, window, result)
         values, window, x, x_pitch = stem.weights, stem.window, stem.x, STEM_CHANNELS
     else:
-        x, x_pitch = (draft.stored_pixels if integer else draft.pixels)(op.inputs[0])
+        x, x_pitch = (ctx.stored_pixels if integer else ctx.pixels)(op.inputs[0])
     residual, r_pitch = None, 0
-    if ending.residual is not None:
-        residual, r_pitch = draft.stored_pixels(ending.residual)
-    y = draft.make(group.result, channels_last(result))
+    if epilogue.residual is not None:
+        residual, r_pitch = ctx.stored_pixels(epilogue.residual)
+    y = ctx.make(group.result, channels_last(result))
     y_pitch = y.pixel_pitch()
     assert y_pitch is not None  # other homes and fresh tensors are channels-last
-    picture = _Picture(
+    picture = _Conv2d(
         x=x,
         x_pitch=x_pitch,
         weights=values,
@@ -95,34 +95,36 @@ def emit_convolution(draft: Draft, group: Group) -> None:
         y_pitch=y_pitch,
         residual=residual,
         r_pitch=r_pitch,
-        ending=ending,
+        epilogue=epilogue,
         nodes=group.nodes,
     )
     if depthwise:
-        _depthwise(draft, picture)
+        _depthwise(ctx, picture)
     else:
-        _implicit(draft, picture)
+        _implicit(ctx, picture)
 
 
-def _implicit(draft: Draft, p: _Picture) -> None:
+def _implicit(ctx: LoweringContext, p: _Conv2d) -> None:
     """Add a convolution as the product of matrices that it is, by each of its tiles."""
     # (filter, channel, row, column) -> (filter, row, column, channel)
     packed = p.weights.transpose(0, 2, 3, 1).reshape(p.weights.shape[0], -1)
-    weights = weight_matrix(draft, packed.T, p.x.dtype)
+    weights = weight_matrix(ctx, packed.T, p.x.dtype)
     product = _product(p, packed.shape[1], p.weights.shape[1])
     # Where a first convolution has one row of taps, its bordered picture has more pixels than y.
     if p.window.is_point and p.groups == 1 and p.x.shape[2:] == p.y.shape[2:]:
-        draft.add(p.nodes, *product_tactics(draft, product, *_as_product(p, weights, product)))
+        ctx.add(p.nodes, *gemm_tactics(ctx, product, *_as_product(p, weights, product)))
         return
-    tactics: list[Tactic] = [(call,) for call in _resident(draft, p)]
-    tiles = product_tiles(product, draft.gpu, in_parts=True)
-    tactics += [_tactic(draft, p, weights, product, tile) for tile in tiles]
+    tactics: list[Tactic] = [(call,) for call in _resident(ctx, p)]
+    tiles = gemm_tiles(product, ctx.gpu, split_k=True)
+    tactics += [_tactic(ctx, p, weights, product, tile) for tile in tiles]
     if p.window.steps_over_points and p.groups == 1:
-        tactics += [(call,) for call in _strided(draft, p, weights, product)]
-    draft.add(p.nodes, *tactics)
+        tactics += [(call,) for call in _strided(ctx, p, weights, product)]
+    ctx.add(p.nodes, *tactics)
 
 
-def _strided(draft: Draft, p: _Picture, weights: View, product: Product) -> tuple[Call, ...]:
+def _strided(
+    ctx: LoweringContext, p: _Conv2d, weights: View, product: GemmShape
+) -> tuple[KernelLaunch, ...]:
     """Return calls that compute a 1x1 convolution whose pixels lie apart."""
     operands, constants = _as_product(p, weights, product)
     height, width = p.x.shape[2:]
@@ -135,47 +137,53 @@ def _strided(draft: Draft, p: _Picture, weights: View, product: Product) -> tupl
     if not all(map(fixed, picture)):
         return ()
     apart: dict[str, Constant] = {**constants, "A_ROW": p.window.strides[1] * p.x_pitch}
-    return kept_products(draft, product, operands, apart, picture)
+    return persistent_gemm_tactics(ctx, product, operands, apart, picture)
 
 
-def _resident(draft: Draft, p: _Picture) -> tuple[Call, ...]:
+def _resident(ctx: LoweringContext, p: _Conv2d) -> tuple[KernelLaunch, ...]:
     if p.groups > 1:
         return ()
-    operands = {"x": p.x, **_ending_operands(p), "y": p.y, "batch": p.x.shape[0]}
-    constants: dict[str, Constant] = {**_sizes(p), "STEPS": p.ending.steps}
-    return resident_calls(draft, p.weights, p.window, operands=operands, constants=constants)
-
-
-def _tactic(draft: Draft, p: _Picture, weights: View, product: Product, tile: Tile) -> Tactic:
-    if tile.parts == 1:
-        return (_convolution(draft, p, weights, product, tile),)
-    filters = p.weights.shape[0]
-    sums = sums_in_parts(draft, p.y, p.x, (tile.parts, product.rows, filters))
-    first = replace(sums, shape=p.y.shape, strides=channels_last(p.y.shape))
-    plain = Ending(bias=None, scale=None, numbers=None, residual=None, steps=PLAIN_STEPS)
-    partial = replace(p, y=first, y_pitch=filters, residual=None, r_pitch=0, ending=plain)
-    constants: dict[str, Constant] = {
-        "Y_PITCH": p.y_pitch,
-        "R_PITCH": p.r_pitch,
-        "STEPS": p.ending.steps,
-    }
-    operands = {**_ending_operands(p), "y": p.y}
-    return (
-        _convolution(draft, partial, weights, product, tile),
-        adding_call(draft, sums, product, operands, constants),
+    operands = {"x": p.x, **_epilogue_operands(p), "y": p.y, "batch": p.x.shape[0]}
+    constants: dict[str, Constant] = {**_sizes(p), "EPILOGUE": p.epilogue.steps}
+    return persistent_conv_launches(
+        ctx, p.weights, p.window, operands=operands, constants=constants
     )
 
 
-def _convolution(draft: Draft, p: _Picture, weights: View, product: Product, tile: Tile) -> Call:
+def _tactic(
+    ctx: LoweringContext, p: _Conv2d, weights: View, product: GemmShape, tile: Tile
+) -> Tactic:
+    if tile.parts == 1:
+        return (_convolution(ctx, p, weights, product, tile),)
+    filters = p.weights.shape[0]
+    sums = split_k_partials(ctx, p.y, p.x, (tile.parts, product.rows, filters))
+    first = replace(sums, shape=p.y.shape, strides=channels_last(p.y.shape))
+    plain = Epilogue(bias=None, scale=None, scalars=None, residual=None, steps=IDENTITY_EPILOGUE)
+    partial = replace(p, y=first, y_pitch=filters, residual=None, r_pitch=0, epilogue=plain)
+    constants: dict[str, Constant] = {
+        "Y_PITCH": p.y_pitch,
+        "R_PITCH": p.r_pitch,
+        "EPILOGUE": p.epilogue.steps,
+    }
+    operands = {**_epilogue_operands(p), "y": p.y}
+    return (
+        _convolution(ctx, partial, weights, product, tile),
+        split_k_reduce_launch(ctx, sums, product, operands, constants),
+    )
+
+
+def _convolution(
+    ctx: LoweringContext, p: _Conv2d, weights: View, product: GemmShape, tile: Tile
+) -> KernelLaunch:
     filters = p.weights.shape[0] // p.groups
     blocks = ceil_div(product.rows, tile.rows) * ceil_div(filters, tile.columns)
-    return draft.make_call(
+    return ctx.make_launch(
         "convolution",
         (blocks, p.groups, tile.parts),
         {
             "x": p.x,
             "weights": weights,
-            **_ending_operands(p),
+            **_epilogue_operands(p),
             "y": p.y,
             "batch": p.x.shape[0],
         },
@@ -185,10 +193,10 @@ def _convolution(draft: Draft, p: _Picture, weights: View, product: Product, til
             "FILTERS": filters,
             "W_PITCH": weights.strides[1],
             **p.window.constants(),
-            "STEPS": p.ending.steps,
-            "PARTS": tile.parts,
-            "LANES": lanes_of(draft, p.x, p.y, tile),
-            **product_constants(draft, tile, p.x.dtype),
+            "EPILOGUE": p.epilogue.steps,
+            "SPLIT_K": tile.parts,
+            "MMA_WARPS": mma_warps_of(ctx, p.x, p.y, tile),
+            **gemm_constants(ctx, tile, p.x.dtype),
         },
         writes=(p.y,),
         warps=tile.warps,
@@ -197,11 +205,11 @@ def _convolution(draft: Draft, p: _Picture, weights: View, product: Product, til
 
 
 def _as_product(
-    p: _Picture, weights: View, product: Product
+    p: _Conv2d, weights: View, product: GemmShape
 ) -> tuple[dict[str, View | int | None], dict[str, Constant]]:
     """Return a 1x1 convolution as a product: its rows are pixels, its columns filters."""
     filters, channels = p.weights.shape[:2]
-    operands = {"a": p.x, "b": weights, **_ending_operands(p), "y": p.y, "rows": product.rows}
+    operands = {"a": p.x, "b": weights, **_epilogue_operands(p), "y": p.y, "rows": product.rows}
     constants: dict[str, Constant] = {
         "DEPTH": channels,
         "COLUMNS": filters,
@@ -210,24 +218,24 @@ def _as_product(
         **operand_strides("B", *weights.strides),
         **result_strides("Y", p.y_pitch),
         **result_strides("R", p.r_pitch),
-        "STEPS": p.ending.steps,
+        "EPILOGUE": p.epilogue.steps,
     }
     return operands, constants
 
 
-def _ending_operands(p: _Picture) -> dict[str, View | None]:
+def _epilogue_operands(p: _Conv2d) -> dict[str, View | None]:
     return {
-        "bias": p.ending.bias,
-        "scale": p.ending.scale,
-        "numbers": p.ending.numbers,
+        "bias": p.epilogue.bias,
+        "scale": p.epilogue.scale,
+        "scalars": p.epilogue.scalars,
         "residual": p.residual,
     }
 
 
-def _product(p: _Picture, depth: int, run: int) -> Product:
+def _product(p: _Conv2d, depth: int, run: int) -> GemmShape:
     """Return the products of matrices that a convolution is: rows are pixels, columns filters."""
     read = 0 if p.residual is None else p.residual.item_bytes
-    return Product(
+    return GemmShape(
         rows=p.y.shape[0] * p.y.shape[2] * p.y.shape[3],
         columns=p.weights.shape[0] // p.groups,
         depth=depth,
@@ -238,19 +246,19 @@ def _product(p: _Picture, depth: int, run: int) -> Product:
     )
 
 
-def _depthwise(draft: Draft, p: _Picture) -> None:
-    operands = {"x": p.x, **_ending_operands(p), "y": p.y, "batch": p.x.shape[0]}
-    constants: dict[str, Constant] = {**_sizes(p), "STEPS": p.ending.steps}
-    calls = word_calls(draft, p.weights, p.window, operands=operands, constants=constants)
+def _depthwise(ctx: LoweringContext, p: _Conv2d) -> None:
+    operands = {"x": p.x, **_epilogue_operands(p), "y": p.y, "batch": p.x.shape[0]}
+    constants: dict[str, Constant] = {**_sizes(p), "EPILOGUE": p.epilogue.steps}
+    calls = int8x4_launches(ctx, p.weights, p.window, operands=operands, constants=constants)
     if calls:
-        draft.add(p.nodes, *((call,) for call in calls))
+        ctx.add(p.nodes, *((call,) for call in calls))
         return
     channels = p.weights.shape[0]
-    weights = draft.constant(p.weights[:, 0].transpose(1, 2, 0), p.x.dtype)
+    weights = ctx.constant(p.weights[:, 0].transpose(1, 2, 0), p.x.dtype)
 
-    def call(rows: int) -> Call:
+    def call(rows: int) -> KernelLaunch:
         tile = row_tile(_strips(p, rows), channels)
-        return draft.make_call(
+        return ctx.make_launch(
             "depthwise",
             (ceil_div(_strips(p, rows), tile.rows), ceil_div(channels, tile.columns), 1),
             {**operands, "weights": weights},
@@ -267,15 +275,15 @@ def _depthwise(draft: Draft, p: _Picture) -> None:
             stages=tile.stages,
         )
 
-    draft.add(p.nodes, *((call(rows),) for rows in _rows_at_once(p, draft.gpu)))
+    ctx.add(p.nodes, *((call(rows),) for rows in _rows_at_once(p, ctx.gpu)))
 
 
-def _strips(p: _Picture, rows: int) -> int:
+def _strips(p: _Conv2d, rows: int) -> int:
     """Return how many strips of `rows` pixels above each other the result has."""
     return p.y.shape[0] * ceil_div(p.y.shape[2], rows) * p.y.shape[3]
 
 
-def _rows_at_once(p: _Picture, gpu: GpuTarget) -> tuple[int, ...]:
+def _rows_at_once(p: _Conv2d, gpu: GpuTarget) -> tuple[int, ...]:
     """Return how many rows a block of a depthwise convolution makes, the best by estimate first.
 
     More rows read less, while there are blocks enough for the GPU and no row of a block is empty.
@@ -293,7 +301,7 @@ def _rows_at_once(p: _Picture, gpu: GpuTarget) -> tuple[int, ...]:
     return tuple(sorted(_STRIPS, key=order)[: len(_STRIPS) if gpu.exhaustive else 2])
 
 
-def _sizes(p: _Picture) -> dict[str, Constant]:
+def _sizes(p: _Conv2d) -> dict[str, Constant]:
     return {
         "HEIGHT": p.x.shape[2],
         "WIDTH": p.x.shape[3],

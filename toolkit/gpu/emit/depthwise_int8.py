@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.windows import Window
-from toolkit.gpu.ir.launch import Call
+from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View
 from toolkit.gpu.shapes.sizes import ceil_div, opt
@@ -36,14 +36,14 @@ _CARRIED = 3  # patches, of each of which an engine carries a kernel
 _ALONE = 1
 
 
-def word_calls(
-    draft: Draft,
+def int8x4_launches(
+    ctx: LoweringContext,
     weights: Array,
     window: Window,
     *,
     operands: Mapping[str, View | int | None],
     constants: Mapping[str, Constant],
-) -> tuple[Call, ...]:
+) -> tuple[KernelLaunch, ...]:
     """Return calls of a depthwise convolution, weights (C, 1, rows, columns), the best first.
 
     There are none where operands are not of INT8, or lie so that no words are read. `constants`
@@ -56,7 +56,7 @@ def word_calls(
         return ()
     channels: int = weights.shape[0]
     spacing = 2 if window.taps[1] <= 3 else 4  # fewest instructions
-    packed = draft.constant(tap_words(weights[:, 0], spacing), "int32")
+    packed = ctx.constant(packed_taps(weights[:, 0], spacing), "int32")
     patches = _PATCHES if np.prod(window.taps) < _MANY_TAPS else _PATCHES_OF_MANY_TAPS
 
     def lanes(patch: _Patch) -> int:
@@ -64,12 +64,12 @@ def word_calls(
         return y.shape[0] * down * across * (channels // _QUAD)
 
     def cost(patch: _Patch) -> float:
-        blocks = opt(lanes(patch)) / (_LANES * draft.gpu.sm_count)
+        blocks = opt(lanes(patch)) / (_LANES * ctx.gpu.sm_count)
         return _work(patch, window, spacing) * (blocks + _ALONE)
 
     best = sorted(patches, key=cost)
     return tuple(
-        draft.make_call(
+        ctx.make_launch(
             "depthwise_int8",
             (ceil_div(lanes(patch), _LANES), 1, 1),
             {**operands, "weights": packed},
@@ -90,11 +90,11 @@ def word_calls(
             writes=(y,),
             warps=_LANES // 32,
         )
-        for patch in (best if draft.gpu.exhaustive else best[:_CARRIED])
+        for patch in (best if ctx.gpu.exhaustive else best[:_CARRIED])
     )
 
 
-def tap_words(weights: Array, spacing: int) -> Array:
+def packed_taps(weights: Array, spacing: int) -> Array:
     """Pack int8 weights (channel, row, column) as `depthwise_int8` reads them.
 
     (row, o, k, channel), int32: taps 4 k - o to 4 k - o + 3 of a row, the first the lowest byte.

@@ -4,17 +4,17 @@ from math import prod
 
 import numpy as np
 
-from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.epilogue import (
     constant_weights,
-    ending_of,
-    product_constants,
+    epilogue_of,
+    gemm_constants,
     weight_matrix,
 )
-from toolkit.gpu.emit.int8_gemm import integer_weights
+from toolkit.gpu.emit.int8_gemm import int8_weights
 from toolkit.gpu.emit.windows import read_window
 from toolkit.gpu.ir.expressions import converting
-from toolkit.gpu.ir.launch import Call
+from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.view import channels_last
 from toolkit.gpu.passes.direct_conv import MOST_NUMBERS, ROUNDED
 from toolkit.gpu.passes.fusion import Group
@@ -28,39 +28,39 @@ _WARP = 32
 _LEAST_COLUMNS = 16  # of a product of tensor cores
 
 
-def emit_convolution_of_picture(draft: Draft, group: Group) -> None:
+def emit_direct_conv(ctx: LoweringContext, group: Group) -> None:
     """Add a ConvPicture: the picture is read as it lies, rounded, multiplied and stored."""
     op = group.root_operation
-    x = draft.read(op.inputs[0])
-    weights = constant_weights(draft, op, 1)
+    x = ctx.read(op.inputs[0])
+    weights = constant_weights(ctx, op, 1)
     filters = weights.shape[0]
     grid = op.number(ROUNDED, 0.0) or x.scale
-    integer = integer_weights(draft, op, 0, filters, prod(weights.shape[1:]), grid=grid)
-    ending = ending_of(draft, group, op.input(2), integer)
+    integer = int8_weights(ctx, op, 0, filters, prod(weights.shape[1:]), grid=grid)
+    epilogue = epilogue_of(ctx, group, op.input(2), integer)
     given = converting(x.scale, grid)
     if integer is None and grid is not None:  # the real numbers of the grid are multiplied
         given = (*given, ("real", len(given), grid))
     values = (integer.values if integer else weights).transpose(0, 2, 3, 1).reshape(filters, -1)
     values = np.pad(values, ((0, 0), (0, MOST_NUMBERS - values.shape[1])))
-    packed = weight_matrix(draft, values.T, "int8" if integer else draft.dtype)
-    result = draft.network.shapes[group.result]
+    packed = weight_matrix(ctx, values.T, "int8" if integer else ctx.dtype)
+    result = ctx.network.shapes[group.result]
     window = read_window(op, weights.shape[2:], x.shape, result)
-    y = draft.make(group.result, channels_last(result))
+    y = ctx.make(group.result, channels_last(result))
     pixels, columns = result[0] * result[2] * result[3], max(_LEAST_COLUMNS, power_of_two(filters))
 
-    def call(rows: int, warps: int) -> Call:
+    def call(rows: int, warps: int) -> KernelLaunch:
         tile = Tile(rows, columns, MOST_NUMBERS, warps, 1)
-        constants = product_constants(draft, tile, packed.dtype)
+        constants = gemm_constants(ctx, tile, packed.dtype)
         del constants["BLOCK_K"]
-        return draft.make_call(
-            "picture",
+        return ctx.make_launch(
+            "direct_conv",
             (ceil_div(pixels, rows), 1, 1),
             {
                 "x": x,
                 "weights": packed,
-                "bias": ending.bias,
-                "scale": ending.scale,
-                "numbers": ending.numbers,
+                "bias": epilogue.bias,
+                "scale": epilogue.scale,
+                "scalars": epilogue.scalars,
                 "y": y,
                 "batch": x.shape[0],
             },
@@ -76,7 +76,7 @@ def emit_convolution_of_picture(draft: Draft, group: Group) -> None:
                 "Y_PITCH": y.pixel_pitch(),
                 **window.constants(),
                 "GIVEN": given,
-                "STEPS": ending.steps,
+                "EPILOGUE": epilogue.steps,
                 "DEPTH": MOST_NUMBERS,
                 "LEVELS": MOST_NUMBERS.bit_length() - 1,
                 **constants,
@@ -86,7 +86,7 @@ def emit_convolution_of_picture(draft: Draft, group: Group) -> None:
         )
 
     def order(shape: tuple[int, int]) -> tuple[bool, int]:
-        return ceil_div(opt(pixels), shape[0]) < 2 * draft.gpu.sm_count, -shape[0]
+        return ceil_div(opt(pixels), shape[0]) < 2 * ctx.gpu.sm_count, -shape[0]
 
     shapes = [(m, w) for m, w in _SHAPES if m * columns <= _MOST_SUMS * w * _WARP]
-    draft.add(group.nodes, *((call(*shape),) for shape in sorted(shapes, key=order)))
+    ctx.add(group.nodes, *((call(*shape),) for shape in sorted(shapes, key=order)))

@@ -5,56 +5,56 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from toolkit.gpu.emit.context import Draft
-from toolkit.gpu.emit.int8_gemm import IntegerEnding
+from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.int8_gemm import Int8Epilogue
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
-from toolkit.gpu.ir.elementwise_ops import Step
+from toolkit.gpu.ir.elementwise_ops import ExprOp
 from toolkit.gpu.ir.expressions import with_numbers
-from toolkit.gpu.ir.launch import Call
+from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Array, Operation
 from toolkit.gpu.ir.view import View
 from toolkit.gpu.passes.fusion import Group
-from toolkit.gpu.schedule.tiles import Product, Tile
+from toolkit.gpu.schedule.tiles import GemmShape, Tile
 from toolkit.gpu.shapes.sizes import ceil_div, fixed
 from toolkit.plugins import Constant
 
 _PICTURES = (
     "Conv",
     "ConvMaxPool",
-    "ConvPicture",
-    "ConvUpscaled",
+    "DirectConv",
+    "ConvUpsampleConcat",
     "ConvTranspose",
 )  # their columns are channels, the second dimension
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class Epilogue:
     """What a kernel does with its sums: bias, factors and residual (or None), and steps.
 
-    Sums of INT8 have `scale`, a factor for each column, a bias in INT32, and `numbers`: what steps
+    Sums of INT8 have `scale`, a factor for each column, a bias in INT32, and `scalars`: what steps
     multiply by on the way between grids.
     """
 
     bias: View | None
     scale: View | None
-    numbers: View | None
+    scalars: View | None
     residual: str | None
-    steps: tuple[Step, ...]
+    steps: tuple[ExprOp, ...]
 
 
-def constant_weights(draft: Draft, op: Operation, at: int) -> Array:
+def constant_weights(ctx: LoweringContext, op: Operation, at: int) -> Array:
     name = op.input(at)
-    if name not in draft.network.constants:
+    if name not in ctx.network.constants:
         raise NotCoveredError(
             f"node {op.name!r} ({op.kind}) has weights that are not constant ({name!r})"
         )
-    return draft.network.constants[name]
+    return ctx.network.constants[name]
 
 
-def ending_of(
-    draft: Draft, group: Group, bias: str, integer: IntegerEnding | None = None
-) -> Ending:
+def epilogue_of(
+    ctx: LoweringContext, group: Group, bias: str, integer: Int8Epilogue | None = None
+) -> Epilogue:
     """Read what follows the product; a bias has a number for each column.
 
     A constant one is kept in FP32; one that is made while running is read as it lies.
@@ -62,29 +62,29 @@ def ending_of(
     op = group.root_operation
     packed, scale = None, None
     if integer is not None:
-        scale = draft.constant(integer.factors, "float32")
-        packed = None if integer.bias is None else draft.constant(integer.bias, "int32")
-    elif bias and op.kind == "Conv" and bias not in draft.network.constants:
-        packed = draft.rows(bias)
+        scale = ctx.constant(integer.factors, "float32")
+        packed = None if integer.bias is None else ctx.constant(integer.bias, "int32")
+    elif bias and op.kind == "Conv" and bias not in ctx.network.constants:
+        packed = ctx.rows(bias)
     elif bias:
-        values = constant_weights(draft, op, 2)
-        columns = draft.network.shapes[op.outputs[0]][1 if op.kind in _PICTURES else -1]
+        values = constant_weights(ctx, op, 2)
+        columns = ctx.network.shapes[op.outputs[0]][1 if op.kind in _PICTURES else -1]
         if values.size not in (1, columns) or (values.size > 1 and values.shape[-1] != columns):
             raise NotCoveredError(
                 f"node {op.name!r} ({op.kind}) adds {list(values.shape)}; kernels take one number "
                 f"for each of {columns} columns"
             )
-        packed = draft.constant(np.broadcast_to(values.reshape(-1), (columns,)), "float32")
-    expression = draft.expression(op.outputs[0], group.after)
+        packed = ctx.constant(np.broadcast_to(values.reshape(-1), (columns,)), "float32")
+    expression = ctx.expression(op.outputs[0], group.after)
     residual = expression.operands[1] if len(expression.operands) > 1 else None
     steps, given = expression.steps, None
     if integer is not None:
-        steps, numbers = with_numbers(steps)
-        given = draft.constant(np.array(numbers), "float32") if numbers else None
-    return Ending(packed, scale, given, residual, steps)
+        steps, scalars = with_numbers(steps)
+        given = ctx.constant(np.array(scalars), "float32") if scalars else None
+    return Epilogue(packed, scale, given, residual, steps)
 
 
-def weight_matrix(draft: Draft, values: Array, dtype: str) -> View:
+def weight_matrix(ctx: LoweringContext, values: Array, dtype: str) -> View:
     """Pack the right operand of a product, (..., depth, columns), with the depth fastest.
 
     Tensor cores of sm_90 read INT8 in no other way, and FP16 the fastest. Each column begins at a
@@ -94,17 +94,17 @@ def weight_matrix(draft: Draft, values: Array, dtype: str) -> View:
     pitch = ceil_div(depth * ELEMENT_TYPES[dtype].bytes, 16) * 16 // ELEMENT_TYPES[dtype].bytes
     packed = np.zeros((*batch, columns, pitch), values.dtype)
     packed[..., :depth] = np.moveaxis(values, -1, -2)
-    view = draft.constant(packed, dtype)
+    view = ctx.constant(packed, dtype)
     order = (*range(len(batch)), len(batch) + 1, len(batch))
     return replace(view.permuted(order), shape=values.shape)
 
 
-def product_constants(draft: Draft, tile: Tile, dtype: str) -> dict[str, Constant]:
+def gemm_constants(ctx: LoweringContext, tile: Tile, dtype: str) -> dict[str, Constant]:
     precision = "ieee"
     if dtype == "int8":
-        precision = "int8" if draft.gpu.has_matrix_units else "int8 as fp16"
+        precision = "int8" if ctx.gpu.has_matrix_units else "int8 as fp16"
     elif dtype == "float32":
-        precision = draft.gpu.fp32_precision
+        precision = ctx.gpu.fp32_precision
     return {
         "PRECISION": precision,
         "BLOCK_M": tile.rows,
@@ -113,27 +113,27 @@ def product_constants(draft: Draft, tile: Tile, dtype: str) -> dict[str, Constan
     }
 
 
-def product_call(
-    draft: Draft,
-    product: Product,
+def gemm_launch(
+    ctx: LoweringContext,
+    product: GemmShape,
     operands: Mapping[str, View | int | None],
     constants: Mapping[str, Constant],
     tile: Tile,
-) -> Call:
+) -> KernelLaunch:
     """Return the call of `matmul` that computes a product, or several, with this tile."""
     left, y = operands["a"], operands["y"]
     assert isinstance(left, View)
     assert isinstance(y, View)
     blocks = ceil_div(product.rows, tile.rows) * ceil_div(product.columns, tile.columns)
-    return draft.make_call(
+    return ctx.make_launch(
         "matmul",
         (blocks, product.products, 1),
         operands,
         {
             **constants,
             "WHOLE_BLOCKS": fixed(product.depth) and product.depth % tile.depth == 0,
-            "LANES": lanes_of(draft, left, y, tile),
-            **product_constants(draft, tile, left.dtype),
+            "MMA_WARPS": mma_warps_of(ctx, left, y, tile),
+            **gemm_constants(ctx, tile, left.dtype),
         },
         writes=(y,),
         warps=tile.warps,
@@ -141,11 +141,11 @@ def product_call(
     )
 
 
-def lanes_of(draft: Draft, left: View, y: View, tile: Tile) -> int:
+def mma_warps_of(ctx: LoweringContext, left: View, y: View, tile: Tile) -> int:
     """Return the warps of a tile that stores INT8 where sums lie (`kernels.lanes`), or 0."""
     bytes_only = left.item_bytes == 1 and y.item_bytes == 1
     whole = tile.columns in (64, 128) and tile.rows % (16 * tile.warps) == 0
-    suits = draft.gpu.multiplies_from_shared and bytes_only and whole
+    suits = ctx.gpu.has_wgmma and bytes_only and whole
     return tile.warps if suits else 0
 
 

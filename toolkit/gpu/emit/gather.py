@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.elementwise import broadcast
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.network import Operation
@@ -33,14 +33,14 @@ class _Index:
     stride: int
 
 
-def emit_gather(draft: Draft, group: Group) -> None:
+def emit_gather(ctx: LoweringContext, group: Group) -> None:
     """Gather: a slice where the indices are constant and evenly spaced, else a kernel."""
     op = group.root_operation
-    x = _source(draft, op)
+    x = _source(ctx, op)
     axis = op.integer("axis", 0) % len(x.shape)
-    if _gather_evenly(draft, op, x, axis):
+    if _gather_evenly(ctx, op, x, axis):
         return
-    indices = draft.read(op.inputs[1])
+    indices = ctx.read(op.inputs[1])
     rank = len(indices.shape)
     outer, inner = x.shape[:axis], x.shape[axis + 1 :]
     shape = (*outer, *indices.shape, *inner)
@@ -50,24 +50,24 @@ def emit_gather(draft: Draft, group: Group) -> None:
     index = replace(
         indices, shape=shape, strides=(*(0,) * axis, *indices.strides, *(0,) * len(inner))
     )
-    _gather(draft, group, source, [_Index(index, x.shape[axis], x.strides[axis])])
+    _gather(ctx, group, source, [_Index(index, x.shape[axis], x.strides[axis])])
 
 
-def emit_gather_elements(draft: Draft, group: Group) -> None:
+def emit_gather_elements(ctx: LoweringContext, group: Group) -> None:
     """GatherElements: one index for each element of the result; also one for several of them."""
     op = group.root_operation
-    x = _source(draft, op)
+    x = _source(ctx, op)
     axis = op.integer("axis", 0) % len(x.shape)
-    shape = draft.network.shapes[op.outputs[0]]
-    indices = broadcast(draft.read(op.inputs[1]), shape)
+    shape = ctx.network.shapes[op.outputs[0]]
+    indices = broadcast(ctx.read(op.inputs[1]), shape)
     source = replace(x, shape=shape, strides=_without(x.strides, axis))
-    _gather(draft, group, source, [_Index(indices, x.shape[axis], x.strides[axis])])
+    _gather(ctx, group, source, [_Index(indices, x.shape[axis], x.strides[axis])])
 
 
-def emit_gather_nd(draft: Draft, group: Group) -> None:
+def emit_gather_nd(ctx: LoweringContext, group: Group) -> None:
     """GatherND: the last dimension of the indices holds one for each of some dimensions."""
     op = group.root_operation
-    x, indices = _source(draft, op), draft.read(op.inputs[1])
+    x, indices = _source(ctx, op), ctx.read(op.inputs[1])
     batch = op.integer("batch_dims", 0)
     count = _count(op, indices)
     rest = indices.shape[:-1]  # batch dimensions first, as in x
@@ -81,35 +81,35 @@ def emit_gather_nd(draft: Draft, group: Group) -> None:
             *x.strides[batch + count :],
         ),
     )
-    _gather(draft, group, source, _parts(indices, shape, x, batch))
+    _gather(ctx, group, source, _parts(indices, shape, x, batch))
 
 
-def emit_scatter_elements(draft: Draft, group: Group) -> None:
+def emit_scatter_elements(ctx: LoweringContext, group: Group) -> None:
     """ScatterElements: a copy, and each update at its index."""
     op = group.root_operation
-    y = _copied(draft, op)
+    y = _copied(ctx, op)
     axis = op.integer("axis", 0) % len(y.shape)
-    indices, updates = draft.read(op.inputs[1]), draft.read(op.inputs[2])
+    indices, updates = ctx.read(op.inputs[1]), ctx.read(op.inputs[2])
     target = replace(y, shape=indices.shape, strides=_without(y.strides, axis))
     _scatter(
-        draft, group, updates, target, [_Index(indices, y.shape[axis], y.strides[axis])], whole=y
+        ctx, group, updates, target, [_Index(indices, y.shape[axis], y.strides[axis])], whole=y
     )
 
 
-def emit_scatter_nd(draft: Draft, group: Group) -> None:
+def emit_scatter_nd(ctx: LoweringContext, group: Group) -> None:
     """ScatterND: a copy, and slices of updates at their indices."""
     op = group.root_operation
-    y = _copied(draft, op)
-    indices, updates = draft.read(op.inputs[1]), draft.read(op.inputs[2])
+    y = _copied(ctx, op)
+    indices, updates = ctx.read(op.inputs[1]), ctx.read(op.inputs[2])
     count = _count(op, indices)
     rest = (0,) * (len(indices.shape) - 1)
     target = replace(y, shape=updates.shape, strides=(*rest, *y.strides[count:]))
-    _scatter(draft, group, updates, target, _parts(indices, updates.shape, y, 0), whole=y)
+    _scatter(ctx, group, updates, target, _parts(indices, updates.shape, y, 0), whole=y)
 
 
-def _gather_evenly(draft: Draft, op: Operation, x: View, axis: int) -> bool:
+def _gather_evenly(ctx: LoweringContext, op: Operation, x: View, axis: int) -> bool:
     """Make a slice of constant indices that are evenly spaced; False where they are not."""
-    values = draft.network.constants.get(op.inputs[1])
+    values = ctx.network.constants.get(op.inputs[1])
     if values is None or values.ndim > 1:
         return False
     places = [int(at) % x.shape[axis] for at in values.reshape(-1)]
@@ -124,22 +124,22 @@ def _gather_evenly(draft: Draft, op: Operation, x: View, axis: int) -> bool:
         strides=(*x.strides[:axis], *(stride * steps.pop() for _ in row), *x.strides[axis + 1 :]),
         offset=x.offset + places[0] * stride,
     )
-    draft.views[op.outputs[0]] = made
+    ctx.views[op.outputs[0]] = made
     return True
 
 
-def _source(draft: Draft, op: Operation) -> View:
+def _source(ctx: LoweringContext, op: Operation) -> View:
     """Return what is gathered; from another INT8 grid than the result's as real numbers."""
-    view = draft.read(op.inputs[0])
-    same = view.scale == draft.network.scales.get(op.outputs[0])
-    return view if same else draft.read_float(op.inputs[0])
+    view = ctx.read(op.inputs[0])
+    same = view.scale == ctx.network.scales.get(op.outputs[0])
+    return view if same else ctx.read_float(op.inputs[0])
 
 
-def _copied(draft: Draft, op: Operation) -> View:
+def _copied(ctx: LoweringContext, op: Operation) -> View:
     """Return the result of a scatter, holding its first operand."""
     name = op.outputs[0]
-    y = draft.make(name)
-    draft.elementwise(y, [draft.read(op.inputs[0])], (), (op.name,))
+    y = ctx.make(name)
+    ctx.elementwise(y, [ctx.read(op.inputs[0])], (), (op.name,))
     return y
 
 
@@ -171,13 +171,13 @@ def _without(strides: Shape, axis: int) -> Shape:
     return (*strides[:axis], 0, *strides[axis + 1 :])
 
 
-def _gather(draft: Draft, group: Group, x: View, indices: list[_Index]) -> None:
+def _gather(ctx: LoweringContext, group: Group, x: View, indices: list[_Index]) -> None:
     name = group.root_operation.outputs[0]
-    shape = draft.network.shapes[name]
-    y = draft.make(name)
+    shape = ctx.network.shapes[name]
+    y = ctx.make(name)
     views = [y, x, *(index.view for index in indices)]
     way = order_of(shape, [v.strides for v in views])
-    call = draft.make_call(
+    call = ctx.make_launch(
         "gather",
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {"x": x, **_named(indices), "y": y, "elements": y.elements},
@@ -187,16 +187,22 @@ def _gather(draft: Draft, group: Group, x: View, indices: list[_Index]) -> None:
             "X_STRIDES": way.strides[1],
             "J_STRIDES": way.strides[2:],
             "SIZES": tuple(index.size for index in indices),
-            "STEPS": tuple(index.stride for index in indices),
+            "EPILOGUE": tuple(index.stride for index in indices),
             "BLOCK": _BLOCK,
         },
         writes=(y,),
     )
-    draft.add(group.nodes, (call,))
+    ctx.add(group.nodes, (call,))
 
 
 def _scatter(
-    draft: Draft, group: Group, updates: View, target: View, indices: list[_Index], *, whole: View
+    ctx: LoweringContext,
+    group: Group,
+    updates: View,
+    target: View,
+    indices: list[_Index],
+    *,
+    whole: View,
 ) -> None:
     """Add a scatter of updates of real numbers into `target`, the places of `whole` without those
     of the indices.
@@ -209,7 +215,7 @@ def _scatter(
     order = row_major(updates.shape)
     views = [target, updates, *(index.view for index in indices)]
     way = order_of(updates.shape, [order, *(v.strides for v in views)])
-    call = draft.make_call(
+    call = ctx.make_launch(
         "scatter",
         (ceil_div(updates.elements, _BLOCK), 1, 1),
         {"x": updates, **_named(indices), "y": whole, "elements": updates.elements},
@@ -219,13 +225,13 @@ def _scatter(
             "X_STRIDES": way.strides[2],
             "J_STRIDES": way.strides[3:],
             "SIZES": tuple(index.size for index in indices),
-            "STEPS": tuple(index.stride for index in indices),
+            "EPILOGUE": tuple(index.stride for index in indices),
             "JOIN": join,
             "BLOCK": _BLOCK,
         },
         writes=(whole,),
     )
-    draft.add(group.nodes, (call,))
+    ctx.add(group.nodes, (call,))
 
 
 def _join(op: Operation, y: View) -> str:

@@ -3,22 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.elementwise import broadcast
 from toolkit.gpu.emit.epilogue import (
-    Ending,
+    Epilogue,
     constant_weights,
-    ending_of,
+    epilogue_of,
     operand_strides,
     result_strides,
     weight_matrix,
 )
-from toolkit.gpu.emit.int8_gemm import integer_factors, integer_weights
-from toolkit.gpu.emit.row_panel import product_tactics
+from toolkit.gpu.emit.int8_gemm import int8_factors, int8_weights
+from toolkit.gpu.emit.row_panel import gemm_tactics
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.view import Shape, View, like, row_major
 from toolkit.gpu.passes.fusion import Group
-from toolkit.gpu.schedule.tiles import Product
+from toolkit.gpu.schedule.tiles import GemmShape
 from toolkit.plugins import Constant
 
 
@@ -40,59 +40,63 @@ class _Products:
         return tuple(view for view in views if view is not None)
 
 
-def emit_gemm(draft: Draft, group: Group) -> None:
+def emit_gemm(ctx: LoweringContext, group: Group) -> None:
     """Add a Gemm: alpha and beta are in the weights already, B and C are constant."""
     op = group.root_operation
     if op.number("alpha", 1.0) != 1.0 or (op.input(2) and op.number("beta", 1.0) != 1.0):
         raise NotCoveredError(f"node {op.name!r} (Gemm) has factors; kernels take 1.0")
-    weights, turned = constant_weights(draft, op, 1), bool(op.integer("transB", 0))
+    weights, turned = constant_weights(ctx, op, 1), bool(op.integer("transB", 0))
     depth, columns = reversed(weights.shape) if turned else weights.shape
-    integer = integer_weights(draft, op, 0 if turned else 1, columns, depth)
-    left = draft.operand(op.inputs[0]) if integer else draft.read_float(op.inputs[0])
+    integer = int8_weights(ctx, op, 0 if turned else 1, columns, depth)
+    left = ctx.operand(op.inputs[0]) if integer else ctx.read_float(op.inputs[0])
     values = weights if integer is None else integer.values
-    right = weight_matrix(draft, values.T if turned else values, left.dtype)
+    right = weight_matrix(ctx, values.T if turned else values, left.dtype)
     left = left.permuted((1, 0)) if op.integer("transA", 0) else left
-    _matmul(draft, group, left, right, ending_of(draft, group, op.input(2), integer))
+    _matmul(ctx, group, left, right, epilogue_of(ctx, group, op.input(2), integer))
 
 
-def emit_matmul(draft: Draft, group: Group) -> None:
+def emit_matmul(ctx: LoweringContext, group: Group) -> None:
     """Add a MatMul of tensors or constants of any rank; a third input is a bias of the columns."""
     op = group.root_operation
-    shape = _shape(draft, op.inputs[1])
+    shape = _shape(ctx, op.inputs[1])
     if len(shape) > 1:
-        weights = integer_weights(draft, op, -1, shape[-1], shape[-2])
+        weights = int8_weights(ctx, op, -1, shape[-1], shape[-2])
         if weights is not None:
-            left = draft.operand(op.inputs[0])
-            right = weight_matrix(draft, weights.values, left.dtype)
-            _matmul(draft, group, left, right, ending_of(draft, group, op.input(2), weights))
+            left = ctx.operand(op.inputs[0])
+            right = weight_matrix(ctx, weights.values, left.dtype)
+            _matmul(ctx, group, left, right, epilogue_of(ctx, group, op.input(2), weights))
             return
     depth, columns = (*shape, 1) if len(shape) == 1 else shape[-2:]
-    integer = integer_factors(draft, op, depth, columns)
-    read = draft.read_float if integer is None else draft.operand
+    integer = int8_factors(ctx, op, depth, columns)
+    read = ctx.read_float if integer is None else ctx.operand
     left = read(op.inputs[0])
-    constant = draft.network.constants.get(op.inputs[1])
+    constant = ctx.network.constants.get(op.inputs[1])
     if constant is not None and constant.ndim == 2:
-        right = weight_matrix(draft, constant, left.dtype)
+        right = weight_matrix(ctx, constant, left.dtype)
     else:
         right = read(op.inputs[1])
-    _matmul(draft, group, left, right, ending_of(draft, group, op.input(2), integer))
+    _matmul(ctx, group, left, right, epilogue_of(ctx, group, op.input(2), integer))
 
 
-def _matmul(draft: Draft, group: Group, left: View, right: View, ending: Ending) -> None:
+def _matmul(
+    ctx: LoweringContext, group: Group, left: View, right: View, epilogue: Epilogue
+) -> None:
     """Add the product of two views of any rank, as numpy.matmul."""
-    y = draft.make(group.result, _order(draft, group.result, left, right))
+    y = ctx.make(group.result, _order(ctx, group.result, left, right))
     if y.strides and y.strides[-1] != 1:
         raise NotCoveredError(f"node {group.nodes[0]!r} writes columns apart from each other")
-    residual = None if ending.residual is None else _read_residual(draft, ending.residual, y.shape)
+    residual = (
+        None if epilogue.residual is None else _read_residual(ctx, epilogue.residual, y.shape)
+    )
     if len(right.shape) == 2 and len(left.shape) > 2:  # rows are rows in any order
         order = sorted(range(len(left.shape) - 1), key=lambda at: -left.strides[at])
         left, y = (view.permuted((*order, len(order))) for view in (left, y))
         residual = residual and residual.permuted((*order, len(order)))
-    products = _with_batches(draft, _as_matrices(left, right, y, residual))
+    products = _with_batches(ctx, _as_matrices(left, right, y, residual))
     left, right, y = products.left, products.right, products.y
     (rows, depth), columns = left.shape[-2:], right.shape[-1]
     groups, inner = (1, *left.shape[:-2])[-2:]
-    product = Product(
+    product = GemmShape(
         rows=rows,
         columns=columns,
         depth=depth,
@@ -109,42 +113,42 @@ def _matmul(draft: Draft, group: Group, left: View, right: View, ending: Ending)
         **operand_strides("B", *_inside_out(right)),
         **result_strides("Y", *_rows_out(y)),
         **result_strides("R", *_rows_out(products.residual or y)),
-        "STEPS": ending.steps,
+        "EPILOGUE": epilogue.steps,
     }
     operands = {
         "a": left,
         "b": right,
-        "bias": ending.bias,
-        "scale": ending.scale,
-        "numbers": ending.numbers,
+        "bias": epilogue.bias,
+        "scale": epilogue.scale,
+        "scalars": epilogue.scalars,
         "residual": products.residual,
         "y": y,
         "rows": rows,
     }
-    draft.add(group.nodes, *product_tactics(draft, product, operands, constants))
+    ctx.add(group.nodes, *gemm_tactics(ctx, product, operands, constants))
 
 
-def _order(draft: Draft, result: str, left: View, right: View) -> Shape | None:
+def _order(ctx: LoweringContext, result: str, left: View, right: View) -> Shape | None:
     """Return strides for the result in the order in which the rows of `left` lie; None: as usual.
 
     All rows of a transposed tensor are then rows of one product.
     """
     transposed = len(left.shape) > 2 and not left.is_row_major() and left.strides[-1] == 1
-    if not transposed or len(right.shape) != 2 or result in draft.network.outputs:
+    if not transposed or len(right.shape) != 2 or result in ctx.network.outputs:
         return None
-    return like(left.strides, draft.network.shapes[result])
+    return like(left.strides, ctx.network.shapes[result])
 
 
-def _shape(draft: Draft, name: str) -> Shape:
-    constant = draft.network.constants.get(name)
-    return draft.network.shapes[name] if constant is None else constant.shape
+def _shape(ctx: LoweringContext, name: str) -> Shape:
+    constant = ctx.network.constants.get(name)
+    return ctx.network.shapes[name] if constant is None else constant.shape
 
 
-def _read_residual(draft: Draft, name: str, shape: Shape) -> View:
+def _read_residual(ctx: LoweringContext, name: str, shape: Shape) -> View:
     """Return a tensor repeated to `shape`, with columns side by side; copies if needed."""
-    view = broadcast(draft.operand(name), shape)
+    view = broadcast(ctx.operand(name), shape)
     if shape[-1:] != (1,) and view.strides[-1:] != (1,):
-        view = draft.copy(view, row_major(shape), view.dtype)
+        view = ctx.copy(view, row_major(shape), view.dtype)
     return view
 
 
@@ -163,15 +167,15 @@ def _as_matrices(left: View, right: View, y: View, residual: View | None) -> _Pr
     return _Products(left, broadcast(right, (*batch, *right.shape[-2:])), y, residual)
 
 
-def _with_batches(draft: Draft, products: _Products) -> _Products:
+def _with_batches(ctx: LoweringContext, products: _Products) -> _Products:
     """Join the dimensions before the last two to one or two; copies operands if needed.
 
     Where all products share the right operand, the last of them joins the rows.
     """
     found = _joined(products)
     if len(found.left.shape) > 4:
-        left, right = (_dense(draft, view) for view in (products.left, products.right))
-        residual = products.residual and _dense(draft, products.residual)
+        left, right = (_dense(ctx, view) for view in (products.left, products.right))
+        residual = products.residual and _dense(ctx, products.residual)
         found = _joined(replace(products, left=left, right=right, residual=residual))
     return found
 
@@ -222,10 +226,10 @@ def _unsqueezed(view: View, at: int) -> View:
     )
 
 
-def _dense(draft: Draft, view: View) -> View:
+def _dense(ctx: LoweringContext, view: View) -> View:
     if view.is_row_major():
         return view
-    return draft.copy(view, row_major(view.shape), view.dtype)
+    return ctx.copy(view, row_major(view.shape), view.dtype)
 
 
 def _inside_out(view: View) -> tuple[int, int, int, int]:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.loop_order import order_of
@@ -12,10 +12,10 @@ _BLOCK = 256  # elements of one block
 _MODES = {"bilinear": "linear", "bicubic": "cubic"}  # as they were named before opset 20
 
 
-def emit_grid_sample(draft: Draft, group: Group) -> None:
+def emit_grid_sample(ctx: LoweringContext, group: Group) -> None:
     """Add a GridSample of pictures (4 dimensions) or volumes (5)."""
     op = group.root_operation
-    x, grid = draft.read_float(op.inputs[0]), draft.read(op.inputs[1])
+    x, grid = ctx.read_float(op.inputs[0]), ctx.read(op.inputs[1])
     dims = len(x.shape) - 2
     mode = op.text("mode", "linear")
     mode = _MODES.get(mode, mode)
@@ -24,11 +24,11 @@ def emit_grid_sample(draft: Draft, group: Group) -> None:
             f"node {op.name!r} (GridSample) samples {dims} dimensions ({mode}); kernels take 2, "
             "and 3 by linear and nearest"
         )
-    y = draft.make(op.outputs[0])
+    y = ctx.make(op.outputs[0])
     source = replace(x, shape=y.shape, strides=(*x.strides[:2], *(0,) * dims))
     points = replace(grid, shape=y.shape, strides=(grid.strides[0], 0, *grid.strides[1:-1]))
     order = order_of(y.shape, [y.strides, source.strides, points.strides])
-    call = draft.make_call(
+    call = ctx.make_launch(
         "grid_sample",
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {"x": x, "points": grid, "y": y, "elements": y.elements},
@@ -38,7 +38,7 @@ def emit_grid_sample(draft: Draft, group: Group) -> None:
             "X_STRIDES": order.strides[1],
             "G_STRIDES": order.strides[2],
             "SIZES": x.shape[2:],
-            "STEPS": x.strides[2:],
+            "EPILOGUE": x.strides[2:],
             "G_STEP": grid.strides[-1],
             "MODE": mode,
             "PADDING": op.text("padding_mode", "zeros"),
@@ -47,4 +47,4 @@ def emit_grid_sample(draft: Draft, group: Group) -> None:
         },
         writes=(y,),
     )
-    draft.add(group.nodes, (call,))
+    ctx.add(group.nodes, (call,))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.elementwise import broadcast
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.network import Operation
@@ -11,48 +11,48 @@ from toolkit.gpu.ir.view import Shape, View, channels_last, row_major
 from toolkit.gpu.passes.fusion import Group
 
 
-def emit_same(draft: Draft, group: Group) -> None:
+def emit_same(ctx: LoweringContext, group: Group) -> None:
     """Identity: the same elements under another name."""
     op = group.root_operation
-    draft.views[op.outputs[0]] = draft.read(op.inputs[0])
+    ctx.views[op.outputs[0]] = ctx.read(op.inputs[0])
 
 
-def emit_bit_cast(draft: Draft, group: Group) -> None:
+def emit_bit_cast(ctx: LoweringContext, group: Group) -> None:
     """BitCast: the same bits as another type of the same width."""
     op = group.root_operation
-    source, target = (draft.network.dtypes[name] for name in (op.inputs[0], op.outputs[0]))
-    view = draft.read(op.inputs[0])
+    source, target = (ctx.network.dtypes[name] for name in (op.inputs[0], op.outputs[0]))
+    view = ctx.read(op.inputs[0])
     made = replace(view, dtype=target)
-    if view.dtype != source or draft.stored(target) != target or made.item_bytes != view.item_bytes:
+    if view.dtype != source or ctx.stored(target) != target or made.item_bytes != view.item_bytes:
         raise NotCoveredError(
             f"node {op.name!r} (BitCast) takes {source} as {target}, of which kernels hold "
-            f"{view.dtype} and {draft.stored(target)}"
+            f"{view.dtype} and {ctx.stored(target)}"
         )
-    draft.views[op.outputs[0]] = made
+    ctx.views[op.outputs[0]] = made
 
 
-def emit_reshape(draft: Draft, group: Group) -> None:
+def emit_reshape(ctx: LoweringContext, group: Group) -> None:
     """Reshape, Flatten, Squeeze, Unsqueeze: a view, after a copy where pixels lie otherwise."""
-    _reshape(draft, group, draft.read(group.root_operation.inputs[0]))
+    _reshape(ctx, group, ctx.read(group.root_operation.inputs[0]))
 
 
-def emit_transpose(draft: Draft, group: Group) -> None:
+def emit_transpose(ctx: LoweringContext, group: Group) -> None:
     """Transpose: the same elements with other strides."""
     op = group.root_operation
-    view = draft.read(op.inputs[0])
+    view = ctx.read(op.inputs[0])
     order = op.integers("perm", tuple(reversed(range(len(view.shape)))))
-    draft.views[op.outputs[0]] = view.permuted(order)
+    ctx.views[op.outputs[0]] = view.permuted(order)
 
 
-def emit_slice(draft: Draft, group: Group) -> None:
+def emit_slice(ctx: LoweringContext, group: Group) -> None:
     """Slice: from an offset on, with strides times the steps."""
     op = group.root_operation
-    view = draft.read(op.inputs[0])
-    starts = integers_of(draft.network, op, 1, "starts")
+    view = ctx.read(op.inputs[0])
+    starts = integers_of(ctx.network, op, 1, "starts")
     if starts is None:
         raise NotCoveredError(f"node {op.name!r} (Slice) has no starts")
-    axes = integers_of(draft.network, op, 3, "axes") or tuple(range(len(starts)))
-    steps = integers_of(draft.network, op, 4, "steps") or (1,) * len(starts)
+    axes = integers_of(ctx.network, op, 3, "axes") or tuple(range(len(starts)))
+    steps = integers_of(ctx.network, op, 4, "steps") or (1,) * len(starts)
     offset, strides = view.offset, list(view.strides)
     for axis, start, step in zip(axes, starts, steps, strict=True):
         size = view.shape[axis]
@@ -60,19 +60,19 @@ def emit_slice(draft: Draft, group: Group) -> None:
         first = min(max(first, 0), size - 1)  # an empty result has no place in a network
         offset += first * view.strides[axis]
         strides[axis] = view.strides[axis] * step
-    shape = draft.network.shapes[op.outputs[0]]
-    draft.views[op.outputs[0]] = replace(view, shape=shape, strides=tuple(strides), offset=offset)
+    shape = ctx.network.shapes[op.outputs[0]]
+    ctx.views[op.outputs[0]] = replace(view, shape=shape, strides=tuple(strides), offset=offset)
 
 
-def emit_split(draft: Draft, group: Group) -> None:
+def emit_split(ctx: LoweringContext, group: Group) -> None:
     """Split: a slice for each result, one after the other."""
     op = group.root_operation
-    view = draft.read(op.inputs[0])
+    view = ctx.read(op.inputs[0])
     axis = op.integer("axis", 0) % len(view.shape)
     start = 0
     for name in op.outputs:
-        size = draft.network.shapes[name][axis]
-        draft.views[name] = part_of(view, axis, start, size)
+        size = ctx.network.shapes[name][axis]
+        ctx.views[name] = part_of(view, axis, start, size)
         start += size
     if start != view.shape[axis]:
         raise NotCoveredError(f"node {op.name!r} (Split) has a result without a name")
@@ -84,31 +84,31 @@ def part_of(view: View, axis: int, start: int, size: int) -> View:
     return replace(view, shape=shape, offset=view.offset + start * view.strides[axis])
 
 
-def emit_expand(draft: Draft, group: Group) -> None:
+def emit_expand(ctx: LoweringContext, group: Group) -> None:
     """Expand: repeated dimensions have a stride of 0."""
     op = group.root_operation
-    shape = draft.network.shapes[op.outputs[0]]
-    draft.views[op.outputs[0]] = broadcast(draft.read(op.inputs[0]), shape)
+    shape = ctx.network.shapes[op.outputs[0]]
+    ctx.views[op.outputs[0]] = broadcast(ctx.read(op.inputs[0]), shape)
 
 
-def emit_tile(draft: Draft, group: Group) -> None:
+def emit_tile(ctx: LoweringContext, group: Group) -> None:
     """Tile: (repeats, size) for each dimension, joined."""
     op = group.root_operation
-    view = draft.read(op.inputs[0])
-    shape = draft.network.shapes[op.outputs[0]]
+    view = ctx.read(op.inputs[0])
+    shape = ctx.network.shapes[op.outputs[0]]
     pairs = [(whole // size, size) for whole, size in zip(shape, view.shape, strict=True)]
     tiled = replace(
         view,
         shape=tuple(size for pair in pairs for size in pair),
         strides=tuple(stride for inner in view.strides for stride in (0, inner)),
     )
-    _reshape(draft, group, tiled)
+    _reshape(ctx, group, tiled)
 
 
-def emit_depth_to_space(draft: Draft, group: Group) -> None:
+def emit_depth_to_space(ctx: LoweringContext, group: Group) -> None:
     """DepthToSpace: b x b channels of a pixel become b x b pixels."""
     op = group.root_operation
-    view = draft.read(op.inputs[0])
+    view = ctx.read(op.inputs[0])
     side = op.integer("blocksize", 1)
     n, c, h, w = _picture(op, view)
     depth = c // (side * side)
@@ -116,18 +116,18 @@ def emit_depth_to_space(draft: Draft, group: Group) -> None:
         shape, order = (n, side, side, depth, h, w), (0, 3, 4, 1, 5, 2)
     else:
         shape, order = (n, depth, side, side, h, w), (0, 1, 4, 2, 5, 3)
-    _reshape(draft, group, _split(view, shape).permuted(order))
+    _reshape(ctx, group, _split(view, shape).permuted(order))
 
 
-def emit_space_to_depth(draft: Draft, group: Group) -> None:
+def emit_space_to_depth(ctx: LoweringContext, group: Group) -> None:
     """SpaceToDepth: b x b pixels become b x b channels of one."""
     op = group.root_operation
-    view = draft.read(op.inputs[0])
+    view = ctx.read(op.inputs[0])
     side = op.integer("blocksize", 1)
     n, c, h, w = _picture(op, view)
     shape = (n, c, h // side, side, w // side, side)
     order = (0, 3, 5, 1, 2, 4) if op.text("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
-    _reshape(draft, group, _split(view, shape).permuted(order))
+    _reshape(ctx, group, _split(view, shape).permuted(order))
 
 
 def _picture(op: Operation, view: View) -> Shape:
@@ -144,24 +144,24 @@ def _split(view: View, shape: Shape) -> View:
     return found
 
 
-def _reshape(draft: Draft, group: Group, view: View) -> None:
+def _reshape(ctx: LoweringContext, group: Group, view: View) -> None:
     """Give the result of a group the elements of `view` in order; copies if there is no view."""
     name = group.root_operation.outputs[0]
-    shape = draft.network.shapes[name]
+    shape = ctx.network.shapes[name]
     made = view.reshaped(shape)
     if made is None:
-        made = _copied(draft, view, shape, name in draft.network.outputs)
-    draft.views[name] = made
+        made = _copied(ctx, view, shape, name in ctx.network.outputs)
+    ctx.views[name] = made
 
 
-def _copied(draft: Draft, view: View, shape: Shape, leaves: bool) -> View:
+def _copied(ctx: LoweringContext, view: View, shape: Shape, leaves: bool) -> View:
     """Copy a view so that it takes a shape: channels-last where it lies so, else in order."""
-    dtype = view.dtype if view.scale is not None else draft.stored(view.dtype)
+    dtype = view.dtype if view.scale is not None else ctx.stored(view.dtype)
     strides = row_major(view.shape)
     if len(shape) == 4 and view.strides[-1] != 1 and not leaves:
         target = View("", dtype, shape, channels_last(shape)).reshaped(view.shape)
         strides = strides if target is None else target.strides
-    made = draft.copy(view, strides, dtype).reshaped(shape)
+    made = ctx.copy(view, strides, dtype).reshaped(shape)
     if made is None:  # it was laid out for this shape, so its sizes are
         raise NotCoveredError(
             f"{list(view.shape)} becomes {list(shape)}, as large as that at some sizes only"

@@ -1,6 +1,6 @@
 """Pad -> calls."""
 
-from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.parameters import constant_of, integers_of
@@ -12,20 +12,20 @@ from toolkit.gpu.shapes.sizes import ceil_div
 _BLOCK = 1024  # elements of one block
 
 
-def emit_pad(draft: Draft, group: Group) -> None:
+def emit_pad(ctx: LoweringContext, group: Group) -> None:
     """Add a Pad: borders of any width, also less than nothing."""
     op = group.root_operation
     name = op.outputs[0]
-    value = _value(draft, op)
-    x = _source(draft, op, value)
-    before = _before(draft, op, len(x.shape))
-    shape = draft.network.shapes[name]
-    leaves = name in draft.network.outputs
-    y = draft.make(name, None if leaves else like(x.strides, shape))
+    value = _value(ctx, op)
+    x = _source(ctx, op, value)
+    before = _before(ctx, op, len(x.shape))
+    shape = ctx.network.shapes[name]
+    leaves = name in ctx.network.outputs
+    y = ctx.make(name, None if leaves else like(x.strides, shape))
     bordered = [at for at in range(len(shape)) if before[at] != 0 or shape[at] != x.shape[at]]
     inner = tuple(0 if at in bordered else stride for at, stride in enumerate(x.strides))
     way = order_of(shape, [y.strides, inner], apart=bordered)
-    call = draft.make_call(
+    call = ctx.make_launch(
         "pad",
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {"x": x, "y": y, "elements": y.elements},
@@ -36,39 +36,39 @@ def emit_pad(draft: Draft, group: Group) -> None:
             "DIMS": tuple(way.places[at] for at in bordered),
             "BEFORE": tuple(before[at] for at in bordered),
             "SIZES": tuple(x.shape[at] for at in bordered),
-            "STEPS": tuple(x.strides[at] for at in bordered),
+            "EPILOGUE": tuple(x.strides[at] for at in bordered),
             "MODE": op.text("mode", "constant"),
             "VALUE": value,
             "BLOCK": _BLOCK,
         },
         writes=(y,),
     )
-    draft.add(group.nodes, (call,))
+    ctx.add(group.nodes, (call,))
 
 
-def _source(draft: Draft, op: Operation, value: float) -> View:
+def _source(ctx: LoweringContext, op: Operation, value: float) -> View:
     """Return what is padded; as real numbers where the result is on another grid or none."""
-    view = draft.read(op.inputs[0])
-    scale = draft.network.scales.get(op.outputs[0])
+    view = ctx.read(op.inputs[0])
+    scale = ctx.network.scales.get(op.outputs[0])
     if scale is not None and value != 0:
         raise NotCoveredError(f"node {op.name!r} (Pad) pads INT8 with {value}; kernels pad with 0")
-    return view if view.scale == scale else draft.read_float(op.inputs[0])
+    return view if view.scale == scale else ctx.read_float(op.inputs[0])
 
 
-def _value(draft: Draft, op: Operation) -> float | int:
+def _value(ctx: LoweringContext, op: Operation) -> float | int:
     if "value" in op.attributes:
         return op.number("value", 0.0)
-    values = constant_of(draft.network, op, 2)
+    values = constant_of(ctx.network, op, 2)
     number: float | int | bool = 0 if values is None else values.reshape(()).item()
     return int(number) if isinstance(number, bool) else number
 
 
-def _before(draft: Draft, op: Operation, rank: int) -> tuple[int, ...]:
+def _before(ctx: LoweringContext, op: Operation, rank: int) -> tuple[int, ...]:
     """Return the width of the border before each dimension."""
-    pads = integers_of(draft.network, op, 1, "pads")
+    pads = integers_of(ctx.network, op, 1, "pads")
     if pads is None:
         raise NotCoveredError(f"node {op.name!r} (Pad) has no widths")
-    axes = integers_of(draft.network, op, 3, "axes") or tuple(range(rank))
+    axes = integers_of(ctx.network, op, 3, "axes") or tuple(range(rank))
     found = [0] * rank
     for axis, width in zip(axes, pads, strict=False):
         found[axis] = width

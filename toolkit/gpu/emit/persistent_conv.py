@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.windows import Window
-from toolkit.gpu.ir.launch import Call
+from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View
 from toolkit.gpu.shapes.sizes import ceil_div, fixed
@@ -33,14 +33,14 @@ _MOST_KEPT = 72 * 1024
 _PROGRAMS = {16: (7, 6, 14), 32: (5, 4, 6), _MOST_FILTERS: (4, 3, 2)}
 
 
-def resident_calls(
-    draft: Draft,
+def persistent_conv_launches(
+    ctx: LoweringContext,
     weights: Array,
     window: Window,
     *,
     operands: Mapping[str, View | int | None],
     constants: Mapping[str, Constant],
-) -> tuple[Call, ...]:
+) -> tuple[KernelLaunch, ...]:
     """Return calls of a convolution of one group, weights (F, C, rows, columns), the best first.
 
     They share a kernel and differ in their programs. There are none where operands are not of
@@ -48,20 +48,20 @@ def resident_calls(
     """
     y = operands["y"]
     assert isinstance(y, View)
-    if not _suits(draft, weights, window, operands, constants["X_PITCH"]):
+    if not _suits(ctx, weights, window, operands, constants["X_PITCH"]):
         return ()
     packed = operand_order(weights)
-    limits = sm_limits(draft.gpu.sm)
+    limits = sm_limits(ctx.gpu.sm)
     room = limits.shared_bytes // (packed.size + limits.reserved_bytes)
     pixels = y.shape[0] * y.shape[2] * y.shape[3]
     blocks = ceil_div(pixels, _ROWS)
     wanted = next(n for filters, n in _PROGRAMS.items() if weights.shape[0] <= filters)
-    most = [draft.gpu.sm_count * n for n in wanted if n <= room]
+    most = [ctx.gpu.sm_count * n for n in wanted if n <= room]
     counts = {min(n, blocks): None for n in most} if fixed(pixels) else dict.fromkeys(most)
-    view = draft.constant(packed, "int8")
+    view = ctx.constant(packed, "int8")
     return tuple(
-        draft.make_call(
-            "resident",
+        ctx.make_launch(
+            "persistent_conv",
             (count, 1, 1),
             {**operands, "weights": view},
             {
@@ -95,7 +95,7 @@ def operand_order(weights: Array) -> Array:
 
 
 def _suits(
-    draft: Draft,
+    ctx: LoweringContext,
     weights: Array,
     window: Window,
     operands: Mapping[str, View | int | None],
@@ -112,7 +112,7 @@ def _suits(
     few = taps <= _MOST_TAPS and weights.shape[0] <= _MOST_FILTERS
     depth = ceil_div(weights.shape[1] * taps, _PIECE) * _PIECE
     kept = few and weights.shape[0] * depth <= _MOST_KEPT
-    return draft.gpu.multiplies_from_shared and bytes_only and aligned and kept
+    return ctx.gpu.has_wgmma and bytes_only and aligned and kept
 
 
 def _runs(pieces: int, channels: int) -> tuple[tuple[int, int], ...]:

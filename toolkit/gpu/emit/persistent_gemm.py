@@ -7,7 +7,7 @@ that came later would make it alone.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from toolkit.gpu.ir.launch import Call
+from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.shapes.sizes import ceil_div, opt
 from toolkit.gpu.target import GpuTarget, sm_limits
 from toolkit.plugins import Constant
@@ -26,22 +26,24 @@ _PLAIN, _WITH_RESIDUAL, _WIDE_PAIR = 4, 3, 2
 _FEW, _MANY = 2, 3
 _RUN_WITH_RESIDUAL, _RUN_PLAIN = 2, 4
 _NO_SECOND: Mapping[str, Constant] = {
-    **dict.fromkeys(("z_b", "z_bias", "z_scale", "z_numbers", "z")),
+    **dict.fromkeys(("z_b", "z_bias", "z_scale", "z_scalars", "z")),
     "Z_COLUMNS": COLUMNS,
     "Z_B_COLUMN": 0,
     "Z_PITCH": 0,
-    "Z_STEPS": (),
+    "Z_EPILOGUE": (),
     "BLOCK_Z": COLUMNS,
 }
 
 
-def kept_calls(strips: Call, picture: tuple[int, ...] | None, gpu: GpuTarget) -> tuple[Call, ...]:
+def persistent_gemm_launches(
+    strips: KernelLaunch, picture: tuple[int, ...] | None, gpu: GpuTarget
+) -> tuple[KernelLaunch, ...]:
     """Return calls that make what a call of `strips` does, where SMs have enough to do.
 
     `picture`: `kernels.lanes.row_places`.
     """
     given = dict(strips.spec.constants)
-    if not given.pop("WORDS"):
+    if not given.pop("INT8X4"):
         return ()
     plain = "residual" in given
     run = min(
@@ -51,7 +53,7 @@ def kept_calls(strips: Call, picture: tuple[int, ...] | None, gpu: GpuTarget) ->
     return _calls(strips, given, gpu, run=run, most=_PLAIN if plain else _WITH_RESIDUAL)
 
 
-def kept_pairs(pair: Call, gpu: GpuTarget) -> tuple[Call, ...]:
+def persistent_pair_launches(pair: KernelLaunch, gpu: GpuTarget) -> tuple[KernelLaunch, ...]:
     """Return calls that make both products of a pair, where all weights fit."""
     given = dict(pair.spec.constants)
     columns, wide = _size(given, "COLUMNS"), _size(given, "BLOCK_Z")
@@ -62,8 +64,8 @@ def kept_pairs(pair: Call, gpu: GpuTarget) -> tuple[Call, ...]:
 
 
 def _calls(
-    call: Call, given: Mapping[str, Constant], gpu: GpuTarget, *, run: int, most: int
-) -> tuple[Call, ...]:
+    call: KernelLaunch, given: Mapping[str, Constant], gpu: GpuTarget, *, run: int, most: int
+) -> tuple[KernelLaunch, ...]:
     """Return calls with these blocks of columns, and as many stages and programs as fit."""
     depth, columns = _size(given, "BLOCK_K"), run * COLUMNS
     second = 0 if given.get("z_b", 0) is None else _size(given, "BLOCK_Z")
@@ -78,14 +80,14 @@ def _calls(
 
 
 def _call(
-    call: Call,
+    call: KernelLaunch,
     given: Mapping[str, Constant],
     gpu: GpuTarget,
     *,
     run: int,
     stages: int,
     programs: int,
-) -> tuple[Call, ...]:
+) -> tuple[KernelLaunch, ...]:
     """Return the call, if each of two or more programs of an SM has a block of rows."""
     names = (name for name, _ in call.spec.signature)
     rows = dict(zip(names, call.arguments, strict=True))["rows"]
@@ -102,7 +104,7 @@ def _call(
     }
     spec = replace(
         call.spec,
-        kernel="kept",
+        kernel="persistent_gemm",
         constants=tuple(sorted(constants.items())),
         warps=_WARPS,
         stages=stages,

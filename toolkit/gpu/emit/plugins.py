@@ -7,10 +7,10 @@ from functools import partial
 
 from toolkit.errors import PluginError, first_line
 from toolkit.gpu.codegen.cuda_source import HOW_TO_GET, find_compiler
-from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.dtypes import is_float
-from toolkit.gpu.ir.launch import Call, KernelSource
+from toolkit.gpu.ir.launch import KernelLaunch, KernelSource
 from toolkit.gpu.ir.view import View, row_major
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.shapes.sizes import Size
@@ -20,20 +20,22 @@ from toolkit.plugins.functions import complete_attributes
 _SOURCES = (".py", ".cu")
 
 
-def plugin_emitters(plugins: Sequence[Plugin]) -> Mapping[str, Callable[[Draft, Group], None]]:
+def plugin_emitters(
+    plugins: Sequence[Plugin],
+) -> Mapping[str, Callable[[LoweringContext, Group], None]]:
     """Return who adds the work of each plugin's operator."""
     return {plugin.title: partial(emit_plugin, plugin) for plugin in plugins}
 
 
-def emit_plugin(plugin: Plugin, draft: Draft, group: Group) -> None:
+def emit_plugin(plugin: Plugin, ctx: LoweringContext, group: Group) -> None:
     """Add the launches of one node.
 
     Raises NotCoveredError: the plugin says so; PluginError: it fails or asks for what is not there.
     """
     op = group.root_operation
-    views = {name: _operand(plugin, draft, name) for name in op.inputs if name}
-    finals = {name: draft.make(name) for name in op.outputs}
-    made = {name: _result(plugin, draft, view) for name, view in finals.items()}
+    views = {name: _operand(plugin, ctx, name) for name in op.inputs if name}
+    finals = {name: ctx.make(name) for name in op.outputs}
+    made = {name: _result(plugin, ctx, view) for name, view in finals.items()}
     node = Node(
         op.name,
         tuple(_tensor(name, views[name]) if name else None for name in op.inputs),
@@ -41,38 +43,38 @@ def emit_plugin(plugin: Plugin, draft: Draft, group: Group) -> None:
         complete_attributes(plugin, op.name, op.attributes),
     )
     calls = tuple(
-        _call(plugin, draft, one, views | made, tuple(made.values()))
+        _call(plugin, ctx, one, views | made, tuple(made.values()))
         for one in _launches(plugin, node)
     )
-    draft.add(group.nodes, calls)
+    ctx.add(group.nodes, calls)
     for name, final in finals.items():
         if made[name] != final:
-            draft.elementwise(final, [made[name]], (), ())
+            ctx.elementwise(final, [made[name]], (), ())
 
 
-def _operand(plugin: Plugin, draft: Draft, name: str) -> View:
+def _operand(plugin: Plugin, ctx: LoweringContext, name: str) -> View:
     """Return an operand without gaps, floating point in a type that the plugin takes."""
-    if name in draft.network.constants:
-        values = draft.network.constants[name]
+    if name in ctx.network.constants:
+        values = ctx.network.constants[name]
         dtype = values.dtype.name
-        return draft.constant(values, _float(plugin, draft) if is_float(dtype) else dtype)
-    view = draft.rows(name)
-    wanted = _float(plugin, draft) if is_float(view.dtype) else view.dtype
-    return view if view.dtype == wanted else draft.copy(view, row_major(view.shape), wanted)
+        return ctx.constant(values, _float(plugin, ctx) if is_float(dtype) else dtype)
+    view = ctx.rows(name)
+    wanted = _float(plugin, ctx) if is_float(view.dtype) else view.dtype
+    return view if view.dtype == wanted else ctx.copy(view, row_major(view.shape), wanted)
 
 
-def _result(plugin: Plugin, draft: Draft, final: View) -> View:
+def _result(plugin: Plugin, ctx: LoweringContext, final: View) -> View:
     """Return where the plugin writes a result: its place, or memory that is copied there."""
     takes = not is_float(final.dtype) or final.dtype in plugin.floats
     if takes and final.scale is None and final.is_row_major():
         return final
     real = is_float(final.dtype) or final.scale is not None
-    dtype = _float(plugin, draft) if real else final.dtype
-    return draft.allocate(final.base, dtype, final.shape, row_major(final.shape))
+    dtype = _float(plugin, ctx) if real else final.dtype
+    return ctx.allocate(final.base, dtype, final.shape, row_major(final.shape))
 
 
-def _float(plugin: Plugin, draft: Draft) -> str:
-    return draft.dtype if draft.dtype in plugin.floats else plugin.floats[0]
+def _float(plugin: Plugin, ctx: LoweringContext) -> str:
+    return ctx.dtype if ctx.dtype in plugin.floats else plugin.floats[0]
 
 
 def _tensor(name: str, view: View) -> Tensor:
@@ -99,11 +101,11 @@ def _launches(plugin: Plugin, node: Node) -> tuple[Launch, ...]:
 
 def _call(
     plugin: Plugin,
-    draft: Draft,
+    ctx: LoweringContext,
     launch: Launch,
     views: Mapping[str, View],
     writes: Sequence[View],
-) -> Call:
+) -> KernelLaunch:
     arguments: dict[str, View | int | None] = {}
     for name, value in launch.arguments.items():
         if isinstance(value, Tensor) and value.name in views:
@@ -121,7 +123,7 @@ def _call(
             f"{plugin.title}: the constant {dynamic[0]!r} of kernel {launch.kernel.function} "
             "follows a dynamic dimension; give it to the kernel as an argument"
         )
-    call = draft.make_call(
+    call = ctx.make_launch(
         launch.kernel.function,
         launch.grid,
         arguments,

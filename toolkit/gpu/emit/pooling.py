@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from toolkit.gpu.emit import reduction
-from toolkit.gpu.emit.context import Draft
-from toolkit.gpu.emit.pooling3d import emit_volume_pool
+from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.pooling3d import emit_pool3d
 from toolkit.gpu.emit.windows import read_window
-from toolkit.gpu.ir.elementwise_ops import Step
-from toolkit.gpu.ir.launch import Call
+from toolkit.gpu.ir.elementwise_ops import ExprOp
+from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.view import View, channels_last
 from toolkit.gpu.passes.fusion import Group
@@ -31,16 +31,16 @@ _AVERAGE_BLOCKS = 8  # of an SM
 _AVERAGE_NUMBERS = 8192  # more of them leave a thread no registers
 
 
-def emit_pool(draft: Draft, group: Group) -> None:
+def emit_pool(ctx: LoweringContext, group: Group) -> None:
     """Add a MaxPool or AveragePool."""
     op = group.root_operation
-    if len(op.outputs) > 1 or len(draft.network.shapes[op.inputs[0]]) != 4:
-        emit_volume_pool(draft, group)
+    if len(op.outputs) > 1 or len(ctx.network.shapes[op.inputs[0]]) != 4:
+        emit_pool3d(ctx, group)
         return
-    shape, result = draft.network.shapes[op.inputs[0]], draft.network.shapes[group.result]
+    shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
     window = read_window(op, op.integers("kernel_shape", ()), shape, result)
-    x, x_pitch = draft.stored_pixels(op.inputs[0])
-    y = draft.make(group.result, channels_last(result))
+    x, x_pitch = ctx.stored_pixels(op.inputs[0])
+    y = ctx.make(group.result, channels_last(result))
     constants: dict[str, Constant] = {
         "HEIGHT": shape[2],
         "WIDTH": shape[3],
@@ -50,18 +50,18 @@ def emit_pool(draft: Draft, group: Group) -> None:
         "OUT_WIDTH": result[3],
         "Y_PITCH": y.pixel_pitch(),
         **window.constants(),
-        "STEPS": draft.expression(op.outputs[0], group.after, x.scale).steps,
+        "EPILOGUE": ctx.expression(op.outputs[0], group.after, x.scale).steps,
     }
     if op.kind == "MaxPool" and window.taps[0] * window.taps[1] <= _MOST_TAPS:
         if y.scale == x.scale and all(_rounds_to(x.scale, one) for one in group.after):
-            constants["STEPS"] = ()  # what lies on the grid is rounded
-        heights = _heights(draft, y) if window.dilations[0] == 1 else (1,)
-        calls = (_max_pool(draft, x, y, constants, rows) for rows in heights)
-        draft.add(group.nodes, *((call,) for call in calls))
+            constants["EPILOGUE"] = ()  # what lies on the grid is rounded
+        heights = _heights(ctx, y) if window.dilations[0] == 1 else (1,)
+        calls = (_max_pool(ctx, x, y, constants, rows) for rows in heights)
+        ctx.add(group.nodes, *((call,) for call in calls))
         return
     pixels = result[0] * result[2] * result[3]
     tile = row_tile(pixels, shape[1])
-    call = draft.make_call(
+    call = ctx.make_launch(
         "pool",
         (ceil_div(pixels, tile.rows), ceil_div(shape[1], tile.columns), 1),
         {"x": x, "y": y, "batch": shape[0]},
@@ -76,14 +76,14 @@ def emit_pool(draft: Draft, group: Group) -> None:
         },
         writes=(y,),
     )
-    draft.add(group.nodes, (call,))
+    ctx.add(group.nodes, (call,))
 
 
 def _rounds_to(scale: float | None, op: Operation) -> bool:
     return op.kind == ROUND and op.number("scale", 1.0) == scale
 
 
-def _heights(draft: Draft, y: View) -> tuple[int, ...]:
+def _heights(ctx: LoweringContext, y: View) -> tuple[int, ...]:
     """Return how many rows a block makes at a time, the best by estimate first.
 
     More rows read less, while there are blocks enough for the GPU and no row of a block is empty.
@@ -92,7 +92,7 @@ def _heights(draft: Draft, y: View) -> tuple[int, ...]:
     def order(rows: int) -> tuple[bool, int, int]:
         tile, strips = _strips(y, rows)
         blocks = ceil_div(opt(strips), tile.rows) * ceil_div(y.shape[1], tile.columns)
-        return blocks < draft.gpu.sm_count, -opt(y.shape[2]) % rows, -rows
+        return blocks < ctx.gpu.sm_count, -opt(y.shape[2]) % rows, -rows
 
     return tuple(sorted(_HEIGHTS, key=order))
 
@@ -104,17 +104,19 @@ def _strips(y: View, rows: int) -> tuple[Tile, int]:
     return row_tile(strips, channels), strips
 
 
-def _max_pool(draft: Draft, x: View, y: View, constants: Mapping[str, Constant], rows: int) -> Call:
+def _max_pool(
+    ctx: LoweringContext, x: View, y: View, constants: Mapping[str, Constant], rows: int
+) -> KernelLaunch:
     """Return the call that makes `rows` rows at a time."""
     tile, strips = _strips(y, rows)
-    return draft.make_call(
+    return ctx.make_launch(
         "max_pool",
         (ceil_div(strips, tile.rows), ceil_div(y.shape[1], tile.columns), 1),
         {"x": x, "y": y, "batch": y.shape[0]},
         {
             **constants,
             "ROWS": rows,
-            "PACKED": draft.gpu.sm >= _PACKED_MAXIMA,
+            "PACKED": ctx.gpu.sm >= _PACKED_MAXIMA,
             "BLOCK_M": tile.rows,
             "BLOCK_N": tile.columns,
         },
@@ -122,33 +124,33 @@ def _max_pool(draft: Draft, x: View, y: View, constants: Mapping[str, Constant],
     )
 
 
-def emit_global_average(draft: Draft, group: Group) -> None:
+def emit_global_average(ctx: LoweringContext, group: Group) -> None:
     """Add a GlobalAveragePool."""
     op = group.root_operation
-    if len(draft.network.shapes[op.inputs[0]]) != 4:
-        reduction.emit_global_pool(draft, group)
+    if len(ctx.network.shapes[op.inputs[0]]) != 4:
+        reduction.emit_global_pool(ctx, group)
         return
-    x, x_pitch = draft.stored_pixels(op.inputs[0])
+    x, x_pitch = ctx.stored_pixels(op.inputs[0])
     batch, channels, height, width = x.shape
-    y = draft.make(group.result, channels_last(draft.network.shapes[group.result]))
-    steps = draft.expression(op.outputs[0], group.after, x.scale).steps
+    y = ctx.make(group.result, channels_last(ctx.network.shapes[group.result]))
+    steps = ctx.expression(op.outputs[0], group.after, x.scale).steps
     pixels = height * width
-    block = _average_channels(x, draft.gpu)
-    parts = _parts(opt(batch), channels, block, opt(pixels), draft.gpu)
-    at_once = (_average(draft, _Average(x, x_pitch, y, pixels, 1, pixels, steps)),)
+    block = _average_channels(x, ctx.gpu)
+    parts = _parts(opt(batch), channels, block, opt(pixels), ctx.gpu)
+    at_once = (_average(ctx, _Average(x, x_pitch, y, pixels, 1, pixels, steps)),)
     if parts == 1 or not fixed(pixels):
-        draft.add(group.nodes, at_once)
+        ctx.add(group.nodes, at_once)
         return
     # Few images do not fill the GPU: parts of their pixels are summed first.
-    sums = draft.allocate(
+    sums = ctx.allocate(
         f"{y.base} (sums)",
         "float32",
         (batch, channels, parts, 1),
         (channels * parts, 1, channels, 1),
     )
-    first = _average(draft, _Average(x, x_pitch, sums, pixels, parts, 1, ()))
-    second = _average(draft, _Average(sums, channels, y, parts, 1, pixels, steps))
-    draft.add(group.nodes, (first, second), at_once)
+    first = _average(ctx, _Average(x, x_pitch, sums, pixels, parts, 1, ()))
+    second = _average(ctx, _Average(sums, channels, y, parts, 1, pixels, steps))
+    ctx.add(group.nodes, (first, second), at_once)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ class _Average:
     pixels: int
     parts: int
     divisor: int
-    steps: tuple[Step, ...]
+    steps: tuple[ExprOp, ...]
 
 
 def _average_channels(x: View, gpu: GpuTarget) -> int:
@@ -179,14 +181,14 @@ def _parts(batch: int, channels: int, block: int, pixels: int, gpu: GpuTarget) -
     return max(1, min(_AVERAGE_BLOCKS * gpu.sm_count // blocks, pixels // _AVERAGE_PIXELS))
 
 
-def _average(draft: Draft, one: _Average) -> Call:
+def _average(ctx: LoweringContext, one: _Average) -> KernelLaunch:
     batch, channels = one.x.shape[:2]
-    block = _average_channels(one.x, draft.gpu)
+    block = _average_channels(one.x, ctx.gpu)
     most = _AVERAGE_NUMBERS // block
     if one.x.item_bytes > 1:
         most = min(most, _AVERAGE_PIXELS)
     pixels = min(power_of_two(ceil_div(one.pixels, one.parts)), most)
-    return draft.make_call(
+    return ctx.make_launch(
         "global_average",
         (batch, ceil_div(channels, block), one.parts),
         {"x": one.x, "y": one.y, "batch": batch},
@@ -195,9 +197,9 @@ def _average(draft: Draft, one: _Average) -> Call:
             "CHANNELS": channels,
             "X_PITCH": one.x_pitch,
             "Y_PITCH": channels if one.parts > 1 else one.y.pixel_pitch(),
-            "PARTS": one.parts,
+            "SPLIT_K": one.parts,
             "DIVISOR": one.divisor,
-            "STEPS": one.steps,
+            "EPILOGUE": one.steps,
             "BLOCK_M": pixels,
             "BLOCK_N": block,
         },

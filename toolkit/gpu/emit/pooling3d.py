@@ -2,14 +2,14 @@
 
 from math import prod
 
-from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.conv3d import (
-    channels_last_volume,
-    check_volume,
-    volume_pitch,
-    volume_strides,
+    channels_last_3d,
+    channels_last_strides_3d,
+    check_spatial_rank,
+    pitch_3d,
 )
-from toolkit.gpu.emit.windows import VolumeWindow, three
+from toolkit.gpu.emit.windows import WindowNd, three
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.tiles import row_tile
@@ -19,26 +19,26 @@ _MODES = {"MaxPool": "max", "AveragePool": "average", "LpPool": "lp"}
 _BLOCK = 1024  # elements of one block of an element-wise kernel
 
 
-def emit_volume_pool(draft: Draft, group: Group) -> None:
+def emit_pool3d(ctx: LoweringContext, group: Group) -> None:
     """Add a MaxPool, AveragePool or LpPool; a MaxPool may say where its maxima lie."""
     op = group.root_operation
-    shape, result = draft.network.shapes[op.inputs[0]], draft.network.shapes[op.outputs[0]]
-    check_volume(op, shape)
-    window = VolumeWindow.read(op, op.integers("kernel_shape", ()))
+    shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[op.outputs[0]]
+    check_spatial_rank(op, shape)
+    window = WindowNd.read(op, op.integers("kernel_shape", ()))
     before, after = window.pads_of_convolution(shape[2:], result[2:])
-    x = channels_last_volume(draft, op.inputs[0])
-    y = draft.make(group.result, volume_strides(result))
+    x = channels_last_3d(ctx, op.inputs[0])
+    y = ctx.make(group.result, channels_last_strides_3d(result))
     places = None
     if len(op.outputs) > 1:
-        places = draft.make(op.outputs[1], volume_strides(result))
+        places = ctx.make(op.outputs[1], channels_last_strides_3d(result))
     size, out = three(shape[2:], 1), three(result[2:], 1)
     steps = (size[1] * size[2], size[2], 1)
     if op.integer("storage_order", 0):
         steps = (1, size[0], size[0] * size[1]) if len(shape) == 5 else (0, 1, size[1])
     rows = result[0] * prod(out)
     tile = row_tile(rows, shape[1])
-    call = draft.make_call(
-        "pool_volume",
+    call = ctx.make_launch(
+        "pool3d",
         (ceil_div(rows, tile.rows), ceil_div(shape[1], tile.columns), 1),
         {"x": x, "y": y, "places": places, "batch": shape[0]},
         {
@@ -47,7 +47,7 @@ def emit_volume_pool(draft: Draft, group: Group) -> None:
             "CHANNELS": shape[1],
             "X_STRIDES": (x.strides[0], *three(x.strides[2:], 0)),
             "PLACE_STEPS": steps,
-            "Y_PITCH": volume_pitch(y),
+            "Y_PITCH": pitch_3d(y),
             "TAPS": three(window.taps, 1),
             "STRIDE": three(window.strides, 1),
             "DILATION": three(window.dilations, 1),
@@ -56,20 +56,20 @@ def emit_volume_pool(draft: Draft, group: Group) -> None:
             "MODE": _MODES[op.kind],
             "COUNT_PADS": bool(op.integer("count_include_pad", 0)),
             "POWER": float(op.integer("p", 2)),
-            "STEPS": draft.expression(op.outputs[0], group.after).steps,
+            "EPILOGUE": ctx.expression(op.outputs[0], group.after).steps,
             "BLOCK_M": tile.rows,
             "BLOCK_N": tile.columns,
         },
         writes=(y,) if places is None else (y, places),
     )
-    draft.add(group.nodes, (call,))
+    ctx.add(group.nodes, (call,))
 
 
-def emit_unpool(draft: Draft, group: Group) -> None:
+def emit_unpool(ctx: LoweringContext, group: Group) -> None:
     """Add a MaxUnpool."""
     op = group.root_operation
-    shape, result = draft.network.shapes[op.inputs[0]], draft.network.shapes[group.result]
-    window = VolumeWindow.read(op, op.integers("kernel_shape", ()))
+    shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
+    window = WindowNd.read(op, op.integers("kernel_shape", ()))
     pads = window.pads or (0,) * 2 * len(window.taps)
     for at, (n, step, tap) in enumerate(
         zip(shape[2:], window.strides, window.taps, strict=True), start=2
@@ -80,20 +80,20 @@ def emit_unpool(draft: Draft, group: Group) -> None:
                 f"node {op.name!r} (MaxUnpool) writes {result[at]} along dimension {at} by places "
                 f"in {whole}; kernels take equal sizes"
             )
-    x, places = draft.rows(op.inputs[0]), draft.rows(op.inputs[1])
-    y = draft.make(group.result)
-    cleared = draft.make_call(
-        "clear",
+    x, places = ctx.rows(op.inputs[0]), ctx.rows(op.inputs[1])
+    y = ctx.make(group.result)
+    cleared = ctx.make_launch(
+        "fill",
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {"y": y, "elements": y.elements},
         {"BLOCK": _BLOCK},
         writes=(y,),
     )
-    filled = draft.make_call(
+    filled = ctx.make_launch(
         "unpool",
         (ceil_div(x.elements, _BLOCK), 1, 1),
         {"x": x, "places": places, "y": y, "elements": x.elements, "size": y.elements},
         {"BLOCK": _BLOCK},
         writes=(y,),
     )
-    draft.add(group.nodes, (cleared, filled))
+    ctx.add(group.nodes, (cleared, filled))

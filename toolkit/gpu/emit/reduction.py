@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from toolkit.gpu.emit.context import Draft
-from toolkit.gpu.emit.strided_rows import plan_walk, tile_rows
+from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.strided_rows import plan_strided_rows, tile_rows
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.dtypes import is_float
 from toolkit.gpu.ir.network import Operation
@@ -33,38 +33,38 @@ _LEAST = {True: float("-inf"), False: -(2**63)}
 _MOST = {True: float("inf"), False: 2**63 - 1}
 
 
-def emit_reduce(draft: Draft, group: Group) -> None:
+def emit_reduce(ctx: LoweringContext, group: Group) -> None:
     """Add one of the Reduce operators."""
     op = group.root_operation
-    x = _read(draft, op.inputs[0])
-    axes = _axes(draft, op, len(x.shape))
+    x = _read(ctx, op.inputs[0])
+    axes = _axes(ctx, op, len(x.shape))
     if not axes and op.integer("noop_with_empty_axes", 0):
-        draft.views[group.result] = x
+        ctx.views[group.result] = x
         return
     along = axes or tuple(range(len(x.shape)))
-    y = _kept(draft.make(group.result), x.shape, along, op.integer("keepdims", 1) == 1)
-    _reduce(draft, group, (x, y), along, _MODES[op.kind])
+    y = _kept(ctx.make(group.result), x.shape, along, op.integer("keepdims", 1) == 1)
+    _reduce(ctx, group, (x, y), along, _MODES[op.kind])
 
 
-def emit_global_pool(draft: Draft, group: Group) -> None:
+def emit_global_pool(ctx: LoweringContext, group: Group) -> None:
     """Add a GlobalAveragePool, GlobalMaxPool or GlobalLpPool of any rank."""
     op = group.root_operation
-    x = draft.read_float(op.inputs[0])
+    x = ctx.read_float(op.inputs[0])
     along = tuple(range(2, len(x.shape)))
-    y = _kept(draft.make(group.result), x.shape, along, True)
-    _reduce(draft, group, (x, y), along, _POOLS[op.kind], power=float(op.integer("p", 2)))
+    y = _kept(ctx.make(group.result), x.shape, along, True)
+    _reduce(ctx, group, (x, y), along, _POOLS[op.kind], power=float(op.integer("p", 2)))
 
 
-def emit_find_extreme(draft: Draft, group: Group) -> None:
+def emit_find_extreme(ctx: LoweringContext, group: Group) -> None:
     """Add an ArgMax or ArgMin."""
     op = group.root_operation
-    x = _read(draft, op.inputs[0])
+    x = _read(ctx, op.inputs[0])
     along = (op.integer("axis", 0) % len(x.shape),)
-    y = _kept(draft.make(group.result), x.shape, along, op.integer("keepdims", 1) == 1)
+    y = _kept(ctx.make(group.result), x.shape, along, op.integer("keepdims", 1) == 1)
     greatest = op.kind == "ArgMax"
-    walk = plan_walk([x, y], along)
+    walk = plan_strided_rows([x, y], along)
     tile = tile_rows(walk)
-    call = draft.make_call(
+    call = ctx.make_launch(
         "find_extreme",
         tile.grid(walk),
         {"x": x, "y": y, "rows": walk.rows},
@@ -78,11 +78,11 @@ def emit_find_extreme(draft: Draft, group: Group) -> None:
         writes=(y,),
         warps=tile.warps,
     )
-    draft.add(group.nodes, (call,))
+    ctx.add(group.nodes, (call,))
 
 
 def _reduce(
-    draft: Draft,
+    ctx: LoweringContext,
     group: Group,
     views: tuple[View, View],
     along: Sequence[int],
@@ -91,11 +91,11 @@ def _reduce(
     power: float = 2.0,
 ) -> None:
     x, y = views
-    walk = plan_walk(views, along)
+    walk = plan_strided_rows(views, along)
     tile = tile_rows(walk)
     op = group.root_operation
     starts = {"max": _LEAST, "min": _MOST, "prod": {True: 1.0, False: 1}}
-    call = draft.make_call(
+    call = ctx.make_launch(
         "reduce",
         tile.grid(walk),
         {"x": x, "y": y, "rows": walk.rows},
@@ -104,30 +104,30 @@ def _reduce(
             "MODE": mode,
             "START": starts.get(mode, {True: 0.0, False: 0})[is_float(x.dtype)],
             "POWER": power,
-            "STEPS": draft.expression(op.outputs[0], group.after).steps,
+            "EPILOGUE": ctx.expression(op.outputs[0], group.after).steps,
             **tile.constants(),
         },
         writes=(y,),
         warps=tile.warps,
     )
-    draft.add(group.nodes, (call,))
+    ctx.add(group.nodes, (call,))
 
 
-def _read(draft: Draft, name: str) -> View:
+def _read(ctx: LoweringContext, name: str) -> View:
     """Return a tensor in the type that its elements are reduced in."""
-    view = draft.read(name)
-    return draft.read_float(name) if view.scale is not None or is_float(view.dtype) else view
+    view = ctx.read(name)
+    return ctx.read_float(name) if view.scale is not None or is_float(view.dtype) else view
 
 
-def _axes(draft: Draft, op: Operation, rank: int) -> tuple[int, ...]:
+def _axes(ctx: LoweringContext, op: Operation, rank: int) -> tuple[int, ...]:
     """Read the axes, an attribute or a constant; () where there are none."""
     axes = op.integers("axes", ())
     if op.input(1):
-        if op.input(1) not in draft.network.constants:
+        if op.input(1) not in ctx.network.constants:
             raise NotCoveredError(
                 f"node {op.name!r} ({op.kind}) has axes that are not constant ({op.input(1)!r})"
             )
-        axes = tuple(int(axis) for axis in draft.network.constants[op.input(1)].reshape(-1))
+        axes = tuple(int(axis) for axis in ctx.network.constants[op.input(1)].reshape(-1))
     return tuple(sorted(axis % rank for axis in axes))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.elementwise import broadcast
 from toolkit.gpu.emit.resample_tables import Axis, Filter, Mode, table_of
 from toolkit.gpu.errors import NotCoveredError
@@ -20,27 +20,27 @@ _BLOCK = 512  # elements of one block
 _AXES_AT_ONCE = 2  # that the kernel resamples
 
 
-def emit_resize(draft: Draft, group: Group) -> None:
+def emit_resize(ctx: LoweringContext, group: Group) -> None:
     """Add a Resize: repeated pixels as a copy, all else by tables of taps."""
     op = group.root_operation
-    shape, result = draft.network.shapes[op.inputs[0]], draft.network.shapes[op.outputs[0]]
+    shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[op.outputs[0]]
     how = _filter(op)
     if _spreads_one(how, shape, result):
-        draft.views[op.outputs[0]] = broadcast(_on_grid_of_result(draft, op), result)
-    elif repeats_pixels(draft.network, op, shape, result):
-        _repeat(draft, group, result)
+        ctx.views[op.outputs[0]] = broadcast(_on_grid_of_result(ctx, op), result)
+    elif repeats_pixels(ctx.network, op, shape, result):
+        _repeat(ctx, group, result)
     else:
-        _resample(draft, group, how, _axes(draft, op, shape, result))
+        _resample(ctx, group, how, _axes(ctx, op, shape, result))
 
 
-def _on_grid_of_result(draft: Draft, op: Operation) -> View:
+def _on_grid_of_result(ctx: LoweringContext, op: Operation) -> View:
     """Return the operand; where the result lies on another grid of INT8, a copy on that one."""
-    x, scale = draft.read(op.inputs[0]), draft.network.scales.get(op.outputs[0])
+    x, scale = ctx.read(op.inputs[0]), ctx.network.scales.get(op.outputs[0])
     if scale is None or x.scale == scale:
         return x
-    made = draft.allocate(op.inputs[0], "int8", x.shape, like(x.strides, x.shape))
+    made = ctx.allocate(op.inputs[0], "int8", x.shape, like(x.strides, x.shape))
     made = replace(made, scale=scale)
-    draft.elementwise(made, [x], (), ())
+    ctx.elementwise(made, [x], (), ())
     return made
 
 
@@ -66,11 +66,11 @@ def _spreads_one(how: Filter, shape: Shape, result: Shape) -> bool:
     return known and all(s in (1, r) for s, r in zip(shape, result, strict=True))
 
 
-def _repeat(draft: Draft, group: Group, result: Shape) -> None:
-    x, _ = draft.stored_pixels(group.root_operation.inputs[0])
-    y = draft.make(group.root_operation.outputs[0], channels_last(result))
+def _repeat(ctx: LoweringContext, group: Group, result: Shape) -> None:
+    x, _ = ctx.stored_pixels(group.root_operation.inputs[0])
+    y = ctx.make(group.root_operation.outputs[0], channels_last(result))
     factors = [(r // s) for r, s in zip(result[2:], x.shape[2:], strict=True)]
-    draft.elementwise(_split(y, factors, False), [_split(x, factors, True)], (), group.nodes)
+    ctx.elementwise(_split(y, factors, False), [_split(x, factors, True)], (), group.nodes)
 
 
 def _split(view: View, factors: list[int], repeat: bool) -> View:
@@ -84,17 +84,17 @@ def _split(view: View, factors: list[int], repeat: bool) -> View:
     )
 
 
-def _axes(draft: Draft, op: Operation, shape: Shape, result: Shape) -> dict[int, Axis]:
+def _axes(ctx: LoweringContext, op: Operation, shape: Shape, result: Shape) -> dict[int, Axis]:
     """Return the dimensions that change, with their scales; dynamic ones at their largest."""
     rank = len(shape)
     axes = [at % rank for at in op.integers("axes", tuple(range(rank)))]
-    scales = numbers_of(draft.network, op, scales_at(op), "scales")
+    scales = numbers_of(ctx.network, op, scales_at(op), "scales")
     if scales is None:
-        scales = _from_sizes(draft, op, shape, axes)
+        scales = _from_sizes(ctx, op, shape, axes)
     _check_dynamic(op, shape, result)
     if len(scales) != len(axes):
         raise NotCoveredError(f"node {op.name!r} ({op.kind}) has no scale for every dimension")
-    region = () if scales_at(op) == 1 else numbers_of(draft.network, op, 1, "roi") or ()
+    region = () if scales_at(op) == 1 else numbers_of(ctx.network, op, 1, "roi") or ()
     crops = op.text("coordinate_transformation_mode", "") == "tf_crop_and_resize"
     found: dict[int, Axis] = {}
     for at, (axis, scale) in enumerate(zip(axes, scales, strict=True)):
@@ -135,9 +135,9 @@ def _dynamic(size: int) -> int | None:
 
 
 def _from_sizes(
-    draft: Draft, op: Operation, shape: Shape, axes: Sequence[int]
+    ctx: LoweringContext, op: Operation, shape: Shape, axes: Sequence[int]
 ) -> tuple[float, ...]:
-    sizes = integers_of(draft.network, op, 3, "sizes")
+    sizes = integers_of(ctx.network, op, 3, "sizes")
     if sizes is None:
         raise NotCoveredError(f"node {op.name!r} ({op.kind}) has neither scales nor sizes")
     scales = [_scale(op, shape[axis], size) for size, axis in zip(sizes, axes, strict=True)]
@@ -147,31 +147,29 @@ def _from_sizes(
     return (min(scales) if policy == "not_larger" else max(scales),) * len(scales)
 
 
-def _resample(draft: Draft, group: Group, how: Filter, axes: Mapping[int, Axis]) -> None:
+def _resample(ctx: LoweringContext, group: Group, how: Filter, axes: Mapping[int, Axis]) -> None:
     """Add a call for each pair of dimensions."""
     op = group.root_operation
     name, source = op.outputs[0], op.inputs[0]
-    x = _on_grid_of_result(draft, op)
-    if x.scale is not None and (how.mode != "nearest" or x.scale != draft.network.scales.get(name)):
-        x = draft.read_float(source)
+    x = _on_grid_of_result(ctx, op)
+    if x.scale is not None and (how.mode != "nearest" or x.scale != ctx.network.scales.get(name)):
+        x = ctx.read_float(source)
     order = sorted(axes)
     pairs = [order[at : at + _AXES_AT_ONCE] for at in range(0, len(order), _AXES_AT_ONCE)]
     for at, pair in enumerate(pairs or [[]]):
         shape = tuple(axes[dim].result if dim in pair else size for dim, size in enumerate(x.shape))
         if at + 1 < len(pairs):
-            y = draft.allocate(
-                f"{name} (part)", draft.stored(x.dtype), shape, like(x.strides, shape)
-            )
+            y = ctx.allocate(f"{name} (part)", ctx.stored(x.dtype), shape, like(x.strides, shape))
         else:
-            leaves = name in draft.network.outputs
-            y = draft.make(name, None if leaves else like(x.strides, shape))
-        _add(draft, group, x, y, {dim: axes[dim] for dim in pair})
+            leaves = name in ctx.network.outputs
+            y = ctx.make(name, None if leaves else like(x.strides, shape))
+        _add(ctx, group, x, y, {dim: axes[dim] for dim in pair})
         x = y
 
 
-def _add(draft: Draft, group: Group, x: View, y: View, axes: Mapping[int, Axis]) -> None:
+def _add(ctx: LoweringContext, group: Group, x: View, y: View, axes: Mapping[int, Axis]) -> None:
     if not axes:
-        draft.elementwise(y, [x], (), group.nodes)
+        ctx.elementwise(y, [x], (), group.nodes)
         return
     op = group.root_operation
     how = _filter(op)
@@ -185,13 +183,13 @@ def _add(draft: Draft, group: Group, x: View, y: View, axes: Mapping[int, Axis])
     way = order_of(y.shape, [y.strides, inner], apart=tuple(axes))
     packed: list[View | None] = []
     for table in tables:
-        packed.append(draft.constant(table.places, "int32"))
+        packed.append(ctx.constant(table.places, "int32"))
         weights = table.weights
-        packed.append(None if weights is None else draft.constant(weights, "float32"))
+        packed.append(None if weights is None else ctx.constant(weights, "float32"))
     dims, taps = list(axes), [table.places.shape[1] for table in tables]
     names = dict(zip(("ja", "wa", "jb", "wb"), [*packed, None, None], strict=False))
     crops = how.coordinates == "tf_crop_and_resize"
-    call = draft.make_call(
+    call = ctx.make_launch(
         "resample",
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {"x": x, **names, "y": y, "elements": y.elements},
@@ -212,4 +210,4 @@ def _add(draft: Draft, group: Group, x: View, y: View, axes: Mapping[int, Axis])
         },
         writes=(y,),
     )
-    draft.add(group.nodes, (call,))
+    ctx.add(group.nodes, (call,))

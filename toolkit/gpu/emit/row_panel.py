@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from toolkit.gpu.emit.context import Draft
-from toolkit.gpu.emit.epilogue import product_call
-from toolkit.gpu.emit.persistent_gemm import kept_calls
-from toolkit.gpu.emit.split_k import may_be_in_parts, product_in_parts
-from toolkit.gpu.ir.elementwise_ops import Step
-from toolkit.gpu.ir.launch import Call, Tactic
+from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.epilogue import gemm_launch
+from toolkit.gpu.emit.persistent_gemm import persistent_gemm_launches
+from toolkit.gpu.emit.split_k import may_split_k, split_k_gemm
+from toolkit.gpu.ir.elementwise_ops import ExprOp
+from toolkit.gpu.ir.launch import KernelLaunch, Tactic
 from toolkit.gpu.ir.network import Network
 from toolkit.gpu.ir.view import View
 from toolkit.gpu.passes.quantized import ROUND
-from toolkit.gpu.schedule.tiles import Product, Tile, product_tiles
+from toolkit.gpu.schedule.tiles import GemmShape, Tile, gemm_tiles
 from toolkit.gpu.shapes.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.plugins import Constant
 
@@ -31,7 +31,7 @@ _ROUNDED = ("relu_int8_by", "round_int8_by")  # last steps that make words
 
 
 @dataclass(frozen=True, slots=True)
-class _Strip:
+class _RowPanel:
     """Blocks of `rows` x 64 results, `run` of them one after the other by one program."""
 
     rows: int
@@ -39,9 +39,9 @@ class _Strip:
     run: int
 
 
-def product_tactics(
-    draft: Draft,
-    product: Product,
+def gemm_tactics(
+    ctx: LoweringContext,
+    product: GemmShape,
     operands: Mapping[str, View | int | None],
     constants: Mapping[str, Constant],
 ) -> tuple[Tactic, ...]:
@@ -49,23 +49,23 @@ def product_tactics(
 
     def tactic(tile: Tile) -> Tactic:
         if tile.parts > 1:
-            return product_in_parts(draft, product, operands, constants, tile)
-        return (product_call(draft, product, operands, constants, tile),)
+            return split_k_gemm(ctx, product, operands, constants, tile)
+        return (gemm_launch(ctx, product, operands, constants, tile),)
 
-    tiles = product_tiles(product, draft.gpu, in_parts=may_be_in_parts(product, constants))
+    tiles = gemm_tiles(product, ctx.gpu, split_k=may_split_k(product, constants))
     return (
-        *((call,) for call in strip_calls(draft, product, operands, constants)),
+        *((call,) for call in row_panel_launches(ctx, product, operands, constants)),
         *(tactic(tile) for tile in tiles),
-        *((call,) for call in kept_products(draft, product, operands, constants)),
+        *((call,) for call in persistent_gemm_tactics(ctx, product, operands, constants)),
     )
 
 
-def strip_calls(
-    draft: Draft,
-    product: Product,
+def row_panel_launches(
+    ctx: LoweringContext,
+    product: GemmShape,
     operands: Mapping[str, View | int | None],
     constants: Mapping[str, Constant],
-) -> tuple[Call, ...]:
+) -> tuple[KernelLaunch, ...]:
     """Return calls that compute a product of `matmul`'s operands and constants in strips.
 
     There are none where depth or columns do not suit, where there are too few rows for all SMs, or
@@ -73,56 +73,56 @@ def strip_calls(
     """
     y = operands["y"]
     assert isinstance(y, View)
-    if not _suits(draft, product, y, constants):
+    if not _suits(ctx, product, y, constants):
         return ()
     return tuple(
-        _call(draft, product, operands, constants, _Strip(rows, warps, run))
+        _call(ctx, product, operands, constants, _RowPanel(rows, warps, run))
         for rows, warps in _shapes(product, operands["residual"] is not None)
-        if (run := _run(draft, product, rows)) >= _SHORTEST
+        if (run := _run(ctx, product, rows)) >= _SHORTEST
     )
 
 
-def kept_products(
-    draft: Draft,
-    product: Product,
+def persistent_gemm_tactics(
+    ctx: LoweringContext,
+    product: GemmShape,
     operands: Mapping[str, View | int | None],
     constants: Mapping[str, Constant],
     picture: tuple[int, ...] | None = None,
-) -> tuple[Call, ...]:
+) -> tuple[KernelLaunch, ...]:
     """Return calls that compute a product as strips do, with weights that stay in shared memory.
 
     Few columns suit, too. `picture`: how rows lie that are pixels apart (`kernels.lanes`).
     """
     y = operands["y"]
     assert isinstance(y, View)
-    if not _suits(draft, product, y, constants):
+    if not _suits(ctx, product, y, constants):
         return ()
-    strips = _call(draft, product, operands, constants, _Strip(*_SHAPES[0], 1))
-    return kept_calls(strips, picture, draft.gpu)
+    strips = _call(ctx, product, operands, constants, _RowPanel(*_SHAPES[0], 1))
+    return persistent_gemm_launches(strips, picture, ctx.gpu)
 
 
 def _call(
-    draft: Draft,
-    product: Product,
+    ctx: LoweringContext,
+    product: GemmShape,
     operands: Mapping[str, View | int | None],
     constants: Mapping[str, Constant],
-    strip: _Strip,
-) -> Call:
-    y, numbers, residual = operands["y"], operands["numbers"], operands["residual"]
+    strip: _RowPanel,
+) -> KernelLaunch:
+    y, numbers, residual = operands["y"], operands["scalars"], operands["residual"]
     assert isinstance(y, View)
     assert not isinstance(residual, int)
-    steps = cast("tuple[Step, ...]", constants["STEPS"])
+    steps = cast("tuple[ExprOp, ...]", constants["EPILOGUE"])
     words = _in_words(product, y, residual, constants, steps)
     runs = ceil_div(product.columns, strip.run * _COLUMNS)
-    return draft.make_call(
-        "strips",
+    return ctx.make_launch(
+        "row_panel_gemm",
         (ceil_div(product.rows, strip.rows) * runs, 1, 1),
         operands,
         {
             **{name: constants[name] for name in _PARAMETERS},
-            "STEPS": _of_rectified(draft.network, residual, steps) if words else steps,
-            "WORDS": words,
-            "NUMBERS": numbers.elements if isinstance(numbers, View) else 0,
+            "EPILOGUE": _of_rectified(ctx.network, residual, steps) if words else steps,
+            "INT8X4": words,
+            "SCALARS": numbers.elements if isinstance(numbers, View) else 0,
             "WARPS": strip.warps,
             "RUN": strip.run,
             "STAGES": _STAGES,
@@ -137,11 +137,11 @@ def _call(
 
 
 def _in_words(
-    product: Product,
+    product: GemmShape,
     y: View,
     residual: View | None,
     constants: Mapping[str, Constant],
-    steps: tuple[Step, ...],
+    steps: tuple[ExprOp, ...],
 ) -> bool:
     """Whether four neighbours of a row are the bytes of a word, of a residual, too."""
     places = [product.columns, y.offset, constants["Y_PITCH"]]
@@ -154,8 +154,8 @@ def _in_words(
 
 
 def _of_rectified(
-    network: Network, residual: View | None, steps: tuple[Step, ...]
-) -> tuple[Step, ...]:
+    network: Network, residual: View | None, steps: tuple[ExprOp, ...]
+) -> tuple[ExprOp, ...]:
     """Return the steps, of a residual that is never negative with the shorter way to read it."""
     if residual is None or steps[0][:2] != ("real_by", 1):
         return steps
@@ -167,22 +167,17 @@ def _of_rectified(
     return (("rectified_by", *steps[0][1:]), *steps[1:])
 
 
-def _suits(draft: Draft, product: Product, y: View, constants: Mapping[str, Constant]) -> bool:
+def _suits(
+    ctx: LoweringContext, product: GemmShape, y: View, constants: Mapping[str, Constant]
+) -> bool:
     dense = constants["A_COLUMN"] == 1 and constants["B_ROW"] == 1
     short = fixed(product.depth) and product.depth <= _DEEPEST
     single = fixed(product.products) and product.products == 1
     integers = product.item_bytes == 1 and y.item_bytes == 1
-    return (
-        draft.gpu.multiplies_from_shared
-        and integers
-        and single
-        and dense
-        and short
-        and fixed(product.columns)
-    )
+    return ctx.gpu.has_wgmma and integers and single and dense and short and fixed(product.columns)
 
 
-def _shapes(product: Product, residual: bool) -> tuple[tuple[int, int], ...]:
+def _shapes(product: GemmShape, residual: bool) -> tuple[tuple[int, int], ...]:
     """Return which blocks are tried: low ones first where rows are long, else for a residual."""
     high, low = _SHAPES
     if product.depth >= _DEEP:
@@ -190,10 +185,10 @@ def _shapes(product: Product, residual: bool) -> tuple[tuple[int, int], ...]:
     return (high, low) if residual else (high,)
 
 
-def _run(draft: Draft, product: Product, rows: int) -> int:
+def _run(ctx: LoweringContext, product: GemmShape, rows: int) -> int:
     """Return how many blocks of columns one program takes: fewer where SMs would be idle."""
     run = min(ceil_div(product.columns, _COLUMNS), 8 if product.depth >= _DEEP else 4)
     strips = ceil_div(opt(product.rows), rows)
-    while run > 1 and strips * ceil_div(product.columns, run * _COLUMNS) < 2 * draft.gpu.sm_count:
+    while run > 1 and strips * ceil_div(product.columns, run * _COLUMNS) < 2 * ctx.gpu.sm_count:
         run //= 2
     return run

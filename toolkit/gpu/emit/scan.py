@@ -2,7 +2,7 @@
 
 from math import prod
 
-from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.parameters import integers_of
 from toolkit.gpu.ir.view import View
@@ -13,11 +13,11 @@ from toolkit.gpu.shapes.sizes import ceil_div, power_of_two
 _HELD = 1024  # elements of one block
 
 
-def emit_scan(draft: Draft, group: Group) -> None:
+def emit_scan(ctx: LoweringContext, group: Group) -> None:
     """Add a CumSum or CumProd."""
     op = group.root_operation
-    x, y = _stored(draft, op.inputs[0]), draft.make(op.outputs[0])
-    axes = integers_of(draft.network, op, 1, "axis")
+    x, y = _stored(ctx, op.inputs[0]), ctx.make(op.outputs[0])
+    axes = integers_of(ctx.network, op, 1, "axis")
     if axes is None:
         raise NotCoveredError(f"node {op.name!r} ({op.kind}) has no axis")
     axis = axes[0] % len(x.shape)
@@ -27,7 +27,7 @@ def emit_scan(draft: Draft, group: Group) -> None:
     columns, rows = x.shape[axis], prod(shape)
     block = min(power_of_two(columns), _HELD)
     block_rows = min(power_of_two(rows), max(1, _HELD // block))
-    call = draft.make_call(
+    call = ctx.make_launch(
         "scan",
         (ceil_div(rows, block_rows), 1, 1),
         {"x": x, "y": y, "rows": rows},
@@ -46,9 +46,9 @@ def emit_scan(draft: Draft, group: Group) -> None:
         },
         writes=(y,),
     )
-    draft.add(group.nodes, (call,))
+    ctx.add(group.nodes, (call,))
 
 
-def _stored(draft: Draft, name: str) -> View:
-    view = draft.read(name)
-    return view if view.scale is None else draft.read_float(name)
+def _stored(ctx: LoweringContext, name: str) -> View:
+    view = ctx.read(name)
+    return view if view.scale is None else ctx.read_float(name)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.windows import Window
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import Shape, View, channels_last
@@ -43,9 +43,11 @@ def is_stem(weights: Array, groups: int, window: Window, shape: Shape) -> bool:
     return few and window.taps[1] > 1 and window.dilations[1] == 1 and all(map(fixed, shape[2:]))
 
 
-def make_stem(draft: Draft, name: str, weights: Array, window: Window, result: Shape) -> Stem:
+def make_stem(
+    ctx: LoweringContext, name: str, weights: Array, window: Window, result: Shape
+) -> Stem:
     """Add the picture with its border; returns the convolution over it."""
-    view = draft.read(name)
+    view = ctx.read(name)
     filters, channels, tap_rows, tap_columns = weights.shape
     run = tap_columns + tap_columns % 2  # whole pieces: the last weights are 0 then
     shape = (
@@ -54,12 +56,12 @@ def make_stem(draft: Draft, name: str, weights: Array, window: Window, result: S
         (result[2] - 1) * window.strides[0] + (tap_rows - 1) * window.dilations[0] + 1,
         ceil_div((result[3] - 1) * window.strides[1] + run, 2) * 2,
     )
-    dtype = draft.dtype if view.scale is None else view.dtype
-    picture = draft.allocate(f"{name} (bordered)", dtype, shape, channels_last(shape))
+    dtype = ctx.dtype if view.scale is None else view.dtype
+    picture = ctx.allocate(f"{name} (bordered)", dtype, shape, channels_last(shape))
     picture = replace(picture, scale=view.scale)
     before = (0, 0, window.pads[0], window.pads[1])
     way = order_of(shape, [picture.strides, (view.strides[0], 0, 0, 0)], apart=[1, 2, 3])
-    call = draft.make_call(
+    call = ctx.make_launch(
         "pad",
         (ceil_div(picture.elements, _BLOCK), 1, 1),
         {"x": view, "y": picture, "elements": picture.elements},
@@ -70,14 +72,14 @@ def make_stem(draft: Draft, name: str, weights: Array, window: Window, result: S
             "DIMS": tuple(way.places[at] for at in (1, 2, 3)),
             "BEFORE": before[1:],
             "SIZES": view.shape[1:],
-            "STEPS": view.strides[1:],
+            "EPILOGUE": view.strides[1:],
             "MODE": "constant",
             "VALUE": 0,
             "BLOCK": _BLOCK,
         },
         writes=(picture,),
     )
-    draft.add((), (call,))
+    ctx.add((), (call,))
     spread = np.zeros((filters, tap_rows, run, CHANNELS), weights.dtype)
     spread[:, :, :tap_columns, :channels] = weights.transpose(0, 2, 3, 1)
     return Stem(
@@ -87,17 +89,17 @@ def make_stem(draft: Draft, name: str, weights: Array, window: Window, result: S
     )
 
 
-def emit_pixel_blocks(draft: Draft, group: Group) -> None:
+def emit_space_to_depth_stem(ctx: LoweringContext, group: Group) -> None:
     """Add PixelBlocks, and a rounding after it: one call reads the picture as it is given."""
     op = group.root_operation
-    x = draft.read(op.inputs[0])
-    y = draft.make(group.result, channels_last(draft.network.shapes[group.result]))
+    x = ctx.read(op.inputs[0])
+    y = ctx.make(group.result, channels_last(ctx.network.shapes[group.result]))
     batch, _, rows, columns = y.shape
     before = op.integers("before", (0, 0))
     copied = not group.after and x.scale == y.scale
-    steps = () if copied else draft.expression(op.outputs[0], group.after, x.scale).steps
-    call = draft.make_call(
-        "pixel_blocks",
+    steps = () if copied else ctx.expression(op.outputs[0], group.after, x.scale).steps
+    call = ctx.make_launch(
+        "space_to_depth",
         (ceil_div(batch * rows * columns, _PIXEL_BLOCKS), 1, 1),
         {"x": x, "y": y, "batch": batch},
         {
@@ -109,9 +111,9 @@ def emit_pixel_blocks(draft: Draft, group: Group) -> None:
             "OUT_WIDTH": columns,
             "TOP": before[0],
             "LEFT": before[1],
-            "STEPS": steps,
+            "EPILOGUE": steps,
             "BLOCK": _PIXEL_BLOCKS,
         },
         writes=(y,),
     )
-    draft.add(group.nodes, (call,))
+    ctx.add(group.nodes, (call,))

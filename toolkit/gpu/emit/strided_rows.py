@@ -13,12 +13,12 @@ from toolkit.plugins import Constant
 
 _HELD = 4096  # elements of a row that a block of 4 warps keeps in registers, 32 a thread
 _LONGEST = 16384  # elements that a block of 16 warps keeps
-_LEAST_IN_THIRDS = 64
+_MIN_COLUMNS_FOR_THREE_BLOCKS = 64
 _SHARED = 2048  # elements of a block that holds several rows
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class StridedRows:
     """`outer` and `inner`: sizes of what is walked; `strides`: of each tensor along both."""
 
     outer: Shape
@@ -55,7 +55,7 @@ class RowTile:
     columns: int
     warps: int
 
-    def grid(self, walk: Walk) -> tuple[int, int, int]:
+    def grid(self, walk: StridedRows) -> tuple[int, int, int]:
         """Blocks of rows."""
         return (ceil_div(walk.rows, self.rows), 1, 1)
 
@@ -64,7 +64,7 @@ class RowTile:
         return {"ROWS": self.rows, "BLOCK": self.columns}
 
 
-def plan_walk(views: Sequence[View], along: Sequence[int]) -> Walk:
+def plan_strided_rows(views: Sequence[View], along: Sequence[int]) -> StridedRows:
     """Walk views of one shape, along the dimensions `along`; these are in the order of indices."""
     rank = len(views[0].shape)
     across = sorted(
@@ -72,10 +72,10 @@ def plan_walk(views: Sequence[View], along: Sequence[int]) -> Walk:
     )
     outer, inner = _joined(views, across), _joined(views, sorted(along))
     strides = tuple(zip(outer[1], inner[1], strict=True))
-    return Walk(outer[0], inner[0], strides)
+    return StridedRows(outer[0], inner[0], strides)
 
 
-def tile_rows(walk: Walk) -> RowTile:
+def tile_rows(walk: StridedRows) -> RowTile:
     """Choose the block: neighbours in memory are read by neighbouring threads."""
     rows, columns = power_of_two(walk.rows), power_of_two(walk.columns)
     across, along = (opt(steps[-1]) for steps in walk.strides[0])
@@ -86,9 +86,9 @@ def tile_rows(walk: Walk) -> RowTile:
     return RowTile(max(1, min(rows, _SHARED // held)), held, max(4, held // 1024))
 
 
-def in_thirds(tile: RowTile, walk: Walk) -> RowTile:
+def in_thirds(tile: RowTile, walk: StridedRows) -> RowTile:
     """Return the tile of a kernel that keeps a row in three blocks where a quarter is empty."""
-    short = tile.columns < _LEAST_IN_THIRDS
+    short = tile.columns < _MIN_COLUMNS_FOR_THREE_BLOCKS
     if short or not fixed(walk.columns) or 4 * walk.columns != 3 * tile.columns:
         return tile
     return replace(tile, columns=tile.columns // 4)

@@ -27,28 +27,28 @@ from toolkit.gpu.emit import (
     space_to_depth,
     top_k,
 )
-from toolkit.gpu.emit.context import Draft
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.passes.fusion import Group
 
-Emitter = Callable[[Draft, Group], None]
+Emitter = Callable[[LoweringContext, Group], None]
 
 EMITTERS: Mapping[str, Emitter] = {
     "Conv": convolution.emit_convolution,
     "ConvTranspose": conv3d.emit_transposed_convolution,
     "Gemm": gemm.emit_gemm,
     "MatMul": gemm.emit_matmul,
-    "ConvPicture": direct_conv.emit_convolution_of_picture,
-    "ConvUpscaled": conv_upsample_concat.emit_convolution_of_upscaled,
-    "ConvMaxPool": conv_pool.emit_convolution_pool,
+    "DirectConv": direct_conv.emit_direct_conv,
+    "ConvUpsampleConcat": conv_upsample_concat.emit_conv_upsample_concat,
+    "ConvMaxPool": conv_pool.emit_conv_max_pool,
     "MaxPool": pooling.emit_pool,
     "AveragePool": pooling.emit_pool,
-    "LpPool": pooling3d.emit_volume_pool,
+    "LpPool": pooling3d.emit_pool3d,
     "MaxUnpool": pooling3d.emit_unpool,
     "GlobalAveragePool": pooling.emit_global_average,
     "Resize": resize.emit_resize,
     "Upsample": resize.emit_resize,
     "Pad": pad.emit_pad,
-    "PixelBlocks": space_to_depth.emit_pixel_blocks,
+    "SpaceToDepthStem": space_to_depth.emit_space_to_depth_stem,
     "Gather": gather.emit_gather,
     "GatherElements": gather.emit_gather_elements,
     "GatherND": gather.emit_gather_nd,

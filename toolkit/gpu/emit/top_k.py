@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from toolkit.gpu.emit.context import Draft
-from toolkit.gpu.emit.strided_rows import plan_walk
+from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.strided_rows import plan_strided_rows
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.dtypes import is_float
 from toolkit.gpu.passes.fusion import Group
@@ -13,17 +13,17 @@ LONGEST = 65536  # elements of a row: each is compared to each, 4e9 times at mos
 _BLOCK_I, _BLOCK_J = 32, 256
 
 
-def emit_top_k(draft: Draft, group: Group) -> None:
+def emit_top_k(ctx: LoweringContext, group: Group) -> None:
     """Add a TopK; its results are in order, whether or not ONNX asks for it."""
     op = group.root_operation
-    x = draft.read(op.inputs[0])
-    x = draft.read_float(op.inputs[0]) if x.scale is not None or is_float(x.dtype) else x
+    x = ctx.read(op.inputs[0])
+    x = ctx.read_float(op.inputs[0]) if x.scale is not None or is_float(x.dtype) else x
     axis = op.integer("axis", -1) % len(x.shape)
     if x.shape[axis] > LONGEST:
         raise NotCoveredError(
             f"node {op.name!r} (TopK) selects from {x.shape[axis]} elements; kernels take {LONGEST}"
         )
-    values, places = (draft.make(name) for name in op.outputs)
+    values, places = (ctx.make(name) for name in op.outputs)
     count = values.shape[axis]
     # Three tensors of the same rows; their columns are counted apart.
     single = [
@@ -33,10 +33,10 @@ def emit_top_k(draft: Draft, group: Group) -> None:
         )
         for view in (x, values, places)
     ]
-    walk = plan_walk(single, [axis])
+    walk = plan_strided_rows(single, [axis])
     block = min(_BLOCK_I, power_of_two(x.shape[axis]))
-    call = draft.make_call(
-        "rank",
+    call = ctx.make_launch(
+        "top_k",
         (ceil_div(x.shape[axis], block), walk.rows, 1),
         {"x": x, "values": values, "places": places},
         {
@@ -55,4 +55,4 @@ def emit_top_k(draft: Draft, group: Group) -> None:
         },
         writes=(values, places),
     )
-    draft.add(group.nodes, (call,))
+    ctx.add(group.nodes, (call,))

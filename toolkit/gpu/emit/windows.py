@@ -44,7 +44,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class VolumeWindow:
+class WindowNd:
     """What ONNX says of a window over any number of dimensions.
 
     `pads`: those before all dimensions, then those after; None where the sizes tell. `added`: the
@@ -59,7 +59,7 @@ class VolumeWindow:
     auto: str
 
     @classmethod
-    def read(cls, op: Operation, taps: Shape) -> "VolumeWindow":
+    def read(cls, op: Operation, taps: Shape) -> "WindowNd":
         """Read the attributes of an operation whose window has these taps."""
         rank = len(taps)
         auto = op.text("auto_pad", "NOTSET")

@@ -18,11 +18,11 @@ from toolkit.gpu.ir.network import Operation
 from toolkit.plugins import Constant
 
 Array = npt.NDArray[Any]
-Step = tuple[Constant, ...]
+ExprOp = tuple[Constant, ...]
 Constants = Mapping[str, Array]
 
 
-class Steps:
+class ExprBuilder:
     """The steps of an expression in the making.
 
     `index`: the value that each tensor is, operands first; `found`: the steps so far.
@@ -33,7 +33,7 @@ class Steps:
     def __init__(
         self, index: Mapping[str, int], constants: Constants, dtypes: Mapping[str, str]
     ) -> None:
-        self.found: list[Step] = []
+        self.found: list[ExprOp] = []
         self._index = index
         self._operands = len(index)
         self._constants = constants
@@ -75,7 +75,7 @@ class Steps:
         return self._dtypes.get(name, "float32")
 
 
-Rule = Callable[[Steps, Operation], int]
+Rule = Callable[[ExprBuilder, Operation], int]
 """Adds the steps of an operation; returns the index of its result."""
 
 
@@ -84,23 +84,23 @@ def is_number(name: str, constants: Constants) -> bool:
     return name in constants and constants[name].size == 1 and constants[name].dtype.kind in "fiub"
 
 
-def _plain(step: str, s: Steps, op: Operation) -> int:
+def _plain(step: str, s: ExprBuilder, op: Operation) -> int:
     """One step of all operands."""
     return s.add(step, *(s.value(name) for name in op.inputs))
 
 
-def _typed(step: str, whole: str, s: Steps, op: Operation) -> int:
+def _typed(step: str, whole: str, s: ExprBuilder, op: Operation) -> int:
     """One step for floats, another for integers."""
     return _plain(step if is_float(s.dtype(op.inputs[0])) else whole, s, op)
 
 
-def _floats(step: str, s: Steps, op: Operation) -> int:
+def _floats(step: str, s: ExprBuilder, op: Operation) -> int:
     """A step that changes floats only: integers are whole and finite."""
     x = s.value(op.inputs[0])
     return s.add(step, x) if is_float(s.dtype(op.inputs[0])) else x
 
 
-def _joined(step: str, s: Steps, op: Operation) -> int:
+def _joined(step: str, s: ExprBuilder, op: Operation) -> int:
     """A step of two values, over any number of operands."""
     found = s.value(op.inputs[0])
     for name in op.inputs[1:]:
@@ -108,17 +108,17 @@ def _joined(step: str, s: Steps, op: Operation) -> int:
     return found
 
 
-def _mean(s: Steps, op: Operation) -> int:
+def _mean(s: ExprBuilder, op: Operation) -> int:
     return s.add("mul", _joined("add", s, op), s.constant(1 / len(op.inputs)))
 
 
-def _parameters(step: str, defaults: Mapping[str, float], s: Steps, op: Operation) -> int:
+def _parameters(step: str, defaults: Mapping[str, float], s: ExprBuilder, op: Operation) -> int:
     """One step of a tensor, with attributes as its numbers."""
     numbers = [op.number(name, default) for name, default in defaults.items()]
     return s.add(step, s.value(op.inputs[0]), *numbers)
 
 
-def _clip(s: Steps, op: Operation) -> int:
+def _clip(s: ExprBuilder, op: Operation) -> int:
     """Limits are inputs from opset 11 on; before, attributes. Either may be left out."""
     x, dtype = s.value(op.inputs[0]), s.dtype(op.inputs[0])
     names = {at: op.input(at) for at in (1, 2)}
@@ -135,7 +135,7 @@ def _clip(s: Steps, op: Operation) -> int:
     return x
 
 
-def _cast(s: Steps, op: Operation) -> int:
+def _cast(s: ExprBuilder, op: Operation) -> int:
     x = s.value(op.inputs[0])
     target = onnx.helper.tensor_dtype_to_np_dtype(op.integer("to", 1)).name
     if target not in ELEMENT_TYPES:
@@ -147,7 +147,7 @@ def _cast(s: Steps, op: Operation) -> int:
     return x if same or wider else s.add("cast", x, target)
 
 
-def _power(s: Steps, op: Operation) -> int:
+def _power(s: ExprBuilder, op: Operation) -> int:
     base, exponent = op.inputs
     constant = s.number(exponent)
     x, whole = s.value(base), not is_float(s.dtype(base))
@@ -164,41 +164,41 @@ def _power(s: Steps, op: Operation) -> int:
     return s.add("cast", s.add("mixed_power", x, s.value(exponent)), s.dtype(base))
 
 
-def _mod(s: Steps, op: Operation) -> int:
+def _mod(s: ExprBuilder, op: Operation) -> int:
     """With `fmod` the remainder has the sign of the first operand, else that of the second."""
     if not op.integer("fmod", 0):
         return _plain("modulo", s, op)
     return _typed("remainder", "whole_remainder", s, op)
 
 
-def _shift(s: Steps, op: Operation) -> int:
+def _shift(s: ExprBuilder, op: Operation) -> int:
     return _plain(f"shift_{op.text('direction', '').lower()}", s, op)
 
 
-def _infinite(s: Steps, op: Operation) -> int:
+def _infinite(s: ExprBuilder, op: Operation) -> int:
     found = s.value(op.inputs[0])
     above, below = op.integer("detect_positive", 1), op.integer("detect_negative", 1)
     return s.add("is_infinite", found, bool(above), bool(below))
 
 
-def _gelu(s: Steps, op: Operation) -> int:
+def _gelu(s: ExprBuilder, op: Operation) -> int:
     tanh = op.text("approximate", "none") == "tanh"
     return s.add("gelu_tanh" if tanh else "gelu", s.value(op.inputs[0]))
 
 
-def _hard_swish(s: Steps, op: Operation) -> int:
+def _hard_swish(s: ExprBuilder, op: Operation) -> int:
     x = s.value(op.inputs[0])
     return s.add("mul", x, s.add("hard_sigmoid", x, 1 / 6, 0.5))
 
 
-def _swish(s: Steps, op: Operation) -> int:
+def _swish(s: ExprBuilder, op: Operation) -> int:
     x, alpha = s.value(op.inputs[0]), op.number("alpha", 1.0)
     if alpha == 1.0:
         return s.add("silu", x)
     return s.add("mul", x, s.add("sigmoid", s.add("mul", x, s.constant(alpha))))
 
 
-def _round_int8(s: Steps, op: Operation) -> int:
+def _round_int8(s: ExprBuilder, op: Operation) -> int:
     one = np.float32(1) / np.float32(op.number("scale", 1.0))
     return s.add("round_int8", s.value(op.inputs[0]), float(one))
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import numpy as np
 
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.ir.elementwise_ops import OPERATORS, Constants, Step, Steps, is_number
+from toolkit.gpu.ir.elementwise_ops import OPERATORS, Constants, ExprBuilder, ExprOp, is_number
 from toolkit.gpu.ir.network import Operation
 
 _MOST = 127  # of INT8
@@ -36,7 +36,7 @@ class Expression:
     """
 
     operands: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ExprOp, ...]
 
 
 def is_elementwise(op: Operation) -> bool:
@@ -54,20 +54,20 @@ def inverse(scale: float) -> float:
     return float(np.float32(1) / np.float32(scale))
 
 
-def converting(source: float | None, target: float | None) -> tuple[Step, ...]:
+def converting(source: float | None, target: float | None) -> tuple[ExprOp, ...]:
     """Return the steps from numbers stored with one scale (None: real ones) to another."""
     if source == target:
         return ()
-    real: tuple[Step, ...] = () if source is None else (("real", 0, source),)
+    real: tuple[ExprOp, ...] = () if source is None else (("real", 0, source),)
     if target is None:
         return real
     return (*real, ("round_int8", len(real), inverse(target)))
 
 
-def with_numbers(steps: tuple[Step, ...]) -> tuple[tuple[Step, ...], tuple[float, ...]]:
+def with_numbers(steps: tuple[ExprOp, ...]) -> tuple[tuple[ExprOp, ...], tuple[float, ...]]:
     """Take the scales out of steps: kernels are given them, and differ in nothing else."""
     numbers: list[float] = []
-    found: list[Step] = []
+    found: list[ExprOp] = []
     for step in steps:
         if step[0] not in _SCALED:
             found.append(step)
@@ -105,7 +105,7 @@ def expression_of(
     """
     operands = operands_of(root, operations, constants)
     index = {name: at for at, name in enumerate(operands)}
-    steps = Steps(index, constants, dtypes)
+    steps = ExprBuilder(index, constants, dtypes)
     for name in operands:
         scale = scales.get(name)
         if scale is not None:
@@ -127,7 +127,7 @@ def expression_of(
     return Expression(operands, _rectified_at_once(len(operands), found))
 
 
-def _rectified_at_once(operands: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+def _rectified_at_once(operands: int, steps: tuple[ExprOp, ...]) -> tuple[ExprOp, ...]:
     """Write a rectifier and the rounding that ends an expression as one step.
 
     Rounding x to q = clip(rte(fl(x f)), -128, 127) is monotone, so Relu first leaves the q of 0 or
@@ -146,7 +146,7 @@ def _rectified_at_once(operands: int, steps: tuple[Step, ...]) -> tuple[Step, ..
     return (*steps[:-2], ("relu_int8", rectifier[1], steps[-1][2]))
 
 
-def _add(steps: Steps, op: Operation) -> int:
+def _add(steps: ExprBuilder, op: Operation) -> int:
     for name in op.inputs:
         if name and steps.dtype(name) not in steps.known:
             raise NotCoveredError(

@@ -11,40 +11,40 @@ from toolkit.plugins import Constant
 # Every kernel that the lowering starts: its name and the module of `toolkit.gpu.kernels` it is in.
 KERNELS: dict[str, str] = {
     "convolution": "convolution",
-    "convolution_pool": "convolution_pool",
-    "add_parts": "convolution",
-    "resident": "resident",
+    "conv_max_pool": "conv_pool",
+    "split_k_reduce": "convolution",
+    "persistent_conv": "persistent_conv",
     "depthwise": "depthwise",
     "depthwise_int8": "depthwise_int8",
     "matmul": "matmul",
-    "planes": "planes",
-    "upscaled": "upscaled",
-    "strips": "strips",
-    "kept": "kept",
+    "conv1x1_nchw": "conv1x1_nchw",
+    "conv_upsample_concat": "conv_upsample_concat",
+    "row_panel_gemm": "row_panel",
+    "persistent_gemm": "persistent_gemm",
     "max_pool": "max_pooling",
     "pool": "pooling",
     "global_average": "pooling",
     "elementwise": "elementwise",
-    "transposing": "elementwise",
+    "transpose_tiles": "elementwise",
     "gather": "gather",
     "scatter": "gather",
     "pad": "pad",
-    "pixel_blocks": "pad",
-    "picture": "picture",
+    "space_to_depth": "pad",
+    "direct_conv": "direct_conv",
     "resample": "resample",
     "grid_sample": "grid_sample",
     "scan": "scan",
     "softmax": "softmax",
     "normalize": "normalization",
     "normalize_locally": "normalization",
-    "volume": "volume",
-    "pool_volume": "volume_pooling",
-    "clear": "volume_pooling",
-    "unpool": "volume_pooling",
+    "conv3d": "conv3d",
+    "pool3d": "pooling3d",
+    "fill": "pooling3d",
+    "unpool": "pooling3d",
     "attention": "attention",
     "reduce": "reduction",
     "find_extreme": "reduction",
-    "rank": "ranking",
+    "top_k": "ranking",
 }
 
 
@@ -102,7 +102,7 @@ Argument = InTensor | InWeights | int
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class KernelLaunch:
     """One start of a kernel. `reads` and `writes` are the allocations that it touches."""
 
     spec: KernelSpec
@@ -112,12 +112,12 @@ class Call:
     writes: tuple[str, ...]
 
 
-Tactic = tuple[Call, ...]
+Tactic = tuple[KernelLaunch, ...]
 """One way to do a piece of work: calls that run one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TunableOp:
     """What the ONNX nodes `nodes` compute, in one of several ways; the first is the cost model's.
 
     All tactics give the same result, up to the order of sums in floating point.

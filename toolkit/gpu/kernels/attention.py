@@ -29,10 +29,10 @@ def attention(
     Q_STRIDES: tl.constexpr, K_STRIDES: tl.constexpr, V_STRIDES: tl.constexpr,
     MASK_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr,
     SCALE: tl.constexpr, CAP: tl.constexpr, CHOOSES: tl.constexpr, CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr, STEPS: tl.constexpr, WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr, EPILOGUE: tl.constexpr, WHOLE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     BLOCK_LAST: tl.constexpr,
-    numbers=None,
+    scalars=None,
 ):  # fmt: skip
     """Grid: (blocks of queries, batch x heads).
 
@@ -108,7 +108,7 @@ def attention(
             )
 
     result = sums * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
-    result = evaluate((result,), STEPS, numbers)
+    result = evaluate((result,), EPILOGUE, scalars)
     place = i[:, None] * Y_STRIDES[2] + e[None, :] * Y_STRIDES[3]
     tl.store(y + place, result.to(y.dtype.element_ty), mask=some & (e < VALUES)[None, :])
 

@@ -12,16 +12,16 @@ A block has BLOCK_N filters and REST more: 80 are 64 and 16, for blocks are powe
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import add_product, end_rows
+from toolkit.gpu.kernels.expression import add_product, apply_epilogue
 
 
 @triton.jit
-def planes(
-    x, weights, bias, scale, numbers, y,
+def conv1x1_nchw(
+    x, weights, bias, scale, scalars, y,
     DEPTH: tl.constexpr, FILTERS: tl.constexpr, PIXELS: tl.constexpr,
     X_IMAGE: tl.constexpr, X_PITCH: tl.constexpr, W_PITCH: tl.constexpr,
     Y_IMAGE: tl.constexpr, Y_FILTER: tl.constexpr, Y_PIXEL: tl.constexpr,
-    STEPS: tl.constexpr, PRECISION: tl.constexpr, WHOLE_BLOCKS: tl.constexpr,
+    EPILOGUE: tl.constexpr, PRECISION: tl.constexpr, WHOLE_BLOCKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, REST: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of pixels x blocks of filters, images)."""
@@ -53,11 +53,11 @@ def planes(
             rest = add_product(rest, left, right, PRECISION)
 
     inside = (p < PIXELS)[:, None]
-    result = end_rows(total, bias, scale, None, f, FILTERS, STEPS, numbers)
+    result = apply_epilogue(total, bias, scale, None, f, FILTERS, EPILOGUE, scalars)
     place = y + f[None, :] * Y_FILTER
     tl.store(place, result.to(y.dtype.element_ty), mask=inside & (f < FILTERS)[None, :])
     if REST:
-        result = end_rows(rest, bias, scale, None, g, FILTERS, STEPS, numbers)
+        result = apply_epilogue(rest, bias, scale, None, g, FILTERS, EPILOGUE, scalars)
         place = y + g[None, :] * Y_FILTER
         tl.store(place, result.to(y.dtype.element_ty), mask=inside & (g < FILTERS)[None, :])
 

@@ -20,18 +20,18 @@ channel]. Other convolutions have one phase. The dilation of a transposed one li
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import add_product, load_residual, store_rows
+from toolkit.gpu.kernels.expression import add_product, load_residual, store_with_epilogue
 
 
 @triton.jit
-def volume(
+def conv3d(
     x, weights, bias, residual, y, batch,
     SIZE: tl.constexpr, OUT: tl.constexpr, CHANNELS: tl.constexpr, FILTERS: tl.constexpr,
     X_STRIDES: tl.constexpr,
     W_PHASE: tl.constexpr, W_GROUP: tl.constexpr, W_PITCH: tl.constexpr,
     Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
     TAPS: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, PAD: tl.constexpr,
-    TRANSPOSED: tl.constexpr, STEPS: tl.constexpr, PRECISION: tl.constexpr,
+    TRANSPOSED: tl.constexpr, EPILOGUE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of places x blocks of filters, groups, phases).
@@ -81,7 +81,7 @@ def volume(
     row = ((image * OUT[0] + out_d) * OUT[1] + out_h) * OUT[2] + out_w
     row = tl.where(written, row, rows)  # past the last one: not stored
     residual = load_residual(residual, row, f, rows, FILTERS, R_PITCH)
-    store_rows(total, bias, None, residual, y, row, f, rows, FILTERS, Y_PITCH, STEPS)
+    store_with_epilogue(total, bias, None, residual, y, row, f, rows, FILTERS, Y_PITCH, EPILOGUE)
 
 
 @triton.jit

@@ -25,20 +25,20 @@ the segment, column of the pair): maxima move nothing between threads.
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import add_product, store_rows
+from toolkit.gpu.kernels.expression import add_product, store_with_epilogue
 
 TAPS: tl.constexpr = tl.constexpr(4)  # rows of taps; those that are not there have weights of 0
 
 
 @triton.jit
-def convolution_pool(
-    x, weights, bias, scale, numbers, y, batch,
+def conv_max_pool(
+    x, weights, bias, scale, scalars, y, batch,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
     CONV_HEIGHT: tl.constexpr, CONV_WIDTH: tl.constexpr, FILTERS: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, W_PITCH: tl.constexpr, Y_PITCH: tl.constexpr,
     TAP_ROWS: tl.constexpr, TAP_COLUMNS: tl.constexpr,
     PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
-    STEPS: tl.constexpr, PRECISION: tl.constexpr,
+    EPILOGUE: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -100,8 +100,8 @@ def convolution_pool(
             best = _larger(best, last)
         best = tl.trans(_largest_of_segments(best, SEGMENTS))
         q = p + row * OUT_WIDTH
-        store_rows(
-            best, bias, scale, None, y, q, f, pixels, FILTERS, Y_PITCH, STEPS, numbers
+        store_with_epilogue(
+            best, bias, scale, None, y, q, f, pixels, FILTERS, Y_PITCH, EPILOGUE, scalars
         )  # fmt: skip
 
 

@@ -15,32 +15,32 @@ BLOCK_N is 64 or 128 then.
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import add_product, first_sums, store_rows
-from toolkit.gpu.kernels.mma_layout import store_lanes, sum_columns, sum_rows
+from toolkit.gpu.kernels.expression import add_product, first_sums, store_with_epilogue
+from toolkit.gpu.kernels.mma_layout import mma_columns, mma_rows, store_mma
 
 
 @triton.jit
-def upscaled(
-    x, z, weights, bias, scale, numbers, y, batch,
+def conv_upsample_concat(
+    x, z, weights, bias, scale, scalars, y, batch,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     ROW_FACTOR: tl.constexpr, COLUMN_FACTOR: tl.constexpr,
     X_CHANNELS: tl.constexpr, Z_CHANNELS: tl.constexpr, FILTERS: tl.constexpr,
     X_PITCH: tl.constexpr, Z_PITCH: tl.constexpr, W_PITCH: tl.constexpr, Y_PITCH: tl.constexpr,
-    STEPS: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, LANES: tl.constexpr,
+    EPILOGUE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, MMA_WARPS: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of pixels x blocks of filters)."""
     FILTER_BLOCKS: tl.constexpr = (FILTERS + BLOCK_N - 1) // BLOCK_N
-    LIMIT: tl.constexpr = None if LANES and FILTERS % BLOCK_N == 0 else FILTERS
+    LIMIT: tl.constexpr = None if MMA_WARPS and FILTERS % BLOCK_N == 0 else FILTERS
     tile = tl.program_id(0)  # neighbours share the pixels: they stay in the cache
     first = tile % FILTER_BLOCKS * BLOCK_N
     pixel = tile // FILTER_BLOCKS * BLOCK_M + tl.arange(0, BLOCK_M)
     channel = first + tl.arange(0, BLOCK_N)
     p = pixel
     f = channel
-    if LANES:
-        p = tile // FILTER_BLOCKS * BLOCK_M + sum_rows(BLOCK_M, LANES)
-        f = first + sum_columns(BLOCK_N)
+    if MMA_WARPS:
+        p = tile // FILTER_BLOCKS * BLOCK_M + mma_rows(BLOCK_M, MMA_WARPS)
+        f = first + mma_columns(BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     pixels = batch * HEIGHT * WIDTH
     there = (p < pixels)[:, None]
@@ -49,7 +49,7 @@ def upscaled(
     a = x + q[:, None] * X_PITCH + k[None, :]
     b = weights + f[None, :] * W_PITCH + k[:, None]
 
-    if LANES:
+    if MMA_WARPS:
         total = first_sums(bias, f, LIMIT, BLOCK_M, BLOCK_N)
     else:
         total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32 if scale is None else tl.int32)
@@ -63,12 +63,12 @@ def upscaled(
         right = tl.load(b + X_CHANNELS + start, mask=(f < FILTERS)[None, :], other=0)
         total = add_product(total, left, right, PRECISION)
 
-    if LANES:
-        store_lanes(
-            total, scale, None, y, pixel, first, pixels, LIMIT, Y_PITCH, STEPS, numbers,
-            BLOCK_M, BLOCK_N, LANES,
+    if MMA_WARPS:
+        store_mma(
+            total, scale, None, y, pixel, first, pixels, LIMIT, Y_PITCH, EPILOGUE, scalars,
+            BLOCK_M, BLOCK_N, MMA_WARPS,
         )  # fmt: skip
     else:
-        store_rows(
-            total, bias, scale, None, y, pixel, channel, pixels, FILTERS, Y_PITCH, STEPS, numbers
+        store_with_epilogue(
+            total, bias, scale, None, y, pixel, channel, pixels, FILTERS, Y_PITCH, EPILOGUE, scalars
         )

@@ -20,13 +20,18 @@ With PARTS over 1 each part sums a share of k, and y holds the sums of all parts
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import add_product, first_sums, load_residual, store_rows
-from toolkit.gpu.kernels.mma_layout import load_lanes, store_lanes, sum_columns, sum_rows
+from toolkit.gpu.kernels.expression import (
+    add_product,
+    first_sums,
+    load_residual,
+    store_with_epilogue,
+)
+from toolkit.gpu.kernels.mma_layout import load_mma_residual, mma_columns, mma_rows, store_mma
 
 
 @triton.jit
 def convolution(
-    x, weights, bias, scale, numbers, residual, y, batch,
+    x, weights, bias, scale, scalars, residual, y, batch,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, FILTERS: tl.constexpr,
     W_PITCH: tl.constexpr, Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
@@ -34,8 +39,8 @@ def convolution(
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
     PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
-    STEPS: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, LANES: tl.constexpr,
+    EPILOGUE: tl.constexpr, PRECISION: tl.constexpr, SPLIT_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, MMA_WARPS: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of pixels x blocks of filters, groups, PARTS).
 
@@ -48,7 +53,7 @@ def convolution(
     # Half a line of INT8 is read with its other half under the next tap: it stays in the L1 cache.
     CACHE: tl.constexpr = ".ca" if INTEGERS and ONE_TAP and TAPS > 1 and BLOCK_K <= 64 else ""
     FILTER_BLOCKS: tl.constexpr = (FILTERS + BLOCK_N - 1) // BLOCK_N
-    BLOCKS_OF_PART: tl.constexpr = ((DEPTH + BLOCK_K - 1) // BLOCK_K + PARTS - 1) // PARTS
+    BLOCKS_OF_PART: tl.constexpr = ((DEPTH + BLOCK_K - 1) // BLOCK_K + SPLIT_K - 1) // SPLIT_K
     tile = tl.program_id(0)  # neighbours share the pixels: the input stays in the cache
     group = tl.program_id(1)
     part = tl.program_id(2)
@@ -57,10 +62,10 @@ def convolution(
     channel = first_filter + tl.arange(0, BLOCK_N)
     p = pixel
     f = channel
-    if LANES:
-        p = tile // FILTER_BLOCKS * BLOCK_M + sum_rows(BLOCK_M, LANES)
-        f = first_filter + sum_columns(BLOCK_N)
-    LIMIT: tl.constexpr = None if LANES and FILTERS % BLOCK_N == 0 else FILTERS
+    if MMA_WARPS:
+        p = tile // FILTER_BLOCKS * BLOCK_M + mma_rows(BLOCK_M, MMA_WARPS)
+        f = first_filter + mma_columns(BLOCK_N)
+    LIMIT: tl.constexpr = None if MMA_WARPS and FILTERS % BLOCK_N == 0 else FILTERS
     k = tl.arange(0, BLOCK_K)
     pixels = batch * OUT_HEIGHT * OUT_WIDTH
     image = p // (OUT_HEIGHT * OUT_WIDTH)
@@ -85,14 +90,14 @@ def convolution(
         bias += group * FILTERS
     if scale is not None:
         scale += group * FILTERS
-    if LANES:
-        before = load_lanes(residual, pixel, first_filter, pixels, LIMIT, R_PITCH, BLOCK_N)
+    if MMA_WARPS:
+        before = load_mma_residual(residual, pixel, first_filter, pixels, LIMIT, R_PITCH, BLOCK_N)
         total = first_sums(bias, f, LIMIT, BLOCK_M, BLOCK_N)
     else:
         before = load_residual(residual, pixel, channel, pixels, FILTERS, R_PITCH)
         total = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if INTEGERS else tl.float32)
-    first = part * BLOCKS_OF_PART * BLOCK_K if PARTS > 1 else 0
-    last = tl.minimum(first + BLOCKS_OF_PART * BLOCK_K, DEPTH) if PARTS > 1 else DEPTH
+    first = part * BLOCKS_OF_PART * BLOCK_K if SPLIT_K > 1 else 0
+    last = tl.minimum(first + BLOCKS_OF_PART * BLOCK_K, DEPTH) if SPLIT_K > 1 else DEPTH
     for start in range(first, last, BLOCK_K):
         if ONE_TAP:
             at = start
@@ -123,24 +128,35 @@ def convolution(
         total = add_product(total, left_block, right_block, PRECISION)
 
     y += group * FILTERS
-    if PARTS > 1:
+    if SPLIT_K > 1:
         y += part * pixels * Y_PITCH
-    if LANES:
-        store_lanes(
-            total, scale, before, y, pixel, first_filter, pixels, LIMIT, Y_PITCH, STEPS, numbers,
-            BLOCK_M, BLOCK_N, LANES,
+    if MMA_WARPS:
+        store_mma(
+            total, scale, before, y, pixel, first_filter, pixels, LIMIT, Y_PITCH, EPILOGUE, scalars,
+            BLOCK_M, BLOCK_N, MMA_WARPS,
         )  # fmt: skip
     else:
-        store_rows(
-            total, bias, scale, before, y, pixel, channel, pixels, FILTERS, Y_PITCH, STEPS, numbers
+        store_with_epilogue(
+            total,
+            bias,
+            scale,
+            before,
+            y,
+            pixel,
+            channel,
+            pixels,
+            FILTERS,
+            Y_PITCH,
+            EPILOGUE,
+            scalars,
         )
 
 
 @triton.jit
-def add_parts(
-    x, bias, scale, numbers, residual, y, pixels,
+def split_k_reduce(
+    x, bias, scale, scalars, residual, y, pixels,
     FILTERS: tl.constexpr, Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
-    STEPS: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    EPILOGUE: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """End a convolution whose sums x are in parts; FILTERS are those of all groups.
 
@@ -153,6 +169,8 @@ def add_parts(
     x += p[:, None] * FILTERS + f[None, :]
     residual = load_residual(residual, p, f, pixels, FILTERS, R_PITCH)
     total = tl.load(x, mask=inside, other=0)
-    for part in tl.static_range(1, PARTS):
+    for part in tl.static_range(1, SPLIT_K):
         total += tl.load(x + part * pixels * FILTERS, mask=inside, other=0)
-    store_rows(total, bias, scale, residual, y, p, f, pixels, FILTERS, Y_PITCH, STEPS, numbers)
+    store_with_epilogue(
+        total, bias, scale, residual, y, p, f, pixels, FILTERS, Y_PITCH, EPILOGUE, scalars
+    )

@@ -12,12 +12,12 @@ Weights are [tap row, tap column, channel], row-major.
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import load_residual, store_rows
+from toolkit.gpu.kernels.expression import load_residual, store_with_epilogue
 
 
 @triton.jit
 def depthwise(
-    x, weights, bias, scale, numbers, residual, y, batch,
+    x, weights, bias, scale, scalars, residual, y, batch,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
@@ -25,7 +25,7 @@ def depthwise(
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
     PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
-    STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    EPILOGUE: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of strips, blocks of channels). A strip is ROWS pixels above each other."""
     strip = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -80,9 +80,9 @@ def depthwise(
         p = (image * OUT_HEIGHT + row + i) * OUT_WIDTH + column
         p = tl.where(row + i < OUT_HEIGHT, p, pixels)  # none below the last row
         operand = load_residual(residual, p, c, pixels, CHANNELS, R_PITCH)
-        store_rows(
-            total[i], bias, scale, operand, y, p, c, pixels, CHANNELS, Y_PITCH, STEPS,
-            numbers,
+        store_with_epilogue(
+            total[i], bias, scale, operand, y, p, c, pixels, CHANNELS, Y_PITCH, EPILOGUE,
+            scalars,
         )  # fmt: skip
 
 

@@ -28,14 +28,14 @@ from toolkit.gpu.kernels.int8 import INTERPRETED, as_float
 
 @triton.jit
 def depthwise_int8(
-    x, weights, bias, scale, numbers, residual, y, batch,
+    x, weights, bias, scale, scalars, residual, y, batch,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
     TAP_ROWS: tl.constexpr, TAP_COLUMNS: tl.constexpr,
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
-    STEPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPACING: tl.constexpr,
+    EPILOGUE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPACING: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of BLOCK patches of four channels). CHANNELS is a multiple of 4."""
@@ -85,7 +85,7 @@ def depthwise_int8(
             if residual is not None:
                 before = tl.load(residual + (p * R_PITCH)[:, None] + c, mask=inside, other=0)
                 values = values + (as_float(before),)
-            result = evaluate(values, STEPS, numbers).to(y.dtype.element_ty)
+            result = evaluate(values, EPILOGUE, scalars).to(y.dtype.element_ty)
             tl.store(y + (p * Y_PITCH)[:, None] + c, result, mask=inside)
 
 

@@ -12,12 +12,12 @@ summed in INT32, and scaled; others have no scale.
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import add_product, evaluate, store_rows
+from toolkit.gpu.kernels.expression import add_product, evaluate, store_with_epilogue
 
 
 @triton.jit
-def picture(
-    x, weights, bias, scale, numbers, y, batch,
+def direct_conv(
+    x, weights, bias, scale, scalars, y, batch,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, STRIDES: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, FILTERS: tl.constexpr,
     W_PITCH: tl.constexpr, Y_PITCH: tl.constexpr,
@@ -25,7 +25,7 @@ def picture(
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
     PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
-    GIVEN: tl.constexpr, STEPS: tl.constexpr, PRECISION: tl.constexpr,
+    GIVEN: tl.constexpr, EPILOGUE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DEPTH: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of pixels). STRIDES are those of x along n, c, row, column; DEPTH is
@@ -59,4 +59,6 @@ def picture(
     b = tl.load(weights + f[None, :] * W_PITCH + k[:, None], mask=(f < FILTERS)[None, :], other=0)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32 if scale is None else tl.int32)
     total = add_product(total, a, b, PRECISION)
-    store_rows(total, bias, scale, None, y, p, f, pixels, FILTERS, Y_PITCH, STEPS, numbers)
+    store_with_epilogue(
+        total, bias, scale, None, y, p, f, pixels, FILTERS, Y_PITCH, EPILOGUE, scalars
+    )

@@ -35,7 +35,7 @@ def _load(place, mask):
 def elementwise(
     x0, x1, x2, x3, y, elements,
     SHAPE: tl.constexpr, STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr,
-    STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    EPILOGUE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of elements). Operands that are not there are None."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -47,16 +47,16 @@ def elementwise(
         v = v + (_read(x2, i, mask, SHAPE, STRIDES[2]),)
     if x3 is not None:
         v = v + (_read(x3, i, mask, SHAPE, STRIDES[3]),)
-    result = evaluate(v, STEPS)
+    result = evaluate(v, EPILOGUE)
     tl.store(y + walk(i, SHAPE, Y_STRIDES), result.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def transposing(
+def transpose_tiles(
     x0, x1, x2, x3, y,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, SHAPE: tl.constexpr, STRIDES: tl.constexpr,
     ROW_STRIDES: tl.constexpr, COLUMN_STRIDES: tl.constexpr,
-    STEPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    EPILOGUE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tiles of all matrices of ROWS x COLUMNS). STRIDES begin with those of y; SHAPE counts
     matrices.
@@ -79,7 +79,7 @@ def transposing(
     if x3 is not None:
         place = _place(at, SHAPE, STRIDES[4], ROW_STRIDES[4], COLUMN_STRIDES[4])
         v = v + (_load(x3 + place, mask),)
-    result = evaluate(v, STEPS)
+    result = evaluate(v, EPILOGUE)
     place = _place(at, SHAPE, STRIDES[0], ROW_STRIDES[0], COLUMN_STRIDES[0])
     tl.store(y + place, result.to(y.dtype.element_ty), mask=mask)
 

@@ -17,16 +17,16 @@ from toolkit.gpu.kernels.int8 import as_float, near_int8, relu_int8, round_int8,
 
 
 @triton.jit
-def _number(numbers, AT: tl.constexpr):
-    if isinstance(numbers, tl.tensor):
-        result = tl.load(numbers + AT)
+def _number(scalars, AT: tl.constexpr):
+    if isinstance(scalars, tl.tensor):
+        result = tl.load(scalars + AT)
     else:
-        result = numbers[AT]
+        result = scalars[AT]
     return result
 
 
 @triton.jit
-def _apply(v, STEP: tl.constexpr, numbers):
+def _apply(v, STEP: tl.constexpr, scalars):
     """Return the value of one step: arithmetic, and what networks use most."""
     OP: tl.constexpr = STEP[0]
     if OP == "constant":
@@ -99,15 +99,15 @@ def _apply(v, STEP: tl.constexpr, numbers):
     elif OP == "relu_int8":
         result = relu_int8(v[STEP[1]], STEP[2])
     elif OP == "real_by":
-        result = as_float(v[STEP[1]]) * _number(numbers, STEP[2])
+        result = as_float(v[STEP[1]]) * _number(scalars, STEP[2])
     elif OP == "rectified_by":
-        result = scaled_rectified(v[STEP[1]], _number(numbers, STEP[2]))
+        result = scaled_rectified(v[STEP[1]], _number(scalars, STEP[2]))
     elif OP == "round_int8_by":
-        result = round_int8(v[STEP[1]] * _number(numbers, STEP[2]))
+        result = round_int8(v[STEP[1]] * _number(scalars, STEP[2]))
     elif OP == "near_int8_by":
-        result = near_int8(v[STEP[1]] * _number(numbers, STEP[2]))
+        result = near_int8(v[STEP[1]] * _number(scalars, STEP[2]))
     elif OP == "relu_int8_by":
-        result = relu_int8(v[STEP[1]], _number(numbers, STEP[2]))
+        result = relu_int8(v[STEP[1]], _number(scalars, STEP[2]))
     elif OP == "cast":
         result = _cast(v[STEP[1]], STEP[2])
     else:
@@ -277,31 +277,31 @@ def _clip(a, LOW: tl.constexpr, HIGH: tl.constexpr):
 
 
 @triton.jit
-def load_numbers(numbers, COUNT: tl.constexpr):
+def load_scalars(scalars, COUNT: tl.constexpr):
     """Return the first COUNT numbers for `evaluate`, so that a loop does not load them again."""
     found = ()
     for i in tl.static_range(COUNT):
-        found = found + (tl.load(numbers + i),)
+        found = found + (tl.load(scalars + i),)
     return found
 
 
 @triton.jit
-def evaluate(v, STEPS: tl.constexpr, numbers=None):
+def evaluate(v, EPILOGUE: tl.constexpr, scalars=None):
     """Return the value of the last step; `v` is a tuple of blocks of one shape.
 
     `numbers`: where they lie, or a tuple of them.
     """
-    for i in tl.static_range(len(STEPS)):
-        v = v + (_apply(v, STEPS[i], numbers),)
+    for i in tl.static_range(len(EPILOGUE)):
+        v = v + (_apply(v, EPILOGUE[i], scalars),)
     return v[len(v) - 1]
 
 
 @triton.jit
-def evaluate_operand(v, STEPS: tl.constexpr, numbers):
+def evaluate_operand(v, EPILOGUE: tl.constexpr, scalars):
     """Return what the last step is applied to: the value that its index names."""
-    for i in tl.static_range(len(STEPS) - 1):
-        v = v + (_apply(v, STEPS[i], numbers),)
-    return v[STEPS[len(STEPS) - 1][1]]
+    for i in tl.static_range(len(EPILOGUE) - 1):
+        v = v + (_apply(v, EPILOGUE[i], scalars),)
+    return v[EPILOGUE[len(EPILOGUE) - 1][1]]
 
 
 @triton.jit
@@ -314,12 +314,12 @@ def first_sums(bias, column, COLUMNS: tl.constexpr, ROWS: tl.constexpr, WIDTH: t
 
 
 @triton.jit
-def load_columns(numbers, column, COLUMNS: tl.constexpr):
+def load_columns(scalars, column, COLUMNS: tl.constexpr):
     """Return a number for each column, 0 where there is none; COLUMNS None: there are all."""
     if COLUMNS is None:
-        found = tl.load(numbers + column)
+        found = tl.load(scalars + column)
     else:
-        found = tl.load(numbers + column, mask=column < COLUMNS, other=0)
+        found = tl.load(scalars + column, mask=column < COLUMNS, other=0)
     return found
 
 
@@ -360,8 +360,9 @@ def load_residual(
 
 
 @triton.jit
-def end_rows(
-    total, bias, scale, residual, column, COLUMNS: tl.constexpr, STEPS: tl.constexpr, numbers=None
+def apply_epilogue(
+    total, bias, scale, residual, column, COLUMNS: tl.constexpr, EPILOGUE: tl.constexpr,
+    scalars=None
 ):  # fmt: skip
     """Return STEPS((total + bias[column]) scale[column], residual), as `store_rows` stores it."""
     if bias is not None:
@@ -369,16 +370,16 @@ def end_rows(
     if scale is not None:
         total = total.to(tl.float32) * load_columns(scale, column, COLUMNS)[None, :]
     if residual is not None:
-        total = evaluate((total, as_float(residual)), STEPS, numbers)
+        total = evaluate((total, as_float(residual)), EPILOGUE, scalars)
     else:
-        total = evaluate((total,), STEPS, numbers)
+        total = evaluate((total,), EPILOGUE, scalars)
     return total
 
 
 @triton.jit
-def store_rows(
+def store_with_epilogue(
     total, bias, scale, residual, y, row, column, rows, COLUMNS: tl.constexpr,
-    Y_PITCH: tl.constexpr, STEPS: tl.constexpr, numbers=None,
+    Y_PITCH: tl.constexpr, EPILOGUE: tl.constexpr, scalars=None,
 ):  # fmt: skip
     """Store y[row, column] = STEPS((total + bias[column]) scale[column], residual[row, column]).
 
@@ -387,6 +388,6 @@ def store_rows(
     the distance of two rows in elements.
     """
     inside = _places(row, column, rows, COLUMNS)
-    total = end_rows(total, bias, scale, residual, column, COLUMNS, STEPS, numbers)
+    total = apply_epilogue(total, bias, scale, residual, column, COLUMNS, EPILOGUE, scalars)
     place = row[:, None] * Y_PITCH + column[None, :]
     tl.store(y + place, total.to(y.dtype.element_ty), mask=inside)

@@ -26,16 +26,16 @@ def _step(j, i, mask, SHAPE: tl.constexpr, STRIDES: tl.constexpr, SIZE: tl.const
 @triton.jit
 def _steps(
     j0, j1, j2, j3, i, mask,
-    SHAPE: tl.constexpr, STRIDES: tl.constexpr, SIZES: tl.constexpr, STEPS: tl.constexpr,
+    SHAPE: tl.constexpr, STRIDES: tl.constexpr, SIZES: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     """Return what the indices add to the place of an element."""
-    offset = _step(j0, i, mask, SHAPE, STRIDES[0], SIZES[0], STEPS[0])
+    offset = _step(j0, i, mask, SHAPE, STRIDES[0], SIZES[0], EPILOGUE[0])
     if j1 is not None:
-        offset += _step(j1, i, mask, SHAPE, STRIDES[1], SIZES[1], STEPS[1])
+        offset += _step(j1, i, mask, SHAPE, STRIDES[1], SIZES[1], EPILOGUE[1])
     if j2 is not None:
-        offset += _step(j2, i, mask, SHAPE, STRIDES[2], SIZES[2], STEPS[2])
+        offset += _step(j2, i, mask, SHAPE, STRIDES[2], SIZES[2], EPILOGUE[2])
     if j3 is not None:
-        offset += _step(j3, i, mask, SHAPE, STRIDES[3], SIZES[3], STEPS[3])
+        offset += _step(j3, i, mask, SHAPE, STRIDES[3], SIZES[3], EPILOGUE[3])
     return offset
 
 
@@ -43,12 +43,12 @@ def _steps(
 def gather(
     x, j0, j1, j2, j3, y, elements,
     SHAPE: tl.constexpr, X_STRIDES: tl.constexpr, J_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr,
-    SIZES: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    SIZES: tl.constexpr, EPILOGUE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of results). Indices that are not there are None."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < elements
-    offset = _steps(j0, j1, j2, j3, i, mask, SHAPE, J_STRIDES, SIZES, STEPS)
+    offset = _steps(j0, j1, j2, j3, i, mask, SHAPE, J_STRIDES, SIZES, EPILOGUE)
     value = tl.load(x + walk(i, SHAPE, X_STRIDES) + offset, mask=mask, other=0)
     tl.store(y + walk(i, SHAPE, Y_STRIDES), value.to(y.dtype.element_ty), mask=mask)
 
@@ -57,12 +57,12 @@ def gather(
 def scatter(
     x, j0, j1, j2, j3, y, elements,
     SHAPE: tl.constexpr, X_STRIDES: tl.constexpr, J_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr,
-    SIZES: tl.constexpr, STEPS: tl.constexpr, JOIN: tl.constexpr, BLOCK: tl.constexpr,
+    SIZES: tl.constexpr, EPILOGUE: tl.constexpr, JOIN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of updates). JOIN: "none", "add", "max" or "min" with what lies there."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < elements
-    offset = _steps(j0, j1, j2, j3, i, mask, SHAPE, J_STRIDES, SIZES, STEPS)
+    offset = _steps(j0, j1, j2, j3, i, mask, SHAPE, J_STRIDES, SIZES, EPILOGUE)
     value = tl.load(x + walk(i, SHAPE, X_STRIDES), mask=mask, other=0).to(y.dtype.element_ty)
     target = y + walk(i, SHAPE, Y_STRIDES) + offset
     if JOIN == "add":

@@ -58,7 +58,7 @@ def _inside(t, SIZE: tl.constexpr, ALIGN: tl.constexpr, PADDING: tl.constexpr):
 def grid_sample(
     x, points, y, elements,
     SHAPE: tl.constexpr, X_STRIDES: tl.constexpr, G_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr,
-    SIZES: tl.constexpr, STEPS: tl.constexpr, G_STEP: tl.constexpr,
+    SIZES: tl.constexpr, EPILOGUE: tl.constexpr, G_STEP: tl.constexpr,
     MODE: tl.constexpr, PADDING: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of results). SIZES and STEPS of the dimensions of a picture; one of the points
@@ -84,7 +84,7 @@ def grid_sample(
             weight *= _weight(c - t.to(tl.float32), MODE)
             t = _inside(t, SIZES[DIMS - 1 - back], ALIGN, PADDING)
             inside = inside & (t >= 0) & (t < SIZES[DIMS - 1 - back])
-            place += t * STEPS[DIMS - 1 - back]
+            place += t * EPILOGUE[DIMS - 1 - back]
             rest = rest // TAPS
         total += weight * tl.load(source + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(y + walk(i, SHAPE, Y_STRIDES), total.to(y.dtype.element_ty), mask=mask)

@@ -13,13 +13,13 @@ import triton.language as tl
 from toolkit.gpu.kernels.expression import evaluate_operand, load_columns
 from toolkit.gpu.kernels.int8 import INTERPRETED, near_int8
 
-WORDS_OF_BLOCK = tl.constexpr(16)  # 64 columns
+INT8X4_PER_BLOCK = tl.constexpr(16)  # 64 columns
 
 
 @triton.jit
 def _places(row, n, rows, COLUMNS: tl.constexpr, PITCH: tl.constexpr):
     """Return the places of a block of words from column n on, and which of them there are."""
-    j = tl.arange(0, WORDS_OF_BLOCK)
+    j = tl.arange(0, INT8X4_PER_BLOCK)
     inside = (row < rows)[:, None]
     if COLUMNS is not None:
         inside = inside & (n + 4 * j < COLUMNS)[None, :]
@@ -28,7 +28,7 @@ def _places(row, n, rows, COLUMNS: tl.constexpr, PITCH: tl.constexpr):
 
 
 @triton.jit
-def load_words(residual, row, n, rows, COLUMNS: tl.constexpr, R_PITCH: tl.constexpr):
+def load_int8x4(residual, row, n, rows, COLUMNS: tl.constexpr, R_PITCH: tl.constexpr):
     """Return 64 columns of a residual from column n on, [rows, 16] int32; None of None."""
     if residual is not None:
         place, inside = _places(row, n, rows, COLUMNS, R_PITCH)
@@ -38,15 +38,15 @@ def load_words(residual, row, n, rows, COLUMNS: tl.constexpr, R_PITCH: tl.conste
 
 
 @triton.jit
-def store_words(y, words, row, n, rows, COLUMNS: tl.constexpr, Y_PITCH: tl.constexpr):
+def store_int8x4(y, words, row, n, rows, COLUMNS: tl.constexpr, Y_PITCH: tl.constexpr):
     """Store 64 columns from column n on; COLUMNS, pitches and places are multiples of four."""
     place, inside = _places(row, n, rows, COLUMNS, Y_PITCH)
     tl.store(y.to(tl.pointer_type(tl.int32)) + place, words, mask=inside)
 
 
 @triton.jit
-def end_words(
-    total, scale, residual, n, COLUMNS: tl.constexpr, STEPS: tl.constexpr, numbers,
+def apply_epilogue_int8x4(
+    total, scale, residual, n, COLUMNS: tl.constexpr, EPILOGUE: tl.constexpr, scalars,
     BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Return STEPS(total scale[n], residual) as words, [BLOCK_M, 16]; it ends in INT8.
@@ -56,25 +56,25 @@ def end_words(
     """
     column = n + tl.arange(0, 64)
     real = total.to(tl.float32) * load_columns(scale, column, COLUMNS)[None, :]
-    low, high = real.reshape(BLOCK_M, WORDS_OF_BLOCK, 2, 2).split()
+    low, high = real.reshape(BLOCK_M, INT8X4_PER_BLOCK, 2, 2).split()
     t0, t2 = low.split()
     t1, t3 = high.split()
     if residual is None:
-        t0 = evaluate_operand((t0,), STEPS, numbers)
-        t1 = evaluate_operand((t1,), STEPS, numbers)
-        t2 = evaluate_operand((t2,), STEPS, numbers)
-        t3 = evaluate_operand((t3,), STEPS, numbers)
+        t0 = evaluate_operand((t0,), EPILOGUE, scalars)
+        t1 = evaluate_operand((t1,), EPILOGUE, scalars)
+        t2 = evaluate_operand((t2,), EPILOGUE, scalars)
+        t3 = evaluate_operand((t3,), EPILOGUE, scalars)
     else:
-        if STEPS[0][0] == "rectified_by":
+        if EPILOGUE[0][0] == "rectified_by":
             r0, r1, r2, r3 = _rectified(residual)
         else:
             r0, r1, r2, r3 = _floats(residual)
-        t0 = evaluate_operand((t0, r0), STEPS, numbers)
-        t1 = evaluate_operand((t1, r1), STEPS, numbers)
-        t2 = evaluate_operand((t2, r2), STEPS, numbers)
-        t3 = evaluate_operand((t3, r3), STEPS, numbers)
-    LAST: tl.constexpr = STEPS[len(STEPS) - 1]
-    factor = numbers[LAST[2]]
+        t0 = evaluate_operand((t0, r0), EPILOGUE, scalars)
+        t1 = evaluate_operand((t1, r1), EPILOGUE, scalars)
+        t2 = evaluate_operand((t2, r2), EPILOGUE, scalars)
+        t3 = evaluate_operand((t3, r3), EPILOGUE, scalars)
+    LAST: tl.constexpr = EPILOGUE[len(EPILOGUE) - 1]
+    factor = scalars[LAST[2]]
     if LAST[0] == "relu_int8_by":
         t0, t1, t2, t3 = (
             _above(t0, factor),
@@ -173,7 +173,7 @@ def _rounded(a0, a1, a2, a3):
 
 
 @triton.jit
-def bytes_of_words(words, BLOCK_M: tl.constexpr):
+def unpack_int8x4(words, BLOCK_M: tl.constexpr):
     """Return [BLOCK_M, 64] int8 of [BLOCK_M, 16] words; where both lie in registers it is free."""
     low = tl.join(words.to(tl.int8), (words >> 16).to(tl.int8))
     high = tl.join((words >> 8).to(tl.int8), (words >> 24).to(tl.int8))

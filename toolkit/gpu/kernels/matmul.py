@@ -14,21 +14,26 @@ so that INT8 results need not go through shared memory; BLOCK_N is 64 or 128 the
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import add_product, first_sums, load_residual, store_rows
-from toolkit.gpu.kernels.mma_layout import load_lanes, store_lanes, sum_columns, sum_rows
+from toolkit.gpu.kernels.expression import (
+    add_product,
+    first_sums,
+    load_residual,
+    store_with_epilogue,
+)
+from toolkit.gpu.kernels.mma_layout import load_mma_residual, mma_columns, mma_rows, store_mma
 
 
 @triton.jit
 def matmul(
-    a, b, bias, scale, numbers, residual, y, rows,
+    a, b, bias, scale, scalars, residual, y, rows,
     DEPTH: tl.constexpr, COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
     A_OUTER: tl.constexpr, A_BATCH: tl.constexpr, A_ROW: tl.constexpr, A_COLUMN: tl.constexpr,
     B_OUTER: tl.constexpr, B_BATCH: tl.constexpr, B_ROW: tl.constexpr, B_COLUMN: tl.constexpr,
     Y_OUTER: tl.constexpr, Y_BATCH: tl.constexpr, Y_PITCH: tl.constexpr,
     R_OUTER: tl.constexpr, R_BATCH: tl.constexpr, R_PITCH: tl.constexpr,
-    STEPS: tl.constexpr, PRECISION: tl.constexpr, WHOLE_BLOCKS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, LANES: tl.constexpr,
+    EPILOGUE: tl.constexpr, PRECISION: tl.constexpr, WHOLE_BLOCKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, MMA_WARPS: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of rows x blocks of columns, products)."""
     COLUMN_BLOCKS: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N
@@ -40,18 +45,18 @@ def matmul(
     n = first + tl.arange(0, BLOCK_N)
     row = m
     column = n
-    if LANES:
-        row = tile // COLUMN_BLOCKS * BLOCK_M + sum_rows(BLOCK_M, LANES)
-        column = first + sum_columns(BLOCK_N)
-    LIMIT: tl.constexpr = None if LANES and COLUMNS % BLOCK_N == 0 else COLUMNS
+    if MMA_WARPS:
+        row = tile // COLUMN_BLOCKS * BLOCK_M + mma_rows(BLOCK_M, MMA_WARPS)
+        column = first + mma_columns(BLOCK_N)
+    LIMIT: tl.constexpr = None if MMA_WARPS and COLUMNS % BLOCK_N == 0 else COLUMNS
     k = tl.arange(0, BLOCK_K)
     a += outer * A_OUTER + i * A_BATCH + row[:, None] * A_ROW + k[None, :] * A_COLUMN
     b += outer * B_OUTER + i * B_BATCH + k[:, None] * B_ROW + column[None, :] * B_COLUMN
 
     if residual is not None:
         residual += outer * R_OUTER + i * R_BATCH
-    if LANES:
-        before = load_lanes(residual, m, first, rows, LIMIT, R_PITCH, BLOCK_N)
+    if MMA_WARPS:
+        before = load_mma_residual(residual, m, first, rows, LIMIT, R_PITCH, BLOCK_N)
         total = first_sums(bias, column, LIMIT, BLOCK_M, BLOCK_N)
     else:
         before = load_residual(residual, m, n, rows, COLUMNS, R_PITCH)
@@ -67,10 +72,12 @@ def matmul(
         total = add_product(total, left, right, PRECISION)
 
     y += outer * Y_OUTER + i * Y_BATCH
-    if LANES:
-        store_lanes(
-            total, scale, before, y, m, first, rows, LIMIT, Y_PITCH, STEPS, numbers,
-            BLOCK_M, BLOCK_N, LANES,
+    if MMA_WARPS:
+        store_mma(
+            total, scale, before, y, m, first, rows, LIMIT, Y_PITCH, EPILOGUE, scalars,
+            BLOCK_M, BLOCK_N, MMA_WARPS,
         )  # fmt: skip
     else:
-        store_rows(total, bias, scale, before, y, m, n, rows, COLUMNS, Y_PITCH, STEPS, numbers)
+        store_with_epilogue(
+            total, bias, scale, before, y, m, n, rows, COLUMNS, Y_PITCH, EPILOGUE, scalars
+        )

@@ -52,7 +52,7 @@ def max_pool(
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
     PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
-    STEPS: tl.constexpr, ROWS: tl.constexpr, PACKED: tl.constexpr,
+    EPILOGUE: tl.constexpr, ROWS: tl.constexpr, PACKED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of strips, blocks of channels). A strip is ROWS pixels above each other; with
@@ -88,8 +88,8 @@ def max_pool(
         best = maxima[row * STRIDE_H]
         for tap in tl.static_range(1, TAP_ROWS):
             best = larger(best, maxima[row * STRIDE_H + tap], PACKED)
-        if len(STEPS) > 0:
-            best = evaluate((best if best.dtype == tl.int8 else best.to(tl.float32),), STEPS)
+        if len(EPILOGUE) > 0:
+            best = evaluate((best if best.dtype == tl.int8 else best.to(tl.float32),), EPILOGUE)
         r = first + row
         place = ((image * OUT_HEIGHT + r) * OUT_WIDTH + column) * Y_PITCH
         inside = there & (r < OUT_HEIGHT)[:, None]

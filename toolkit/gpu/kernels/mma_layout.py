@@ -15,12 +15,12 @@ are the same.
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import load_residual, store_rows
+from toolkit.gpu.kernels.expression import load_residual, store_with_epilogue
 from toolkit.gpu.kernels.int8 import INTERPRETED
 
 
 @triton.jit
-def sum_rows(BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
+def mma_rows(BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
     """Return for each row of sums, [BLOCK_M], which row of the block it is."""
     r = tl.arange(0, BLOCK_M)
     of_warps = r // (16 * WARPS) * (16 * WARPS)
@@ -28,7 +28,7 @@ def sum_rows(BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
 
 
 @triton.jit
-def sum_columns(BLOCK_N: tl.constexpr):
+def mma_columns(BLOCK_N: tl.constexpr):
     """Return for each column of sums, [BLOCK_N], which column of the block it is."""
     RUN: tl.constexpr = min(BLOCK_N, 64)
     c = tl.arange(0, BLOCK_N)
@@ -96,7 +96,7 @@ def in_registers(a):
 
 
 @triton.jit
-def load_lanes(
+def load_mma_residual(
     residual, row, n, rows, COLUMNS: tl.constexpr, R_PITCH: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
     """Return the residual of a block from column n on for `store_lanes`; None of None.
@@ -114,9 +114,9 @@ def load_lanes(
 
 
 @triton.jit
-def store_lanes(
+def store_mma(
     total, scale, residuals, y, row, n, rows, COLUMNS: tl.constexpr, Y_PITCH: tl.constexpr,
-    STEPS: tl.constexpr, numbers, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    EPILOGUE: tl.constexpr, scalars, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     WARPS: tl.constexpr,
 ):  # fmt: skip
     """Store what `store_rows` stores, of a block of sums whose operands were read in the order.
@@ -134,6 +134,6 @@ def store_lanes(
         residual = None
         if residuals is not None:
             residual = residuals[i]
-        store_rows(
-            part, None, scale, residual, y, row, column, rows, COLUMNS, Y_PITCH, STEPS, numbers
+        store_with_epilogue(
+            part, None, scale, residual, y, row, column, rows, COLUMNS, Y_PITCH, EPILOGUE, scalars
         )

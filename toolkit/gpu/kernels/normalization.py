@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels.expression import evaluate
-from toolkit.gpu.kernels.strided_rows import load_rows, store_walked, walk
+from toolkit.gpu.kernels.strided_rows import load_rows, store_strided, walk
 
 
 @triton.jit
@@ -25,8 +25,8 @@ def normalize(
     COLUMNS: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr,
     X_STRIDES: tl.constexpr, GAIN_STRIDES: tl.constexpr, BIAS_STRIDES: tl.constexpr,
     Y_STRIDES: tl.constexpr,
-    MODE: tl.constexpr, EPSILON: tl.constexpr, STEPS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, numbers=None,
+    MODE: tl.constexpr, EPSILON: tl.constexpr, EPILOGUE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, scalars=None,
 ):  # fmt: skip
     """Grid: (blocks of rows)."""
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -42,7 +42,7 @@ def normalize(
         result = (value - mean[:, None]) * scale[:, None]
         _finish(
             result, gain, bias, y, r, rows, i, COLUMNS, OUTER, INNER,
-            GAIN_STRIDES, BIAS_STRIDES, Y_STRIDES, STEPS, numbers,
+            GAIN_STRIDES, BIAS_STRIDES, Y_STRIDES, EPILOGUE, scalars,
         )  # fmt: skip
     elif COLUMNS == 3 * BLOCK:
         first = load_rows(x, r, rows, i, None, OUTER, INNER, X_STRIDES, 0.0)
@@ -58,8 +58,8 @@ def normalize(
         for n in tl.static_range(3):
             _finish(
                 (values[n] - mean[:, None]) * scale[:, None], gain, bias, y, r, rows,
-                n * BLOCK + i, None, OUTER, INNER, GAIN_STRIDES, BIAS_STRIDES, Y_STRIDES, STEPS,
-                numbers,
+                n * BLOCK + i, None, OUTER, INNER, GAIN_STRIDES, BIAS_STRIDES, Y_STRIDES, EPILOGUE,
+                scalars,
             )  # fmt: skip
     else:
         if MODE == "variance":
@@ -77,7 +77,7 @@ def normalize(
             result = (value - mean[:, None]) * scale[:, None]
             _finish(
                 result, gain, bias, y, r, rows, start + i, COLUMNS, OUTER, INNER,
-                GAIN_STRIDES, BIAS_STRIDES, Y_STRIDES, STEPS, numbers,
+                GAIN_STRIDES, BIAS_STRIDES, Y_STRIDES, EPILOGUE, scalars,
             )  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def _scale(total, COLUMNS: tl.constexpr, MODE: tl.constexpr, EPSILON: tl.constex
 def _finish(
     result, gain, bias, y, r, rows, i, COLUMNS: tl.constexpr,
     OUTER: tl.constexpr, INNER: tl.constexpr, GAIN_STRIDES: tl.constexpr,
-    BIAS_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr, STEPS: tl.constexpr, numbers,
+    BIAS_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr, EPILOGUE: tl.constexpr, scalars,
 ):  # fmt: skip
     factor = 1.0
     if gain is not None:
@@ -120,8 +120,8 @@ def _finish(
     if bias is not None:
         given = load_rows(bias, r, rows, i, COLUMNS, OUTER, INNER, BIAS_STRIDES, 0.0)
         result = tl.fma(result, factor, given)
-    result = evaluate((result,), STEPS, numbers)
-    store_walked(result, y, r, rows, i, COLUMNS, OUTER, INNER, Y_STRIDES)
+    result = evaluate((result,), EPILOGUE, scalars)
+    store_strided(result, y, r, rows, i, COLUMNS, OUTER, INNER, Y_STRIDES)
 
 
 @triton.jit
@@ -130,7 +130,7 @@ def normalize_locally(
     COLUMNS: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr,
     X_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr,
     SIZE: tl.constexpr, ALPHA: tl.constexpr, BETA: tl.constexpr, BIAS: tl.constexpr,
-    STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    EPILOGUE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """y[r, i] = STEPS(x[r, i] / (BIAS + ALPHA / SIZE sum_j x[r, j]^2)^BETA), j the SIZE around i.
 
@@ -147,5 +147,5 @@ def normalize_locally(
         total += value * value
     value = load_rows(x, r, rows, i, COLUMNS, OUTER, INNER, X_STRIDES, 0.0)
     result = value * tl.exp2(-BETA * tl.log2(BIAS + (ALPHA / SIZE) * total))
-    result = evaluate((result,), STEPS)
-    store_walked(result, y, r, rows, i, COLUMNS, OUTER, INNER, Y_STRIDES)
+    result = evaluate((result,), EPILOGUE)
+    store_strided(result, y, r, rows, i, COLUMNS, OUTER, INNER, Y_STRIDES)

@@ -36,7 +36,7 @@ def _mapped(c, SIZE: tl.constexpr, MODE: tl.constexpr):
 def pad(
     x, y, elements,
     SHAPE: tl.constexpr, X_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr,
-    DIMS: tl.constexpr, BEFORE: tl.constexpr, SIZES: tl.constexpr, STEPS: tl.constexpr,
+    DIMS: tl.constexpr, BEFORE: tl.constexpr, SIZES: tl.constexpr, EPILOGUE: tl.constexpr,
     MODE: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of results). DIMS have borders: BEFORE, sizes and strides of x; X_STRIDES is 0
@@ -49,17 +49,17 @@ def pad(
     for d in tl.static_range(len(DIMS)):
         c = _mapped(index(i, SHAPE, DIMS[d]) - BEFORE[d], SIZES[d], MODE)
         inside = inside & (c >= 0) & (c < SIZES[d])
-        source += c * STEPS[d]
+        source += c * EPILOGUE[d]
     value = tl.load(x + source, mask=inside, other=VALUE)
     tl.store(y + walk(i, SHAPE, Y_STRIDES), value.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def pixel_blocks(
+def space_to_depth(
     x, y, batch,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDES: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
-    STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    EPILOGUE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid: (groups of BLOCK blocks of pixels). STRIDES are those of x along n, c, row, column.
 
@@ -77,6 +77,6 @@ def pixel_blocks(
     value = tl.load(x + place + row * STRIDES[2] + column * STRIDES[3], mask=inside, other=0)
     if value.dtype.is_floating():
         value = value.to(tl.float32)
-    value = evaluate((value,), STEPS)
+    value = evaluate((value,), EPILOGUE)
     place = block[:, None] * 16 + e[None, :]
     tl.store(y + place, value.to(y.dtype.element_ty), mask=(image < batch)[:, None])

@@ -23,15 +23,15 @@ from toolkit.gpu.kernels.expression import first_sums
 from toolkit.gpu.kernels.mma_layout import (
     in_operand_order,
     in_registers,
-    load_lanes,
-    store_lanes,
-    sum_columns,
+    load_mma_residual,
+    mma_columns,
+    store_mma,
 )
 
 
 @triton.jit
-def resident(
-    x, weights, bias, scale, numbers, residual, y, batch,
+def persistent_conv(
+    x, weights, bias, scale, scalars, residual, y, batch,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     W_PITCH: tl.constexpr, Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
@@ -39,7 +39,7 @@ def resident(
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
     PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
-    STEPS: tl.constexpr, RUNS: tl.constexpr, WIDTHS: tl.constexpr,
+    EPILOGUE: tl.constexpr, RUNS: tl.constexpr, WIDTHS: tl.constexpr,
     BLOCK_M: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """Grid: (programs). CHANNELS is a multiple of 16, TAP_ROWS * TAP_COLUMNS less than 32.
@@ -47,13 +47,13 @@ def resident(
     Filters are multiplied in blocks of WIDTHS columns, and k in runs of (first, count) pieces of
     64, one or two, each run a product of its own: loads of the next are under way while it is made.
     """
-    kept = ()
+    weight_blocks = ()
     sums = ()
     for i in tl.static_range(len(WIDTHS)):
-        f = _before(WIDTHS, i) + sum_columns(WIDTHS[i])
+        f = _before(WIDTHS, i) + mma_columns(WIDTHS[i])
         for run in tl.static_range(len(RUNS)):
             k = RUNS[run][0] * 64 + tl.arange(0, RUNS[run][1] * 64)
-            kept = kept + (tl.load(weights + f[None, :] * W_PITCH + k[:, None]),)
+            weight_blocks = weight_blocks + (tl.load(weights + f[None, :] * W_PITCH + k[:, None]),)
         sums = sums + (first_sums(bias, f, None, BLOCK_M, WIDTHS[i]),)
 
     pixels = batch * OUT_HEIGHT * OUT_WIDTH
@@ -74,7 +74,9 @@ def resident(
         if residual is not None:
             for i in tl.static_range(len(WIDTHS)):
                 column = _before(WIDTHS, i)
-                before += (load_lanes(residual, p, column, pixels, None, R_PITCH, WIDTHS[i]),)
+                before += (
+                    load_mma_residual(residual, p, column, pixels, None, R_PITCH, WIDTHS[i]),
+                )
 
         totals = sums
         for run in tl.static_range(len(RUNS)):
@@ -88,16 +90,16 @@ def resident(
             operand = _beside(pieces, BLOCK_M)
             added = ()
             for i in tl.static_range(len(WIDTHS)):
-                right = kept[i * len(RUNS) + run]
+                right = weight_blocks[i * len(RUNS) + run]
                 added = added + (tl.dot(operand, right, totals[i], out_dtype=tl.int32),)
             totals = added
         for i in tl.static_range(len(WIDTHS)):
             other = None
             if residual is not None:
                 other = before[i]
-            store_lanes(
-                totals[i], scale, other, y, p, _before(WIDTHS, i), pixels, None, Y_PITCH, STEPS,
-                numbers, BLOCK_M, WIDTHS[i], WARPS,
+            store_mma(
+                totals[i], scale, other, y, p, _before(WIDTHS, i), pixels, None, Y_PITCH, EPILOGUE,
+                scalars, BLOCK_M, WIDTHS[i], WARPS,
             )  # fmt: skip
 
 

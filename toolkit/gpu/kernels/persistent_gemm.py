@@ -14,28 +14,33 @@ BLOCK_Z is 64 or 128 and Z_COLUMNS or more. `numbers` holds NUMBERS.
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import first_sums, load_numbers
-from toolkit.gpu.kernels.int8x4 import bytes_of_words, end_words, load_words, store_words
+from toolkit.gpu.kernels.expression import first_sums, load_scalars
+from toolkit.gpu.kernels.int8x4 import (
+    apply_epilogue_int8x4,
+    load_int8x4,
+    store_int8x4,
+    unpack_int8x4,
+)
 from toolkit.gpu.kernels.mma_layout import (
     in_memory_order,
     in_operand_order,
     in_registers,
+    mma_columns,
+    mma_rows,
     operand_columns,
     row_places,
-    store_lanes,
-    sum_columns,
-    sum_rows,
+    store_mma,
 )
 
 
 @triton.jit
-def kept(
-    a, b, bias, scale, numbers, residual, y, z_b, z_bias, z_scale, z_numbers, z, rows,
+def persistent_gemm(
+    a, b, bias, scale, scalars, residual, y, z_b, z_bias, z_scale, z_scalars, z, rows,
     DEPTH: tl.constexpr, COLUMNS: tl.constexpr, Z_COLUMNS: tl.constexpr,
     A_ROW: tl.constexpr, A_PICTURE: tl.constexpr, B_COLUMN: tl.constexpr,
     Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
     Z_B_COLUMN: tl.constexpr, Z_PITCH: tl.constexpr,
-    STEPS: tl.constexpr, NUMBERS: tl.constexpr, Z_STEPS: tl.constexpr,
+    EPILOGUE: tl.constexpr, SCALARS: tl.constexpr, Z_EPILOGUE: tl.constexpr,
     WARPS: tl.constexpr, RUN: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_Z: tl.constexpr,
 ):  # fmt: skip
@@ -45,12 +50,12 @@ def kept(
     LIMIT: tl.constexpr = None if COLUMNS % (RUN * BLOCK_N) == 0 else COLUMNS
     first = tl.program_id(0) % RUNS * (RUN * BLOCK_N)
     Z_LIMIT: tl.constexpr = None if Z_COLUMNS == BLOCK_Z else Z_COLUMNS
-    z_column = sum_columns(BLOCK_Z)
-    numbers = load_numbers(numbers, NUMBERS)
+    z_column = mma_columns(BLOCK_Z)
+    scalars = load_scalars(scalars, SCALARS)
     weights = ()
     z_weights = ()
     for i in tl.static_range(RUN):
-        column = first + i * BLOCK_N + sum_columns(BLOCK_N)
+        column = first + i * BLOCK_N + mma_columns(BLOCK_N)
         wanted = (k < DEPTH)[:, None] & (column < COLUMNS)[None, :]
         place = k[:, None] + column[None, :] * B_COLUMN
         weights = weights + (tl.load(b + place, mask=wanted, other=0),)
@@ -62,7 +67,7 @@ def kept(
     blocks = (rows + BLOCK_M - 1) // BLOCK_M
     program = tl.program_id(0) // RUNS
     for block in tl.range(program, blocks, tl.num_programs(0) // RUNS, num_stages=STAGES):
-        row = block * BLOCK_M + sum_rows(BLOCK_M, WARPS)
+        row = block * BLOCK_M + mma_rows(BLOCK_M, WARPS)
         m = block * BLOCK_M + tl.arange(0, BLOCK_M)
         begin = row_places(row, A_ROW, A_PICTURE)
         present = (row < rows)[:, None] & (k < DEPTH)[None, :]
@@ -71,25 +76,25 @@ def kept(
             before = ()
             for i in tl.static_range(RUN):
                 before = before + (
-                    load_words(residual, m, first + i * BLOCK_N, rows, LIMIT, R_PITCH),
+                    load_int8x4(residual, m, first + i * BLOCK_N, rows, LIMIT, R_PITCH),
                 )
         if z_b is not None:
             z_total = first_sums(z_bias, z_column, Z_LIMIT, BLOCK_M, BLOCK_Z)
         for i in tl.static_range(RUN):
             n = first + i * BLOCK_N
-            total = first_sums(bias, n + sum_columns(BLOCK_N), LIMIT, BLOCK_M, BLOCK_N)
+            total = first_sums(bias, n + mma_columns(BLOCK_N), LIMIT, BLOCK_M, BLOCK_N)
             total = tl.dot(left, weights[i], total, out_dtype=tl.int32)
             total = in_memory_order(total, BLOCK_M, WARPS)
             other = None
             if residual is not None:
                 other = before[i]
-            made = end_words(total, scale, other, n, LIMIT, STEPS, numbers, BLOCK_M)
-            store_words(y, made, m, n, rows, LIMIT, Y_PITCH)
+            made = apply_epilogue_int8x4(total, scale, other, n, LIMIT, EPILOGUE, scalars, BLOCK_M)
+            store_int8x4(y, made, m, n, rows, LIMIT, Y_PITCH)
             if z_b is not None:
-                made = in_operand_order(bytes_of_words(made, BLOCK_M), BLOCK_M, WARPS)
+                made = in_operand_order(unpack_int8x4(made, BLOCK_M), BLOCK_M, WARPS)
                 z_total = tl.dot(made, z_weights[i], z_total, out_dtype=tl.int32)
         if z_b is not None:
-            store_lanes(
-                z_total, z_scale, None, z, m, 0, rows, Z_LIMIT, Z_PITCH, Z_STEPS, z_numbers,
+            store_mma(
+                z_total, z_scale, None, z, m, 0, rows, Z_LIMIT, Z_PITCH, Z_EPILOGUE, z_scalars,
                 BLOCK_M, BLOCK_Z, WARPS,
             )  # fmt: skip

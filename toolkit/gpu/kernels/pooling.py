@@ -11,7 +11,7 @@ picture, with COUNT_PADS those in its padding too.
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import store_rows
+from toolkit.gpu.kernels.expression import store_with_epilogue
 from toolkit.gpu.kernels.int8 import add_bytes
 
 
@@ -25,7 +25,7 @@ def pool(
     DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
     PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
     PAD_BOTTOM: tl.constexpr, PAD_RIGHT: tl.constexpr,
-    MODE: tl.constexpr, COUNT_PADS: tl.constexpr, STEPS: tl.constexpr,
+    MODE: tl.constexpr, COUNT_PADS: tl.constexpr, EPILOGUE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of pixels, blocks of channels)."""
@@ -63,20 +63,20 @@ def pool(
     if MODE == "average":
         total = tl.div_rn(total, tl.where(counted > 0.0, counted, 1.0)[:, None])
 
-    store_rows(total, None, None, None, y, p, c, pixels, CHANNELS, Y_PITCH, STEPS)
+    store_with_epilogue(total, None, None, None, y, p, c, pixels, CHANNELS, Y_PITCH, EPILOGUE)
 
 
 @triton.jit
 def global_average(
     x, y, batch,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr, Y_PITCH: tl.constexpr,
-    PARTS: tl.constexpr, DIVISOR: tl.constexpr, STEPS: tl.constexpr,
+    SPLIT_K: tl.constexpr, DIVISOR: tl.constexpr, EPILOGUE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Grid: (images, blocks of channels, parts). Sums of PARTS of the pixels are divided by
     DIVISOR; a row of y is a part of an image.
     """
-    PART = (PIXELS + PARTS - 1) // PARTS
+    PART = (PIXELS + SPLIT_K - 1) // SPLIT_K
     image = tl.program_id(0)
     c = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     part = tl.program_id(2)
@@ -89,6 +89,6 @@ def global_average(
         place = (image * PIXELS + p[:, None]) * X_PITCH + c[None, :]
         total = add_bytes(total, tl.load(x + place, mask=inside, other=0))
     mean = tl.div_rn(tl.sum(total, 0)[None, :].to(tl.float32), DIVISOR * 1.0)
-    row = image * PARTS + part + tl.arange(0, 1)
-    rows = batch * PARTS
-    store_rows(mean, None, None, None, y, row, c, rows, CHANNELS, Y_PITCH, STEPS)
+    row = image * SPLIT_K + part + tl.arange(0, 1)
+    rows = batch * SPLIT_K
+    store_with_epilogue(mean, None, None, None, y, row, c, rows, CHANNELS, Y_PITCH, EPILOGUE)

@@ -12,17 +12,17 @@ are those inside. An average counts the taps inside, with COUNT_PADS those in th
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import store_rows
+from toolkit.gpu.kernels.expression import store_with_epilogue
 
 
 @triton.jit
-def pool_volume(
+def pool3d(
     x, y, places, batch,
     SIZE: tl.constexpr, OUT: tl.constexpr, CHANNELS: tl.constexpr,
     X_STRIDES: tl.constexpr, PLACE_STEPS: tl.constexpr, Y_PITCH: tl.constexpr,
     TAPS: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr,
     PAD: tl.constexpr, PAD_AFTER: tl.constexpr,
-    MODE: tl.constexpr, COUNT_PADS: tl.constexpr, POWER: tl.constexpr, STEPS: tl.constexpr,
+    MODE: tl.constexpr, COUNT_PADS: tl.constexpr, POWER: tl.constexpr, EPILOGUE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of places, blocks of channels).
@@ -70,15 +70,15 @@ def pool_volume(
     elif MODE == "lp":
         total = tl.where(total == 0.0, 0.0, tl.exp2(tl.log2(total) / POWER))
     if places is not None:
-        picture = (image[:, None] * CHANNELS + c[None, :]) * SIZE[0] * SIZE[1] * SIZE[2]
+        image_offset = (image[:, None] * CHANNELS + c[None, :]) * SIZE[0] * SIZE[1] * SIZE[2]
         inside = (p < rows)[:, None] & (c < CHANNELS)[None, :]
         place = p[:, None] * CHANNELS + c[None, :]
-        tl.store(places + place, (picture + found).to(tl.int64), mask=inside)
-    store_rows(total, None, None, None, y, p, c, rows, CHANNELS, Y_PITCH, STEPS)
+        tl.store(places + place, (image_offset + found).to(tl.int64), mask=inside)
+    store_with_epilogue(total, None, None, None, y, p, c, rows, CHANNELS, Y_PITCH, EPILOGUE)
 
 
 @triton.jit
-def clear(y, elements, BLOCK: tl.constexpr):
+def fill(y, elements, BLOCK: tl.constexpr):
     """y[i] = 0. Grid: (blocks of elements)."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + i, tl.zeros((BLOCK,), y.dtype.element_ty), mask=i < elements)

@@ -14,7 +14,7 @@ from toolkit.gpu.kernels.strided_rows import walk
 
 
 @triton.jit
-def rank(
+def top_k(
     x, values, places,
     COLUMNS: tl.constexpr, COUNT: tl.constexpr, OUTER: tl.constexpr,
     X_ROW: tl.constexpr, VALUES_ROW: tl.constexpr, PLACES_ROW: tl.constexpr,
@@ -42,9 +42,9 @@ def rank(
         goes = goes | (equal & (j[None, :] < i[:, None]))
         before += tl.sum((goes & (j < COLUMNS)[None, :]).to(tl.int32), 1)
 
-    kept = (i < COLUMNS) & (before < COUNT)
-    value = tl.load(x + i * X_STEP, mask=kept, other=0)
+    selected = (i < COLUMNS) & (before < COUNT)
+    value = tl.load(x + i * X_STEP, mask=selected, other=0)
     place = walk(row, OUTER, VALUES_ROW) + before * VALUES_STEP
-    tl.store(values + place, value.to(values.dtype.element_ty), mask=kept)
+    tl.store(values + place, value.to(values.dtype.element_ty), mask=selected)
     place = walk(row, OUTER, PLACES_ROW) + before * PLACES_STEP
-    tl.store(places + place, i.to(places.dtype.element_ty), mask=kept)
+    tl.store(places + place, i.to(places.dtype.element_ty), mask=selected)

@@ -30,7 +30,7 @@ def reduce(
     x, y, rows,
     COLUMNS: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr,
     X_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr,
-    MODE: tl.constexpr, START: tl.constexpr, POWER: tl.constexpr, STEPS: tl.constexpr,
+    MODE: tl.constexpr, START: tl.constexpr, POWER: tl.constexpr, EPILOGUE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of rows)."""
@@ -69,7 +69,7 @@ def reduce(
         result = tl.sum(total, 1)
     result = _after(result, most, COLUMNS, MODE, POWER)
     if FLOAT:
-        result = evaluate((result,), STEPS)
+        result = evaluate((result,), EPILOGUE)
     tl.store(y + walk(r, OUTER, Y_STRIDES[0]), result.to(y.dtype.element_ty), mask=r < rows)
 
 

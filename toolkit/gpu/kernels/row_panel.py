@@ -12,23 +12,23 @@ BLOCK_K is DEPTH or more. `numbers` holds NUMBERS of them. WORDS: results are ma
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.expression import first_sums, load_numbers
-from toolkit.gpu.kernels.int8x4 import end_words, load_words, store_words
+from toolkit.gpu.kernels.expression import first_sums, load_scalars
+from toolkit.gpu.kernels.int8x4 import apply_epilogue_int8x4, load_int8x4, store_int8x4
 from toolkit.gpu.kernels.mma_layout import (
     in_memory_order,
-    load_lanes,
-    store_lanes,
-    sum_columns,
-    sum_rows,
+    load_mma_residual,
+    mma_columns,
+    mma_rows,
+    store_mma,
 )
 
 
 @triton.jit
-def strips(
-    a, b, bias, scale, numbers, residual, y, rows,
+def row_panel_gemm(
+    a, b, bias, scale, scalars, residual, y, rows,
     DEPTH: tl.constexpr, COLUMNS: tl.constexpr,
     A_ROW: tl.constexpr, B_COLUMN: tl.constexpr, Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
-    STEPS: tl.constexpr, NUMBERS: tl.constexpr, WORDS: tl.constexpr,
+    EPILOGUE: tl.constexpr, SCALARS: tl.constexpr, INT8X4: tl.constexpr,
     WARPS: tl.constexpr, RUN: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -37,32 +37,32 @@ def strips(
     m = tl.program_id(0) // RUNS * BLOCK_M
     first = tl.program_id(0) % RUNS * (RUN * BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    row = m + sum_rows(BLOCK_M, WARPS)
+    row = m + mma_rows(BLOCK_M, WARPS)
     present = (row < rows)[:, None] & (k < DEPTH)[None, :]
     left = tl.load(a + row[:, None] * A_ROW + k[None, :], mask=present, other=0)
     m += tl.arange(0, BLOCK_M)
     WHOLE: tl.constexpr = COLUMNS % (RUN * BLOCK_N) == 0
     LIMIT: tl.constexpr = None if WHOLE else COLUMNS
-    numbers = load_numbers(numbers, NUMBERS)
+    scalars = load_scalars(scalars, SCALARS)
     for block in tl.range(RUN, num_stages=STAGES):
         n = first + block * BLOCK_N
-        column = n + sum_columns(BLOCK_N)
+        column = n + mma_columns(BLOCK_N)
         wanted = (k < DEPTH)[:, None]
         if not WHOLE:
             wanted = wanted & (column < COLUMNS)[None, :]
         right = tl.load(b + k[:, None] + column[None, :] * B_COLUMN, mask=wanted, other=0)
-        if WORDS:
-            before = load_words(residual, m, n, rows, LIMIT, R_PITCH)
+        if INT8X4:
+            before = load_int8x4(residual, m, n, rows, LIMIT, R_PITCH)
         else:
-            before = load_lanes(residual, m, n, rows, LIMIT, R_PITCH, BLOCK_N)
+            before = load_mma_residual(residual, m, n, rows, LIMIT, R_PITCH, BLOCK_N)
         total = first_sums(bias, column, LIMIT, BLOCK_M, BLOCK_N)
         total = tl.dot(left, right, total, out_dtype=tl.int32)
-        if WORDS:
+        if INT8X4:
             total = in_memory_order(total, BLOCK_M, WARPS)
-            made = end_words(total, scale, before, n, LIMIT, STEPS, numbers, BLOCK_M)
-            store_words(y, made, m, n, rows, LIMIT, Y_PITCH)
+            made = apply_epilogue_int8x4(total, scale, before, n, LIMIT, EPILOGUE, scalars, BLOCK_M)
+            store_int8x4(y, made, m, n, rows, LIMIT, Y_PITCH)
         else:
-            store_lanes(
-                total, scale, before, y, m, n, rows, LIMIT, Y_PITCH, STEPS, numbers,
+            store_mma(
+                total, scale, before, y, m, n, rows, LIMIT, Y_PITCH, EPILOGUE, scalars,
                 BLOCK_M, BLOCK_N, WARPS,
             )  # fmt: skip

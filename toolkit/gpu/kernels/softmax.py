@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels.expression import evaluate
-from toolkit.gpu.kernels.strided_rows import load_rows, store_walked
+from toolkit.gpu.kernels.strided_rows import load_rows, store_strided
 
 
 @triton.jit
@@ -22,8 +22,8 @@ def softmax(
     x, y, rows,
     COLUMNS: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr,
     X_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr,
-    MODE: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    numbers=None,
+    MODE: tl.constexpr, EPILOGUE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    scalars=None,
 ):  # fmt: skip
     """Grid: (blocks of rows)."""
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -34,8 +34,8 @@ def softmax(
         most = tl.max(value, 1)
         total = tl.sum(tl.exp(value - most[:, None]), 1)
         first = _first(value, most, i, COLUMNS)
-        result = evaluate((_result(value, i, most, total, first, MODE),), STEPS, numbers)
-        store_walked(result, y, r, rows, i, COLUMNS, OUTER, INNER, Y_STRIDES)
+        result = evaluate((_result(value, i, most, total, first, MODE),), EPILOGUE, scalars)
+        store_strided(result, y, r, rows, i, COLUMNS, OUTER, INNER, Y_STRIDES)
     else:
         most = tl.full((ROWS,), LEAST, tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
@@ -51,8 +51,8 @@ def softmax(
         for start in range(0, COLUMNS, BLOCK):
             value = load_rows(x, r, rows, start + i, COLUMNS, OUTER, INNER, X_STRIDES, LEAST)
             result = _result(value, start + i, most, total, first, MODE)
-            result = evaluate((result,), STEPS, numbers)
-            store_walked(result, y, r, rows, start + i, COLUMNS, OUTER, INNER, Y_STRIDES)
+            result = evaluate((result,), EPILOGUE, scalars)
+            store_strided(result, y, r, rows, start + i, COLUMNS, OUTER, INNER, Y_STRIDES)
 
 
 @triton.jit

@@ -53,7 +53,7 @@ def load_rows(
 
 
 @triton.jit
-def store_walked(
+def store_strided(
     value, y, row, rows, column, COLUMNS: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr,
     STRIDES: tl.constexpr,
 ):  # fmt: skip

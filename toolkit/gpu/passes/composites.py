@@ -299,7 +299,7 @@ def _rows_of_keys(around: Surroundings, made: Rewriting, op: Operation, name: st
     return _transposed(made, op, name)
 
 
-RULES: tuple[Rule, ...] = (
+COMPOSITE_RULES: tuple[Rule, ...] = (
     recurrence_in_steps,
     einsum_as_matmul,
     general_gemm,

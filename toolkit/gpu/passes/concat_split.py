@@ -28,7 +28,7 @@ from toolkit.gpu.shapes.sizes import fixed
 RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 
 
-def move_to_parts(network: Network) -> Network:
+def push_through_concat(network: Network) -> Network:
     """Return the network with slices and functions of joined tensors moved to their parts."""
     return _functions_of_parts(_without_slices(network))
 

@@ -16,7 +16,7 @@ from toolkit.gpu.passes.space_to_depth import (
 )
 from toolkit.gpu.shapes.sizes import fixed
 
-CONV_PICTURE = "ConvPicture"
+CONV_PICTURE = "DirectConv"
 ROUNDED = "rounded"  # its attribute: the scale of the grid to which it rounds what it reads
 MOST_NUMBERS = 32  # under a window: one step of tensor cores for INT8, two for FP16
 MOST_FILTERS = 64  # sums of a pixel, in one block
@@ -57,4 +57,4 @@ def _is_pooled(around: Surroundings, name: str, made: Rewriting) -> bool:
     return last is not None and last.kind == "MaxPool" and is_pooled_by_kernel(last, made)
 
 
-PICTURE_RULES: tuple[Rule, ...] = (convolution_of_picture,)
+DIRECT_CONV_RULES: tuple[Rule, ...] = (convolution_of_picture,)

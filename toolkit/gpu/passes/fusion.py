@@ -16,9 +16,9 @@ from toolkit.gpu.ir.network import Network, Operation, Shape
 EPILOGUES: dict[str, int] = {
     "Conv": 1,
     "ConvTranspose": 1,
-    "PixelBlocks": 0,
-    "ConvPicture": 0,
-    "ConvUpscaled": 0,
+    "SpaceToDepthStem": 0,
+    "DirectConv": 0,
+    "ConvUpsampleConcat": 0,
     "ConvMaxPool": 0,
     "Gemm": 1,
     "MatMul": 1,

@@ -113,4 +113,4 @@ def _near(around: Surroundings, name: str, wanted: float) -> bool:
     return number is not None and abs(number - wanted) <= _NEAR * wanted
 
 
-PRODUCT_RULES: tuple[Rule, ...] = (gelu, rows_split, rows_transposed)
+GEMM_RULES: tuple[Rule, ...] = (gelu, rows_split, rows_transposed)

@@ -252,8 +252,8 @@ def cast_like(around: Surroundings, op: Operation, made: Rewriting) -> Replaced:
     return ()
 
 
-EARLY_RULES: tuple[Rule, ...] = (split,)  # before Q/DQ is read
-MOVE_RULES: tuple[Rule, ...] = (
+EARLY_LAYOUT_RULES: tuple[Rule, ...] = (split,)  # before Q/DQ is read
+LAYOUT_RULES: tuple[Rule, ...] = (
     many_operands,
     padded_convolution,
     channel_constants,

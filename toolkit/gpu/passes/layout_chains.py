@@ -23,7 +23,7 @@ _RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 _MOVES = _RESHAPES | {"Transpose"}
 
 
-def join_moves(network: Network) -> Network:
+def merge_layout_chains(network: Network) -> Network:
     """Return the network with the chains rewritten that split what they joined before."""
     counts = Counter(name for op in network.operations for name in op.inputs)
     counts.update(network.outputs)

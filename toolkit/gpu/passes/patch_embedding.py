@@ -75,4 +75,4 @@ def _columns(weights: Array) -> Array:
     return found
 
 
-PATCH_RULES: tuple[Rule, ...] = (patches,)
+PATCH_EMBEDDING_RULES: tuple[Rule, ...] = (patches,)

@@ -22,7 +22,7 @@ from toolkit.gpu.ir.patterns import Rule, Surroundings
 from toolkit.gpu.ir.rewriting import Rewriting
 from toolkit.gpu.shapes.sizes import fixed, most
 
-PIXEL_BLOCKS, CONV_MAX_POOL = "PixelBlocks", "ConvMaxPool"
+PIXEL_BLOCKS, CONV_MAX_POOL = "SpaceToDepthStem", "ConvMaxPool"
 SIDE = 2  # pixels of a block, in rows and in columns: the stride
 CHANNELS = 4  # of each of its pixels
 BLOCK = SIDE * SIDE * CHANNELS
@@ -178,5 +178,5 @@ def _never_falls(made: Rewriting, op: Operation) -> bool:
     return all(not name or name in made.constants for name in op.inputs[1:])
 
 
-STEM_RULES: tuple[Rule, ...] = (blocks_of_pixels,)
-POOLED_STEM_RULES: tuple[Rule, ...] = (pooled_sums, rounded_once)
+SPACE_TO_DEPTH_RULES: tuple[Rule, ...] = (blocks_of_pixels,)
+CONV_MAX_POOL_RULES: tuple[Rule, ...] = (pooled_sums, rounded_once)

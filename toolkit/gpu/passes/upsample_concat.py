@@ -10,7 +10,7 @@ from toolkit.gpu.ir.patterns import Rule, Surroundings
 from toolkit.gpu.ir.rewriting import Rewriting
 from toolkit.gpu.shapes.sizes import fixed
 
-CONV_UPSCALED = "ConvUpscaled"  # of (small picture, weights, bias or "", large picture)
+CONV_UPSCALED = "ConvUpsampleConcat"  # of (small picture, weights, bias or "", large picture)
 CHANNELS = 64  # that must divide those of both pictures: what a step multiplies
 # Coordinates and rounding with which pixel i of the result comes from floor(i / factor).
 _WHOLE_PIXELS = {("asymmetric", "floor"), ("half_pixel", "round")}
@@ -75,4 +75,4 @@ def _is_product(op: Operation, made: Rewriting) -> bool:
     return alone and op.integer("group", 1) == 1 and not any(op.integers("pads", ()))
 
 
-UPSCALING_RULES: tuple[Rule, ...] = (product_of_upscaled,)
+UPSAMPLE_CONCAT_RULES: tuple[Rule, ...] = (product_of_upscaled,)

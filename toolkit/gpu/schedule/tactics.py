@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from device.runtime.cuda.tactics import fastest
 from device.runtime.timing_cache import DeviceTimes, TimingCache
-from toolkit.gpu.ir.launch import Work
+from toolkit.gpu.ir.launch import TunableOp
 from toolkit.gpu.target import GpuTarget
 
 
@@ -37,8 +37,8 @@ def times_for(
 
 
 def fastest_first(
-    work: Sequence[Work], keys: Sequence[Sequence[str]], times: DeviceTimes, *, only: bool
-) -> tuple[Work, ...]:
+    work: Sequence[TunableOp], keys: Sequence[Sequence[str]], times: DeviceTimes, *, only: bool
+) -> tuple[TunableOp, ...]:
     """Put the fastest tactic of each piece of work first; `only`: leave out the others.
 
     `keys` are by work and tactic. Work with a tactic that was not timed stays as it is.

@@ -90,7 +90,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class GemmShape:
     """A product of matrices, or `products` of them, to choose a tile for.
 
     `depth` products are summed for each result, `run` of them with numbers that no other row reads
@@ -107,7 +107,7 @@ class Product:
     products: int = 1
 
 
-def product_tiles(product: Product, gpu: GpuTarget, *, in_parts: bool = False) -> tuple[Tile, ...]:
+def gemm_tiles(product: GemmShape, gpu: GpuTarget, *, split_k: bool = False) -> tuple[Tile, ...]:
     """Return the best tiles by estimate, the best first; `in_parts`: those with parts, too."""
 
     def best(tiles: list[Tile]) -> list[Tile]:
@@ -115,7 +115,7 @@ def product_tiles(product: Product, gpu: GpuTarget, *, in_parts: bool = False) -
 
     whole = best([_tile(product, *shape, gpu) for shape in _SHAPES if _fits(product, shape, gpu)])
     split: list[Tile] = []
-    if in_parts and gpu.has_matrix_units and fixed(product.rows):
+    if split_k and gpu.has_matrix_units and fixed(product.rows):
         split = best([replace(tile, parts=n) for tile in whole for n in _parts(product, tile, gpu)])
     if gpu.exhaustive:
         return tuple(best(whole + split))
@@ -123,7 +123,7 @@ def product_tiles(product: Product, gpu: GpuTarget, *, in_parts: bool = False) -
     return tuple(best(whole + split[:_CARRIED_IN_PARTS])[:carried])
 
 
-def estimate_cycles(product: Product, tile: Tile, gpu: GpuTarget) -> float:
+def estimate_cycles(product: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
     """Return about how long a product takes with a tile.
 
     Either blocks wait for their own steps, one after the other; or an SM is kept busy by all of
@@ -152,14 +152,14 @@ def estimate_cycles(product: Product, tile: Tile, gpu: GpuTarget) -> float:
     return max(waves * waiting, max(busy, memory) + _TAIL * waiting) + added
 
 
-def _adding(product: Product, parts: int, gpu: GpuTarget) -> float:
+def _adding(product: GemmShape, parts: int, gpu: GpuTarget) -> float:
     """Return about how long a second kernel takes that adds the sums of parts."""
     results = opt(product.rows) * opt(product.columns) * opt(product.products)
     moved = results * (parts * _SUM_BYTES + product.stored_bytes)
     return _SECOND_KERNEL + moved / (_STORE_BYTES * gpu.sm_count)
 
 
-def _parts(product: Product, tile: Tile, gpu: GpuTarget) -> list[int]:
+def _parts(product: GemmShape, tile: Tile, gpu: GpuTarget) -> list[int]:
     """Return into how many parts the depth may go while there are SMs for them."""
     blocks = ceil_div(opt(product.rows), tile.rows) * ceil_div(opt(product.columns), tile.columns)
     steps = ceil_div(product.depth, tile.depth)
@@ -179,7 +179,7 @@ def row_tile(rows: int, columns: int) -> Tile:
     return Tile(block_m, block_n, 0, 4, 1)
 
 
-def _fits(product: Product, shape: tuple[int, int, int], gpu: GpuTarget) -> bool:
+def _fits(product: GemmShape, shape: tuple[int, int, int], gpu: GpuTarget) -> bool:
     """Whether a block is as large as needed, and its sums stay in registers."""
     rows, columns, warps = shape
     if rows > max(_LEAST, power_of_two(product.rows)):
@@ -193,19 +193,19 @@ def _fits(product: Product, shape: tuple[int, int, int], gpu: GpuTarget) -> bool
     most = _SUMS[product.item_bytes]
     if product.item_bytes == product.stored_bytes == 1:
         most = _SUMS_ALONE
-    if not gpu.multiplies_from_shared:
+    if not gpu.has_wgmma:
         most = _SUMS_WITH_OPERANDS
     return rows * columns <= most * warps * _WARP
 
 
-def _small_blocks_help(product: Product, columns: int, gpu: GpuTarget) -> bool:
+def _small_blocks_help(product: GemmShape, columns: int, gpu: GpuTarget) -> bool:
     """Whether blocks of fewer than 64 rows may help: of floats, where SMs would have no block."""
     blocks = ceil_div(opt(product.rows), 64) * ceil_div(opt(product.columns), columns)
     few = blocks * opt(product.products) < gpu.sm_count
     return not gpu.has_matrix_units or (product.item_bytes > 1 and few)
 
 
-def _tile(product: Product, rows: int, columns: int, warps: int, gpu: GpuTarget) -> Tile:
+def _tile(product: GemmShape, rows: int, columns: int, warps: int, gpu: GpuTarget) -> Tile:
     depth = _depth(product, gpu)
     steps = ceil_div(opt(product.depth), depth)
     blocks = ceil_div(opt(product.rows), rows) * ceil_div(opt(product.columns), columns)
@@ -215,17 +215,17 @@ def _tile(product: Product, rows: int, columns: int, warps: int, gpu: GpuTarget)
     return Tile(rows, columns, depth, warps, max(1, min(most, room, max(2, steps))))
 
 
-def _depth(product: Product, gpu: GpuTarget) -> int:
+def _depth(product: GemmShape, gpu: GpuTarget) -> int:
     """Products at a time: a whole line, or the depth if it is less."""
     if product.item_bytes == 1 and product.run == _HALF_LINE < product.depth:
         return _HALF_LINE
     least = _LEAST_DEPTH[product.item_bytes]
-    line = _DEEPEST_BYTES if gpu.multiplies_from_shared else _DEEPEST_BYTES_IN_REGISTERS
+    line = _DEEPEST_BYTES if gpu.has_wgmma else _DEEPEST_BYTES_IN_REGISTERS
     most = line // product.item_bytes if gpu.has_matrix_units else least
     return max(least, min(most, power_of_two(product.depth)))
 
 
-def _blocks_at_once(product: Product, tile: Tile, gpu: GpuTarget) -> int:
+def _blocks_at_once(product: GemmShape, tile: Tile, gpu: GpuTarget) -> int:
     """Blocks that one SM holds, by shared memory, registers and threads."""
     threads = tile.warps * _WARP
     operands = (tile.rows + tile.columns) * tile.depth * product.item_bytes * tile.stages

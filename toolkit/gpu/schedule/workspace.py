@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from toolkit.errors import BuildError
-from toolkit.gpu.ir.launch import Tactic, Work
+from toolkit.gpu.ir.launch import Tactic, TunableOp
 from toolkit.memory import Lifetime, plan_memory
 
 
@@ -16,14 +16,14 @@ class Fitted:
     `largest_live_bytes` is the most that is alive at once: no workspace can be smaller.
     """
 
-    work: tuple[Work, ...]
+    work: tuple[TunableOp, ...]
     offsets: Mapping[str, int]
     workspace_bytes: int
     largest_live_bytes: int
 
 
 def fit_workspace(
-    work: Sequence[Work],
+    work: Sequence[TunableOp],
     sizes: Mapping[str, int],
     inputs: Sequence[str],
     outputs: Sequence[str],
@@ -61,7 +61,10 @@ def _mib(size: int) -> str:
 
 
 def _lifetimes(
-    work: Sequence[Work], sizes: Mapping[str, int], inputs: Sequence[str], outputs: Sequence[str]
+    work: Sequence[TunableOp],
+    sizes: Mapping[str, int],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
 ) -> tuple[Lifetime, ...]:
     """Return from which piece of work to which every allocation is in use."""
     first = dict.fromkeys(inputs, 0)
@@ -82,8 +85,8 @@ def _largest_live(lives: Sequence[Lifetime]) -> int:
 
 
 def _without_largest_scratch(
-    work: Sequence[Work], sizes: Mapping[str, int]
-) -> tuple[Work, ...] | None:
+    work: Sequence[TunableOp], sizes: Mapping[str, int]
+) -> tuple[TunableOp, ...] | None:
     """Return the work without the tactics that touch the largest scratch, None without any."""
     found = [(sizes[base], at, base) for at, one in enumerate(work) for base in _scratch(one)]
     if not found:
@@ -93,7 +96,7 @@ def _without_largest_scratch(
     return (*work[:at], replace(work[at], tactics=tactics), *work[at + 1 :])
 
 
-def _scratch(work: Work) -> set[str]:
+def _scratch(work: TunableOp) -> set[str]:
     """Return the allocations that some tactics of the work touch and others do not."""
     touched = [_touched(tactic) for tactic in work.tactics]
     return {base for one in touched for base in one if any(base not in other for other in touched)}
