@@ -23,7 +23,7 @@ KERNELS: dict[str, str] = {
     "persistent_gemm": "persistent_gemm",
     "max_pool": "max_pooling",
     "pool": "pooling",
-    "global_average": "pooling",
+    "global_average_pool": "pooling",
     "elementwise": "elementwise",
     "transpose_tiles": "elementwise",
     "gather": "gather",
@@ -36,15 +36,15 @@ KERNELS: dict[str, str] = {
     "scan": "scan",
     "softmax": "softmax",
     "normalize": "normalization",
-    "normalize_locally": "normalization",
+    "local_response_norm": "normalization",
     "conv3d": "conv3d",
     "pool3d": "pooling3d",
     "fill": "pooling3d",
     "unpool": "pooling3d",
     "attention": "attention",
     "reduce": "reduction",
-    "find_extreme": "reduction",
-    "top_k": "ranking",
+    "arg_reduce": "reduction",
+    "top_k": "top_k",
 }
 
 
