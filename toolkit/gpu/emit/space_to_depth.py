@@ -72,7 +72,7 @@ def make_stem(
             "DIMS": tuple(way.places[at] for at in (1, 2, 3)),
             "BEFORE": before[1:],
             "SIZES": view.shape[1:],
-            "EPILOGUE": view.strides[1:],
+            "BORDER_STRIDES": view.strides[1:],
             "MODE": "constant",
             "VALUE": 0,
             "BLOCK": _BLOCK,
