@@ -109,10 +109,7 @@ def _read_mask(ctx: LoweringContext, op: Operation) -> View:
     A mask of rank 3 is (heads, rows, columns), or (batch, rows, columns) where no number of heads
     is given.
     """
-    name = op.input(3)
-    mask = ctx.read(name)
-    if mask.scale is not None:
-        mask = ctx.read_float(name)
+    mask = ctx.read_dequantized(op.input(3))
     per_batch = len(ctx.network.shapes[op.inputs[0]]) == 3 and "q_num_heads" not in op.attributes
     if not per_batch or len(mask.shape) != 3:
         return mask

@@ -38,7 +38,7 @@ class _Index:
 def emit_gather(ctx: LoweringContext, group: Group) -> None:
     """Lower Gather: a view where the indices are constant and evenly spaced, else a kernel."""
     op = group.root_operation
-    x = _operand(ctx, op)
+    x = ctx.read_for(op.inputs[0], op.outputs[0])
     axis = op.integer("axis", 0) % len(x.shape)
     if _gather_as_view(ctx, op, x, axis):
         return
@@ -58,7 +58,7 @@ def emit_gather(ctx: LoweringContext, group: Group) -> None:
 def emit_gather_elements(ctx: LoweringContext, group: Group) -> None:
     """Lower GatherElements: one index for each element; the indices may be broadcast."""
     op = group.root_operation
-    x = _operand(ctx, op)
+    x = ctx.read_for(op.inputs[0], op.outputs[0])
     axis = op.integer("axis", 0) % len(x.shape)
     shape = ctx.network.shapes[op.outputs[0]]
     indices = broadcast(ctx.read(op.inputs[1]), shape)
@@ -69,7 +69,7 @@ def emit_gather_elements(ctx: LoweringContext, group: Group) -> None:
 def emit_gather_nd(ctx: LoweringContext, group: Group) -> None:
     """Lower GatherND: the last dimension of the indices holds one per indexed dimension."""
     op = group.root_operation
-    x, indices = _operand(ctx, op), ctx.read(op.inputs[1])
+    x, indices = ctx.read_for(op.inputs[0], op.outputs[0]), ctx.read(op.inputs[1])
     batch = op.integer("batch_dims", 0)
     count = _count(op, indices)
     rest = indices.shape[:-1]  # batch dimensions first, as in x
@@ -127,13 +127,6 @@ def _gather_as_view(ctx: LoweringContext, op: Operation, x: View, axis: int) -> 
         offset=x.offset + indices[0] * stride,
     )
     return True
-
-
-def _operand(ctx: LoweringContext, op: Operation) -> View:
-    """Return the operand; dequantized where the result does not have its scale."""
-    view = ctx.read(op.inputs[0])
-    same = view.scale == ctx.network.scales.get(op.outputs[0])
-    return view if same else ctx.read_float(op.inputs[0])
 
 
 def _copy_data(ctx: LoweringContext, op: Operation) -> View:

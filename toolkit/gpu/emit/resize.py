@@ -170,8 +170,7 @@ def _resample(
                 f"{name} (part)", ctx.storage_dtype(x.dtype), shape, like(x.strides, shape)
             )
         else:
-            is_output = name in ctx.network.outputs
-            y = ctx.output_view(name, None if is_output else like(x.strides, shape))
+            y = ctx.output_like(name, x)
         _add_resample(ctx, group, x, y, {dim: axes[dim] for dim in pair})
         x = y
 

@@ -82,6 +82,11 @@ def is_number(name: str, constants: Constants) -> bool:
     return name in constants and constants[name].size == 1 and constants[name].dtype.kind in "fiub"
 
 
+def reciprocal(scale: float) -> float:
+    """Return 1 / scale in float32: quantization multiplies by it."""
+    return float(np.float32(1) / np.float32(scale))
+
+
 def _plain(name: str, s: ExprBuilder, op: Operation) -> int:
     """One op of all operands."""
     return s.add(name, *(s.value(operand) for operand in op.inputs))
@@ -193,8 +198,7 @@ def _swish(s: ExprBuilder, op: Operation) -> int:
 
 
 def _round_int8(s: ExprBuilder, op: Operation) -> int:
-    factor = np.float32(1) / np.float32(op.number("scale", 1.0))
-    return s.add("round_int8", s.value(op.inputs[0]), float(factor))
+    return s.add("round_int8", s.value(op.inputs[0]), reciprocal(op.number("scale", 1.0)))
 
 
 _SELU = {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}  # ONNX, operator Selu
