@@ -33,7 +33,7 @@ CLOSE = 2e-2
 def lowered(model: ir.Model) -> KernelProgram:
     segment = {str(one.name): "gpu.0" for one in model.graph}
     (piece,) = extract_segments(model, segment, ["gpu.0"])
-    return lower_segment(piece.onnx, piece.weights, gpu=ORIN, precision="int8")
+    return lower_segment(piece.model, gpu=ORIN, precision="int8")
 
 
 def kernels(segment: KernelProgram) -> Counter[str]:
