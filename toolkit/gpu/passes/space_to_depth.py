@@ -17,6 +17,7 @@ from math import prod
 
 import numpy as np
 
+from device.padding import is_same, same_padding
 from toolkit.gpu.ir.network import MAX_ELEMENTS, Array, IntegerConstant, Operation
 from toolkit.gpu.ir.patterns import Rule, Surroundings
 from toolkit.gpu.ir.rewriting import Rewriting
@@ -126,10 +127,12 @@ def _pads_before(
 ) -> tuple[int, ...]:
     """Return the padding above and to the left."""
     auto = op.text("auto_pad", "NOTSET")
-    if not auto.startswith("SAME"):
+    if not is_same(auto):
         return op.integers("pads", (0, 0, 0, 0))[:2] if auto == "NOTSET" else (0, 0)
-    totals = [max(0, (r - 1) * SIDE + t - n) for r, t, n in zip(result, taps, size, strict=True)]
-    return tuple((total + (auto == "SAME_LOWER")) // 2 for total in totals)
+    return tuple(
+        same_padding(n, r, stride=SIDE, span=t, upper=auto == "SAME_UPPER")[0]
+        for n, r, t in zip(size, result, taps, strict=True)
+    )
 
 
 def _weights_of_blocks(made: Rewriting, name: str) -> str:
