@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from calibration.dataset import Sample
 from device.engine.file import Engine, open_engine
 from device.engine.manifest import Manifest
-from device.runtime.executors.emulated import Emulation
+from device.runtime.emulation.options import Emulation
 from device.runtime.session import Dla, Scales, Session
 from pipelines.config import Classification, ModelConfig, load_labels, load_model
 from toolkit.cli.options.calibration import progress_bar
