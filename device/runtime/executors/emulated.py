@@ -1,9 +1,9 @@
 """Runs a DLA segment with the DLA's INT8 arithmetic in software (`device/runtime/dla`).
 
 It reads the portable implementation, a Q/DQ graph, and turns it into layers of the DLA
-(`device/runtime/emulation`). Where onnxruntime rounds halves to even, keeps scales in floating point and
-averages in one step, this rounds halves away from zero, has scales of 16 bits, and rounds an
-average twice. It is asked for, never chosen: silicon may differ (docs/EMULATOR.md).
+(`device/runtime/emulation`). Where onnxruntime rounds halves to even, keeps scales in floating
+point and averages in one step, this rounds halves away from zero, has scales of 16 bits, and rounds
+an average twice. It is asked for, never chosen: silicon may differ (docs/EMULATOR.md).
 """
 
 from collections.abc import Callable, Iterator, Mapping
