@@ -26,7 +26,7 @@ from toolkit.gpu.schedule.tactics import TacticOptions
 from toolkit.partition.planning.plan import PlanOptions
 from toolkit.partition.planning.plan_json import plan_builtins
 from toolkit.plugins import Plugin
-from toolkit.quantize.corrections.steps import Switch
+from toolkit.quantize.corrections.corrections import Switch
 from toolkit.quantize.ranges.report_text import effects_builtins, ranges_builtins
 from toolkit.quantize.ranges.table_file import read_ranges
 

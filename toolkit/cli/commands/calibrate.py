@@ -30,7 +30,7 @@ from toolkit.importers.onnx import ImportedModel, import_model
 from toolkit.partition.planning.plan import PlanOptions
 from toolkit.partition.prepare import prepare
 from toolkit.plugins import Plugin
-from toolkit.quantize.corrections.steps import Switch
+from toolkit.quantize.corrections.corrections import Switch
 from toolkit.quantize.qdq.export import export_form
 from toolkit.quantize.ranges.measure import RangeOptions, measure_ranges
 from toolkit.quantize.ranges.report_html import ranges_html
@@ -154,7 +154,7 @@ def _weights_as_they_are(options: RangeOptions) -> tuple[RangeOptions, list[str]
                 f"{option} {switch} changes weights, but a TensorRT cache holds ranges alone; "
                 "write the model that they belong to with --adjusted-model, or leave out --cache."
             )
-    if all(options.asked(switch) == "off" for switch in asked.values()):
+    if all(options.switch(switch) == "off" for switch in asked.values()):
         return options, []
     note = (
         "equalisation and bias correction were left out: the cache is for the model as it is; "

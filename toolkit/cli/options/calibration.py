@@ -13,7 +13,7 @@ from calibration.budget import parse_budget
 from calibration.errors import CalibrationError
 from calibration.threshold import METHODS, method_named
 from pipelines.config import load_labels, load_model
-from toolkit.quantize.corrections.steps import Switch
+from toolkit.quantize.corrections.corrections import Switch
 from toolkit.quantize.ranges.measure import AUTO, RangeOptions, Report
 
 _STEP_DEFAULT = "[default: auto with --method auto or --budget, else off]"
