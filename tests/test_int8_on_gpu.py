@@ -19,7 +19,7 @@ from int8_graphs import Graph, inverted_residual, quantized, residual_block
 from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.graph.extract import extract_segments
 from toolkit.graph.passes import run_passes
-from toolkit.quantize.gpu_rounding import operands_on_gpu, tied_on_gpu
+from toolkit.quantize.gpu_operands import operands_on_gpu, tied_on_gpu
 from toolkit.quantize.quantize import calibrated_tensors, quantize, with_operands
 from toolkit.quantize.trials.trial import TrialModel
 
