@@ -54,7 +54,7 @@ def emit_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> None:
     filters, depth = weights.shape[:2]
     integer = int8_weights(ctx, op, 0, filters, depth)
     epilogue = epilogue_of(ctx, group, op.input(2), integer)
-    x, pitch = (ctx.stored_pixels if integer else ctx.pixels)(op.inputs[0])
+    x, pitch = ctx.read_nhwc(op.inputs[0], keep_int8=bool(integer))
     values = (integer.values if integer else weights).reshape(filters, depth)
     packed = weight_matrix(ctx, values.T, x.dtype)
     flat = _flat(y)
@@ -97,7 +97,7 @@ def emit_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> None:
     tiles = gemm_tiles(product, ctx.gpu)
     parted = _parted(filters, tiles[0]) if ctx.gpu.has_wgmma else None
     first = () if parted is None else (call(*parted),)
-    ctx.add(group.nodes, *((one,) for one in (*first, *map(call, tiles))))
+    ctx.add_op(group.nodes, *((one,) for one in (*first, *map(call, tiles))))
 
 
 def _parted(filters: int, tile: Tile) -> tuple[Tile, int] | None:

@@ -114,7 +114,7 @@ def _filters(ctx: LoweringContext, op: Operation) -> _Filters:
     view = ctx.read_float(name)
     moved = view.permuted((0, *range(2, len(view.shape)), 1))
     if not moved.is_row_major():
-        moved = ctx.copy(moved, row_major(moved.shape), ctx.dtype)
+        moved = ctx.copy_view(moved, row_major(moved.shape), ctx.dtype)
     filters, depth = view.shape[0] // groups, prod(view.shape[1:])
     packed_view = replace(
         moved, shape=(1, groups, depth, filters), strides=(0, filters * depth, 1, depth)
@@ -136,7 +136,7 @@ def _operands(ctx: LoweringContext, group: Group) -> tuple[View, View, View | No
     op = group.root_operation
     x = channels_last_3d(ctx, op.inputs[0])
     shape = ctx.network.shapes[group.result]
-    y = ctx.make(group.result, channels_last_strides_3d(shape))
+    y = ctx.output_view(group.result, channels_last_strides_3d(shape))
     name = ctx.expression(op.outputs[0], group.after).operands[1:]
     return x, y, channels_last_3d(ctx, name[0]) if name else None
 
@@ -146,7 +146,7 @@ def channels_last_3d(ctx: LoweringContext, name: str) -> View:
     view = ctx.read_float(name)
     if _is_channels_last(view):
         return view
-    return ctx.copy(view, channels_last_strides_3d(view.shape), view.dtype)
+    return ctx.copy_view(view, channels_last_strides_3d(view.shape), view.dtype)
 
 
 def _is_channels_last(view: View) -> bool:
@@ -225,7 +225,7 @@ def _emit(ctx: LoweringContext, group: Group, p: _Conv3d) -> None:
             stages=tile.stages,
         )
 
-    ctx.add(group.nodes, *((call(tile),) for tile in gemm_tiles(product, ctx.gpu)))
+    ctx.add_op(group.nodes, *((call(tile),) for tile in gemm_tiles(product, ctx.gpu)))
 
 
 def _dilated(weights: Array, dilations: Three) -> Array:

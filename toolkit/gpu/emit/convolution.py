@@ -64,7 +64,7 @@ def emit_convolution(ctx: LoweringContext, group: Group) -> None:
         return
     home = ctx.concat_slices.get(group.result)
     if home is not None and home.pixel_pitch() is None:
-        emit_conv1x1_nchw(ctx, group, ctx.make(group.result))
+        emit_conv1x1_nchw(ctx, group, ctx.output_view(group.result))
         return
     weights = constant_weights(ctx, op, 1)
     integer = int8_weights(ctx, op, 0, weights.shape[0], prod(weights.shape[1:]))
@@ -79,11 +79,11 @@ def emit_convolution(ctx: LoweringContext, group: Group) -> None:
         stem = make_stem(ctx, op.inputs[0], values, window, result)
         values, window, x, x_pitch = stem.weights, stem.window, stem.x, STEM_CHANNELS
     else:
-        x, x_pitch = (ctx.stored_pixels if integer else ctx.pixels)(op.inputs[0])
+        x, x_pitch = ctx.read_nhwc(op.inputs[0], keep_int8=bool(integer))
     residual, r_pitch = None, 0
     if epilogue.residual is not None:
-        residual, r_pitch = ctx.stored_pixels(epilogue.residual)
-    y = ctx.make(group.result, channels_last(result))
+        residual, r_pitch = ctx.read_nhwc(epilogue.residual, keep_int8=True)
+    y = ctx.output_view(group.result, channels_last(result))
     y_pitch = y.pixel_pitch()
     assert y_pitch is not None  # other homes and fresh tensors are channels-last
     picture = _Conv2d(
@@ -113,14 +113,14 @@ def _implicit(ctx: LoweringContext, p: _Conv2d) -> None:
     product = _product(p, packed.shape[1], p.weights.shape[1])
     # Where a first convolution has one row of taps, its bordered picture has more pixels than y.
     if p.window.is_pointwise and p.groups == 1 and p.x.shape[2:] == p.y.shape[2:]:
-        ctx.add(p.nodes, *gemm_tactics(ctx, product, *_as_product(p, weights, product)))
+        ctx.add_op(p.nodes, *gemm_tactics(ctx, product, *_as_product(p, weights, product)))
         return
     tactics: list[Tactic] = [(call,) for call in _resident(ctx, p)]
     tiles = gemm_tiles(product, ctx.gpu, split_k=True)
     tactics += [_tactic(ctx, p, weights, product, tile) for tile in tiles]
     if p.window.is_strided_pointwise and p.groups == 1:
         tactics += [(call,) for call in _strided(ctx, p, weights, product)]
-    ctx.add(p.nodes, *tactics)
+    ctx.add_op(p.nodes, *tactics)
 
 
 def _strided(
@@ -252,10 +252,10 @@ def _depthwise(ctx: LoweringContext, p: _Conv2d) -> None:
     constants: dict[str, Constant] = {**_sizes(p), "EPILOGUE": p.epilogue.steps}
     calls = int8x4_launches(ctx, p.weights, p.window, operands=operands, constants=constants)
     if calls:
-        ctx.add(p.nodes, *((call,) for call in calls))
+        ctx.add_op(p.nodes, *((call,) for call in calls))
         return
     channels = p.weights.shape[0]
-    weights = ctx.constant(p.weights[:, 0].transpose(1, 2, 0), p.x.dtype)
+    weights = ctx.pack_constant(p.weights[:, 0].transpose(1, 2, 0), p.x.dtype)
 
     def call(rows: int) -> KernelLaunch:
         tile = row_tile(_strips(p, rows), channels)
@@ -276,7 +276,7 @@ def _depthwise(ctx: LoweringContext, p: _Conv2d) -> None:
             stages=tile.stages,
         )
 
-    ctx.add(p.nodes, *((call(rows),) for rows in _rows_at_once(p, ctx.gpu)))
+    ctx.add_op(p.nodes, *((call(rows),) for rows in _rows_at_once(p, ctx.gpu)))
 
 
 def _strips(p: _Conv2d, rows: int) -> int:

@@ -56,7 +56,7 @@ def int8x4_launches(
         return ()
     channels: int = weights.shape[0]
     spacing = 2 if window.kernel[1] <= 3 else 4  # fewest instructions
-    packed = ctx.constant(packed_taps(weights[:, 0], spacing), "int32")
+    packed = ctx.pack_constant(packed_taps(weights[:, 0], spacing), "int32")
     patches = _PATCHES if np.prod(window.kernel) < _MANY_TAPS else _PATCHES_OF_MANY_TAPS
 
     def lanes(patch: _Patch) -> int:

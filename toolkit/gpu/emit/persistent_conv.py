@@ -59,7 +59,7 @@ def persistent_conv_launches(
     wanted = next(n for filters, n in _PROGRAMS.items() if weights.shape[0] <= filters)
     most = [ctx.gpu.sm_count * n for n in wanted if n <= room]
     counts = {min(n, blocks): None for n in most} if fixed(pixels) else dict.fromkeys(most)
-    view = ctx.constant(packed, "int8")
+    view = ctx.pack_constant(packed, "int8")
     return tuple(
         ctx.make_launch(
             "persistent_conv",

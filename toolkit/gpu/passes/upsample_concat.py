@@ -5,7 +5,7 @@ by a 1x1 convolution. Such a product can read the small picture itself.
 """
 
 from toolkit.gpu.ir.network import Network, Operation, Shape
-from toolkit.gpu.ir.parameters import numbers_of, scales_at
+from toolkit.gpu.ir.parameters import floats_of, scales_input
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph
 from toolkit.gpu.shapes.sizes import fixed
 
@@ -34,10 +34,10 @@ def _has_whole_scales(network: Network, op: Operation) -> bool:
 
     One of 2.4 makes 4 rows of 2, too, but three of the first and one of the second.
     """
-    at = scales_at(op)
+    at = scales_input(op)
     if op.input(at) and op.input(at) not in network.constants:
         return False
-    return all(scale == int(scale) for scale in numbers_of(network, op, at, "scales") or ())
+    return all(scale == int(scale) for scale in floats_of(network, op, at, "scales") or ())
 
 
 def product_of_upscaled(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
