@@ -46,6 +46,7 @@ from toolkit.gpu.ir.launch import KERNELS, Argument, InTensor, InWeights, Kernel
 from toolkit.gpu.lower import KernelProgram
 from toolkit.gpu.schedule.tactics import TacticOptions
 from toolkit.gpu.shapes.sizes import Size
+from toolkit.graph.extract import serialize_segment
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.partition.coverage import Covered, cover_segments
@@ -454,16 +455,11 @@ def _segments_text(covered: Covered) -> object:
         for one in covered.pieces
     ]
     models = [
-        [one.name, list(one.inputs), list(one.outputs), _sha_bytes(_model_bytes(one.onnx))]
+        [one.name, list(one.inputs), list(one.outputs), _sha_bytes(serialize_segment(one))]
         for one in covered.lowered
     ]
     dims = [[dim.name, dim.min, dim.opt, dim.max, dim.step] for dim in covered.gpu.dims]
     return [pieces, models, dims]
-
-
-def _model_bytes(data: bytes) -> bytes:
-    """Return a model as it is written when its parts come in a fixed order."""
-    return onnx.ModelProto.FromString(data).SerializeToString(deterministic=True)
 
 
 def _weights_text(covered: Covered, drafted: Mapping[str, KernelProgram]) -> object:

@@ -3,18 +3,29 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Container
+from collections.abc import Collection, Container
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import get_args
 
 import msgspec
+import numpy as np
 import pytest
+from model_fixtures import small_convnet
 
 import configs
+from calibration.threshold import METHODS
 from device.agent.config import AgentConfig
 from device.profile import JetPackFile, Profile, Source
 from pipelines.config import ModelConfig, PipelineConfig
+from toolkit.build import BuildOptions, build_engine
+from toolkit.cli.main import COMMANDS
+from toolkit.cli.options import choices
 from toolkit.partition.costs.constants import Costs
+from toolkit.partition.planning.plan import PlanOptions
+from toolkit.quantize.corrections.corrections import Switch
+from toolkit.quantize.qdq.export import FORMS
+from toolkit.quantize.ranges.measure import AUTO
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("toolkit", "calibration", "pipelines", "device", "configs")
@@ -41,9 +52,63 @@ def test_the_command_line_starts_light() -> None:
     assert loaded & (HEAVY | {"numpy"}) == set()
 
 
-@pytest.mark.parametrize("command", ["profiles", "doctor"])
-def test_looking_around_needs_none_of_the_heavy_packages(command: str) -> None:
-    assert loaded_by(f"toolkit.cli.commands.{command}") & HEAVY == set()
+# What `pip install tandem-edge` leaves out and the host's extra brings, as modules.
+HOST_ONLY = {
+    "amqtt", "highspy", "onnx", "onnx_ir", "onnxscript", "safetensors", "scipy", "sympy",
+    "threadpoolctl", "tomli_w", "torch", "triton",
+}  # fmt: skip
+
+
+def tandem_loads(*arguments: str | Path, block: Collection[str] = ()) -> set[str]:
+    """Top-level modules that a process of `tandem` loads; imports of `block` fail."""
+    code = """
+import sys
+for name in sys.argv.pop(1).split():
+    sys.modules[name] = None  # its import raises ModuleNotFoundError
+from toolkit.cli.main import tandem
+tandem(standalone_mode=False)
+print(*{name.partition('.')[0] for name, module in sys.modules.items() if module}, file=sys.stderr)
+"""
+    command = [sys.executable, "-c", code, " ".join(block), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_loads_no_heavy_package(command: str) -> None:
+    assert tandem_loads(command, "--help") & (HEAVY | HOST_ONLY | {"numpy"}) == set()
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("board")
+    model = small_convnet(folder / "net.onnx", np.random.default_rng(0))
+    return build_engine(model, "laptop", folder / "net.engine", BuildOptions()).path
+
+
+def test_inspect_loads_numpy_and_nothing_heavier(engine: Path) -> None:
+    assert tandem_loads("inspect", engine, "--nodes") & (HEAVY | HOST_ONLY) == set()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("doctor", "--help"), ("inspect", "--json"), ("bench", "--iterations", "2", "--json")],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_command_of_the_board_runs_without_the_packages_of_the_host(
+    engine: Path, arguments: tuple[str, ...]
+) -> None:
+    command, *options = arguments
+    tandem_loads(command, engine, *options, block=sorted(HOST_ONLY))
+
+
+def test_the_choices_of_options_are_those_of_the_tables() -> None:
+    assert choices.AUTO == AUTO
+    assert tuple(METHODS) == choices.CALIBRATION_METHODS
+    assert choices.QDQ_FORMS == FORMS
+    assert get_args(choices.Switch) == get_args(Switch)
+    assert PlanOptions().seconds == choices.PLAN_SECONDS
 
 
 def test_the_board_never_loads_the_compiler() -> None:

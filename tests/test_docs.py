@@ -11,9 +11,12 @@ import pytest
 from toolkit.cli.main import COMMANDS
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "CHANGELOG.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")))
+DOCUMENTS = (
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "THIRD_PARTY.md"),
+    *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+)
 FILE = re.compile(
-    r"`((?:toolkit|calibration|device|pipelines|configs|scripts|tests|docs)/[\w./-]*)`"
+    r"`((?:toolkit|calibration|device|pipelines|configs|examples|scripts|tests|docs)/[\w./-]*)`"
 )
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 

@@ -42,7 +42,7 @@ def light() -> Case:
 
 def lower(case: Case, gpu: GpuTarget = ORIN) -> GpuSegment:
     piece = case.segment()
-    return lower_gpu(piece.name, piece.onnx, piece.weights, gpu=gpu, precision="fp16")
+    return lower_gpu(piece.name, piece.model, gpu=gpu, precision="fp16")
 
 
 def content(segment: GpuSegment) -> Mapping[str, bytes]:

@@ -54,10 +54,8 @@ def draft(
     case: Case, dims: Sequence[DimRange], precision: str = "fp32"
 ) -> tuple[KernelProgram, tuple[DimRange, ...]]:
     piece = case.segment()
-    stepped = with_steps([(piece.onnx, piece.weights)], dims)
-    drafted = lower_segment(
-        piece.onnx, piece.weights, gpu=ORIN, precision=precision, traces=traces_of(stepped)
-    )
+    stepped = with_steps([piece.model], dims)
+    drafted = lower_segment(piece.model, gpu=ORIN, precision=precision, traces=traces_of(stepped))
     return drafted, stepped
 
 

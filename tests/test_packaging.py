@@ -22,7 +22,7 @@ else:
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("calibration", "configs", "device", "pipelines", "toolkit")
-BESIDES = ("pyproject.toml", "README.md", "LICENSE")
+BESIDES = ("pyproject.toml", "README.md", "LICENSE", "THIRD_PARTY.md")
 CACHES = ("__pycache__", "*.pyc")
 
 # What JetPack ships in a build of its own, or a board has no use for.
@@ -109,7 +109,11 @@ def test_the_wheel_holds_exactly_the_five_packages(source: Path, wheel: Path) ->
     names = zipfile.ZipFile(wheel).namelist()
     info = {name for name in names if ".dist-info/" in name}
     assert set(names) - info == shipped_files(source)
-    assert {name.rpartition("/")[2] for name in info} >= {"LICENSE", "entry_points.txt"}
+    assert {name.rpartition("/")[2] for name in info} >= {
+        "LICENSE",
+        "THIRD_PARTY.md",
+        "entry_points.txt",
+    }
 
 
 def test_the_source_archive_holds_them_too_and_no_caches(source: Path, archives: Path) -> None:

@@ -1,1 +1,1 @@
-"""The command line: subcommands, their shared options, the doctor, report texts."""
+"""The command line: subcommands, their options and actions, the doctor."""

@@ -1,7 +1,7 @@
-"""`tandem`: the table of subcommands; each lives in its own file under `toolkit.cli.commands`.
+"""`tandem`: the table of subcommands, each a module of `toolkit.cli.commands`.
 
-A command's module is imported only when it is asked for, so that `tandem --help` is quick and
-`tandem doctor` runs on a machine where half of the packages are missing.
+A command's module is imported when the command is used, and what it needs (onnx, numpy, the
+compiler) when it runs. So `--help` is quick, and `doctor`, `inspect` and `bench` run on a board.
 """
 
 import importlib
@@ -23,23 +23,31 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "profiles": ("toolkit.cli.commands.profiles", "profiles", "List and explain device profiles."),
     "plan": ("toolkit.cli.commands.plan", "plan", "Say what runs where, why, and what it takes."),
     "build": ("toolkit.cli.commands.build", "build", "Build an engine from an ONNX model."),
-    "calibrate": ("toolkit.cli.commands.calibrate", "calibrate", "Find INT8 ranges on real data."),
+    "calibrate": (
+        "toolkit.cli.commands.calibrate",
+        "calibrate",
+        "Measure INT8 ranges on real data.",
+    ),
     "ranges": ("toolkit.cli.commands.ranges", "ranges", "Convert and compare INT8 ranges."),
     "inspect": ("toolkit.cli.commands.inspect", "inspect", "Show what is inside an engine."),
     "compare": (
         "toolkit.cli.commands.compare",
         "compare",
-        "FP32, GPU INT8 and DLA INT8 in figures.",
+        "Compare FP32, GPU INT8 and DLA INT8.",
     ),
-    "bench": ("toolkit.cli.commands.bench", "bench", "How fast an engine is on this machine."),
+    "bench": ("toolkit.cli.commands.bench", "bench", "Measure an engine on this machine."),
     "run": ("toolkit.cli.commands.run", "run", "Run a pipeline on this machine."),
     "bundle": ("toolkit.cli.commands.bundle", "bundle", "Pack engine, pipeline and labels."),
     "deploy": ("toolkit.cli.commands.deploy", "deploy", "Send a bundle to a device over MQTT."),
-    "demo": ("toolkit.cli.commands.demo", "demo", "The whole way, on this machine."),
+    "demo": (
+        "toolkit.cli.commands.demo",
+        "demo",
+        "Build, run, deploy and roll back on this machine.",
+    ),
     "doctor": (
         "toolkit.cli.commands.doctor",
         "doctor",
-        "What this machine has and what is missing.",
+        "Check what this machine lacks.",
     ),
 }
 
@@ -55,7 +63,7 @@ EXTRA_OF_MODULE: Mapping[str, str] = {
 
 
 class _Commands(click.Group):
-    """A group that reads COMMANDS and loads a command when it is used."""
+    """A group that lists COMMANDS and imports a command when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -103,5 +111,5 @@ def main() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """Leave by the way of an exception: files are cleaned up and child processes ended."""
+    """Exit by an exception, so that files are cleaned up and child processes end."""
     sys.exit(128 + number)

@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import onnx_ir as ir
+
 from device.engine.manifest import Precision
 from toolkit.gpu.emit import concat, elementwise
 from toolkit.gpu.emit.agreement import Difference, find_difference, point_text
@@ -30,7 +32,7 @@ from toolkit.gpu.errors import NotCoveredError, not_covered
 from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
 from toolkit.gpu.ir.expressions import is_elementwise
 from toolkit.gpu.ir.launch import KernelLaunch, TunableOp
-from toolkit.gpu.ir.network import Array, Network, read_network
+from toolkit.gpu.ir.network import Network, read_network
 from toolkit.gpu.ir.patterns import apply_rules
 from toolkit.gpu.ir.view import View, row_major
 from toolkit.gpu.passes.composites import COMPOSITE_RULES
@@ -81,8 +83,7 @@ class KernelProgram:
 
 
 def lower_segment(
-    segment: bytes,
-    weights: Mapping[str, Array],
+    segment: ir.Model,
     *,
     gpu: GpuTarget,
     precision: Precision,
@@ -97,9 +98,7 @@ def lower_segment(
     first: dict[str, str] = {}  # what is said of an operator itself, before its definition
     while True:
         try:
-            draft = partial(
-                _drafted, segment, weights, gpu=gpu, precision=precision, plugins=plugins
-            )
+            draft = partial(_drafted, segment, gpu=gpu, precision=precision, plugins=plugins)
             return _drafted_everywhere(draft, traces)
         except NotCoveredError as error:
             first = {**error.reasons, **first}
@@ -131,8 +130,7 @@ def _drafted_everywhere(
 
 
 def _drafted(
-    segment: bytes,
-    weights: Mapping[str, Array],
+    segment: ir.Model,
     trace: Trace | None,
     *,
     gpu: GpuTarget,
@@ -140,7 +138,7 @@ def _drafted(
     plugins: Sequence[Plugin],
 ) -> KernelProgram:
     emitters = {**EMITTERS, **plugin_emitters(plugins)}
-    network = read_network(segment, weights, emitters, trace)
+    network = read_network(segment, emitters, trace)
     network = read_quantized(apply_rules(network, EARLY_LAYOUT_RULES))
     network = merge_layout_chains(
         apply_rules(network, (*COMPOSITE_RULES, *LAYOUT_RULES, *PATCH_EMBEDDING_RULES, *GEMM_RULES))

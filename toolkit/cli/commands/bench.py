@@ -1,27 +1,15 @@
 """`tandem bench`: how fast an engine is on this machine."""
 
 import json
-import zlib
-from collections.abc import Mapping
 from pathlib import Path
-from zipfile import BadZipFile
 
 import click
-import numpy as np
-from numpy.lib.npyio import NpzFile
 from rich.console import Console
 from rich.text import Text
 
-from device.engine.file import open_engine
 from device.engine.manifest import UNCALIBRATED
 from toolkit.cli.options.calibration import parse_shapes
 from toolkit.cli.options.finite import FiniteRange
-from toolkit.cli.options.tactics import not_timed
-from toolkit.errors import BenchError
-from toolkit.evaluate.bench.measure import BenchOptions, Measured, measure
-from toolkit.evaluate.bench.report import BenchResult, bench_builtins, bench_table
-from toolkit.evaluate.bench.state import readings, versions
-from toolkit.machine import this_machine
 
 
 @click.command(epilog="Example: tandem bench model.engine --streams 2 --profile")
@@ -33,7 +21,9 @@ from toolkit.machine import this_machine
     show_default=True,
     help="Seconds to measure, at least 10 inferences.",
 )
-@click.option("--iterations", type=click.IntRange(min=1), help="Instead: inferences a stream.")
+@click.option(
+    "--iterations", type=click.IntRange(min=1), help="Inferences per stream, instead of --duration."
+)
 @click.option(
     "--warmup",
     type=FiniteRange(min=0, max=3600),
@@ -55,7 +45,7 @@ from toolkit.machine import this_machine
     type=click.IntRange(min=1, max=64),
     default=1,
     show_default=True,
-    help="Sessions that run at once, each in a thread.",
+    help="Concurrent sessions, each in its own thread.",
 )
 @click.option(
     "--input",
@@ -64,11 +54,11 @@ from toolkit.machine import this_machine
     metavar="FILE.npz",
     help="Inputs by name. [default: random]",
 )
-@click.option("--profile", is_flag=True, help="Time every layer by itself, too.")
+@click.option("--profile", is_flag=True, help="Also time every layer by itself.")
 @click.option(
     "--timing-cache",
     type=click.Path(path_type=Path),
-    help="Run the fastest tactics; those that the file lacks are timed and added to it.",
+    help="Run the fastest tactics; missing ones are timed and added to the file.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def bench(
@@ -86,11 +76,16 @@ def bench(
 ) -> None:
     """Measure how fast an ENGINE runs on this machine.
 
-    Throughput, latency, the GPU's times for copies and kernels, and the machine's clocks, power
-    mode and versions: figures without them cannot be compared.
+    Reports throughput, latency, the GPU's times for copies and kernels, and the machine's clocks,
+    power mode and versions, without which figures cannot be compared.
     """
     if data and (shapes or batch):
         raise click.UsageError("--input has shapes of its own; leave out --shape and --batch.")
+
+    from toolkit.cli.actions.bench import bench_engine
+    from toolkit.evaluate.bench.measure import BenchOptions
+    from toolkit.evaluate.bench.report import bench_builtins, bench_table
+
     options = BenchOptions(
         duration_s=duration,
         iterations=iterations,
@@ -101,26 +96,7 @@ def bench(
         profile=profile,
         timing_cache=timing_cache,
     )
-    machine = this_machine()
-    found: dict[str, str] = {}
-    with open_engine(engine) as opened:
-        measured = measure(
-            opened,
-            options,
-            read_inputs(data) if data else None,
-            lambda: found.update(readings(machine)),
-        )
-        manifest = opened.manifest
-        result = BenchResult(
-            engine=str(engine),
-            sha256=opened.sha256,
-            profile=manifest.profile,
-            precision=manifest.provenance.precision,
-            measured=measured,
-            machine=found,
-            versions=versions(machine),
-            notes=_notes(measured, timing_cache),
-        )
+    result, manifest = bench_engine(engine, options, data)
     if as_json:
         click.echo(json.dumps(bench_builtins(result)))
         return
@@ -128,29 +104,3 @@ def bench(
     if manifest.uncalibrated:
         console.print(Text(UNCALIBRATED, style="bold red"))
     console.print(bench_table(result, manifest))
-
-
-def _notes(measured: Measured, timing_cache: Path | None) -> tuple[str, ...]:
-    """Say what a machine without a GPU leaves out."""
-    if measured.gpu:
-        return ()
-    times = "no segment runs on a GPU here, so there are no times of one"
-    return (times,) if timing_cache is None else (times, not_timed(timing_cache))
-
-
-def read_inputs(path: Path) -> Mapping[str, np.ndarray]:
-    """Read arrays by name from a .npz file; raises BenchError."""
-    try:
-        found = np.load(path, allow_pickle=False)
-        if not isinstance(found, NpzFile):
-            raise BenchError(f"{path} holds one array without a name; write it with numpy.savez")
-        with found:
-            arrays = {name: found[name] for name in found.files}
-    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
-        raise BenchError(
-            f"{path} cannot be read as .npz ({error}); write one with numpy.savez"
-        ) from error
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):
-            raise BenchError(f"{path}: {name!r} is no array; write the file with numpy.savez")
-    return arrays

@@ -3,38 +3,32 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
-import msgspec
 
 from device.engine.manifest import DimRange, Precision
-from device.runtime.timing_cache import TimingCache
 from toolkit.cli.options.calibration import (
     calibration_options,
     parse_shapes,
     progress_bar,
     range_options,
 )
+from toolkit.cli.options.choices import Switch
 from toolkit.cli.options.plan import plan_options
 from toolkit.cli.options.plugin import plugin_option
 from toolkit.cli.options.range_outputs import need_folders
 from toolkit.cli.options.tactics import tactic_options
-from toolkit.cli.report_text import build_text
-from toolkit.engine.build import BuildOptions, BuildResult, build_engine
-from toolkit.gpu.schedule.tactics import TacticOptions
-from toolkit.partition.planning.plan import PlanOptions
-from toolkit.partition.planning.plan_json import plan_builtins
-from toolkit.plugins import Plugin
-from toolkit.quantize.corrections.steps import Switch
-from toolkit.quantize.ranges.report_text import effects_builtins, ranges_builtins
-from toolkit.quantize.ranges.table_file import read_ranges
+
+if TYPE_CHECKING:
+    from device.runtime.timing_cache import TimingCache
+    from toolkit.plugins import Plugin
 
 
 def parse_dims(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 ) -> tuple[DimRange, ...]:
-    """NAME=MIN:OPT:MAX, any number of times, as ranges of dynamic dimensions."""
+    """Parse NAME=MIN:OPT:MAX, any number of times, into ranges of dynamic dimensions."""
     ranges = []
     for value in values:
         name, _, sizes = value.rpartition("=")
@@ -59,7 +53,7 @@ def parse_dims(
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "fp16", "int8", "best"]),
-    help="best: INT8 but for the nodes that it does not serve. "
+    help="best: INT8, except for nodes that FP16 serves better. "
     "[default: int8 with --data or --table, else fp16; fp32 without a GPU]",
 )
 @calibration_options(required=False)
@@ -71,10 +65,12 @@ def parse_dims(
 @click.option(
     "--save-table",
     type=click.Path(path_type=Path),
-    help="Write the table measured, before the engine.",
+    help="Write the calibration table that the build measures.",
 )
 @click.option(
-    "--dummy-ranges", is_flag=True, help="INT8 without calibration, for timing only: wrong results."
+    "--dummy-ranges",
+    is_flag=True,
+    help="INT8 without calibration: for timing only, the results are wrong.",
 )
 @click.option(
     "--shape",
@@ -116,8 +112,8 @@ def build(
     dummy_ranges: bool,
     shapes: dict[str, tuple[int, ...]],
     dims: tuple[DimRange, ...],
-    plugins: tuple[Plugin, ...],
-    timings: TimingCache | None,
+    plugins: "tuple[Plugin, ...]",
+    timings: "TimingCache | None",
     exhaustive: bool,
     workspace_mib: float | None,
     objective: str,
@@ -142,6 +138,13 @@ def build(
     }
     _refuse_unused(data, precision, of_calibration)
     need_folders(save_table)
+
+    from toolkit.cli.actions.build import as_builtins, build_text
+    from toolkit.engine.build import BuildOptions, build_engine
+    from toolkit.gpu.schedule.tactics import TacticOptions
+    from toolkit.partition.planning.plan import PlanOptions
+    from toolkit.quantize.ranges.table_file import read_ranges
+
     ranges = range_options(
         method, samples, budget, resume, preprocess, equalise, bias_correction, keep_float
     )
@@ -173,7 +176,7 @@ def build(
 def _refuse_two_sources(
     data: Path | None, table: Path | None, save_table: Path | None, dummy_ranges: bool
 ) -> None:
-    """Refuse ranges from more than one place."""
+    """Refuse more than one source of ranges."""
     if table and (data or save_table):
         raise click.UsageError("--table replaces --data and --save-table; give one or the other.")
     if dummy_ranges and (data or table):
@@ -183,7 +186,7 @@ def _refuse_two_sources(
 def _refuse_unused(
     data: Path | None, precision: str | None, of_calibration: Mapping[str, object]
 ) -> None:
-    """Refuse options `of_calibration`, by name, that nothing would come of."""
+    """Refuse calibration options (`of_calibration`, by name) that would have no effect."""
     if not data:
         for option, value in of_calibration.items():
             if value:
@@ -192,28 +195,6 @@ def _refuse_unused(
         raise click.UsageError(
             f"--data calibrates INT8; --precision {precision} has no use for it."
         )
-
-
-def as_builtins(result: BuildResult) -> dict[str, Any]:
-    """What `--json` prints."""
-    calibration = result.calibration
-    return {
-        "engine": str(result.path),
-        "bytes": result.path.stat().st_size,
-        "manifest": msgspec.to_builtins(result.manifest),
-        "passes": {step.name: step.changes for step in result.passes},
-        "rewrites": [{"rewrite": row.rewrite, "node": row.node} for row in result.rewrites],
-        "plan": plan_builtins(result.plan),
-        "notes": list(result.notes),
-        "gpu": [msgspec.to_builtins(report) for report in result.gpu],
-        "keep_float": dict(result.kept),
-        "calibration": ranges_builtins(calibration) if calibration else None,
-        "scale_rules": {
-            "changes": result.scale_rules.changes,
-            "worst_factor": result.scale_rules.worst_factor,
-            "sqnr_db": effects_builtins(result.scale_rules.effects),
-        },
-    }
 
 
 def _ints(text: str, separator: str) -> tuple[int, ...]:

@@ -6,9 +6,6 @@ from pathlib import Path
 import click
 import msgspec
 
-from device.engine.file import open_engine
-from toolkit.cli.report_text import manifest_text
-
 
 @click.command(epilog="Example: tandem inspect model.engine --nodes")
 @click.argument("engine", type=click.Path(path_type=Path))
@@ -17,8 +14,11 @@ from toolkit.cli.report_text import manifest_text
 def inspect(engine: Path, nodes: bool, as_json: bool) -> None:
     """Show profile, inputs, outputs, segments, crossings and memory of an ENGINE.
 
-    The file is checked in full: what is shown can be trusted to fit together.
+    The whole file is checked before anything is shown.
     """
+    from device.engine.file import open_engine
+    from toolkit.cli.manifest_text import manifest_text
+
     with open_engine(engine) as opened:
         manifest = opened.manifest
         if as_json:

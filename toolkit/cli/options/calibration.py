@@ -1,20 +1,19 @@
-"""What `tandem build` and `tandem calibrate` ask in the same words."""
+"""The calibration options that `tandem build` and `tandem calibrate` share."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from calibration.budget import parse_budget
-from calibration.errors import CalibrationError
-from calibration.threshold import METHODS, method_named
-from pipelines.config import load_labels, load_model
-from toolkit.quantize.corrections.steps import Switch
-from toolkit.quantize.ranges.measure import AUTO, RangeOptions, Report
+from device.errors import TandemError
+from toolkit.cli.options.choices import AUTO, CALIBRATION_METHODS, Switch
+
+if TYPE_CHECKING:
+    from toolkit.quantize.ranges.measure import RangeOptions, Report
 
 _STEP_DEFAULT = "[default: auto with --method auto or --budget, else off]"
 
@@ -22,11 +21,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def parse_method(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """A row of METHODS, with a parameter after a colon where it takes one, or "auto"."""
+    """Check "auto" or the name of a calibration method, with a parameter after a colon."""
     if value != AUTO:
+        from calibration.threshold import method_named
+
         try:
             method_named(value)
-        except CalibrationError as err:
+        except TandemError as err:
             raise click.BadParameter(f"{err}, or {AUTO}") from err
     return value
 
@@ -34,7 +35,7 @@ def parse_method(ctx: click.Context, param: click.Parameter, value: str) -> str:
 def parse_shapes(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, tuple[int, ...]]:
-    """NAME=1x3x224x224, any number of times, as input name -> shape."""
+    """Parse NAME=1x3x224x224, any number of times, into input name -> shape."""
     shapes = {}
     for value in values:
         name, _, dims = value.rpartition("=")
@@ -50,16 +51,16 @@ def parse_shapes(
 
 
 def calibration_options(required: bool) -> Callable[[F], F]:
-    """The options that find ranges; `required`: --data must be given."""
+    """Add the options of a calibration; `required`: --data is mandatory."""
     options = (
         click.option(
             "--data",
             required=required,
             type=click.Path(path_type=Path),
-            help="Pictures, a video, .npy or .npz samples.",
+            help="Images, a video, .npy or .npz samples.",
         ),
         click.option(
-            "--samples", type=click.IntRange(min=1), help="How many samples. [default: all]"
+            "--samples", type=click.IntRange(min=1), help="Number of samples. [default: all]"
         ),
         click.option(
             "--method",
@@ -67,7 +68,7 @@ def calibration_options(required: bool) -> Callable[[F], F]:
             show_default=True,
             callback=parse_method,
             metavar="METHOD",
-            help=f"{AUTO}, {', '.join(METHODS)}, or percentile:99.9.",
+            help=f"{AUTO}, {', '.join(CALIBRATION_METHODS)}, or percentile:99.9.",
         ),
         click.option(
             "--budget",
@@ -77,12 +78,12 @@ def calibration_options(required: bool) -> Callable[[F], F]:
         click.option(
             "--resume",
             type=click.Path(path_type=Path),
-            help="Keep the state here, and go on from it.",
+            help="Save the state of the calibration here, and resume from it.",
         ),
         click.option(
             "--preprocess",
             type=click.Path(path_type=Path),
-            help="Model file (configs/models/*.toml): how pictures become the input.",
+            help="Model file (configs/models/*.toml): how an image becomes the input.",
         ),
         click.option(
             "--equalise",
@@ -92,13 +93,13 @@ def calibration_options(required: bool) -> Callable[[F], F]:
         click.option(
             "--bias-correction",
             type=click.Choice(["auto", "on", "off"]),
-            help=f"Take the mean error of INT8 out of biases; auto: if it helps. {_STEP_DEFAULT}",
+            help=f"Correct biases by the mean error of INT8; auto: if it helps. {_STEP_DEFAULT}",
         ),
         click.option(
             "--keep-float",
             multiple=True,
             metavar="NODE",
-            help="Keep a node in floating point, any number of times.",
+            help="Keep a node in floating point. Repeatable.",
         ),
     )
 
@@ -119,10 +120,12 @@ def range_options(
     equalise: Switch | None,
     bias_correction: Switch | None,
     keep_float: tuple[str, ...],
-) -> RangeOptions:
-    """The options as `toolkit.quantize.ranges.measure` takes them; a model file brings decoder and
-    labels.
-    """
+) -> "RangeOptions":
+    """Make one value of the options; the decoder and the labels come from the model file."""
+    from calibration.budget import parse_budget
+    from pipelines.config import load_labels, load_model
+    from toolkit.quantize.ranges.measure import RangeOptions
+
     model = load_model(preprocess) if preprocess else None
     return RangeOptions(
         method=method,
@@ -139,8 +142,8 @@ def range_options(
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Report]:
-    """Show the steps on standard error while they run, with the time that is left."""
+def progress_bar(title: str) -> "Iterator[Report]":
+    """Show the steps and the remaining time on standard error."""
     with Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),

@@ -1,4 +1,4 @@
-"""A number on the command line that is one: click's range lets "nan" through."""
+"""A finite number on the command line: click's FloatRange accepts "nan"."""
 
 import math
 from typing import Any
@@ -7,11 +7,11 @@ import click
 
 
 class FiniteRange(click.FloatRange):
-    """As click.FloatRange, and neither infinite nor "nan"."""
+    """click.FloatRange without "inf" and "nan"."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401  (click's)
         """Return the number; fails as click's types do."""
-        found = super().convert(value, param, ctx)
-        if not math.isfinite(found):
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number", param, ctx)
-        return found
+        return number

@@ -1,4 +1,4 @@
-"""What `tandem plan` and `tandem build` ask of a plan in the same words."""
+"""The planning options that `tandem plan` and `tandem build` share."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,20 +11,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def plan_options(command: F) -> F:
-    """The options that say what a plan aims at."""
+    """Add the options that set the objective and the limits of a plan."""
     options = (
         click.option(
             "--objective",
             type=click.Choice(list(GOALS)),
             default=DEFAULT,
             show_default=True,
-            help="What the split between GPU and DLA is the best for.",
+            help="What the split between GPU and DLA optimizes.",
         ),
         click.option("--power-mode", help="A power mode of the profile. [default: highest clocks]"),
         click.option(
             "--max-crossings",
             type=click.IntRange(min=0),
-            help="How many tensors may pass between processors. [default: any]",
+            help="Most tensors that may cross between processors. [default: no limit]",
         ),
     )
     for option in reversed(options):

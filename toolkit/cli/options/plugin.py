@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from toolkit.plugins import Plugin
-from toolkit.plugins.load import load_plugins
+if TYPE_CHECKING:
+    from toolkit.plugins import Plugin
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def plugin_option(command: F) -> F:
-    """Give a command `plugins`: those of the files named with --plugin."""
+    """Add --plugin: the command gets the plugins of the files as `plugins`."""
     option = click.option(
         "--plugin",
         "plugins",
@@ -21,12 +21,16 @@ def plugin_option(command: F) -> F:
         multiple=True,
         callback=_load,
         metavar="FILE.py",
-        help="Operators of your own (docs/PLUGINS.md); the file is run.",
+        help="Custom operators (docs/PLUGINS.md). The file is executed.",
     )
     return option(command)
 
 
 def _load(
     ctx: click.Context, param: click.Parameter, paths: tuple[Path, ...]
-) -> tuple[Plugin, ...]:
+) -> "tuple[Plugin, ...]":
+    if not paths:
+        return ()
+    from toolkit.plugins.load import load_plugins
+
     return tuple(plugin for path in paths for plugin in load_plugins(path))

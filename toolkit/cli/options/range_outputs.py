@@ -1,35 +1,37 @@
-"""The files that `tandem calibrate` and `tandem ranges` write, in the same words."""
+"""The output options of `tandem calibrate` and `tandem ranges`, and writing of their files."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-import onnx_ir as ir
 
 from device.files import replacing
+from toolkit.cli.options.choices import QDQ_FORMS
 from toolkit.errors import BuildError
-from toolkit.quantize.qdq.export import FORMS
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def output_options(command: F) -> F:
-    """--cache, --tensorrt, --qdq, --qdq-for and --adjusted-model."""
+    """Add --cache, --tensorrt, --qdq, --qdq-for and --adjusted-model."""
     options = (
         click.option("--cache", type=click.Path(path_type=Path), help="Write a TensorRT cache."),
         click.option(
             "--tensorrt",
             metavar="VERSION",
-            help="The TensorRT that reads the cache. [default: that of a cache read, else 10.3.0]",
+            help="TensorRT that reads the cache. [default: that of the cache read, else 10.3.0]",
         ),
         click.option("--qdq", type=click.Path(path_type=Path), help="Write the model with Q/DQ."),
         click.option(
             "--qdq-for",
-            type=click.Choice(list(FORMS)),
-            default=FORMS[0],
+            type=click.Choice(list(QDQ_FORMS)),
+            default=QDQ_FORMS[0],
             show_default=True,
-            help="Who reads the Q/DQ model; onnxruntime gets the bits of the engine.",
+            help="Reader of the Q/DQ model; onnxruntime computes the bits of the engine.",
         ),
         click.option(
             "--adjusted-model",
@@ -43,7 +45,7 @@ def output_options(command: F) -> F:
 
 
 def need_folders(*paths: Path | None) -> None:
-    """Refuse files in folders that do not exist before the work, which can take long.
+    """Refuse output files in missing folders, before a calibration that can take long.
 
     Raises BuildError.
     """
@@ -54,13 +56,15 @@ def need_folders(*paths: Path | None) -> None:
             )
 
 
-def write_model(path: Path, model: ir.Model) -> None:
-    """Write an ONNX file; it appears whole or not at all."""
+def write_model(path: Path, model: "ir.Model") -> None:
+    """Write an ONNX file atomically."""
+    import onnx_ir as ir
+
     write_bytes(path, ir.to_proto(model).SerializeToString(deterministic=True))
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file; it appears whole or not at all. Raises BuildError: it cannot be written."""
+    """Write a file atomically. Raises BuildError: it cannot be written."""
     try:
         with replacing(path) as file:
             file.write(data)

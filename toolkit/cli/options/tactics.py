@@ -1,4 +1,4 @@
-"""What commands ask and say about the tactics of GPU kernels."""
+"""The options and messages about tactics of GPU kernels."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def parse_timings(
     ctx: click.Context, param: click.Parameter, value: Path | None
 ) -> TimingCache | None:
-    """A timing cache that is there: a build measures nothing."""
+    """Read an existing timing cache; a build measures nothing itself."""
     if value is None:
         return None
     if not value.exists():
@@ -27,8 +27,8 @@ def parse_timings(
 
 
 def not_timed(cache: Path) -> str:
-    """What to say of a timing cache where no segment runs on a GPU."""
-    return f"{cache} was left as it is: no tactic was timed, for no segment runs on a GPU here"
+    """Return the note for a timing cache when no segment runs on a GPU."""
+    return f"{cache} is unchanged: no segment runs on a GPU here, so no tactic was timed"
 
 
 def tactic_options(command: F) -> F:
@@ -39,15 +39,17 @@ def tactic_options(command: F) -> F:
             "timings",
             type=click.Path(path_type=Path),
             callback=parse_timings,
-            help="Times measured on the board: carry the fastest GPU kernels only.",
+            help="Times measured on the board: only the fastest GPU kernels are written.",
         ),
         click.option(
-            "--exhaustive", is_flag=True, help="Carry every GPU tactic, not the best by estimate."
+            "--exhaustive",
+            is_flag=True,
+            help="Write every GPU tactic, not only the best by estimate.",
         ),
         click.option(
             "--workspace-mib",
             type=FiniteRange(min=0, max=2**20),
-            help="Most memory of a GPU segment beside its weights, in MiB.",
+            help="Limit of a GPU segment's workspace (memory without weights), in MiB.",
         ),
     )
     for option in reversed(options):

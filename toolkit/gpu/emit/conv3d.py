@@ -13,7 +13,7 @@ from toolkit.gpu.emit.epilogue import (
     gemm_constants,
     weight_matrix,
 )
-from toolkit.gpu.emit.windows import Three, WindowNd, three
+from toolkit.gpu.emit.windows import Three, read_transposed_window, read_window, three
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Array, Operation
@@ -48,7 +48,7 @@ def emit_conv3d(ctx: LoweringContext, group: Group) -> None:
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
     check_spatial_rank(op, shape)
     weights = _filters(ctx, op)
-    window = WindowNd.read(op, op.integers("kernel_shape", weights.taps))
+    window = read_window(op, op.integers("kernel_shape", weights.taps), shape, result)
     _emit(
         ctx,
         group,
@@ -58,7 +58,7 @@ def emit_conv3d(ctx: LoweringContext, group: Group) -> None:
             taps=three(weights.taps, 1),
             strides=three(window.strides, 1),
             dilations=three(window.dilations, 1),
-            pads=three(window.pads_of_convolution(shape[2:], result[2:])[0], 0),
+            pads=three(window.before, 0),
             transposed=False,
             epilogue=epilogue_of(ctx, group, op.input(2)),
         ),
@@ -71,8 +71,8 @@ def emit_transposed_convolution(ctx: LoweringContext, group: Group) -> None:
     weights = constant_weights(ctx, op, 1)
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
     check_spatial_rank(op, shape)
-    window = WindowNd.read(op, weights.shape[2:])
-    pads = three(window.pads_of_transposed(shape[2:], result[2:]), 0)
+    window = read_transposed_window(op, weights.shape[2:], shape, result)
+    pads = three(window.before, 0)
     strides = three(window.strides, 1)
     dilated = _dilated(weights, three(window.dilations, 1))
     packed = _phases(dilated, op.integer("group", 1), strides, pads)

@@ -23,7 +23,7 @@ from toolkit.gpu.emit.row_panel import gemm_tactics, persistent_gemm_tactics
 from toolkit.gpu.emit.space_to_depth import CHANNELS as STEM_CHANNELS
 from toolkit.gpu.emit.space_to_depth import is_stem, make_stem
 from toolkit.gpu.emit.split_k import IDENTITY_EPILOGUE, split_k_partials, split_k_reduce_launch
-from toolkit.gpu.emit.windows import Window, read_window
+from toolkit.gpu.emit.windows import read_window_2d, window_constants
 from toolkit.gpu.ir.launch import KernelLaunch, Tactic
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View, channels_last
@@ -31,6 +31,7 @@ from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.tiles import GemmShape, Tile, gemm_tiles, row_tile
 from toolkit.gpu.shapes.sizes import ceil_div, fixed, opt
 from toolkit.gpu.target import GpuTarget
+from toolkit.graph.window import Window
 from toolkit.plugins import Constant
 
 # Rows that a block of a depthwise convolution makes at a time; of equally good ones the first.
@@ -69,7 +70,7 @@ def emit_convolution(ctx: LoweringContext, group: Group) -> None:
     integer = int8_weights(ctx, op, 0, weights.shape[0], prod(weights.shape[1:]))
     epilogue = epilogue_of(ctx, group, op.input(2), integer)
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
-    window = read_window(op, weights.shape[2:], shape, result)
+    window = read_window_2d(op, weights.shape[2:], shape, result)
     values = integer.values if integer else weights
     filters, channels = weights.shape[:2]
     depthwise = channels == 1 and op.integer("group", 1) == filters == shape[1]
@@ -111,13 +112,13 @@ def _implicit(ctx: LoweringContext, p: _Conv2d) -> None:
     weights = weight_matrix(ctx, packed.T, p.x.dtype)
     product = _product(p, packed.shape[1], p.weights.shape[1])
     # Where a first convolution has one row of taps, its bordered picture has more pixels than y.
-    if p.window.is_point and p.groups == 1 and p.x.shape[2:] == p.y.shape[2:]:
+    if p.window.is_pointwise and p.groups == 1 and p.x.shape[2:] == p.y.shape[2:]:
         ctx.add_op(p.nodes, *gemm_tactics(ctx, product, *_as_product(p, weights, product)))
         return
     tactics: list[Tactic] = [(call,) for call in _resident(ctx, p)]
     tiles = gemm_tiles(product, ctx.gpu, split_k=True)
     tactics += [_tactic(ctx, p, weights, product, tile) for tile in tiles]
-    if p.window.steps_over_points and p.groups == 1:
+    if p.window.is_strided_pointwise and p.groups == 1:
         tactics += [(call,) for call in _strided(ctx, p, weights, product)]
     ctx.add_op(p.nodes, *tactics)
 
@@ -192,7 +193,7 @@ def _convolution(
             "CHANNELS": p.weights.shape[1],
             "FILTERS": filters,
             "W_PITCH": weights.strides[1],
-            **p.window.constants(),
+            **window_constants(p.window),
             "EPILOGUE": p.epilogue.steps,
             "SPLIT_K": tile.parts,
             "MMA_WARPS": mma_warps_of(ctx, p.x, p.y, tile),
@@ -265,7 +266,7 @@ def _depthwise(ctx: LoweringContext, p: _Conv2d) -> None:
             {
                 **constants,
                 "CHANNELS": channels,
-                **p.window.constants(),
+                **window_constants(p.window),
                 "ROWS": rows,
                 "BLOCK_M": tile.rows,
                 "BLOCK_N": tile.columns,
@@ -288,7 +289,7 @@ def _rows_at_once(p: _Conv2d, gpu: GpuTarget) -> tuple[int, ...]:
 
     More rows read less, while there are blocks enough for the GPU and no row of a block is empty.
     """
-    if p.window.taps[0] * p.window.taps[1] >= 50:
+    if p.window.kernel[0] * p.window.kernel[1] >= 50:
         return (1,)
     channels, height = p.weights.shape[0], opt(p.y.shape[2])
 

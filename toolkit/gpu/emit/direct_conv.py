@@ -12,7 +12,7 @@ from toolkit.gpu.emit.epilogue import (
     weight_matrix,
 )
 from toolkit.gpu.emit.int8_gemm import int8_weights
-from toolkit.gpu.emit.windows import read_window
+from toolkit.gpu.emit.windows import read_window_2d, window_constants
 from toolkit.gpu.ir.expressions import requantize_ops
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.view import channels_last
@@ -44,7 +44,7 @@ def emit_direct_conv(ctx: LoweringContext, group: Group) -> None:
     values = np.pad(values, ((0, 0), (0, MOST_NUMBERS - values.shape[1])))
     packed = weight_matrix(ctx, values.T, "int8" if integer else ctx.dtype)
     result = ctx.network.shapes[group.result]
-    window = read_window(op, weights.shape[2:], x.shape, result)
+    window = read_window_2d(op, weights.shape[2:], x.shape, result)
     y = ctx.output_view(group.result, channels_last(result))
     pixels, columns = result[0] * result[2] * result[3], max(_LEAST_COLUMNS, power_of_two(filters))
 
@@ -74,7 +74,7 @@ def emit_direct_conv(ctx: LoweringContext, group: Group) -> None:
                 "FILTERS": filters,
                 "W_PITCH": packed.strides[1],
                 "Y_PITCH": y.pixel_pitch(),
-                **window.constants(),
+                **window_constants(window),
                 "GIVEN": given,
                 "EPILOGUE": epilogue.steps,
                 "DEPTH": MOST_NUMBERS,

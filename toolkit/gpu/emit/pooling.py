@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from toolkit.gpu.emit import reduction
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.pooling3d import emit_pool3d
-from toolkit.gpu.emit.windows import read_window
+from toolkit.gpu.emit.windows import read_window_2d, window_constants
 from toolkit.gpu.ir.elementwise_ops import ExprOp
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Operation
@@ -38,7 +38,7 @@ def emit_pool(ctx: LoweringContext, group: Group) -> None:
         emit_pool3d(ctx, group)
         return
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
-    window = read_window(op, op.integers("kernel_shape", ()), shape, result)
+    window = read_window_2d(op, op.integers("kernel_shape", ()), shape, result)
     x, x_pitch = ctx.read_nhwc(op.inputs[0], keep_int8=True)
     y = ctx.output_view(group.result, channels_last(result))
     constants: dict[str, Constant] = {
@@ -49,10 +49,10 @@ def emit_pool(ctx: LoweringContext, group: Group) -> None:
         "OUT_HEIGHT": result[2],
         "OUT_WIDTH": result[3],
         "Y_PITCH": y.pixel_pitch(),
-        **window.constants(),
+        **window_constants(window),
         "EPILOGUE": ctx.expression(op.outputs[0], group.after, x.scale).ops,
     }
-    if op.kind == "MaxPool" and window.taps[0] * window.taps[1] <= _MAX_UNROLLED_TAPS:
+    if op.kind == "MaxPool" and window.kernel[0] * window.kernel[1] <= _MAX_UNROLLED_TAPS:
         if y.scale == x.scale and all(_rounds_to(x.scale, fused) for fused in group.after):
             constants["EPILOGUE"] = ()  # a maximum of INT8 needs no rounding
         rows_per_block = _rows_per_block(ctx, y) if window.dilations[0] == 1 else (1,)
@@ -68,8 +68,8 @@ def emit_pool(ctx: LoweringContext, group: Group) -> None:
         {"x": x, "y": y, "batch": shape[0]},
         {
             **constants,
-            "PAD_BOTTOM": window.pads[2],
-            "PAD_RIGHT": window.pads[3],
+            "PAD_BOTTOM": window.after[0],
+            "PAD_RIGHT": window.after[1],
             "MODE": "max" if op.kind == "MaxPool" else "average",
             "COUNT_PADDING": bool(op.integer("count_include_pad", 0)),
             "BLOCK_M": tile.rows,

@@ -9,7 +9,7 @@ from toolkit.gpu.emit.conv3d import (
     check_spatial_rank,
     pitch_3d,
 )
-from toolkit.gpu.emit.windows import WindowNd, three
+from toolkit.gpu.emit.windows import read_window, three
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.tiles import row_tile
@@ -24,8 +24,7 @@ def emit_pool3d(ctx: LoweringContext, group: Group) -> None:
     op = group.root_operation
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[op.outputs[0]]
     check_spatial_rank(op, shape)
-    window = WindowNd.read(op, op.integers("kernel_shape", ()))
-    before, after = window.pads_of_convolution(shape[2:], result[2:])
+    window = read_window(op, op.integers("kernel_shape", ()), shape, result)
     x = channels_last_3d(ctx, op.inputs[0])
     y = ctx.output_view(group.result, channels_last_strides_3d(result))
     indices = None
@@ -48,11 +47,11 @@ def emit_pool3d(ctx: LoweringContext, group: Group) -> None:
             "X_STRIDES": (x.strides[0], *three(x.strides[2:], 0)),
             "INDEX_STRIDES": index_strides,
             "Y_PITCH": pitch_3d(y),
-            "TAPS": three(window.taps, 1),
+            "TAPS": three(window.kernel, 1),
             "STRIDE": three(window.strides, 1),
             "DILATION": three(window.dilations, 1),
-            "PAD": three(before, 0),
-            "PAD_AFTER": three(after, 0),
+            "PAD": three(window.before, 0),
+            "PAD_AFTER": three(window.after, 0),
             "MODE": _MODES[op.kind],
             "COUNT_PADDING": bool(op.integer("count_include_pad", 0)),
             "POWER": float(op.integer("p", 2)),
@@ -69,12 +68,11 @@ def emit_unpool(ctx: LoweringContext, group: Group) -> None:
     """Lower MaxUnpool: fill with 0, then scatter."""
     op = group.root_operation
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
-    window = WindowNd.read(op, op.integers("kernel_shape", ()))
-    pads = window.pads or (0,) * 2 * len(window.taps)
-    for at, (n, stride, tap) in enumerate(
-        zip(shape[2:], window.strides, window.taps, strict=True), start=2
+    window = read_window(op, op.integers("kernel_shape", ()), shape, result)
+    for at, (n, step, tap) in enumerate(
+        zip(shape[2:], window.strides, window.kernel, strict=True), start=2
     ):
-        whole = (n - 1) * stride + tap - pads[at - 2] - pads[at - 2 + len(window.taps)]
+        whole = (n - 1) * step + tap - window.before[at - 2] - window.after[at - 2]
         if whole != result[at]:
             raise NotCoveredError(
                 f"node {op.name!r} (MaxUnpool) writes {result[at]} along dimension {at} by indices "

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.windows import Window
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import Shape, View, channels_last
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.loop_order import order_of
 from toolkit.gpu.shapes.sizes import ceil_div, fixed
+from toolkit.graph.window import Window
 
 CHANNELS = 4  # with 2 pixels a step, FP16 is read 16 bytes at a time and INT8 8
 _BLOCK = 1024  # elements of one block of the kernel that makes the border
@@ -40,7 +40,7 @@ class Stem:
 def is_stem(weights: Array, groups: int, window: Window, shape: Shape) -> bool:
     """Whether a convolution over pictures of this shape gains from it."""
     few = groups == 1 and weights.shape[1] <= CHANNELS
-    return few and window.taps[1] > 1 and window.dilations[1] == 1 and all(map(fixed, shape[2:]))
+    return few and window.kernel[1] > 1 and window.dilations[1] == 1 and all(map(fixed, shape[2:]))
 
 
 def make_stem(
@@ -59,7 +59,7 @@ def make_stem(
     dtype = ctx.dtype if view.scale is None else view.dtype
     picture = ctx.allocate(f"{name} (bordered)", dtype, shape, channels_last(shape))
     picture = replace(picture, scale=view.scale)
-    before = (0, 0, window.pads[0], window.pads[1])
+    before = (0, 0, *window.before)
     way = order_of(shape, [picture.strides, (view.strides[0], 0, 0, 0)], apart=[1, 2, 3])
     call = ctx.make_launch(
         "pad",
@@ -85,7 +85,9 @@ def make_stem(
     return Stem(
         picture,
         spread.reshape(filters, tap_rows, 1, -1).transpose(0, 3, 1, 2),
-        replace(window, taps=(tap_rows, 1), dilations=(window.dilations[0], 1), pads=(0, 0, 0, 0)),
+        replace(
+            window, kernel=(tap_rows, 1), dilations=(window.dilations[0], 1), pads=(0, 0, 0, 0)
+        ),
     )
 
 

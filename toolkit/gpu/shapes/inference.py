@@ -64,10 +64,9 @@ class Trace:
     known: Known = field(default_factory=Known)
     plugins: tuple[Plugin, ...] = ()
 
-    def after(self, segment: bytes, weights: Mapping[str, Array]) -> "Trace":
-        """Return the trace extended by all tensors of a segment."""
-        model = onnx.ModelProto.FromString(segment)
-        return replace(self, known=infer_sizes(model, weights, self))
+    def after(self, segment: ir.Model) -> "Trace":
+        """Return the trace with all tensors of a segment."""
+        return replace(self, known=infer_sizes(segment, self))
 
 
 def traces_of(dims: Sequence[DimRange], plugins: Sequence[Plugin] = ()) -> tuple[Trace, ...]:
@@ -92,14 +91,14 @@ def traces_of(dims: Sequence[DimRange], plugins: Sequence[Plugin] = ()) -> tuple
 
 
 def with_steps(
-    segments: Sequence[tuple[bytes, Mapping[str, Array]]],
+    segments: Sequence[ir.Model],
     dims: Sequence[DimRange],
     plugins: Sequence[Plugin] = (),
 ) -> tuple[DimRange, ...]:
     """Return the dimensions with the smallest steps with which most shapes are known.
 
-    A tensor that is halved and doubled fits others at multiples of 2 only. `segments`: ONNX and
-    weights of all segments in running order.
+    Tensors that are halved and doubled again fit others at some sizes only. `segments`: all of
+    them in running order.
     """
     best, fewest = tuple(dims), _unknown(segments, dims, plugins)
     for step in STEPS if fewest else ():
@@ -123,45 +122,41 @@ def in_steps(dims: Sequence[DimRange], step: int) -> tuple[DimRange, ...]:
 
 
 def _unknown(
-    segments: Sequence[tuple[bytes, Mapping[str, Array]]],
+    segments: Sequence[ir.Model],
     dims: Sequence[DimRange],
     plugins: Sequence[Plugin],
 ) -> int:
     """Return the number of tensors whose shape is unknown at the opt point."""
     trace, count = traces_of(dims, plugins)[0], 0
-    for onnx_bytes, weights in segments:
-        trace = trace.after(onnx_bytes, weights)
-        nodes = onnx.ModelProto.FromString(onnx_bytes).graph.node
-        outputs = (name for node in nodes for name in node.output if name)
-        count += sum(name not in trace.known.shapes for name in outputs)
+    for segment in segments:
+        trace = trace.after(segment)
+        results = (value.name for node in segment.graph for value in node.outputs)
+        count += sum(name not in trace.known.shapes for name in results if name)
     return count
 
 
-def infer_sizes(model: onnx.ModelProto, weights: Mapping[str, Array], trace: Trace) -> Known:
-    """Return what is known of the tensors of a model, and of those before it.
+def infer_sizes(model: ir.Model, trace: Trace) -> Known:
+    """Return what is known after a model: of its tensors, and of those before.
 
-    `weights`: constants outside the model. Tensors whose shape is unknown, or on which ONNX and the
-    rules disagree, are absent.
+    A tensor whose shape is not known, or not the same for ONNX and for the rules, is left out.
     """
-    inference = _Inference(model, trace)
-    for tensor in model.graph.initializer:
-        inference.add_constant(tensor, weights.get(tensor.name), tensor.name)
-    for value in model.graph.input:
+    inference = _Inference(model.graph, trace)
+    for name, constant in model.graph.initializers.items():
+        inference.add_constant(name, constant.const_value)
+    for value in model.graph.inputs:
         inference.add_input(value)
-    for node in model.graph.node:
+    for node in model.graph:
         inference.add_node(node)
     return Known(inference.shapes, inference.types, inference.values)
 
 
 class _Inference:
-    """The state of the inference of one model."""
+    """The inference of one graph in the making. ONNX infers a node at a time, from its proto."""
 
-    def __init__(self, model: onnx.ModelProto, trace: Trace) -> None:
+    def __init__(self, graph: ir.Graph, trace: Trace) -> None:
         self._space = trace.space
-        self._opsets = list(model.opset_import)
-        self._dim_index = {dim.name: at for at, dim in enumerate(trace.space.dims)}
-        declared = (*model.graph.value_info, *model.graph.output)
-        self._declared = {value.name: value for value in declared}
+        self._opsets = [helper.make_opsetid(*item) for item in graph.opset_imports.items()]
+        self._dim_index = {dim.name: place for place, dim in enumerate(trace.space.dims)}
         self._plugins = {plugin.title: plugin for plugin in trace.plugins}
         self._names: dict[int, str] = {}  # a size -> its name in ONNX's inference
         self._sizes: dict[str, int] = {}
@@ -169,46 +164,48 @@ class _Inference:
         self.types = dict(trace.known.types)
         self.values = dict(trace.known.values)
 
-    def add_constant(self, tensor: TensorProto, data: Array | None, name: str) -> None:
-        """Add a constant; small ones may be sizes. `data` where it is not in the tensor."""
-        self.shapes[name] = tuple(tensor.dims)
-        self.types[name] = tensor.data_type
-        if data is None and tensor.data_location != TensorProto.EXTERNAL:
-            data = numpy_helper.to_array(tensor)
-        if data is not None and data.size <= _MAX_SIZE_VALUES and data.dtype.kind in "if":
-            self.values[name] = data if data.dtype.kind == "f" else data.astype(object)
+    def add_constant(self, name: str, tensor: ir.TensorProtocol | None) -> None:
+        """Note a constant; small ones may be sizes."""
+        assert tensor is not None  # a segment's initializers have values
+        self.shapes[name] = tuple(int(size) for size in tensor.shape)  # type: ignore[arg-type]
+        self.types[name] = tensor.dtype.value
+        if tensor.size <= _MAX_SIZE_VALUES:
+            data = np.asarray(tensor.numpy())
+            if data.dtype.kind in "if":
+                self.values[name] = data if data.dtype.kind == "f" else data.astype(object)
 
-    def add_input(self, value: onnx.ValueInfoProto) -> None:
-        """Add an input whose sizes are numbers and names of dimensions."""
-        kind = value.type.tensor_type
-        if value.name not in self.types:
-            self.types[value.name] = kind.elem_type
-        if value.name in self.shapes or not kind.HasField("shape"):
+    def add_input(self, value: ir.Value) -> None:
+        """Note an input whose sizes are numbers and names of dimensions."""
+        name = str(value.name)
+        if name not in self.types:
+            self.types[name] = 0 if value.dtype is None else value.dtype.value
+        if name in self.shapes or value.shape is None:
             return
         sizes = [
-            dim.dim_value
-            if dim.HasField("dim_value")
-            else self._space.dim(self._dim_index[dim.dim_param])
-            if dim.dim_param in self._dim_index
+            dim
+            if isinstance(dim, int)
+            else self._space.dim(self._dim_index[str(dim.value)])
+            if str(dim.value) in self._dim_index
             else None
-            for dim in kind.shape.dim
+            for dim in value.shape
         ]
         if None not in sizes:
-            self.shapes[value.name] = tuple(size for size in sizes if size is not None)
+            self.shapes[name] = tuple(size for size in sizes if size is not None)
 
-    def add_node(self, proto: onnx.NodeProto) -> None:
-        """Add the results of a node."""
-        if proto.op_type == "Constant" and proto.attribute[0].name == "value":
-            self.add_constant(proto.attribute[0].t, None, proto.output[0])
+    def add_node(self, node: ir.Node) -> None:
+        """Note the results of a node."""
+        if node.op_type == "Constant" and "value" in node.attributes:
+            self.add_constant(str(node.outputs[0].name), node.attributes["value"].as_tensor())
             return
+        proto = ir.serde.serialize_node(node)
         if proto.domain not in _ONNX_DOMAINS:
-            self._add_plugin_node(proto)
+            self._add_plugin_node(node, proto)
             return
         if any(name and name not in self.types for name in proto.input):
             return
-        node = self._node(proto)
+        rule_node = self._node(proto)
         inferred = self._inferred(proto, fixed=False) or {}
-        ruled = self._ruled(node)
+        ruled = self._ruled(rule_node)
         real = self._inferred(proto, fixed=True)
         for at, name in enumerate(proto.output):
             kind = inferred.get(name)
@@ -218,10 +215,10 @@ class _Inference:
             shape = ruled[at] if ruled is not None and at < len(ruled) else self._shape(kind)
             if shape is not None and real is not None and _agree(shape, real.get(name)):
                 self.shapes[name] = shape
-        self._add_values(proto, node)
+        self._add_values(proto, rule_node)
 
-    def _add_plugin_node(self, proto: onnx.NodeProto) -> None:
-        """Add the results of a plugin's operator, by its shape function; nothing for others."""
+    def _add_plugin_node(self, node: ir.Node, proto: onnx.NodeProto) -> None:
+        """Note the results of a plugin's operator, by its shape function; of others nothing."""
         plugin = self._plugins.get(f"{proto.domain}::{proto.op_type}")
         read = [name for name in proto.input if name]
         if plugin is None or any(name not in self.shapes for name in read):
@@ -232,12 +229,12 @@ class _Inference:
             else None
             for name in proto.input
         ]
-        attributes = [ir.from_proto(attribute) for attribute in proto.attribute]
+        attributes = list(node.attributes.values())
         shapes = shapes_of(plugin, proto.name, inputs, attributes, len(proto.output))
-        for name, shape in zip(proto.output, shapes, strict=True):
-            if name in self._declared:
-                self.types[name] = self._declared[name].type.tensor_type.elem_type
-                self.shapes[name] = shape
+        for value, shape in zip(node.outputs, shapes, strict=True):
+            if value.name and value.dtype is not None:
+                self.types[value.name] = value.dtype.value
+                self.shapes[value.name] = shape
 
     def _add_values(self, proto: onnx.NodeProto, node: Node) -> None:
         """Add the values of a result that is computed from sizes and constants alone."""

@@ -1,0 +1,71 @@
+"""Measure an engine with the options of `tandem bench`. It needs what a board has, no onnx."""
+
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.lib.npyio import NpzFile
+
+from device.engine.file import open_engine
+from device.engine.manifest import Manifest
+from toolkit.cli.options.tactics import not_timed
+from toolkit.errors import BenchError
+from toolkit.evaluate.bench.measure import BenchOptions, Measured, measure
+from toolkit.evaluate.bench.report import BenchResult
+from toolkit.evaluate.bench.state import readings, versions
+from toolkit.machine import this_machine
+
+
+def bench_engine(
+    path: Path, options: BenchOptions, inputs: Path | None
+) -> tuple[BenchResult, Manifest]:
+    """Measure an engine; `inputs`: .npz of arrays by name, None: random ones."""
+    machine = this_machine()
+    state: dict[str, str] = {}  # read while the engine runs
+    with open_engine(path) as engine:
+        measured = measure(
+            engine,
+            options,
+            read_inputs(inputs) if inputs else None,
+            lambda: state.update(readings(machine)),
+        )
+        manifest = engine.manifest
+        result = BenchResult(
+            engine=str(path),
+            sha256=engine.sha256,
+            profile=manifest.profile,
+            precision=manifest.provenance.precision,
+            measured=measured,
+            machine=state,
+            versions=versions(machine),
+            notes=_notes(measured, options.timing_cache),
+        )
+        return result, manifest
+
+
+def _notes(measured: Measured, timing_cache: Path | None) -> tuple[str, ...]:
+    """Return what a machine without a GPU does not measure."""
+    if measured.gpu:
+        return ()
+    times = "no segment runs on a GPU here, so there are no times of one"
+    return (times,) if timing_cache is None else (times, not_timed(timing_cache))
+
+
+def read_inputs(path: Path) -> Mapping[str, np.ndarray]:
+    """Read arrays by name from a .npz file; raises BenchError."""
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, NpzFile):
+            raise BenchError(f"{path} holds one array without a name; write it with numpy.savez")
+        with archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
+        raise BenchError(
+            f"{path} cannot be read as .npz ({error}); write one with numpy.savez"
+        ) from error
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise BenchError(f"{path}: {name!r} is not an array; write the file with numpy.savez")
+    return arrays

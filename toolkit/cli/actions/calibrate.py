@@ -1,0 +1,112 @@
+"""Measure INT8 ranges with the options of `tandem calibrate`, and write them in every form."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+import onnx_ir as ir
+
+from calibration.table import write_table
+from calibration.trt_cache import DEFAULT_TENSORRT, cache_of, cache_version, write_cache
+from toolkit.cli.options.range_outputs import write_bytes, write_model
+from toolkit.engine.target import choose_target
+from toolkit.errors import BuildError
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import ImportedModel, import_model
+from toolkit.partition.planning.plan import PlanOptions
+from toolkit.partition.prepare import prepare
+from toolkit.plugins import Plugin
+from toolkit.quantize.qdq.export import export_form
+from toolkit.quantize.ranges.measure import RangeOptions, Ranges, Report, measure_ranges
+from toolkit.quantize.ranges.report_html import ranges_html
+from toolkit.quantize.ranges.table_file import has_qdq
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The files to write. `tensorrt` reads the cache, `qdq_for` the Q/DQ model."""
+
+    table: Path
+    cache: Path | None
+    tensorrt: str | None
+    qdq: Path | None
+    qdq_for: str
+    adjusted_model: Path | None
+    html: Path | None
+
+    def paths(self) -> tuple[Path, ...]:
+        """Return the files in the order in which they are written."""
+        files = (self.table, self.cache, self.qdq, self.adjusted_model, self.html)
+        return tuple(path for path in files if path is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrateRequest:
+    """What to calibrate; `profile` None: the graph as it is, without rewrites for a DLA."""
+
+    model: Path
+    data: Path
+    profile: str | None
+    shapes: Mapping[str, tuple[int, ...]]
+    plugins: tuple[Plugin, ...]
+    options: RangeOptions
+
+
+def calibrate_model(request: CalibrateRequest, outputs: Outputs, report: Report) -> Ranges:
+    """Measure the ranges and write all files.
+
+    Raises BuildError: the model is quantized already, or a file cannot be written.
+    """
+    imported = import_model(request.model, shapes=request.shapes, plugins=request.plugins)
+    graph = _graph_of(imported, request.profile)
+    ranges = measure_ranges(graph, request.data, imported.sha256, request.options, report)
+    table = ranges.table
+    write_table(outputs.table, table)
+    if outputs.cache:
+        version = cache_version(outputs.tensorrt or DEFAULT_TENSORRT)
+        write_cache(outputs.cache, cache_of(table.tensors, version))
+    if outputs.qdq:
+        keep = frozenset(table.keep_float)
+        model = export_form(ranges.model, table.tensors, outputs.qdq_for, keep_float=keep)
+        write_model(outputs.qdq, model)
+    if outputs.adjusted_model:
+        write_model(outputs.adjusted_model, ranges.model)
+    if outputs.html:
+        write_bytes(outputs.html, ranges_html(ranges, imported.name).encode())
+    return ranges
+
+
+def _graph_of(imported: ImportedModel, profile: str | None) -> ir.Model:
+    """Return the graph after the passes and, for a profile, the rewrites for its DLA."""
+    if has_qdq(imported.model):
+        raise BuildError(
+            f"{imported.name} is quantized already: `tandem ranges` takes the ranges that its Q/DQ "
+            "hold; to measure others give the plain model (`tandem ranges ... --plain`)."
+        )
+    graph, _ = run_passes(imported.model)
+    if profile is None:
+        return graph
+    target = choose_target(profile)
+    return prepare(graph, target.profile, PlanOptions(tensorrt=target.tensorrt)).model
+
+
+def keep_weights(options: RangeOptions) -> tuple[RangeOptions, list[str]]:
+    """Switch off the steps that change weights; second, a note about it.
+
+    Raises click.UsageError: the user switched one on.
+    """
+    switches = {"--equalise": options.equalise, "--bias-correction": options.correct_biases}
+    for option, switch in switches.items():
+        if switch not in {None, "off"}:
+            raise click.UsageError(
+                f"{option} {switch} changes weights, but a TensorRT cache holds ranges alone; "
+                "write the model that they belong to with --adjusted-model, or leave out --cache."
+            )
+    if all(options.switch(switch) == "off" for switch in switches.values()):
+        return options, []
+    note = (
+        "equalisation and bias correction were left out: the cache is for the model as it is; "
+        "--adjusted-model writes a better one to go with it"
+    )
+    return replace(options, equalise="off", correct_biases="off"), [note]

@@ -1,0 +1,153 @@
+"""Run an engine in FP32, GPU INT8 and DLA INT8 on the same samples, and compare."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from calibration.dataset import Sample
+from device.engine.file import Engine, open_engine
+from device.engine.manifest import Manifest
+from device.runtime.emulation.options import Emulation
+from device.runtime.session import Dla, Session
+from pipelines.config import Classification, ModelConfig, load_labels, load_model
+from toolkit.errors import BuildError
+from toolkit.evaluate.compare.compare import Comparer, Comparison, Metric
+from toolkit.evaluate.compare.recorded import Recorded, lay_beside, load_recorded
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.plugins import Plugin
+from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION
+from toolkit.quantize.qdq.importer import import_qdq
+from toolkit.quantize.ranges.data import input_specs, open_data
+from toolkit.quantize.ranges.measure import Report
+from toolkit.quantize.ranges.table_file import has_qdq
+from toolkit.quantize.trials.score import Infer, load_held_out, plain_model, score
+
+CHANGED_WEIGHTS = (
+    "the build changed weights ({steps}): inner tensors of FP32 and INT8 may differ by a factor or "
+    "an offset for each channel; outputs compare as they are"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CompareRequest:
+    """The command line of `tandem compare`.
+
+    `samples`: how many to take of `data`. `recorded`: .npz of tensors from a board.
+    """
+
+    engine: Path
+    model: Path
+    data: Path | None
+    samples: int
+    preprocess: Path | None
+    recorded: Path | None
+    emulation: Emulation
+    plugins: tuple[Plugin, ...]
+
+
+def compare_engine(request: CompareRequest, report: Report) -> tuple[Comparison, Recorded | None]:
+    """Compare on every sample; second, the recorded tensors beside the emulated ones."""
+    preprocess, emulation = request.preprocess, request.emulation
+    settings = load_model(preprocess) if preprocess else None
+    with open_engine(request.engine) as engine:
+        graph = _graph_of(request.model, engine, request.plugins)
+        tensors = load_recorded(request.recorded) if request.recorded else {}
+        samples = _samples(request.data, graph, settings, request.samples, tensors)
+        comparer = Comparer(engine, graph, emulation)
+        for number, sample in enumerate(samples):
+            comparer.add(sample)
+            report("samples", (number + 1) / len(samples))
+        metric = None
+        if preprocess and settings and not isinstance(settings.decode, Classification):
+            metric = _metric(engine, request.model, settings, preprocess, emulation, report)
+        comparison = comparer.comparison(str(request.model), metric, _notes(engine.manifest))
+        recorded = None
+        if request.recorded:
+            recorded = lay_beside(comparer.traces, comparer.emulations, samples[0], tensors)
+        return comparison, recorded
+
+
+def _graph_of(path: Path, engine: Engine, plugins: tuple[Plugin, ...]) -> ir.Model:
+    """Return the model's graph after the passes, without Q/DQ.
+
+    Raises BuildError where the engine was made of another model.
+    """
+    manifest = engine.manifest
+    tensors = {tensor.name: tensor for tensor in manifest.tensors}
+    shapes = {
+        name: tuple(dim for dim in tensors[name].shape if isinstance(dim, int))
+        for name in manifest.inputs
+        if all(isinstance(dim, int) for dim in tensors[name].shape)
+    }
+    stated = manifest.provenance
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    if sha256 is not None and sha256 != stated.model_sha256:  # the import refuses what is no file
+        raise BuildError(
+            f"{engine.path} was made of {stated.model} with sha256 {stated.model_sha256[:12]}, but "
+            f"{path} has {sha256[:12]}; give the model that the engine was built from."
+        )
+    imported = import_model(path, shapes=shapes, dims=manifest.dims, plugins=plugins)
+    model = imported.model
+    if has_qdq(model):
+        model = import_qdq(model, any_weight_scale=True).model
+    return run_passes(model)[0]
+
+
+def _samples(
+    data: Path | None,
+    graph: ir.Model,
+    settings: ModelConfig | None,
+    count: int,
+    recorded: Mapping[str, NDArray[Any]],
+) -> list[Sample]:
+    """Return the samples; those recorded go first, if the file holds all inputs."""
+    specs = input_specs(graph)
+    names = [spec.name for spec in specs]
+    samples: list[Sample] = []
+    if recorded and all(name in recorded for name in names):
+        samples.append({name: recorded[name] for name in names})
+    if data is not None:
+        preparation = settings.preprocess if settings else None
+        samples += list(open_data(data, specs, preparation, count))
+    if not samples:
+        raise BuildError(
+            f"There is nothing to compare on: give --data, or a --recorded file that also holds "
+            f"the inputs {', '.join(names)}."
+        )
+    return samples
+
+
+def _metric(
+    engine: Engine,
+    path: Path,
+    settings: ModelConfig,
+    preprocess: Path,
+    emulation: Emulation,
+    report: Report,
+) -> Metric:
+    """Return mAP50 of the three on the scenes that ship with Tandem."""
+    held_out = load_held_out(load_labels(preprocess.parent / settings.labels))
+
+    def points(infer: Infer, title: str) -> float:
+        accuracy = score(infer, settings, held_out, lambda share: report(title, share))
+        return 100 * accuracy.map50
+
+    def of_engine(dla: Dla) -> float:
+        with Session(engine, dla=dla, scales=emulation.arithmetic) as session:
+            name = session.inputs[0].name
+            return points(lambda blob: session.infer({name: blob}), f"mAP50 {dla}")
+
+    fp32 = points(plain_model(path), "mAP50 FP32")
+    return Metric("mAP50", fp32, of_engine("portable"), of_engine(emulation.mode))
+
+
+def _notes(manifest: Manifest) -> tuple[str, ...]:
+    changing = {EQUALISATION, CORRECTION}
+    steps = [name for name in manifest.provenance.passes if name in changing]
+    return (CHANGED_WEIGHTS.format(steps=", ".join(steps)),) if steps else ()

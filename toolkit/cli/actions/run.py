@@ -1,0 +1,236 @@
+"""Run a pipeline in this process, with its figures on the screen."""
+
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import click
+import msgspec
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from device.engine.file import open_engine
+from device.engine.manifest import UNCALIBRATED
+from device.protocol.messages import ChildMessage, Ready, Stats
+from device.runtime.session import Dla, Scales, Session
+from device.update.bundle import ENGINE, INFO, LABELS, PIPELINE, extract_bundle
+from pipelines.config import (
+    JsonlSink,
+    MqttSink,
+    PipelineConfig,
+    SinkConfig,
+    VideoSink,
+    load_labels,
+    load_pipeline,
+)
+from pipelines.runtime.metrics import Metrics
+from pipelines.runtime.pipeline import Model, run_pipeline
+from pipelines.sinks.events import Event
+from pipelines.sinks.table import FrameResult
+from pipelines.sources.uri import redact
+from toolkit.cli.options.tactics import not_timed
+
+MAX_DETECTIONS_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """The command line of `tandem run`; None: what the pipeline file says."""
+
+    target: Path
+    pipeline: Path | None
+    labels: Path | None
+    source: str | None
+    frames: int | None
+    video: str | None
+    jsonl: str | None
+    dla: Dla
+    scales: Scales
+    timing_cache: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineFiles:
+    """Engine, pipeline.toml and labels."""
+
+    engine: Path
+    pipeline: Path
+    labels: Path
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--json` prints: how the segments ran, figures over the whole run, the last frame."""
+
+    pipeline: str
+    engine_sha256: str
+    segments: tuple[str, ...]
+    stats: Stats
+    last: Event | None
+
+
+def run_target(request: RunRequest, *, as_json: bool) -> None:
+    """Run a bundle or an engine until its source ends, then print the figures."""
+    console = Console(stderr=as_json)
+    timing_cache = request.timing_cache
+    with ExitStack() as stack:
+        files = _find_files(request, stack)
+        config = _adapt(load_pipeline(files.pipeline), request)
+        names = load_labels(files.labels)
+        engine = stack.enter_context(open_engine(files.engine))
+        if engine.manifest.uncalibrated:
+            console.print(Text(UNCALIBRATED, style="bold red"))
+        session = stack.enter_context(
+            Session(engine, dla=request.dla, scales=request.scales, timing_cache=timing_cache)
+        )
+        if timing_cache and all(one.implementation != "cuda" for one in session.reports):
+            console.print(Text(not_timed(timing_cache), style="dim"))
+        stop = stack.enter_context(_interruptible())
+        view = _View(config, console, live=not as_json)
+        with view:
+            model = Model(session, names, engine.sha256)
+            run_pipeline(
+                config,
+                model,
+                emit=view.on_message,
+                stop=stop,
+                frames=request.frames,
+                watch=view.on_result,
+            )
+    if as_json:
+        click.echo(msgspec.json.encode(view.summary()))
+    else:
+        console.print(view.figures(view.summary().stats))
+
+
+def _find_files(request: RunRequest, stack: ExitStack) -> PipelineFiles:
+    """Find the files; a bundle is unpacked for as long as `stack` is open."""
+    target, pipeline, labels = request.target, request.pipeline, request.labels
+    if target.is_dir():
+        folder = target
+    elif _is_bundle(target):
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "bundle"
+        extract_bundle(target, folder)
+    elif pipeline is None or labels is None:
+        raise click.UsageError(
+            f"{target} is not a bundle; for an engine give --pipeline and --labels too."
+        )
+    else:
+        return PipelineFiles(target, pipeline, labels)
+    return PipelineFiles(folder / ENGINE, pipeline or folder / PIPELINE, labels or folder / LABELS)
+
+
+def _is_bundle(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(INFO)) == INFO.encode()
+    except OSError as error:
+        raise click.BadParameter(f"{path} cannot be read ({error.strerror}).") from error
+
+
+def _adapt(config: PipelineConfig, request: RunRequest) -> PipelineConfig:
+    """Replace the source, leave out MQTT sinks, and add the sinks of the command line."""
+    sinks: list[SinkConfig] = [sink for sink in config.sinks if not isinstance(sink, MqttSink)]
+    sinks += [VideoSink(path=request.video)] if request.video else []
+    sinks += [JsonlSink(path=request.jsonl)] if request.jsonl else []
+    uri = config.source.uri if request.source is None else request.source
+    source = msgspec.structs.replace(config.source, uri=uri)
+    return msgspec.structs.replace(config, source=source, sinks=tuple(sinks))
+
+
+@contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """Yield an event that Ctrl-C sets, so that output files are completed."""
+    stop = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _View:
+    """The live table of a running pipeline, and the figures of the whole run."""
+
+    def __init__(self, config: PipelineConfig, console: Console, *, live: bool) -> None:
+        self._config = config
+        self._console = console
+        self._metrics = Metrics()
+        self._ready = Ready(pipeline=config.name, engine_sha256="")
+        self._stats: Stats | None = None
+        self._last: Event | None = None
+        self._summary: Summary | None = None
+        self._live = (
+            Live(get_renderable=self._render, console=console, transient=True) if live else None
+        )
+
+    def __enter__(self) -> "_View":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def on_message(self, message: ChildMessage) -> None:
+        """Handle a message of the pipeline; Ready starts the live table."""
+        if isinstance(message, Ready):
+            self._ready = message
+            self._metrics = Metrics()
+            for segment in message.segments:
+                self._console.print(Text(segment, style="dim"))
+            if self._live is not None:
+                self._live.start()
+        elif isinstance(message, Stats):
+            self._stats = message
+
+    def on_result(self, result: FrameResult) -> None:
+        """Add the result of a frame."""
+        stages = dict(result.event.latency_ms)
+        self._metrics.add(stages, stages.pop("total"))
+        self._last = result.event
+
+    def summary(self) -> Summary:
+        """Return the figures of the whole run; the first call ends it."""
+        if self._summary is None:
+            dropped = self._stats.dropped if self._stats else {}
+            self._summary = Summary(
+                pipeline=self._ready.pipeline,
+                engine_sha256=self._ready.engine_sha256,
+                segments=self._ready.segments,
+                stats=self._metrics.take(dropped),
+                last=self._last,
+            )
+        return self._summary
+
+    def figures(self, stats: Stats) -> Table:
+        """Return frames, rate, latencies and drops as a table."""
+        table = Table(title=f"{self._config.name}: {redact(self._config.source.uri)}")
+        table.add_column("stage")
+        table.add_column("p50 ms", justify="right")
+        table.add_column("p99 ms", justify="right")
+        for stage, p50 in stats.stage_p50_ms.items():
+            table.add_row(stage, f"{p50:.2f}", f"{stats.stage_p99_ms[stage]:.2f}")
+        total = (f"{stats.latency_p50_ms:.2f}", f"{stats.latency_p99_ms:.2f}")
+        table.add_row("frame to result", *total, style="bold")
+        drops = ", ".join(f"{count} {cause}" for cause, count in stats.dropped.items()) or "none"
+        table.caption = f"{stats.frames} frames, {stats.fps:.1f} fps, dropped: {drops}"
+        return table
+
+    def _render(self) -> Group | Text:
+        if self._stats is None:
+            return Text("waiting for the first figures ...")
+        detections = Table(show_header=False, box=None)
+        for one in (self._last.detections if self._last else ())[:MAX_DETECTIONS_SHOWN]:
+            box = "" if one.box is None else " ".join(f"{value:.0f}" for value in one.box)
+            detections.add_row(one.label, f"{one.score:.2f}", box)
+        return Group(self.figures(self._stats), detections)

@@ -1,0 +1,13 @@
+"""The choices of options, as literals: the modules that implement them load onnx and numpy.
+
+`tests/test_architecture.py` holds each against its table.
+"""
+
+from typing import Literal
+
+Switch = Literal["auto", "on", "off"]
+
+AUTO = "auto"
+CALIBRATION_METHODS = ("minmax", "entropy", "percentile", "mse")
+QDQ_FORMS = ("tensorrt-gpu", "tensorrt-dla", "onnxruntime")
+PLAN_SECONDS = 10.0
