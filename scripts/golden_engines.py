@@ -23,6 +23,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from functools import cache
+from importlib.util import find_spec
+from inspect import signature
 from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
@@ -41,8 +44,17 @@ from toolkit.engine import build
 from toolkit.engine.build import BuildOptions
 from toolkit.engine.target import choose_target
 from toolkit.gpu import segments as gpu_segments
+from toolkit.gpu.codegen.kernel_files import kernel_function
 from toolkit.gpu.compile import GpuSegment
-from toolkit.gpu.ir.launch import KERNELS, Argument, InTensor, InWeights, KernelLaunch, TunableOp
+from toolkit.gpu.ir.launch import (
+    KERNELS,
+    Argument,
+    InTensor,
+    InWeights,
+    KernelLaunch,
+    KernelSpec,
+    TunableOp,
+)
 from toolkit.gpu.lower import KernelProgram
 from toolkit.gpu.schedule.tactics import TacticOptions
 from toolkit.gpu.shapes.sizes import Size
@@ -505,6 +517,7 @@ def _launches_text(drafted: KernelProgram, places: Mapping[str, int]) -> object:
 
 def _call_text(call: KernelLaunch, places: Mapping[str, int]) -> object:
     spec = call.spec
+    _check_parameters(spec)
     arguments = [
         [_parameter(name), kind, _argument_text(given, places)]
         for (name, kind), given in zip(spec.signature, call.arguments, strict=True)
@@ -514,6 +527,25 @@ def _call_text(call: KernelLaunch, places: Mapping[str, int]) -> object:
         *(spec.warps, spec.stages, spec.exact, _value(call.grid)),
         *([places[base] for base in names] for names in (call.reads, call.writes)),
     ]
+
+
+def _check_parameters(spec: KernelSpec) -> None:
+    """Raise AssertionError: a launch does not name the parameters of its kernel."""
+    given = {name.partition(".")[0] for name, _ in (*spec.signature, *spec.constants)}
+    required, optional = _parameters_of(spec.kernel)
+    assert required <= given <= required | optional or not required, (
+        f"kernel {spec.kernel}: {sorted(given ^ required)} are not its parameters"
+    )
+
+
+@cache
+def _parameters_of(kernel: str) -> tuple[set[str], set[str]]:
+    """Return the parameters that a kernel needs, and the others; none without Triton."""
+    if find_spec("triton") is None:
+        return set(), set()
+    parameters = signature(kernel_function(kernel, None).fn).parameters.values()
+    required = {one.name for one in parameters if one.default is one.empty}
+    return required, {one.name for one in parameters} - required
 
 
 def _kernel(call: KernelLaunch) -> str:

@@ -76,7 +76,7 @@ def _check(op: Operation) -> None:
     if op.input(4) or op.input(5) or op.input(6) or len(op.outputs) > 1:
         raise NotCoveredError(
             f"node {op.name!r} (Attention) keeps keys or returns weights; kernels return 1 tensor "
-            "made from 4"
+            "computed from 4"
         )
     if op.integer("left_window_size", -1) != -1 or op.integer("right_window_size", -1) != -1:
         raise NotCoveredError(
