@@ -202,51 +202,21 @@ def _round_int8(s: ExprBuilder, op: Operation) -> int:
 
 
 _SELU = {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}  # ONNX, operator Selu
-_PLAIN: Mapping[str, str] = {  # one op of all operands, the same for all types
-    "Abs": "abs",
-    "Acos": "acos",
-    "Acosh": "acosh",
-    "Add": "add",
-    "And": "and",
-    "Asin": "asin",
-    "Asinh": "asinh",
-    "Atan": "atan",
-    "Atanh": "atanh",
+# One op of all operands, the same for all types; the op of most is the operator in lower case.
+_LOWER_CASE = (
+    "Abs Acos Acosh Add And Asin Asinh Atan Atanh Cos Cosh Equal Erf Exp Greater Less Log Mish Mul "
+    "Neg Not Or PRelu Reciprocal Relu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Tan Tanh "
+    "Where Xor"
+)
+_PLAIN: Mapping[str, str] = {
+    **{kind: kind.lower() for kind in _LOWER_CASE.split()},
     "BitwiseAnd": "and",
     "BitwiseNot": "bit_not",
     "BitwiseOr": "or",
     "BitwiseXor": "xor",
-    "Cos": "cos",
-    "Cosh": "cosh",
-    "Equal": "equal",
-    "Erf": "erf",
-    "Exp": "exp",
-    "Greater": "greater",
     "GreaterOrEqual": "not_less",
     "IsNaN": "is_nan",
-    "Less": "less",
     "LessOrEqual": "not_greater",
-    "Log": "log",
-    "Mish": "mish",
-    "Mul": "mul",
-    "Neg": "neg",
-    "Not": "not",
-    "Or": "or",
-    "PRelu": "prelu",
-    "Reciprocal": "reciprocal",
-    "Relu": "relu",
-    "Sigmoid": "sigmoid",
-    "Sign": "sign",
-    "Sin": "sin",
-    "Sinh": "sinh",
-    "Softplus": "softplus",
-    "Softsign": "softsign",
-    "Sqrt": "sqrt",
-    "Sub": "sub",
-    "Tan": "tan",
-    "Tanh": "tanh",
-    "Where": "where",
-    "Xor": "xor",
 }
 _PARAMETERS: Mapping[str, tuple[str, Mapping[str, float]]] = {  # an op with attributes
     "Celu": ("celu", {"alpha": 1.0}),
