@@ -69,7 +69,7 @@ def emit_gather_nd(ctx: LoweringContext, group: Group) -> None:
     op = group.root_operation
     x, indices = _source(ctx, op), ctx.read(op.inputs[1])
     batch = op.integer("batch_dims", 0)
-    count = _count(op, indices)
+    count = indices.shape[-1]
     rest = indices.shape[:-1]  # batch dimensions first, as in x
     shape = (*rest, *x.shape[batch + count :])
     source = replace(
@@ -101,7 +101,7 @@ def emit_scatter_nd(ctx: LoweringContext, group: Group) -> None:
     op = group.root_operation
     y = _copied(ctx, op)
     indices, updates = ctx.read(op.inputs[1]), ctx.read(op.inputs[2])
-    count = _count(op, indices)
+    count = indices.shape[-1]
     rest = (0,) * (len(indices.shape) - 1)
     target = replace(y, shape=updates.shape, strides=(*rest, *y.strides[count:]))
     _scatter(ctx, group, updates, target, _parts(indices, updates.shape, y, 0), whole=y)
@@ -141,16 +141,6 @@ def _copied(ctx: LoweringContext, op: Operation) -> View:
     y = ctx.make(name)
     ctx.elementwise(y, [ctx.read(op.inputs[0])], (), (op.name,))
     return y
-
-
-def _count(op: Operation, indices: View) -> int:
-    count = indices.shape[-1]
-    if count > _MOST_INDICES:
-        raise NotCoveredError(
-            f"node {op.name!r} ({op.kind}) takes {count} indices for an element; kernels take "
-            f"{_MOST_INDICES}"
-        )
-    return count
 
 
 def _parts(indices: View, shape: Shape, x: View, first: int) -> list[_Index]:
