@@ -20,7 +20,7 @@ from calibration.table import CalibrationTable
 from calibration.threshold import amax_by_method, method_named
 
 Run = Callable[[Sample], Mapping[str, NDArray[Any]]]
-"""Feeds of one sample -> the arrays of (at least) the asked tensors.
+"""Feeds of one sample -> the arrays of (at least) the requested tensors.
 
 They are counted in the thread that called it, before that thread calls it again.
 """
@@ -42,14 +42,14 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Observation:
-    """What one pass saw. `histograms`: one per tensor, in the order asked for.
+    """What one pass saw. `histograms`: one per tensor, in the order requested for.
 
-    `asked` samples were expected and `samples` were run; `skipped` says what could not be read.
+    `requested` samples were expected and `samples` were run; `skipped` says what could not be read.
     `fed_sha256`: hash of all that the model was fed with.
     """
 
     histograms: Mapping[str, Histogram]
-    asked: int
+    requested: int
     samples: int
     skipped: tuple[Skipped, ...]
     fed_sha256: str
@@ -65,11 +65,11 @@ class CalibrationResult:
 
     `dead`: tensors that were zero in every sample; their amax is `threshold.DEAD_AMAX`.
     `constant`: other tensors that held one single number in every sample.
-    `samples` may be less than `asked`; `skipped` says why.
+    `samples` may be less than `requested`; `skipped` says why.
     """
 
     table: CalibrationTable
-    asked: int
+    requested: int
     samples: int
     skipped: tuple[Skipped, ...]
     dead: tuple[str, ...]
@@ -110,7 +110,7 @@ def calibrate(
     constant = tuple(
         name for name, histogram in histograms.items() if histogram.constant and not histogram.dead
     )
-    return CalibrationResult(table, seen.asked, seen.samples, seen.skipped, dead, constant)
+    return CalibrationResult(table, seen.requested, seen.samples, seen.skipped, dead, constant)
 
 
 def observe_tensors(
@@ -165,7 +165,7 @@ def observe_tensors(
     histograms = tallies.histograms()
     if keep is not None:
         _kept(keep, histograms, before, fed)
-    return Observation(histograms, samples.asked, done, samples.skipped, fed.sha256)
+    return Observation(histograms, samples.requested, done, samples.skipped, fed.sha256)
 
 
 class _Tallies:

@@ -99,10 +99,10 @@ class _Files:
     def __init__(
         self,
         plan: Sequence[tuple[_File, Sequence[int]]],
-        asked: int,
+        requested: int,
         read: Callable[[_File, Sequence[int]], Iterator[Sample | Skipped]],
     ) -> None:
-        self.asked = asked
+        self.requested = requested
         self.skipped: tuple[Skipped, ...] = ()
         self._plan = tuple(plan)
         self._read = read

@@ -44,7 +44,7 @@ class _Stream:
         self._used_up = False
 
     @property
-    def asked(self) -> int:
+    def requested(self) -> int:
         return self._limit or len(self)
 
     def __len__(self) -> int:

@@ -24,7 +24,7 @@ class Dataset(Protocol):
     """Samples that can be read again and again, the same each time."""
 
     @property
-    def asked(self) -> int:
+    def requested(self) -> int:
         """How many samples the user wanted."""
 
     @property
@@ -68,7 +68,7 @@ class _Memory:
     skipped: tuple[Skipped, ...] = ()
 
     @property
-    def asked(self) -> int:
+    def requested(self) -> int:
         return len(self.samples)
 
     def __len__(self) -> int:
@@ -94,8 +94,8 @@ class _Batches:
         self._rest: tuple[Skipped, ...] = ()
 
     @property
-    def asked(self) -> int:
-        return self._data.asked // self._batch
+    def requested(self) -> int:
+        return self._data.requested // self._batch
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:

@@ -12,9 +12,9 @@ LEAST_QUICK = 4
 """One sample in so many is asked first, but not fewer than these: few prove nothing."""
 Assignment = Mapping[str, float | None]
 """Tensor -> amax; None, or a tensor left out: in floating point."""
-Which = slice | NDArray[np.intp]
+SampleSelection = slice | NDArray[np.intp]
 """Some of the samples: a slice of them, or their numbers."""
-Errors = Callable[[Assignment, Which], NDArray[np.float64]]
+Errors = Callable[[Assignment, SampleSelection], NDArray[np.float64]]
 """Assignment and which samples -> e_s of each of them, >= 0; not finite: worthless."""
 Progress = Callable[[int, int], None]
 """Called after each trial with (trials done, trials expected)."""
@@ -48,7 +48,7 @@ class Trials:
         self._expected = min(self.trials + more, self.limit)
 
     def measure(
-        self, assignment: Assignment, samples: Which = ALL, errors: Errors | None = None
+        self, assignment: Assignment, samples: SampleSelection = ALL, errors: Errors | None = None
     ) -> NDArray[np.float64]:
         found = np.asarray((errors or self.errors)(assignment, samples), np.float64)
         self.samples = max(self.samples, found.size)

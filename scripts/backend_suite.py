@@ -201,7 +201,7 @@ def prepare(case: Case, gpu: GpuTarget) -> Ready:
     graph, _ = run_passes(imported.model)
     nodes = {str(node.name): "gpu0" for node in graph.graph}
     (piece,) = extract_segments(graph, nodes, ["gpu0"])
-    drafted = lower_segment(piece.onnx, piece.weights, gpu=gpu, precision="fp32")
+    drafted = lower_segment(piece.model, gpu=gpu, precision="fp32")
     return Ready(drafted, tuple(str(value.name) for value in graph.graph.outputs), data)
 
 

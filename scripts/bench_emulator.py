@@ -22,9 +22,11 @@ import onnx_ir as ir
 import configs
 from device.engine.file import Engine, open_engine
 from device.engine.manifest import Portable, Segment
-from device.runtime.executors.emulated import EmulatedExecutor, Emulation
+from device.runtime.emulation.options import Emulation
+from device.runtime.executors.emulated import EmulatedExecutor
 from device.runtime.executors.portable import PortableExecutor
-from device.runtime.session import Dla, Executor, Scales, open_session
+from device.runtime.executors.protocol import Executor
+from device.runtime.session import Dla, Scales, open_session
 from pipelines.config import load_model
 from pipelines.stages.preprocess import preprocess
 from pipelines.vision import cv2

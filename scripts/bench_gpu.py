@@ -28,7 +28,7 @@ import torch
 
 from device.engine.cuda_manifest import Cuda
 from device.engine.file import open_engine
-from device.runtime.executors.cuda import CudaExecutor
+from device.runtime.executors.protocol import Profiler
 from device.runtime.session import Session
 from scripts.gpu_builds import BATCHES, NETWORKS, PRECISIONS, build_missing, engine_path
 from scripts.gpu_engine import relative_error
@@ -46,34 +46,35 @@ def time_engine(
 ) -> tuple[float, float]:
     """Return the engine's error and its GPU time in microseconds, on the input's numbers."""
     with open_engine(path) as engine, Session(engine, timing_cache=timing_cache) as session:
-        (report,) = session.reports
-        if report.implementation != "cuda":
-            raise SystemExit(f"the engine does not run on the GPU: {report.reason}")
         error = relative_error(session.infer({"x": x})["y"], truth)
-        (executor,) = session.executors
-        assert isinstance(executor, CudaExecutor)
-        executor.time_us(WARM_UP)
-        return error, statistics.median(executor.time_us(RUNS))
+        profiler = gpu_profiler(session)
+        profiler.compute_us(WARM_UP)
+        return error, statistics.median(profiler.compute_us(RUNS))
+
+
+def gpu_profiler(session: Session) -> Profiler:
+    """Return the profiler of a session's only segment; SystemExit where it is not on the GPU."""
+    (executor,), (report,) = session.executors, session.reports
+    if executor.profiler is None:
+        raise SystemExit(f"the engine does not run on the GPU: {report.reason}")
+    return executor.profiler
 
 
 def layer_table(path: Path, x: np.ndarray, timing_cache: Path | None) -> list[str]:
-    """Return a line for each piece of work: its time by itself, kernel, grid and nodes."""
+    """Return a line for each operation: its time by itself, kernel, grid and nodes."""
     with open_engine(path) as engine, Session(engine, timing_cache=timing_cache) as session:
         session.infer({"x": x})
-        (executor,) = session.executors
-        assert isinstance(executor, CudaExecutor)
+        layers = gpu_profiler(session).layer_times(3)
         implementation = engine.manifest.segments[0].implementations[0]
         assert isinstance(implementation, Cuda)
-        rows = executor.time_works_us(3)
-        chosen = executor.tactics
     lines = []
-    for (work, time_us), at in zip(rows, chosen, strict=True):
-        launches = work.tactics[at].launches
+    for op, layer in zip(implementation.works, layers, strict=True):
+        launches = op.tactics[layer.tactic].launches
         kernel = implementation.kernels[launches[0].kernel]
         lines.append(
-            f"{time_us:8.1f} {kernel.function:14} {launches[0].grid!s:18} {kernel.threads:3} "
-            f"{kernel.registers} {kernel.spill_bytes} {kernel.shared_bytes:6} {at} "
-            f"{' '.join(work.nodes)}"
+            f"{layer.time_us:8.1f} {kernel.function:14} {launches[0].grid!s:18} {kernel.threads:3} "
+            f"{kernel.registers} {kernel.spill_bytes} {kernel.shared_bytes:6} {layer.tactic} "
+            f"{' '.join(layer.nodes)}"
         )
     return lines
 

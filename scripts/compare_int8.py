@@ -347,8 +347,8 @@ def _tandem(material: Material, subject: Subject, folder: Path) -> Made:
             for one in segment.implementations
             if isinstance(one, Portable)
         ]
-    steps = built.calibration.steps if built.calibration is not None else ()
-    kept = tuple(step.name for step in steps if step.kept)
+    corrections = built.calibration.corrections if built.calibration is not None else ()
+    kept = tuple(outcome.name for outcome in corrections if outcome.kept)
     return Made(found, [model.graph for model in models], kept)
 
 

@@ -10,7 +10,8 @@ from engine_fixtures import Network, Piece, node, whole_model, write_network
 
 from device.engine.file import open_engine
 from device.engine.manifest import TensorInfo
-from device.runtime.executors.emulated import EmulatedExecutor, Emulation
+from device.runtime.emulation.options import Emulation
+from device.runtime.executors.emulated import EmulatedExecutor
 
 Arrays = dict[str, np.ndarray]
 

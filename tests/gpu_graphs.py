@@ -55,7 +55,7 @@ class Case:
 
     def draft(self, precision: str = "fp32", gpu: GpuTarget = ORIN) -> KernelProgram:
         piece = self.segment()
-        return lower_segment(piece.onnx, piece.weights, gpu=gpu, precision=precision)
+        return lower_segment(piece.model, gpu=gpu, precision=precision)
 
     def feeds(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return {n: rng.normal(size=s).astype(np.float32) for n, s in self.inputs.items()}

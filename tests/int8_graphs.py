@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 import configs
 from toolkit.graph.passes import run_passes
-from toolkit.quantize.gpu_rounding import operands_on_gpu, tied_on_gpu
+from toolkit.quantize.gpu_operands import operands_on_gpu, tied_on_gpu
 from toolkit.quantize.quantize import calibrated_tensors, quantize, with_operands
 from toolkit.quantize.scales.rules import unify_scales
 

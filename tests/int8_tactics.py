@@ -48,8 +48,8 @@ def check_dynamic(case: Case, kernel: str, gpu: GpuTarget, rng: np.random.Genera
         DimRange(name="height", min=5, opt=8, max=13),
     )
     piece = case.segment()
-    traces = traces_of(with_steps([(piece.onnx, piece.weights)], dims))
-    segment = lower_segment(piece.onnx, piece.weights, gpu=gpu, precision="int8", traces=traces)
+    traces = traces_of(with_steps([piece.model], dims))
+    segment = lower_segment(piece.model, gpu=gpu, precision="int8", traces=traces)
     assert kernel in [call.spec.kernel for call in segment.calls]
     for point in ((1, 5), (4, 13), tuple(int(rng.integers(d.min, d.max + 1)) for d in dims)):
         sizes = {"batch": point[0], "height": point[1]}

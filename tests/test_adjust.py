@@ -51,7 +51,7 @@ def random_rows(model: ir.Model, rng: np.random.Generator) -> tuple[Rows, Rows]:
     layers, _ = find_bias_layers(model.graph)
     channels = {}
     for link in links:
-        weight = link.maker.inputs[1]
+        weight = link.producer.inputs[1]
         assert weight is not None
         assert weight.const_value is not None
         channels[link.tensor] = weight.const_value.numpy().shape[0]

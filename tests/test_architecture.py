@@ -23,7 +23,7 @@ from toolkit.cli.main import COMMANDS
 from toolkit.cli.options import choices
 from toolkit.partition.costs.constants import Costs
 from toolkit.partition.planning.plan import PlanOptions
-from toolkit.quantize.corrections.steps import Switch
+from toolkit.quantize.corrections.corrections import Switch
 from toolkit.quantize.qdq.export import FORMS
 from toolkit.quantize.ranges.measure import AUTO
 

@@ -97,7 +97,7 @@ def test_fewer_samples_than_asked_and_what_was_skipped_are_reported(tmp_path):
 
     data = open_files(tmp_path, load, [InputSpec("x", (1, 8))], limit=10)
     result = calibrate(run, data, ["x"], model_sha256=MODEL)
-    assert (result.asked, result.samples, result.table.samples) == (10, 2, 2)
+    assert (result.requested, result.samples, result.table.samples) == (10, 2, 2)
     assert [(skipped.name, skipped.reason) for skipped in result.skipped] == [("b.png", "cut off")]
 
 
@@ -212,7 +212,7 @@ def test_an_interrupt_stops_all_threads_after_the_samples_at_hand():
 
 def test_with_threads_a_loader_may_reuse_its_memory():
     class Reused:
-        asked, skipped = 9, ()
+        requested, skipped = 9, ()
 
         def __len__(self):
             return 9

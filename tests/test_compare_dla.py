@@ -17,7 +17,7 @@ from onnx import helper
 from device.engine.file import open_engine
 from device.engine.manifest import TensorInfo
 from device.errors import TandemError
-from device.runtime.executors.emulated import Emulation
+from device.runtime.emulation.options import Emulation
 from toolkit.cli.main import tandem
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.evaluate.compare.causes import causes_of, shared_scale_cost_db

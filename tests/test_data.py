@@ -47,7 +47,7 @@ def folder(tmp_path):
 def test_the_frames_of_a_video_are_spread_evenly(video, limit):
     data = open_data(video, [SPEC], limit=limit)
     assert indices(data) == [number * 20 // limit for number in range(limit)]
-    assert (len(data), data.asked, data.skipped) == (limit, limit, ())
+    assert (len(data), data.requested, data.skipped) == (limit, limit, ())
 
 
 def test_a_video_gives_all_its_frames_again_and_again(video):
@@ -57,7 +57,7 @@ def test_a_video_gives_all_its_frames_again_and_again(video):
 
 def test_more_frames_asked_than_there_are_is_visible(video):
     data = open_data(video, [SPEC], limit=500)
-    assert (data.asked, len(data)) == (500, 20)
+    assert (data.requested, len(data)) == (500, 20)
 
 
 def test_frames_go_through_the_preprocessing_of_the_pipeline(tmp_path, rng):
@@ -126,14 +126,14 @@ def test_pictures_are_stacked_for_an_input_with_a_batch_and_the_rest_is_counted(
     stacked = np.concatenate(found)
     assert [ramp_index(np.rint(one * 255)) for one in stacked] == list(range(8))
     assert data.skipped == (Skipped("the last 2 samples", "they do not fill a batch of 4"),)
-    assert (len(data), data.asked) == (2, 2)
+    assert (len(data), data.requested) == (2, 2)
 
 
 def test_the_limit_counts_batches(video):
     data = open_data(video, [InputSpec("images", (2, 3, SIZE, SIZE))], limit=3)
     found = [ramp_index(np.rint(one * 255)) for sample in data for one in sample["images"]]
     assert found == [0, 3, 6, 10, 13, 16]
-    assert data.asked == 3
+    assert data.requested == 3
 
 
 def test_an_unreadable_picture_does_not_tear_a_batch(folder):
@@ -168,7 +168,7 @@ def firsts(data):
 def test_a_generator_is_read_once_and_says_so_the_second_time():
     data = open_data((vector for vector in vectors(5)), [VECTOR])
     assert firsts(data) == [0, 1, 2, 3, 4]
-    assert len(data) == data.asked == 5
+    assert len(data) == data.requested == 5
     with pytest.raises(CalibrationError, match="used up by the first pass"):
         list(data)
 
@@ -184,8 +184,8 @@ def test_a_sequence_is_spread_over_evenly_and_read_again():
     for source in (vectors(10), np.concatenate(vectors(10))):
         data = open_data(source, [VECTOR], limit=3)
         assert firsts(data) == firsts(data) == [0, 3, 6]
-        assert (len(data), data.asked) == (3, 3)
-    assert open_data(vectors(10), [VECTOR], limit=50).asked == 50
+        assert (len(data), data.requested) == (3, 3)
+    assert open_data(vectors(10), [VECTOR], limit=50).requested == 50
 
 
 def test_something_that_makes_a_new_iterator_each_time_is_read_again():

@@ -47,7 +47,7 @@ def numbered(count, *shape):
 def test_pictures_come_in_the_order_of_their_names_with_a_batch_axis(pictures):
     dataset = open_dataset(pictures, load, [SPEC])
     assert values(dataset) == [1.0, 2.0, 3.0]
-    assert len(dataset) == dataset.asked == 3
+    assert len(dataset) == dataset.requested == 3
     assert next(iter(dataset))["images"].shape == (1, 3, 2, 2)
 
 
@@ -113,7 +113,7 @@ def test_a_limit_spreads_over_the_whole_data(tmp_path, limit):
 
 def test_more_samples_asked_than_there_are_is_visible(pictures):
     dataset = open_dataset(pictures, load, [SPEC], 500)
-    assert (dataset.asked, len(dataset)) == (500, 3)
+    assert (dataset.requested, len(dataset)) == (500, 3)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_the_hash_tells_which_samples_of_a_file_were_chosen(tmp_path):
 def test_arrays_in_memory_are_a_data_set_too():
     samples = [{"images": np.ones((1, 2), np.float32)}, {"images": np.zeros((1, 2), np.float32)}]
     dataset = memory_dataset(samples)
-    assert len(dataset) == dataset.asked == len(list(dataset)) == 2
+    assert len(dataset) == dataset.requested == len(list(dataset)) == 2
     assert dataset.sha256() == memory_dataset(samples).sha256()
     assert dataset.sha256() != memory_dataset(samples[::-1]).sha256()
     with pytest.raises(CalibrationError, match="'x' of sample 0 holds 1 NaN"):

@@ -15,7 +15,8 @@ from engine_fixtures import split_network, write_network
 
 from device.engine.file import open_engine
 from device.errors import SessionError
-from device.runtime.executors.emulated import EmulatedExecutor, Emulation
+from device.runtime.emulation.options import Emulation
+from device.runtime.executors.emulated import EmulatedExecutor
 from device.runtime.session import open_session
 
 EXACT, FAST = Emulation("exact", "hardware"), Emulation("fast", "hardware")

@@ -142,8 +142,8 @@ def test_products_of_matrices_are_chained(rng: np.random.Generator) -> None:
 def test_a_dynamic_batch_has_the_same_bits(rng: np.random.Generator) -> None:
     case = chain_of(rng, Pair(channels=32, filters=160, second=32), "batch", (7, 6))
     piece = case.segment()
-    traces = traces_of(with_steps([(piece.onnx, piece.weights)], (BATCH,)))
-    drafted = lower_segment(piece.onnx, piece.weights, gpu=HOPPER, precision="fp32", traces=traces)
+    traces = traces_of(with_steps([piece.model], (BATCH,)))
+    drafted = lower_segment(piece.model, gpu=HOPPER, precision="fp32", traces=traces)
     for segment in chained(drafted):
         for batch in (BATCH.min, BATCH.max):
             feeds = {"x": rng.normal(size=(batch, 32, 7, 6)).astype(np.float32)}

@@ -54,10 +54,8 @@ def draft(
     case: Case, dims: Sequence[DimRange], precision: str = "fp32"
 ) -> tuple[KernelProgram, tuple[DimRange, ...]]:
     piece = case.segment()
-    stepped = with_steps([(piece.onnx, piece.weights)], dims)
-    drafted = lower_segment(
-        piece.onnx, piece.weights, gpu=ORIN, precision=precision, traces=traces_of(stepped)
-    )
+    stepped = with_steps([piece.model], dims)
+    drafted = lower_segment(piece.model, gpu=ORIN, precision=precision, traces=traces_of(stepped))
     return drafted, stepped
 
 
@@ -144,7 +142,7 @@ def losing(how: Callable[[int], int]) -> Emitter:
 
     def emit(draft: LoweringContext, group: Group) -> None:
         view = draft.read(group.root_operation.inputs[0])
-        y = draft.make(group.result)
+        y = draft.output_view(group.result)
         elements = how(y.shape[0]) * 8 * y.shape[2] * y.shape[3]
         call = draft.make_launch(
             "elementwise",
@@ -153,7 +151,7 @@ def losing(how: Callable[[int], int]) -> Emitter:
             {"BLOCK": 1, "EPILOGUE": ()},
             writes=(y,),
         )
-        draft.add(group.nodes, (call,))
+        draft.add_op(group.nodes, (call,))
 
     return emit
 

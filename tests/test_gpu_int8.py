@@ -345,7 +345,7 @@ def test_halves_are_rounded_to_even_and_the_rest_is_held(
 def lowered(model: ir.Model, precision: str = "int8") -> KernelProgram:
     segment = {str(node.name): "gpu.0" for node in model.graph}
     (piece,) = extract_segments(model, segment, ["gpu.0"])
-    return lower_segment(piece.onnx, piece.weights, gpu=ORIN, precision=precision)
+    return lower_segment(piece.model, gpu=ORIN, precision=precision)
 
 
 @pytest.mark.parametrize("block", [residual_block, inverted_residual])
@@ -569,10 +569,8 @@ TOKENS = DimRange(name="tokens", min=1, opt=9, max=20)
 def check_everywhere(case: Case, dims: tuple[DimRange, ...], rng: np.random.Generator) -> None:
     """One draft gives the reference's bits at the least, the largest and other sizes."""
     piece = case.segment()
-    stepped = with_steps([(piece.onnx, piece.weights)], dims)
-    segment = lower_segment(
-        piece.onnx, piece.weights, gpu=ORIN, precision="fp32", traces=traces_of(stepped)
-    )
+    stepped = with_steps([piece.model], dims)
+    segment = lower_segment(piece.model, gpu=ORIN, precision="fp32", traces=traces_of(stepped))
     between = tuple(int(rng.integers(dim.min, dim.max + 1)) for dim in dims)
     for point in (tuple(d.min for d in dims), tuple(d.max for d in dims), between):
         sizes = {dim.name: size for dim, size in zip(dims, point, strict=True)}

@@ -132,7 +132,6 @@ def chosen(at: int) -> Callable[[cuda.CudaExecutor, tuple[int, ...]], tuple[int,
     """A choice of tactics: number `at` of each piece of work, or its last."""
 
     def choose(executor: cuda.CudaExecutor, _: tuple[int, ...]) -> tuple[int, ...]:
-        works = executor._implementation.works
-        return tuple(min(at, len(one.tactics) - 1) for one in works)
+        return tuple(min(at, len(op.tactics) - 1) for op in executor._ops)
 
     return choose

@@ -71,8 +71,8 @@ def test_no_words_are_read_of_a_residual_of_real_numbers(
 def test_a_dynamic_batch_has_the_same_bits(rng: np.random.Generator) -> None:
     case = chain_of(rng, Pair(channels=16, filters=160, second=16), "batch", (7, 6))
     piece = case.segment()
-    traces = traces_of(with_steps([(piece.onnx, piece.weights)], (BATCH,)))
-    drafted = lower_segment(piece.onnx, piece.weights, gpu=HOPPER, precision="fp32", traces=traces)
+    traces = traces_of(with_steps([piece.model], (BATCH,)))
+    drafted = lower_segment(piece.model, gpu=HOPPER, precision="fp32", traces=traces)
     segments = tactics_of(drafted, "persistent_gemm")
     assert segments
     for segment in segments[:2]:

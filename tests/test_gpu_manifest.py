@@ -13,7 +13,6 @@ from engine_fixtures import engine_parts, picture, split_network, write_network
 from hypothesis import given
 from hypothesis import strategies as st
 
-import device.runtime.session as session_module
 from device.engine import cuda_check
 from device.engine.container import lay_out
 from device.engine.cuda_manifest import (
@@ -33,7 +32,7 @@ from device.engine.manifest import Manifest, TensorInfo, largest_bytes
 from device.engine.manifest_facts import Facts, gather_facts
 from device.errors import EngineError
 from device.runtime.cuda import driver
-from device.runtime.executors import cuda
+from device.runtime.executors import cuda, table
 from device.runtime.session import open_session
 
 Parts = tuple[Manifest, dict[str, np.ndarray]]
@@ -291,9 +290,9 @@ def test_a_machine_without_the_gpu_runs_portable_and_says_why(
 
     kinds = tuple(
         dataclasses.replace(kind, why_not=absent) if kind.tag == "cuda" else kind
-        for kind in session_module.EXECUTORS
+        for kind in table.EXECUTORS
     )
-    monkeypatch.setattr(session_module, "EXECUTORS", kinds)
+    monkeypatch.setattr(table, "EXECUTORS", kinds)
     manifest, entries = parts()
     write_engine(tmp_path / "m.engine", manifest, entries)
     plain = open_session(write_network(tmp_path / "p.engine", split_network()))

@@ -141,7 +141,7 @@ def draft(graph: ir.Model, precision: Precision) -> KernelProgram:
         quantized = quantize(graph, amax, names, frozenset())
         graph, names = quantized.model, dict(quantized.segment_of)
     (piece,) = extract_segments(graph, names, ["gpu0"])
-    return lower_segment(piece.onnx, piece.weights, gpu=ORIN, precision=precision)
+    return lower_segment(piece.model, gpu=ORIN, precision=precision)
 
 
 @pytest.mark.parametrize("name", NETWORKS_OF_THE_FIELD)

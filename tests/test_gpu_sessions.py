@@ -13,7 +13,6 @@ from gpu_graphs import Case, convolution, node
 from device.engine.file import open_engine
 from device.runtime.cuda import program
 from device.runtime.executors import cuda
-from device.runtime.executors.cuda import CudaExecutor
 from device.runtime.session import Session, open_session
 from device.runtime.timing_cache import add_timings, read_timings
 from scripts.gpu_engine import build_on_gpu, relative_error
@@ -127,7 +126,6 @@ def test_tactics_are_timed_once_and_then_taken_from_the_cache(
     truth = one.truth(feeds)["y"]
     with open_session(path, timing_cache=cache) as session:
         (executor,) = session.executors
-        assert isinstance(executor, CudaExecutor)
         chosen = executor.tactics
         assert relative_error(session.infer(feeds)["y"], truth) < FP16
     (row,) = read_timings(cache).devices
@@ -135,7 +133,6 @@ def test_tactics_are_timed_once_and_then_taken_from_the_cache(
     written = cache.stat().st_mtime_ns
     with open_session(path, timing_cache=cache) as session:
         (executor,) = session.executors
-        assert isinstance(executor, CudaExecutor)
         assert executor.tactics == chosen
     assert cache.stat().st_mtime_ns == written
 
@@ -155,7 +152,6 @@ def test_every_tactic_computes_the_same(tmp_path: Path, rng: np.random.Generator
         add_timings(cache, row.gpu, times)
         with open_session(path, timing_cache=cache) as session:
             (executor,) = session.executors
-            assert isinstance(executor, CudaExecutor)
             seen.add(executor.tactics)
             assert relative_error(session.infer(feeds)["y"], truth) < FP16
     assert len(seen) > 1

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from gpu_graphs import Case, node
@@ -137,7 +138,7 @@ CASES: dict[str, Case] = {
 
 def shape_formulas(one: Case) -> tuple[object, ...]:
     trace = traces_of(DIMS)[0]
-    known = infer_sizes(one.model(), {}, trace)
+    known = infer_sizes(ir.from_proto(one.model()), trace)
     return tuple(amount(size) for size in known.shapes["y"])
 
 
@@ -183,24 +184,24 @@ def test_what_no_formula_gives_is_left_out(name: str) -> None:
     )
     opsets = [helper.make_opsetid("", 19), helper.make_opsetid("others", 1)]
     model = helper.make_model(graph, opset_imports=opsets)
-    assert "y" not in infer_sizes(model, {}, traces_of(DIMS)[0]).shapes
+    assert "y" not in infer_sizes(ir.from_proto(model), traces_of(DIMS)[0]).shapes
 
 
 def test_a_rule_that_onnx_contradicts_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(shape_rules.RULES, "Flatten", lambda _: ((1, 2, 3, 4),))
-    assert "y" not in infer_sizes(CASES["flat"].model(), {}, traces_of(DIMS)[0]).shapes
+    assert "y" not in infer_sizes(ir.from_proto(CASES["flat"].model()), traces_of(DIMS)[0]).shapes
 
 
 def test_sizes_pass_from_one_segment_to_the_next() -> None:
     first = case(node("MaxPool", "x", "y", kernel_shape=[2, 2], strides=[2, 2]))
-    trace = traces_of(DIMS)[0].after(first.model().SerializeToString(), {})
+    trace = traces_of(DIMS)[0].after(ir.from_proto(first.model()))
     graph = helper.make_graph(
         [node("Concat", "y y", "z", axis=3)],
         "g",
         [helper.make_tensor_value_info("y", 1, ["n", 8, "unk__0", "unk__1"])],
         [helper.make_tensor_value_info("z", 1, None)],
     )
-    known = infer_sizes(helper.make_model(graph), {}, trace)
+    known = infer_sizes(ir.from_proto(helper.make_model(graph)), trace)
     assert [amount(size) for size in known.shapes["z"]] == ["d0", 8, "(d1//2)", "2*(d2//2)"]
 
 
@@ -228,7 +229,7 @@ def test_steps_are_the_least_that_make_scales_fit(rng: Rng) -> None:
         f=np.array([1, 1, 2, 2], np.float32),
     )
     dims = tuple(DimRange(name=name, min=8, opt=16, max=32) for name in ("n", "h", "w"))
-    pieces = [(one.model().SerializeToString(), {})]
+    pieces = [ir.from_proto(one.model())]
     assert [dim.step for dim in with_steps(pieces, dims)] == [1, 4, 4]
     odd = (*dims[:2], DimRange(name="w", min=8, opt=16, max=33))
     assert [dim.step for dim in with_steps(pieces, odd)] == [1, 1, 1]
@@ -238,7 +239,7 @@ def test_values_of_sizes_are_known_in_the_type_that_onnx_gives_them() -> None:
     nodes = [node("Shape", "x", "s"), node("Gather", "s at", "y")]
     one = Case(nodes, {"x": ("n", 8, "h", "w")}, {"at": ints(1)}, dtypes={"y": "int64"})
     space = Space(DIMS, (2, 12, 10))
-    known: Known = infer_sizes(one.model(), {}, Trace(space))
+    known: Known = infer_sizes(ir.from_proto(one.model()), Trace(space))
     assert known.constant("y").dtype == np.int64
     assert known.constant("y").tolist() == [8]
     assert known.constant("s").dtype == object

@@ -219,9 +219,7 @@ def test_a_dynamic_batch_is_pooled_too(rng: np.random.Generator) -> None:
     case = replace(pooled("ResNet", rng), inputs={"x": ("batch", 3, 22, 38)})
     batch = DimRange(name="batch", min=1, opt=2, max=5)
     piece = case.segment()
-    drafted = lower_segment(
-        piece.onnx, piece.weights, gpu=HOPPER, precision="fp16", traces=traces_of([batch])
-    )
+    drafted = lower_segment(piece.model, gpu=HOPPER, precision="fp16", traces=traces_of([batch]))
     assert "conv_max_pool" in kernels(drafted)
     for size in (1, 2, 5):
         feeds = {"x": rng.normal(size=(size, 3, 22, 38)).astype(np.float32)}

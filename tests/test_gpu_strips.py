@@ -120,8 +120,8 @@ def test_strips_of_a_dynamic_batch_have_the_same_bits(rng: np.random.Generator) 
     y = graph.rounded(graph.add("Relu", y), np.float32(0.03))
     case = graph.case(graph.product("Conv", y, (4, 160, 1, 1)))
     piece = case.segment()
-    traces = traces_of(with_steps([(piece.onnx, piece.weights)], (BATCH,)))
-    segment = lower_segment(piece.onnx, piece.weights, gpu=HOPPER, precision="fp32", traces=traces)
+    traces = traces_of(with_steps([piece.model], (BATCH,)))
+    segment = lower_segment(piece.model, gpu=HOPPER, precision="fp32", traces=traces)
     (strips, *_) = tactics_of(segment, "row_panel_gemm")
     for batch in (BATCH.min, BATCH.max):
         feeds = {"x": rng.normal(size=(batch, 32, 7, 6)).astype(np.float32)}

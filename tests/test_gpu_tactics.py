@@ -246,9 +246,7 @@ def test_a_build_with_the_board_s_times_carries_the_fastest_alone(
 
     def lower(tactics: TacticOptions) -> GpuSegment:
         gpu = GpuTarget(87, 8, exhaustive=tactics.exhaustive)
-        return lower_gpu(
-            piece.name, piece.onnx, piece.weights, gpu=gpu, precision="fp16", tactics=tactics
-        )
+        return lower_gpu(piece.name, piece.model, gpu=gpu, precision="fp16", tactics=tactics)
 
     plain = lower(TacticOptions())
     at, chosen = next(

@@ -19,7 +19,7 @@ from int8_graphs import Graph, inverted_residual, quantized, residual_block
 from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.graph.extract import extract_segments
 from toolkit.graph.passes import run_passes
-from toolkit.quantize.gpu_rounding import operands_on_gpu, tied_on_gpu
+from toolkit.quantize.gpu_operands import operands_on_gpu, tied_on_gpu
 from toolkit.quantize.quantize import calibrated_tensors, quantize, with_operands
 from toolkit.quantize.trials.trial import TrialModel
 
@@ -33,7 +33,7 @@ CLOSE = 2e-2
 def lowered(model: ir.Model) -> KernelProgram:
     segment = {str(one.name): "gpu.0" for one in model.graph}
     (piece,) = extract_segments(model, segment, ["gpu.0"])
-    return lower_segment(piece.onnx, piece.weights, gpu=ORIN, precision="int8")
+    return lower_segment(piece.model, gpu=ORIN, precision="int8")
 
 
 def kernels(segment: KernelProgram) -> Counter[str]:

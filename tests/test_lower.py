@@ -10,7 +10,12 @@ from model_fixtures import save, small_convnet
 from onnx import TensorProto, helper, numpy_helper
 
 from toolkit.errors import BuildError
-from toolkit.graph.extract import MIN_ENTRY_BYTES, ExtractedSegment, extract_segments
+from toolkit.graph.extract import (
+    MIN_ENTRY_BYTES,
+    ExtractedSegment,
+    extract_segments,
+    serialize_segment,
+)
 from toolkit.graph.passes import PASSES, run_passes
 from toolkit.importers.onnx import import_model
 
@@ -26,7 +31,9 @@ def run(
                 list(piece.weights),
                 [ort.OrtValue.ortvalue_from_numpy(w) for w in piece.weights.values()],
             )
-        session = ort.InferenceSession(piece.onnx, options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(
+            serialize_segment(piece), options, providers=["CPUExecutionProvider"]
+        )
         inputs = {name: env[name] for name in piece.inputs}
         env.update(zip(piece.outputs, session.run(list(piece.outputs), inputs), strict=True))
     return env
@@ -56,7 +63,7 @@ def test_large_weights_leave_the_onnx_bytes(tmp_path: Path, rng: np.random.Gener
     (piece,) = extract_segments(model, {str(n.name): "a" for n in model.graph}, ["a"])
     assert piece.weights
     assert all(array.nbytes >= MIN_ENTRY_BYTES for array in piece.weights.values())
-    inside = onnx.load_model_from_string(piece.onnx).graph.initializer
+    inside = onnx.load_model_from_string(serialize_segment(piece)).graph.initializer
     assert all(
         len(tensor.raw_data) < MIN_ENTRY_BYTES
         for tensor in inside
@@ -70,7 +77,7 @@ def test_lowering_is_deterministic(tmp_path: Path, rng: np.random.Generator) -> 
     for _ in range(2):
         model, _ = run_passes(import_model(path).model)
         (piece,) = extract_segments(model, {str(n.name): "a" for n in model.graph}, ["a"])
-        results.append(piece.onnx)
+        results.append(serialize_segment(piece))
     assert results[0] == results[1]
 
 

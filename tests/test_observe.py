@@ -63,7 +63,7 @@ def test_lent_activations_are_those_of_a_call_in_every_thread(
     feeds = [{"x": rng.normal(size=(1, 3, 32, 32)).astype(np.float32)} for _ in range(40)]
 
     def lent(fed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        found = runner.lend(fed)
+        found = runner.run_shared(fed)
         time.sleep(0.001)  # time for another thread to write where it must not
         return {name: array.copy() for name, array in found.items()}
 
@@ -80,8 +80,8 @@ def test_lending_writes_into_the_same_memory_again(
     model, _ = run_passes(import_model(small_convnet(tmp_path / "m.onnx", rng)).model)
     runner = ActivationRunner(model, ("y",))
     x = rng.normal(size=(1, 3, 32, 32)).astype(np.float32)
-    first = runner.lend({"x": x})["y"]
-    assert first is runner.lend({"x": x + 1})["y"]
+    first = runner.run_shared({"x": x})["y"]
+    assert first is runner.run_shared({"x": x + 1})["y"]
     np.testing.assert_array_equal(first, runner({"x": x + 1})["y"])
 
 
@@ -105,7 +105,7 @@ def test_activations_of_a_size_that_the_data_decide_are_lent_too(tmp_path: Path)
     model, _ = run_passes(import_model(tmp_path / "m.onnx").model)
     runner = ActivationRunner(model, ("found",))
     for x, expected in (([0, 1, 0, 0, 0, 0], [[1]]), ([1, 0, 0, 1, 0, 1], [[0, 3, 5]])):
-        assert runner.lend({"x": np.array(x, np.float32)})["found"].tolist() == expected
+        assert runner.run_shared({"x": np.array(x, np.float32)})["found"].tolist() == expected
 
 
 def test_a_sample_that_does_not_fit_is_refused_when_lent_too(
@@ -114,10 +114,10 @@ def test_a_sample_that_does_not_fit_is_refused_when_lent_too(
     model, _ = run_passes(import_model(small_convnet(tmp_path / "m.onnx", rng)).model)
     runner = ActivationRunner(model, ("y",))
     x = rng.normal(size=(1, 3, 32, 32)).astype(np.float32)
-    runner.lend({"x": x})
+    runner.run_shared({"x": x})
     for bad in ({"x": x[:, :2]}, {"z": x}, {"x": x.astype(np.float64)}):
         with pytest.raises(BuildError, match="cannot run the model on a calibration sample"):
-            runner.lend(bad)
+            runner.run_shared(bad)
 
 
 def test_a_graph_is_observed_as_one_sample_after_the_other_would_be(

@@ -127,8 +127,7 @@ def draft(
     homes = {str(node.name): "gpu0" for node in graph.graph}
     (piece,) = extract_segments(graph, homes, ["gpu0"])
     return lower_segment(
-        piece.onnx,
-        piece.weights,
+        piece.model,
         gpu=ORIN,
         precision=precision,
         plugins=plugins,

@@ -25,7 +25,7 @@ from toolkit.errors import ImportModelError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.quantize.qdq.export import TARGETS, export_qdq
-from toolkit.quantize.qdq.plain import PlainModel, import_qdq
+from toolkit.quantize.qdq.importer import PlainModel, import_qdq
 from toolkit.quantize.quantize import calibrated_tensors, quantize, with_operands
 from toolkit.quantize.ranges.observe import ActivationRunner
 

@@ -225,7 +225,7 @@ def test_ranges_that_the_dla_ties_together_are_equal_in_the_engine(
     )
     model = configs.ROOT / "models" / "robot-objects.onnx"
     result = build_engine(model, "agx-orin-64gb", tmp_path / "m.engine", options)
-    assert any("scale rules widened" in note for note in result.notes)
+    assert any("share a scale because of DLA rules" in note for note in result.notes)
     assert result.calibration is not None
     amax = result.calibration.table.tensors
     with open_engine(result.path) as engine:

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,9 +29,10 @@ from device.engine.file import open_engine, write_engine
 from device.engine.manifest import DimRange, MemoryPlan, TensorInfo
 from device.errors import SessionError
 from device.runtime import arrays
-from device.runtime import session as session_module
-from device.runtime.executors import portable
-from device.runtime.session import EXECUTORS, ExecutorKind, SegmentReport, Session, open_session
+from device.runtime.executors import portable, table
+from device.runtime.executors.protocol import Executor, ExecutorKind, SegmentContext
+from device.runtime.executors.table import SegmentReport
+from device.runtime.session import Session, open_session
 
 
 def opened(path: Path, network: Network) -> Session:
@@ -317,10 +318,76 @@ def test_a_report_says_what_runs_and_why_nothing_better(cut: Session) -> None:
 def test_a_way_that_does_not_work_here_is_named_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    away = ExecutorKind("portable", lambda: "it is away today", EXECUTORS[-1].load)
-    monkeypatch.setattr(session_module, "EXECUTORS", (away,))
+    away = ExecutorKind("portable", "portable", portable.load, lambda: "it is away today")
+    monkeypatch.setattr(table, "EXECUTORS", (away,))
     said = "segment 'gpu.0' cannot be run here: portable: it is away today"
     with pytest.raises(SessionError, match=said):
+        open_session(write_network(tmp_path / "e", single_network()))
+
+
+class Recorder(Executor):
+    """An executor that cannot run and notes when it is closed."""
+
+    description = "a recorder"
+
+    def __init__(self, closed: list[str], name: str) -> None:
+        self._closed, self._name = closed, name
+
+    def run(
+        self,
+        inputs: Mapping[str, np.ndarray],
+        outputs: Mapping[str, np.ndarray | None],
+        sizes: Mapping[str, int],
+    ) -> dict[str, np.ndarray]:
+        raise SessionError("it cannot run")
+
+    def close(self) -> None:
+        self._closed.append(self._name)
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, broken: str = "") -> list[str]:
+    """The names of closed segments; loading the segment `broken` fails."""
+    closed: list[str] = []
+
+    def load(context: SegmentContext, _: object) -> Executor:
+        if context.segment.name == broken:
+            raise SessionError(f"{context.where} is broken")
+        return Recorder(closed, context.segment.name)
+
+    monkeypatch.setattr(table, "EXECUTORS", (ExecutorKind("recorder", "portable", load),))
+    return closed
+
+
+def test_a_session_closes_its_executors_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = recorded(monkeypatch)
+    session = open_session(write_network(tmp_path / "e", split_network()))
+    names = [report.segment for report in session.reports]
+    session.close()
+    session.close()
+    assert closed == names[::-1]
+    assert session.executors == ()
+
+
+def test_segments_loaded_before_one_that_fails_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = recorded(monkeypatch, broken="gpu.1")
+    with pytest.raises(SessionError, match=r"segment 'gpu\.1' is broken"):
+        open_session(write_network(tmp_path / "e", split_network()))
+    assert closed == ["dla0.0", "gpu.0"]
+
+
+def test_a_kind_that_is_requested_is_taken_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent() -> str:
+        return "it is away today"
+
+    kind = ExecutorKind("special", "portable", portable.load, absent, requested=lambda _: True)
+    monkeypatch.setattr(table, "EXECUTORS", (kind, *table.EXECUTORS))
+    with pytest.raises(SessionError, match=r"cannot be run here: special: it is away today$"):
         open_session(write_network(tmp_path / "e", single_network()))
 
 

@@ -11,9 +11,9 @@ from calibration.dataset import memory_dataset
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.quantize.quantize import calibrated_tensors, with_operands
-from toolkit.quantize.ranges.fit import Halves, fit, joined
+from toolkit.quantize.ranges.fit import Halves, fit, merge_observations
 from toolkit.quantize.ranges.observe import ActivationRunner
-from toolkit.quantize.ranges.split import LEAST, MAX_VALIDATION, Split
+from toolkit.quantize.ranges.split import MAX_VALIDATION, MIN_SAMPLES, Split
 from toolkit.quantize.trials.trial import TrialModel
 
 
@@ -21,12 +21,12 @@ def numbered(count: int) -> list[dict[str, np.ndarray]]:
     return [{"x": np.full((1, 2), number, np.float32)} for number in range(count)]
 
 
-@pytest.mark.parametrize("count", [LEAST, 7, 2 * MAX_VALIDATION, 2 * MAX_VALIDATION + 9, 100])
+@pytest.mark.parametrize("count", [MIN_SAMPLES, 7, 2 * MAX_VALIDATION, 2 * MAX_VALIDATION + 9, 100])
 def test_every_sample_is_observed_or_held_and_as_many_of_each_judge(count: int) -> None:
-    split = Split(memory_dataset(numbered(count)), wanted=True)
+    split = Split(memory_dataset(numbered(count)), halve=True)
     observed = [int(sample["x"][0, 0]) for sample in split]
     kept = [int(sample["x"][0, 0]) for sample in split.validation]
-    held = [kept[number] for number in split.held]
+    held = [kept[number] for number in split.held_out]
     assert len(observed) == len(split)
     assert sorted(observed + held) == list(range(count))
     assert kept == sorted(kept)
@@ -34,12 +34,12 @@ def test_every_sample_is_observed_or_held_and_as_many_of_each_judge(count: int) 
     assert len(kept) - len(held) == min(-(-count // 2), MAX_VALIDATION)
 
 
-@pytest.mark.parametrize(("count", "wanted"), [(LEAST - 1, True), (LEAST, False)])
-def test_few_samples_or_nothing_to_try_leave_the_data_whole(count: int, wanted: bool) -> None:
-    split = Split(memory_dataset(numbered(count)), wanted)
+@pytest.mark.parametrize(("count", "halve"), [(MIN_SAMPLES - 1, True), (MIN_SAMPLES, False)])
+def test_few_samples_or_nothing_to_try_leave_the_data_whole(count: int, halve: bool) -> None:
+    split = Split(memory_dataset(numbered(count)), halve)
     assert len(list(split)) == len(split) == count
     assert not split.unseen
-    assert split.held.size == 0
+    assert split.held_out.size == 0
     assert len(split.validation) == count
 
 
@@ -59,19 +59,19 @@ def test_each_part_is_judged_with_the_ranges_of_the_other(
         run = ActivationRunner(graph, tensors)
         return observe_tensors(run, memory_dataset([samples[n] for n in numbers]), tensors)
 
-    first, other = observe([0, 2]), observe([1, 3])
-    halves = Halves(first.histograms, other.histograms, held)
-    found = fit(graph, joined(first, other), ("minmax",), samples, halves=halves)
+    first, held_out = observe([0, 2]), observe([1, 3])
+    halves = Halves(first.histograms, held_out.histograms, held)
+    found = fit(graph, merge_observations(first, held_out), ("minmax",), samples, halves=halves)
     whole = {
-        name: max(first.histograms[name].amax, other.histograms[name].amax) for name in tensors
+        name: max(first.histograms[name].amax, held_out.histograms[name].amax) for name in tensors
     }
     assert {name: found.amax[name] for name in tensors} == pytest.approx(whole)
-    assert found.seen.samples == 4
+    assert found.observation.samples == 4
 
     trial, exact = TrialModel(graph), ActivationRunner(graph, ["y"])
     signal = np.mean([np.sum(exact(sample)["y"].astype(np.float64) ** 2) for sample in samples])
     for number, sample in enumerate(samples):
-        part = first if number in held else other
+        part = first if number in held else held_out
         seen = {name: one.amax for name, one in part.histograms.items()}
         ranges = with_operands(graph, seen)
         noise = trial({name: ranges[name] for name in trial.tensors}, sample)["y"]

@@ -160,8 +160,8 @@ def test_ranges_by_the_names_of_the_file_survive_the_passes(
     assert not {"BatchNormalization", "Identity", "Dropout"} & {n.op_type for n in graph.graph}
     fitted = fit_table(imported_table(amax, "0" * 64), original, graph)
     assert (fitted.ranges, fitted.unknown, fitted.inferred) == (fitted.tensors, (), ())
-    assert {"c1", "c2"} <= set(fitted.gone)
-    assert (fitted.missing, fitted.left_float) == ((), ())
+    assert {"c1", "c2"} <= set(fitted.fused)
+    assert (fitted.missing, fitted.float_nodes) == ((), ())
     # The fused node makes what batch normalisation made, so it has that range.
     assert fitted.table.tensors["n1"] == amax["n1"]
     cache = read_ranges(written(tmp_path / "c", CACHE, path, amax)).table

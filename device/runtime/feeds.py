@@ -20,14 +20,14 @@ def check_feeds(
     Raises SessionError, naming the tensor, the limit and what was given, if an input is missing or
     unknown, has another dtype or rank, or has a size that the engine does not take.
     """
-    wanted = [tensor.name for tensor in inputs]
-    missing = [name for name in wanted if name not in feeds]
-    unknown = [name for name in feeds if name not in wanted]
+    names = [tensor.name for tensor in inputs]
+    missing = [name for name in names if name not in feeds]
+    unknown = [name for name in feeds if name not in names]
     if missing or unknown:
         problems = [f"lacks {', '.join(map(repr, missing))}"] if missing else []
         problems += [f"does not take {', '.join(map(repr, unknown))}"] if unknown else []
         raise SessionError(
-            f"the input {' and '.join(problems)}; give {', '.join(map(repr, wanted))}"
+            f"the input {' and '.join(problems)}; give {', '.join(map(repr, names))}"
         )
     sizes: dict[str, int] = {}
     for tensor in inputs:
@@ -38,8 +38,8 @@ def check_feeds(
 
 def check_targets(
     targets: Mapping[str, Array], outputs: Sequence[TensorInfo], sizes: Mapping[str, int]
-) -> Mapping[str, Array]:
-    """Return the arrays that outputs are to be written into, once they were found to fit.
+) -> None:
+    """Check the arrays that outputs are to be written into.
 
     Raises SessionError, naming the output, the limit and what was given, if one is unknown, has
     another dtype or shape, or cannot be written in C order.
@@ -53,8 +53,8 @@ def check_targets(
             )
         tensor, where = known[name], f"the array for output {name!r}"
         if not isinstance(array, np.ndarray) or array.dtype != np.dtype(tensor.dtype):
-            found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-            raise SessionError(f"{where} is of {found}; give a numpy array of {tensor.dtype}")
+            actual = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+            raise SessionError(f"{where} is of {actual}; give a numpy array of {tensor.dtype}")
         shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in tensor.shape)
         if array.ndim != len(shape) or any(
             known not in (None, size) for known, size in zip(shape, array.shape, strict=True)
@@ -64,7 +64,6 @@ def check_targets(
             raise SessionError(
                 f"{where} is read-only or not in C order; give one of numpy.empty({_text(shape)})"
             )
-    return targets
 
 
 def _check_kind(tensor: TensorInfo, value: object) -> None:

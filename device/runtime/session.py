@@ -7,128 +7,30 @@ and write them there, nothing is copied on the way.
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from device.engine.cuda_manifest import Cuda
 from device.engine.file import Engine, PathLike, open_engine
-from device.engine.manifest import (
-    Buffer,
-    DimRange,
-    Portable,
-    Processor,
-    Segment,
-    TensorInfo,
-)
+from device.engine.manifest import Buffer, DimRange, TensorInfo
 from device.errors import SessionError
 from device.runtime.arrays import array_for, fresh_array, take_arena
-from device.runtime.executors import cuda, emulated, portable
-from device.runtime.executors.emulated import EmulatedExecutor, Emulation
+from device.runtime.emulation.options import Emulation
+from device.runtime.executors.protocol import Executor, LoadOptions, SegmentContext
+from device.runtime.executors.table import SegmentReport, load_segment
 from device.runtime.feeds import check_feeds, check_targets
 
 Array = npt.NDArray[Any]
-
-
-class Executor(Protocol):
-    """One segment, loaded and ready to run."""
-
-    description: str
-
-    def run(
-        self,
-        inputs: Mapping[str, Array],
-        outputs: Mapping[str, Array | None],
-        sizes: Mapping[str, int],
-    ) -> dict[str, Array]:
-        """Run on contiguous arrays; write each output into its array, or a new one for None.
-
-        `sizes` are those of the engine's dynamic dimensions.
-        """
-        ...
-
-
-def _fits(_: object) -> str | None:
-    """Say of any implementation that a machine for its kind can run it."""
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutorKind:
-    """A way to run segments: the tag of its implementations, whether it works here, its loader.
-
-    `misfit` says why one implementation of that tag cannot run here, though others could.
-    """
-
-    tag: str
-    why_not: Callable[[], str | None]
-    # Takes the implementation of its tag: Any, as each kind has a class of its own.
-    load: Callable[[Engine, Segment, Any, Mapping[str, TensorInfo], "LoadOptions"], Executor]
-    misfit: Callable[[Any], str | None] = _fits
-
-
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """How segments are loaded: the CPU threads of each, and the file with times of GPU tactics."""
-
-    threads: int | None = None
-    timing_cache: Path | None = None
-
-
-def _load_cuda(
-    engine: Engine,
-    segment: Segment,
-    implementation: Cuda,
-    tensors: Mapping[str, TensorInfo],
-    options: LoadOptions,
-) -> Executor:
-    return cuda.CudaExecutor(
-        engine,
-        segment,
-        implementation,
-        tensors,
-        options.threads,
-        timing_cache=options.timing_cache,
-    )
-
-
-def _load_portable(
-    engine: Engine,
-    segment: Segment,
-    implementation: Portable,
-    tensors: Mapping[str, TensorInfo],
-    options: LoadOptions,
-) -> Executor:
-    return portable.PortableExecutor(engine, segment, implementation, tensors, options.threads)
-
-
-# Every tag, best first, and those that this version can run.
-PREFERENCE: tuple[str, ...] = ("tensorrt", "cuda", "portable")
-EXECUTORS: tuple[ExecutorKind, ...] = (
-    ExecutorKind("cuda", cuda.why_not, _load_cuda, cuda.misfit),
-    ExecutorKind("portable", portable.why_not, _load_portable),
-)
-
 
 # What stands in for the DLA: the implementation that a segment carries, or its arithmetic in
 # software (device/runtime/dla), through every stage or on the proven short way; and how it holds
 # scales.
 Dla = Literal["portable", "exact", "fast"]
 Scales = Literal["hardware", "ideal"]
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentReport:
-    """How one segment runs: which implementation, and why not a better one."""
-
-    segment: str
-    processor: Processor
-    implementation: str
-    reason: str
 
 
 class Session:
@@ -167,27 +69,28 @@ class Session:
         self._buffers = {buffer.tensor: buffer for buffer in manifest.memory.buffers}
         self._arena = take_arena(manifest.memory.arena_bytes, str(engine.path))
         self._lock = threading.Lock()
-        emulation = None if dla == "portable" else Emulation(dla, scales)
-        loaded = [
-            _load(engine, segment, self._tensors, LoadOptions(threads, timing_cache))
-            if emulation is None or not segment.processor.startswith("dla")
-            else _emulate(engine, segment, emulation, threads)
-            for segment in manifest.segments
-        ]
-        self._steps = tuple(
-            (segment, executor)
-            for segment, (executor, _) in zip(manifest.segments, loaded, strict=True)
-        )
-        self._closed = False
-        self.reports: tuple[SegmentReport, ...] = tuple(report for _, report in loaded)
-        self.inputs: tuple[TensorInfo, ...] = tuple(self._tensors[one] for one in manifest.inputs)
-        self.outputs: tuple[TensorInfo, ...] = tuple(self._tensors[one] for one in manifest.outputs)
+        self.inputs: tuple[TensorInfo, ...] = tuple(self._tensors[n] for n in manifest.inputs)
+        self.outputs: tuple[TensorInfo, ...] = tuple(self._tensors[n] for n in manifest.outputs)
         self.dims: tuple[DimRange, ...] = manifest.dims
+        emulation = None if dla == "portable" else Emulation(dla, scales)
+        options = LoadOptions(threads, timing_cache, emulation)
+        self._segments = manifest.segments
+        self._closed = False
+        with ExitStack() as stack:
+            loaded = []
+            for segment in manifest.segments:
+                context = SegmentContext(engine, segment, self._tensors, options)
+                executor, report = load_segment(context)
+                stack.callback(executor.close)
+                loaded.append((executor, report))
+            self._executors: tuple[Executor, ...] = tuple(executor for executor, _ in loaded)
+            self.reports: tuple[SegmentReport, ...] = tuple(report for _, report in loaded)
+            self._close_executors = stack.pop_all().close
 
     @property
     def executors(self) -> tuple[Executor, ...]:
-        """What runs the segments, in their order; nothing once the session is closed."""
-        return tuple(executor for _, executor in self._steps)
+        """The executor of each segment, in running order; none once the session is closed."""
+        return self._executors
 
     def infer(
         self, feeds: Mapping[str, Array], outputs: Mapping[str, Array] | None = None
@@ -222,18 +125,17 @@ class Session:
             )
         known |= sizes or {}
         inputs, outputs = (
-            {one.name: array_for(one, known) for one in tensors if None not in one.shape}
+            {t.name: array_for(t, known) for t in tensors if None not in t.shape}
             for tensors in (self.inputs, self.outputs)
         )
         check_feeds(inputs, self.inputs, self._ranges)
         with self._lock:
             if self._closed:
                 raise SessionError("the session is closed; open a new one")
-            for _, executor in self._steps:
-                if isinstance(executor, cuda.CudaExecutor):
-                    found = executor.arrays(known)
-                    inputs.update({name: found[name] for name in inputs if name in found})
-                    outputs.update({name: found[name] for name in self._outputs if name in found})
+            for executor in self._executors:
+                preferred = executor.arrays(known)
+                inputs.update({n: preferred[n] for n in inputs if n in preferred})
+                outputs.update({n: preferred[n] for n in self._outputs if n in preferred})
         return inputs, outputs
 
     def segment_times_ms(self, feeds: Mapping[str, Array]) -> dict[str, float]:
@@ -254,27 +156,27 @@ class Session:
     ) -> dict[str, Array]:
         """Return all tensors at the borders of segments; `watch` hears the seconds of each."""
         sizes = check_feeds(feeds, self.inputs, self._ranges)
-        given = check_targets(targets, self.outputs, sizes)
+        check_targets(targets, self.outputs, sizes)
         values = {name: np.require(feeds[name], requirements=("C", "A")) for name in feeds}
         with self._lock:
             if self._closed:
                 raise SessionError("the session is closed; open a new one")
-            for segment, executor in self._steps:
+            for segment, executor in zip(self._segments, self._executors, strict=True):
                 begin = time.perf_counter()
-                made = executor.run(
+                results = executor.run(
                     {name: values[name] for name in segment.inputs},
                     {
-                        name: given[name] if name in given else self._place(name, sizes)
+                        name: targets[name] if name in targets else self._array_of(name, sizes)
                         for name in segment.outputs
                     },
                     sizes,
                 )
-                values.update(made)
+                values.update(results)
                 watch(segment.name, time.perf_counter() - begin)
         return values
 
-    def _place(self, name: str, sizes: Mapping[str, int]) -> Array | None:
-        """Return where an output of a segment goes, None if its size is not known beforehand."""
+    def _array_of(self, name: str, sizes: Mapping[str, int]) -> Array | None:
+        """Return the array for an output of a segment, None if only a run tells its size."""
         tensor = self._tensors[name]
         shape: list[int] = []
         for dim in tensor.shape:
@@ -292,10 +194,11 @@ class Session:
         return view
 
     def close(self) -> None:
-        """Let go of the segments and the arena; arrays handed out stay valid."""
+        """Close the executors and release the arena; arrays handed out stay valid."""
         with self._lock:
             self._closed = True
-            self._steps = ()
+            self._executors = ()
+            self._close_executors()
             self._arena = np.empty(0, np.uint8)
 
     def __enter__(self) -> "Session":
@@ -329,51 +232,6 @@ def open_session(
             scales=scales,
             timing_cache=timing_cache,
         )
-
-
-def _emulate(
-    engine: Engine, segment: Segment, emulation: Emulation, threads: int | None
-) -> tuple[Executor, SegmentReport]:
-    """Load a DLA segment with its arithmetic in software, as asked."""
-    graph = next((one for one in segment.implementations if isinstance(one, Portable)), None)
-    problem = emulated.why_not() if graph else "the engine carries no portable form of it"
-    if graph is None or problem is not None:
-        raise SessionError(
-            f"{engine.path}: segment {segment.name!r} cannot be emulated here: {problem}"
-        )
-    executor = EmulatedExecutor(engine, segment, graph, emulation, threads)
-    reason = f"emulated ({executor.description}): asked for; silicon may differ"
-    return executor, SegmentReport(segment.name, segment.processor, "emulated", reason)
-
-
-def _load(
-    engine: Engine, segment: Segment, tensors: Mapping[str, TensorInfo], options: LoadOptions
-) -> tuple[Executor, SegmentReport]:
-    """Load the best implementation of a segment that this machine can run."""
-    carried = {str(one.__struct_config__.tag): one for one in segment.implementations}
-    kinds = {kind.tag: kind for kind in EXECUTORS}
-    refused: list[str] = []
-    for place, tag in enumerate(PREFERENCE):
-        if tag not in carried:
-            continue
-        problem: str | None = "this version of Tandem cannot run it"
-        if tag in kinds:
-            problem = kinds[tag].why_not() or kinds[tag].misfit(carried[tag])
-        if problem is not None:
-            refused.append(f"{tag}: {problem}")
-            continue
-        executor = kinds[tag].load(engine, segment, carried[tag], tensors, options)
-        absent = [better for better in PREFERENCE[:place] if better not in carried]
-        reasons = list(refused)
-        if absent:
-            reasons.append(f"the engine carries no {' or '.join(absent)} implementation of it")
-        why = "; ".join(reasons) or "the best there is"
-        reason = f"{tag} ({executor.description}): {why}"
-        return executor, SegmentReport(segment.name, segment.processor, tag, reason)
-    raise SessionError(
-        f"{engine.path}: segment {segment.name!r} cannot be run here: "
-        + ("; ".join(refused) or "it carries no implementation that is known")
-    )
 
 
 def _ignore(segment: str, seconds: float) -> None:

@@ -23,7 +23,7 @@ from device.engine.manifest import (
 from toolkit.errors import BuildError
 from toolkit.gpu.compile import GpuSegment
 from toolkit.graph.dtypes import IO_DTYPES
-from toolkit.graph.extract import ExtractedSegment
+from toolkit.graph.extract import ExtractedSegment, serialize_segment
 from toolkit.graph.segment import PlannedSegment
 from toolkit.memory import Lifetime, plan_memory
 
@@ -164,7 +164,11 @@ def _entries(
         for name, array in piece.weights.items():
             entries[name] = array  # a weight that two segments read is stored once
     for piece in lowered:
-        _add(entries, _model_entry(piece.name), np.frombuffer(piece.onnx, dtype=np.uint8))
+        _add(
+            entries,
+            _model_entry(piece.name),
+            np.frombuffer(serialize_segment(piece), dtype=np.uint8),
+        )
     cubins = {name: array for gpu in cuda.values() for name, array in gpu.entries.items()}
     for name, array in cubins.items():  # a cubin that two segments start is stored once
         _add(entries, name, array)

@@ -49,9 +49,9 @@ from toolkit.partition.prepare import Prepared, prepare
 from toolkit.plugins import Plugin
 from toolkit.plugins.functions import give_shapes
 from toolkit.quantize.corrections.adjust import adjusted_for, adjusts_only
-from toolkit.quantize.corrections.steps import CORRECTION, EQUALISATION
-from toolkit.quantize.gpu_rounding import operands_on_gpu, tied_on_gpu
-from toolkit.quantize.qdq.plain import PlainModel, import_qdq
+from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION
+from toolkit.quantize.gpu_operands import operands_on_gpu, tied_on_gpu
+from toolkit.quantize.qdq.importer import PlainModel, import_qdq
 from toolkit.quantize.quantize import QUANTIZED_OPS, QuantizedModel, calibrated_tensors, quantize
 from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges, dummy_table, measure_ranges

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import onnx_ir as ir
 
 from device.engine.cuda_manifest import (
     Argument,
@@ -55,20 +56,19 @@ class GpuSegment:
 
 def lower_gpu(
     name: str,
-    segment: bytes,
-    weights: Mapping[str, Array],
+    segment: ir.Model,
     *,
     gpu: GpuTarget,
     precision: Precision,
     tactics: TacticOptions | None = None,
     on_progress: Progress | None = None,
 ) -> GpuSegment:
-    """Lower a segment (ONNX bytes, and the weights kept beside them) for a GPU.
+    """Lower a segment for a GPU, and compile it.
 
     Raises NotCoveredError: a node that no kernel computes, named with the reason; CompileError: a
     kernel does not compile or does not fit the GPU.
     """
-    drafted = lower_segment(segment, weights, gpu=gpu, precision=precision)
+    drafted = lower_segment(segment, gpu=gpu, precision=precision)
     return compile_segment(name, drafted, gpu=gpu, tactics=tactics, on_progress=on_progress)
 
 

@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import onnx_ir as ir
+
 from device.engine.manifest import Precision
 from toolkit.gpu.emit import concat, elementwise
 from toolkit.gpu.emit.agreement import Difference, find_difference, point_text
@@ -30,7 +32,7 @@ from toolkit.gpu.errors import NotCoveredError, not_covered
 from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
 from toolkit.gpu.ir.expressions import is_elementwise
 from toolkit.gpu.ir.launch import KernelLaunch, TunableOp
-from toolkit.gpu.ir.network import Array, Network, read_network
+from toolkit.gpu.ir.network import Network, read_network
 from toolkit.gpu.ir.patterns import apply_rules
 from toolkit.gpu.ir.view import View, row_major
 from toolkit.gpu.passes.composites import COMPOSITE_RULES
@@ -81,8 +83,7 @@ class KernelProgram:
 
 
 def lower_segment(
-    segment: bytes,
-    weights: Mapping[str, Array],
+    segment: ir.Model,
     *,
     gpu: GpuTarget,
     precision: Precision,
@@ -97,9 +98,7 @@ def lower_segment(
     first: dict[str, str] = {}  # what is said of an operator itself, before its definition
     while True:
         try:
-            draft = partial(
-                _drafted, segment, weights, gpu=gpu, precision=precision, plugins=plugins
-            )
+            draft = partial(_drafted, segment, gpu=gpu, precision=precision, plugins=plugins)
             return _drafted_everywhere(draft, traces)
         except NotCoveredError as error:
             first = {**error.reasons, **first}
@@ -131,8 +130,7 @@ def _drafted_everywhere(
 
 
 def _drafted(
-    segment: bytes,
-    weights: Mapping[str, Array],
+    segment: ir.Model,
     trace: Trace | None,
     *,
     gpu: GpuTarget,
@@ -140,7 +138,7 @@ def _drafted(
     plugins: Sequence[Plugin],
 ) -> KernelProgram:
     emitters = {**EMITTERS, **plugin_emitters(plugins)}
-    network = read_network(segment, weights, emitters, trace)
+    network = read_network(segment, emitters, trace)
     network = read_quantized(apply_rules(network, EARLY_LAYOUT_RULES))
     network = merge_layout_chains(
         apply_rules(network, (*COMPOSITE_RULES, *LAYOUT_RULES, *PATCH_EMBEDDING_RULES, *GEMM_RULES))
@@ -164,7 +162,7 @@ def _drafted(
         outputs[name] = _output(draft, name, {view.base for view in outputs.values()})
     sizes = {base: most(size) for base, size in draft.allocations.items()}
     fitted = fit_workspace(
-        fuse_back_to_back(draft.work, gpu),
+        fuse_back_to_back(draft.ops, gpu),
         sizes,
         [view.base for view in inputs.values()],
         [view.base for view in outputs.values()],
@@ -214,7 +212,7 @@ def _emit(draft: LoweringContext, groups: Sequence[Group], emitters: Mapping[str
             made = (group.result, *(group.root.outputs if group.root else ()))
             for name in made:  # what comes after is judged as if it were there
                 if name not in draft.views:
-                    draft.make(name)
+                    draft.output_view(name)
     if reasons:
         raise not_covered(reasons)
 
@@ -233,7 +231,7 @@ def _output(draft: LoweringContext, name: str, taken: set[str]) -> View:
     if whole and own and view.is_row_major() and view.dtype == draft.network.dtypes[name]:
         return view
     target = _border(draft, f"{name} (output)", name)
-    draft.elementwise(target, [view], (), ())
+    draft.add_elementwise(target, [view], (), ())
     return target
 
 

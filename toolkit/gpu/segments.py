@@ -68,8 +68,8 @@ def compile_gpu_segments(
     tactics = tactics or TacticOptions()
     gpu = GpuTarget(profile.gpu.sm, profile.gpu.sm_count.value, exhaustive=tactics.exhaustive)
     draft = partial(_lower_all, on_gpu, lowered, gpu=gpu, precision=precision, plugins=plugins)
-    pairs = [(piece.onnx, piece.weights) for piece in lowered]
-    drafts = _with_fewest_refused(draft, with_steps(pairs, dims, plugins) if dims else ())
+    models = [piece.model for piece in lowered]
+    drafts = _with_fewest_refused(draft, with_steps(models, dims, plugins) if dims else ())
     if drafts.refused:
         return GpuSegments(refused=drafts.refused)
     drafted, dims = drafts.drafted, drafts.dims
@@ -114,8 +114,7 @@ def _lower_all(
     for segment, piece in on_gpu:
         try:
             drafted[segment.name] = lower_segment(
-                piece.onnx,
-                piece.weights,
+                piece.model,
                 gpu=gpu,
                 precision=precision,
                 plugins=plugins,
@@ -175,7 +174,7 @@ def trace_segments(
     traces = traces_of(dims, plugins)
     for piece in lowered:
         found[piece.name] = traces
-        traces = tuple(trace.after(piece.onnx, piece.weights) for trace in traces)
+        traces = tuple(trace.after(piece.model) for trace in traces)
     return found
 
 

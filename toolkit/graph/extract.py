@@ -1,7 +1,8 @@
-"""Segments -> portable implementations: each segment as ONNX of its own, weights kept apart.
+"""A model cut into segments, each a graph of its own, and their form as portable implementations.
 
-Large weights become entries of the engine file, once each, and the segment's ONNX refers to them
-as external data; small constants stay inside the ONNX bytes.
+Steps pass segments as `onnx_ir` models. `serialize_segment` writes the ONNX of one: large weights
+are entries of the engine file, once each, and the ONNX refers to them as external data; small
+constants stay inside the ONNX bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,16 +22,16 @@ MAX_IR_VERSION = 10
 
 @dataclass(frozen=True, slots=True)
 class ExtractedSegment:
-    """One segment ready for the engine file.
+    """One segment as a model of its own, which nothing changes.
 
-    `inputs` and `outputs` are tensor names; `onnx` the segment's model; `weights` its large
-    constants by entry name.
+    `inputs` and `outputs` are tensor names; `weights` the large constants of `model` by name,
+    which are entries of the engine file.
     """
 
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    onnx: bytes
+    model: ir.Model
     weights: Mapping[str, np.ndarray]
 
 
@@ -51,7 +52,7 @@ def extract_segments(
             maker = value.producer()
             if maker is not None and homes[maker] != segment:
                 leaving.add(value)
-    return tuple(_lower(model, name, nodes, reads, leaving) for name, nodes in members.items())
+    return tuple(_extract(model, name, nodes, reads, leaving) for name, nodes in members.items())
 
 
 def _homes(
@@ -82,7 +83,19 @@ def values_read(node: ir.Node) -> list[ir.Value]:
     return [value for value in dict.fromkeys(read) if value is not None and value not in made]
 
 
-def _lower(
+def serialize_segment(segment: ExtractedSegment) -> bytes:
+    """Return the ONNX of a segment, its `weights` as external data; equal segments, equal bytes."""
+    model = segment.model.clone()
+    external_weights(model.graph)
+    return ir.to_proto(model).SerializeToString(deterministic=True)
+
+
+def is_large(tensor: ir.TensorProtocol) -> bool:
+    """Whether a constant is an entry of the engine file, not inside a segment's ONNX."""
+    return tensor.nbytes >= MIN_ENTRY_BYTES and tensor.dtype in IO_DTYPES
+
+
+def _extract(
     model: ir.Model,
     name: str,
     nodes: list[ir.Node],
@@ -109,7 +122,6 @@ def _lower(
         opset_imports=model.graph.opset_imports,
         name=name,
     ).clone()
-    weights = external_weights(graph)
     called = {node.op_identifier() for node in nodes}
     segment = ir.Model(
         graph,
@@ -120,8 +132,8 @@ def _lower(
         name=name,
         inputs=tuple(str(v.name) for v in inputs),
         outputs=tuple(str(v.name) for v in outputs),
-        onnx=ir.to_proto(segment).SerializeToString(deterministic=True),
-        weights=weights,
+        model=segment,
+        weights=_large_constants(graph),
     )
 
 
@@ -154,18 +166,25 @@ def _check_boundary(segment: str, value: ir.Value) -> None:
 
 def external_weights(graph: ir.Graph) -> dict[str, np.ndarray]:
     """Make the large constants of a graph external; returns them by name."""
-    weights: dict[str, np.ndarray] = {}
-    for name, value in graph.initializers.items():
+    weights = _large_constants(graph)
+    for name, array in weights.items():
+        value = graph.initializers[name]
         tensor = value.const_value
-        if tensor is None or tensor.nbytes < MIN_ENTRY_BYTES or tensor.dtype not in IO_DTYPES:
-            continue
-        weights[name] = np.ascontiguousarray(tensor.numpy())
+        assert tensor is not None
         value.const_value = ir.ExternalTensor(
             location="engine",
             offset=0,
             length=tensor.nbytes,
             dtype=tensor.dtype,
-            shape=ir.Shape(weights[name].shape),
+            shape=ir.Shape(array.shape),
             name=name,
         )
     return weights
+
+
+def _large_constants(graph: ir.Graph) -> dict[str, np.ndarray]:
+    return {
+        name: np.ascontiguousarray(value.const_value.numpy())
+        for name, value in graph.initializers.items()
+        if value.const_value is not None and is_large(value.const_value)
+    }

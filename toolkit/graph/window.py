@@ -1,9 +1,10 @@
 """The sliding window of convolutions and poolings, with ONNX's automatic padding resolved."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from device.engine.manifest import Dim
+from device.padding import is_same, same_padding
 
 Attribute = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
 Shape = tuple[Dim, ...]
@@ -23,6 +24,53 @@ class Window:
     dilations: tuple[int, ...]
     pads: tuple[int, ...] | None
 
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """Elements from the first tap to the last, per axis."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """Padding before each axis; raises ValueError where it is not known."""
+        return self._known_pads[: len(self.kernel)]
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        """Padding after each axis; raises ValueError where it is not known."""
+        return self._known_pads[len(self.kernel) :]
+
+    @property
+    def is_pointwise(self) -> bool:
+        """True for a 1x1 kernel of stride 1 without padding."""
+        return self._reads_points and set(self.strides) == {1}
+
+    @property
+    def is_strided_pointwise(self) -> bool:
+        """True for a 1x1 kernel without padding that skips elements."""
+        return self._reads_points and set(self.strides) != {1}
+
+    @property
+    def _reads_points(self) -> bool:
+        return set(self.kernel) == {1} and not any(self._known_pads)
+
+    @property
+    def _known_pads(self) -> tuple[int, ...]:
+        if self.pads is None:
+            raise ValueError("the padding depends on a size that is not known")
+        return self.pads
+
+    def with_same_padding(
+        self, sizes: Sequence[int], positions: Sequence[int], *, upper: bool
+    ) -> "Window":
+        """Return it with the padding that gives `positions` on `sizes` (`device.padding`)."""
+        axes = zip(sizes, positions, self.strides, self.spans, strict=True)
+        pairs = [
+            same_padding(size, count, stride=stride, span=span, upper=upper)
+            for size, count, stride, span in axes
+        ]
+        pads = (*(before for before, _ in pairs), *(after for _, after in pairs))
+        return replace(self, pads=pads)
+
 
 def resolve_window(
     op: str, attributes: Mapping[str, Attribute], data: Shape | None, weight: Shape | None
@@ -33,38 +81,21 @@ def resolve_window(
         kernel = tuple(dim for dim in weight[2:] if isinstance(dim, int))
     if op not in WINDOWED or not kernel:
         return None
-    ones = (1,) * len(kernel)
+    ones, zeros = (1,) * len(kernel), (0,) * (2 * len(kernel))
     strides = _ints(attributes.get("strides")) or ones
     dilations = _ints(attributes.get("dilations")) or ones
-    pads: tuple[int, ...] | None = _ints(attributes.get("pads")) or (0,) * (2 * len(kernel))
     mode = attributes.get("auto_pad", "NOTSET")
-    if mode == "VALID":
-        pads = (0,) * (2 * len(kernel))
-    elif mode in ("SAME_UPPER", "SAME_LOWER"):
-        spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-        totals = _same_totals(op, data, spans, strides)
-        pads = None if totals is None else _halves(totals, upper=mode == "SAME_UPPER")
-    return Window(kernel, strides, dilations, pads)
-
-
-def _same_totals(
-    op: str, data: Shape | None, spans: list[int], strides: tuple[int, ...]
-) -> list[int] | None:
-    """Return the padding per axis that gives input / stride (transposed: input * stride)."""
-    if op == "ConvTranspose":
-        return [max(0, span - stride) for span, stride in zip(spans, strides, strict=True)]
+    if not (isinstance(mode, str) and is_same(mode)):
+        pads = zeros if mode == "VALID" else _ints(attributes.get("pads")) or zeros
+        return Window(kernel, strides, dilations, pads)
+    window = Window(kernel, strides, dilations, None)
+    if op == "ConvTranspose":  # input * stride elements, whatever the input: as for one element
+        return window.with_same_padding(strides, ones, upper=mode == "SAME_UPPER")
     sizes = [dim for dim in (data or ())[2:] if isinstance(dim, int)]
-    if len(sizes) != len(spans):
-        return None
-    return [
-        max(0, (-(-size // stride) - 1) * stride + span - size)
-        for size, span, stride in zip(sizes, spans, strides, strict=True)
-    ]
-
-
-def _halves(totals: list[int], *, upper: bool) -> tuple[int, ...]:
-    small, large = [t // 2 for t in totals], [t - t // 2 for t in totals]
-    return tuple(small + large) if upper else tuple(large + small)
+    if len(sizes) != len(kernel):
+        return window
+    positions = [-(-size // stride) for size, stride in zip(sizes, strides, strict=True)]
+    return window.with_same_padding(sizes, positions, upper=mode == "SAME_UPPER")
 
 
 def _ints(value: Attribute | None) -> tuple[int, ...]:

@@ -113,7 +113,7 @@ def _shapes_at_best(
     """Return the shapes of all tensors at the sizes that blocks are chosen for."""
     trace = traces_of(dims, plugins)[0]
     for piece in lowered:
-        trace = trace.after(piece.onnx, piece.weights)
+        trace = trace.after(piece.model)
     return {name: tuple(map(int, shape)) for name, shape in trace.known.shapes.items()}
 
 

@@ -14,7 +14,7 @@ from device.profile import Profile
 from toolkit.dla.legalize.legalize import legalize
 from toolkit.dla.legalize.rewrite import Applied, Cut, Declined, Legalized
 from toolkit.partition.planning.plan import Model, Plan, PlanOptions, make_plan
-from toolkit.quantize.qdq.ranges import infer_ranges
+from toolkit.quantize.qdq.infer_ranges import infer_ranges
 from toolkit.quantize.quantize import calibrated_tensors
 
 TRIAL_SHARE = 0.4  # of the plan's own search time: trials only tell which rewrites are of use

@@ -1,9 +1,11 @@
-"""Operators that users add: what they compute, in ONNX, and how a GPU computes it.
+"""Operators that users add: an ONNX function, and kernels for the GPU.
 
-A plugin is a value; a file that `tandem build --plugin` takes ends in a tuple `PLUGINS` of them.
-The function in ONNX is what runs where there is no GPU, what calibration and tests run, and what
-says how the operator is called and which attributes it has. On the GPU the operator is one node,
-computed by the plugin's own kernels.
+A plugin is a value; a file for `tandem build --plugin` defines a tuple `PLUGINS` of them. The ONNX
+function gives the operator's name and attributes. It runs without a GPU, in calibration and in
+tests. On the GPU the operator is one node, computed by the plugin's own kernels.
+
+load        plugin file -> its plugins
+functions   plugins in a model: ONNX functions beside the graph, output shapes
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +25,9 @@ Attribute = int | float | str | tuple[int, ...] | tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An operand or a result: its type in numpy's words, such as "float16", and its shape.
+    """An operand or a result; `dtype` is a numpy name, such as "float16".
 
-    Its elements lie in the order of the indices, without gaps.
+    Row-major and contiguous.
     """
 
     name: str
@@ -35,9 +37,9 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of a plugin's operator; an operand that is left out is None.
+    """A node of a plugin's operator; an omitted operand is None.
 
-    `outputs` are not known yet where shapes are asked for. `attributes` hold defaults too.
+    `outputs` is empty when shapes are inferred. `attributes` includes defaults.
     """
 
     name: str
@@ -46,14 +48,14 @@ class Node:
     attributes: Mapping[str, Attribute]
 
     def input(self, index: int) -> Tensor:
-        """Return an operand that must be there; raises ValueError where it is left out."""
-        found = self.inputs[index] if index < len(self.inputs) else None
-        if found is None:
+        """Return a required operand; raises ValueError if it is omitted."""
+        operand = self.inputs[index] if index < len(self.inputs) else None
+        if operand is None:
             raise ValueError(f"node {self.name!r} has no input {index}")
-        return found
+        return operand
 
     def number(self, name: str) -> float:
-        """Return an attribute that is a number; raises ValueError where it is not."""
+        """Return a numeric attribute; raises ValueError if it is not a number."""
         value = self.attributes.get(name)
         if not isinstance(value, (int, float)):
             raise ValueError(f"node {self.name!r} has no number {name!r}")
@@ -64,8 +66,8 @@ class Node:
 class Kernel:
     """A function of a source file: Triton in a ".py", CUDA C++ in a ".cu".
 
-    In CUDA C++ it is `extern "C" __global__`. The file stands by itself: what else it includes or
-    imports is not watched for changes.
+    In CUDA C++ it is `extern "C" __global__`. Changes of files that it includes or imports are not
+    detected.
     """
 
     file: Path
@@ -74,10 +76,10 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One start of a kernel over `grid` blocks of `warps` * 32 threads.
+    """A kernel launch over `grid` blocks of `warps` * 32 threads.
 
-    `arguments`: all run-time parameters of the kernel in its order; an integer has 32 bits.
-    `constants`: in Triton the other parameters, in CUDA C++ macros; `stages` is Triton's.
+    `arguments`: all run-time parameters in the order of the kernel; integers have 32 bits.
+    `constants`: the other parameters in Triton, macros in CUDA C++; `stages`: Triton only.
     """
 
     kernel: Kernel
@@ -90,12 +92,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class Plugin:
-    """An operator; its domain, name, operands and attributes are those of `function`.
+    """An operator; `function` gives its domain, name, operands and attributes.
 
-    `shapes` returns the shapes of a node's outputs. `launches` returns what computes a node, in
-    order; it may raise toolkit.gpu.errors.NotCoveredError, and the node then runs portable.
-    `floats`: the types that the kernels take for tensors of floating point, the best first; others
-    are converted before and after.
+    `shapes` returns the output shapes of a node. `launches` returns its kernel launches in order;
+    if it raises toolkit.gpu.errors.NotCoveredError, the node runs portable. `floats`: supported
+    floating-point types, the best first; others are converted before and after.
     """
 
     function: onnx.FunctionProto

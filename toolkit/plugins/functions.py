@@ -1,4 +1,4 @@
-"""Plugins in a model: their functions beside the graph, and the shapes of their outputs."""
+"""Plugins in a model: ONNX functions beside the graph, and output shapes."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -16,11 +16,10 @@ _DEFAULT_DOMAINS = ("", "ai.onnx")
 def add_functions(
     proto: onnx.ModelProto, plugins: Sequence[Plugin], *, reserved: Collection[str] = ()
 ) -> None:
-    """Put the functions of plugins into a model, in place of its own of the same names.
+    """Add the functions of plugins to a model; they replace functions of the same name.
 
-    Raises PluginError: two plugins make one operator, or one of a domain that is reserved; a
-    function is no valid ONNX, or is written for another opset than the model's and means something
-    else there.
+    Raises PluginError: two plugins define one operator, or use a reserved domain; a function is not
+    valid ONNX, or is written for another opset than the model's and differs there.
     """
     if not plugins:
         return
@@ -32,9 +31,9 @@ def add_functions(
         if domain in reserved:
             raise PluginError(f"{title}: the domain {domain!r} is taken; choose one of your own")
     proto.ir_version = max(proto.ir_version, IR_VERSION)
-    kept = [f for f in proto.functions if f"{f.domain}::{f.name}" not in titles]
+    own_functions = [f for f in proto.functions if f"{f.domain}::{f.name}" not in titles]
     del proto.functions[:]
-    proto.functions.extend(kept)
+    proto.functions.extend(own_functions)
     proto.functions.extend(_at_opset_of(proto, plugin) for plugin in plugins)
     known = {opset.domain for opset in proto.opset_import}
     for domain in dict.fromkeys(p.function.domain for p in plugins):
@@ -43,22 +42,22 @@ def add_functions(
 
 
 def unused_plugins(model: ir.Model, plugins: Sequence[Plugin]) -> list[str]:
-    """Say of each plugin whose operator no node is."""
+    """A note for each plugin that no node uses."""
     used = {f"{node.domain}::{node.op_type}" for node in model.graph.all_nodes()}
     titles = [plugin.title for plugin in plugins]
     return [f"the plugin {title} is used by no node" for title in titles if title not in used]
 
 
 def give_shapes(model: ir.Model, plugins: Sequence[Plugin]) -> None:
-    """Give the outputs of plugins' nodes the shapes that their shape functions return.
+    """Set the output shapes of plugin nodes with their shape functions.
 
     Raises PluginError: a shape function fails, or disagrees with the operator's function in ONNX.
     """
     by_op = {(p.function.domain, p.function.name): p for p in plugins}
-    calls = {node: by_op.get((node.domain, node.op_type)) for node in model.graph}
-    found = [(node, plugin) for node, plugin in calls.items() if plugin is not None]
-    while [node for node, plugin in found if _give(node, plugin)]:
-        infer_shapes(model)  # what comes after may be known now
+    plugin_of = {node: by_op.get((node.domain, node.op_type)) for node in model.graph}
+    plugin_nodes = [(node, plugin) for node, plugin in plugin_of.items() if plugin is not None]
+    while [node for node, plugin in plugin_nodes if _set_shapes(node, plugin)]:
+        infer_shapes(model)  # later shapes may be known now
 
 
 def shapes_of(
@@ -72,10 +71,10 @@ def shapes_of(
 
     Raises PluginError: its shape function fails, or gives another number of them.
     """
-    given = {attr.name: _value(plugin, node, attr) for attr in attributes}
-    seen = Node(node, tuple(inputs), (), complete_attributes(plugin, node, given))
+    values = {attr.name: _value(plugin, node, attr) for attr in attributes}
+    query = Node(node, tuple(inputs), (), complete_attributes(plugin, node, values))
     try:
-        shapes = tuple(tuple(shape) for shape in plugin.shapes(seen))
+        shapes = tuple(tuple(shape) for shape in plugin.shapes(query))
     except Exception as error:
         raise PluginError(
             f"{plugin.title}: its shape function fails on node {node!r}: {first_line(error)}"
@@ -89,42 +88,44 @@ def shapes_of(
 
 
 def complete_attributes(
-    plugin: Plugin, node: str, given: Mapping[str, Attribute]
+    plugin: Plugin, node: str, attributes: Mapping[str, Attribute]
 ) -> Mapping[str, Attribute]:
-    """Return a node's attributes with the defaults of those that are not given.
+    """Return a node's attributes with defaults.
 
-    Raises PluginError: one that the function does not know, or one that is missing.
+    Raises PluginError: an attribute is unknown to the function, or is missing.
     """
     function = plugin.function
     defaults = {proto.name: ir.from_proto(proto) for proto in function.attribute_proto}
     known = (*function.attribute, *defaults)
-    for name in given:
+    for name in attributes:
         if name not in known:
             raise PluginError(
                 f"node {node!r} has the attribute {name!r}, which {plugin.title} does not know; it "
                 f"takes: {', '.join(known) or 'none'}"
             )
     for name in function.attribute:
-        if name not in given:
+        if name not in attributes:
             raise PluginError(f"node {node!r} ({plugin.title}) lacks the attribute {name!r}")
-    return {**{name: _value(plugin, node, attr) for name, attr in defaults.items()}, **given}
+    return {**{name: _value(plugin, node, attr) for name, attr in defaults.items()}, **attributes}
 
 
 def _at_opset_of(proto: onnx.ModelProto, plugin: Plugin) -> onnx.FunctionProto:
-    """Return the function at the model's opset; onnxruntime wants them to be the same."""
-    wanted = next(o.version for o in proto.opset_import if o.domain in _DEFAULT_DOMAINS)
+    """Return the function at the model's opset; onnxruntime requires them to be equal."""
+    model_opset = next(o.version for o in proto.opset_import if o.domain in _DEFAULT_DOMAINS)
     function = onnx.FunctionProto()
     function.CopyFrom(plugin.function)
     own = next((o for o in function.opset_import if o.domain in _DEFAULT_DOMAINS), None)
     if own is None:
         raise PluginError(f"{plugin.title}: its function imports no standard ONNX opset; add one")
     for node in function.node:
-        if node.domain in _DEFAULT_DOMAINS and _since(node, own.version) != _since(node, wanted):
+        if node.domain in _DEFAULT_DOMAINS and _since(node, own.version) != _since(
+            node, model_opset
+        ):
             raise PluginError(
                 f"{plugin.title}: {node.op_type} of opset {own.version} is another one in opset "
-                f"{wanted}, that of the model; write the function for opset {wanted}"
+                f"{model_opset}, that of the model; write the function for opset {model_opset}"
             )
-    own.version = wanted
+    own.version = model_opset
     context = onnx.checker.C.CheckerContext()
     context.ir_version = IR_VERSION
     context.opset_imports = {o.domain: o.version for o in function.opset_import}
@@ -144,20 +145,20 @@ def _since(node: onnx.NodeProto, opset: int) -> int | None:
         return None
 
 
-def _give(node: ir.Node, plugin: Plugin) -> bool:
-    """Set the shapes that are not known; whether there were any."""
+def _set_shapes(node: ir.Node, plugin: Plugin) -> bool:
+    """Set unknown output shapes; return True if there were any."""
     inputs = [_tensor(value) for value in node.inputs]
     pairs = zip(inputs, node.inputs, strict=True)
-    if any(one is None and value is not None for one, value in pairs):
+    if any(tensor is None and value is not None for tensor, value in pairs):
         return False  # dynamic, or waiting for others
     attributes = node.attributes.values()
     shapes = shapes_of(plugin, str(node.name), inputs, attributes, len(node.outputs))
-    made = zip(node.outputs, shapes, strict=True)
-    return [value for value, shape in made if _agree(plugin, value, shape)] != []
+    outputs = zip(node.outputs, shapes, strict=True)
+    return [value for value, shape in outputs if _set_or_check(plugin, value, shape)] != []
 
 
-def _agree(plugin: Plugin, value: ir.Value, shape: tuple[int, ...]) -> bool:
-    """Set or check one shape; whether it was not known."""
+def _set_or_check(plugin: Plugin, value: ir.Value, shape: tuple[int, ...]) -> bool:
+    """Set or check a shape; return True if it was unknown."""
     known = value.shape
     if known is not None and all(isinstance(dim, int) for dim in known):
         if tuple(known) != shape:

@@ -24,13 +24,17 @@ def load_plugins(path: str | Path) -> tuple[Plugin, ...]:
         raise PluginError(
             f"the plugin file {path} does not run: {type(error).__name__}: {first_line(error)}"
         ) from error
-    found = getattr(module, "PLUGINS", None)
-    if not isinstance(found, tuple) or not found or not all(isinstance(p, Plugin) for p in found):
+    plugins = getattr(module, "PLUGINS", None)
+    if (
+        not isinstance(plugins, tuple)
+        or not plugins
+        or not all(isinstance(p, Plugin) for p in plugins)
+    ):
         raise PluginError(
             f"the plugin file {path} ends in no tuple PLUGINS of toolkit.plugins.Plugin; add one, "
             "such as PLUGINS = (MY_PLUGIN,)"
         )
-    return found
+    return plugins
 
 
 def load_module(path: Path) -> ModuleType:

@@ -1,9 +1,11 @@
-"""INT8 on the graph: ranges from data, Q/DQ along a plan, what helps, and the forms of others.
+"""INT8 quantization of a graph: ranges from data, corrections of weights, Q/DQ along a plan.
 
-data, split, observe       samples -> every activation
-fit, steps, ranges         -> ranges, optional steps -> a table
-trial, metrics, effect     INT8 tried without building; what it costs, and whether a change helps
-equalise, bias_correction  what may make INT8 better; adjust does it again from a table
-scale_rules, quantize      ranges as the DLA wants them -> Q/DQ graph (weights: the integers)
-qdq_*                      Q/DQ models written for TensorRT, checked, and read
+quantize      ranges + placement -> Q/DQ graph; which operators are quantized
+weights       weights and biases -> integers
+gpu_operands  which operands the GPU reads in INT8
+ranges/       calibration data -> calibration table
+corrections/  optional changes of weights: equalisation, bias correction
+trials/       INT8 accuracy without a build; accuracy budgets
+scales/       ranges unified for the scale rules of the DLA
+qdq/          Q/DQ models: write, check, import
 """

@@ -2,17 +2,17 @@
 
     q = clip(round(x / s), -128, 127),  x' = q s,  s = amax / 127
 
-Activations have one scale per tensor, weights one per output channel (s_w = max|w_c| / 127), and a
-bias is INT32 with scale s_x s_w, so that Conv(x', w') + b is exact in integers. Where the weights
-of a channel are so small that its bias would leave INT32 (batch normalisation switches channels
-off that way), s_w is raised to the least that holds the bias.
+Activations are quantized per tensor, weights per output channel (s_w = max|w_c| / 127). A bias is
+INT32 with scale s_x s_w, so that Conv(x', w') + b is exact in integers. If the weights of a channel
+are so small that its bias would overflow INT32 (batch normalisation switches channels off that
+way), s_w is raised to the smallest value that holds the bias.
 
-A rectifier keeps its operand's scale: relu(Q'(x)) = Q'(relu(x)) for the same s, because rounding is
-monotone and Q(0) = 0; quantizing on both sides of it costs nothing and lets runtimes fuse Conv and
+A ReLU keeps the scale of its operand: relu(Q'(x)) = Q'(relu(x)) for the same s, because rounding is
+monotone and Q(0) = 0. Quantizing on both sides of it costs nothing and lets runtimes fuse Conv and
 Q.
 
-What crosses between processors is INT8: its Q lies in the segment that makes it, its DQ in each
-segment that reads it. Within a segment the same grid is stored as UINT8 with zero point 128
+A tensor that crosses between processors is INT8: Q is in the segment that computes it, DQ in each
+segment that reads it. Within a segment the same values are stored as UINT8 with zero point 128
 (stored + 128), for which onnxruntime has integer kernels on every CPU.
 """
 
@@ -28,9 +28,9 @@ from toolkit.errors import BuildError
 from toolkit.quantize.qdq.writer import QdqWriter
 from toolkit.quantize.weights import bias_per_channel, constant_of, quantize_weight
 
-# Constants of this size and infinities mask attention scores; no scale holds them and a signal.
+# Larger constants are attention masks; no INT8 scale represents them and a signal.
 MASK = 1e30
-# What carries a mask from the constant that holds it to the Softmax that ends it.
+# Operators between a mask constant and the Softmax.
 MASK_CARRIERS = frozenset(
     {"Add", "Cast", "Concat", "Expand", "Gather", "Mul", "Reshape", "Slice", "Squeeze", "Sub"}
     | {"Tile", "Transpose", "Trilu", "Unsqueeze", "Where"}
@@ -81,12 +81,12 @@ class QuantizedModel:
 
 
 def rectified_operands(model: ir.Model) -> dict[str, str]:
-    """Operand -> result of rectifiers that alone read their operand; one range serves both.
+    """Operand -> result of ReLUs that are the only reader of their operand; both share one range.
 
     For f = max(0, x), with or without an upper bound, f(Q'(x)) = Q'(f(x)) at the scale of f(x),
-    whose range no bound lies within: what Q' clips, f clips too.
+    which is within the bounds of f: f clips whatever Q' clips.
     """
-    found = {}
+    result_of = {}
     for node in model.graph:
         if node.domain != "" or node.op_type not in ("Relu", "Clip"):
             continue
@@ -96,12 +96,12 @@ def rectified_operands(model: ir.Model) -> dict[str, str]:
         if operand is None or operand.producer() is None or operand.is_graph_output():
             continue
         if len(list(operand.uses())) == 1:
-            found[str(operand.name)] = str(result.name)
-    return found
+            result_of[str(operand.name)] = str(result.name)
+    return result_of
 
 
 def with_operands(model: ir.Model, amax: Mapping[str, float]) -> dict[str, float]:
-    """The ranges of `calibrated_tensors` and those that follow from them, where none is given."""
+    """Return `amax` with the ranges of ReLU operands added, where they are missing."""
     complete = dict(amax)
     for operand, result in reversed(rectified_operands(model).items()):
         if result in complete:
@@ -116,19 +116,19 @@ def _constant(node: ir.Node, index: int) -> float | None:
 
 
 def calibrated_tensors(model: ir.Model) -> tuple[str, ...]:
-    """The float32 activations to observe: all but masks, and what a rectifier alone reads."""
+    """The float32 activations to observe: all but masks and operands that only a ReLU reads."""
     graph = model.graph
-    left_out = masked_tensors(model) | rectified_operands(model).keys()
+    excluded = masked_tensors(model) | rectified_operands(model).keys()
     values = [*graph.inputs, *(out for node in graph for out in node.outputs)]
     return tuple(
         str(v.name)
         for v in values
-        if v.dtype == ir.DataType.FLOAT and v.name and _used(v) and str(v.name) not in left_out
+        if v.dtype == ir.DataType.FLOAT and v.name and _used(v) and str(v.name) not in excluded
     )
 
 
 def masked_tensors(model: ir.Model) -> frozenset[str]:
-    """The activations that hold the huge numbers of a mask; what reads them computes in float."""
+    """The activations that carry an attention mask; their readers compute in floating point."""
     masks = {value for value in model.graph.initializers.values() if _holds_mask(value)}
     constants = frozenset(masks)
     for node in model.graph:
@@ -140,17 +140,20 @@ def masked_tensors(model: ir.Model) -> frozenset[str]:
 def int8_nodes(
     model: ir.Model, keep_float: frozenset[str] = frozenset()
 ) -> tuple[tuple[ir.Node, QuantizedOp], ...]:
-    """The nodes that compute in INT8, with their rows: all rows but masks, `keep_float`."""
+    """The nodes that compute in INT8, with their rows of QUANTIZED_OPS.
+
+    Left out: nodes that read or write masks, and those in `keep_float`.
+    """
     masks = masked_tensors(model)
-    found = []
+    nodes = []
     for node in model.graph:
         row = QUANTIZED_OPS.get(node.op_type)
         if row is None or node.domain != "" or str(node.name) in keep_float:
             continue
         tensors = (*node.inputs, *node.outputs)
         if not any(str(value.name) in masks for value in tensors if value is not None):
-            found.append((node, row))
-    return tuple(found)
+            nodes.append((node, row))
+    return tuple(nodes)
 
 
 def quantize(
@@ -168,8 +171,8 @@ def quantize(
     `int8_segments` those whose boundaries are INT8 wherever a range is known (the DLA's).
     `keep_float` names nodes that compute in floating point: their weights stay as they are, and
     no activation is rounded for them; they read INT8 only where it crosses between processors.
-    `operands`: what nodes read in INT8 in place of what their row says, by index; a node that reads
-    nothing so computes in floating point (`toolkit.quantize.gpu_rounding`).
+    `operands`: node -> indices of the operands that it reads in INT8, instead of those of its row;
+    () is a node in floating point (`toolkit.quantize.gpu_operands`).
 
     Raises BuildError: a tensor that must be quantized has no range.
     """
@@ -185,22 +188,22 @@ def quantize(
 def int8_reads(
     model: ir.Model, keep_float: frozenset[str], operands: Mapping[str, tuple[int, ...]]
 ) -> tuple[tuple[ir.Node, QuantizedOp], ...]:
-    """The nodes of `int8_nodes`, but with the `operands` of `quantize` where there are some."""
+    """`int8_nodes`, with `operands` of `quantize` in place of those of the row."""
     known = dict(int8_nodes(model, keep_float))
-    found = []
+    nodes = []
     for node in model.graph:
-        row, given = known.get(node), operands.get(str(node.name))
-        if given is not None:
-            row = replace(row or QuantizedOp(node.op_type, ()), activations=given)
-        if given == ():
+        row, indices = known.get(node), operands.get(str(node.name))
+        if indices is not None:
+            row = replace(row or QuantizedOp(node.op_type, ()), activations=indices)
+        if indices == ():
             row = None
         if row is not None:
-            found.append((node, row))
-    return tuple(found)
+            nodes.append((node, row))
+    return tuple(nodes)
 
 
 class _Inserter:
-    """Collects which uses read which tensor in INT8, then writes Q and DQ nodes once each."""
+    """Collects the uses of each tensor in INT8, then writes each Q and DQ node once."""
 
     def __init__(
         self,
@@ -220,7 +223,7 @@ class _Inserter:
         self._uses: dict[ir.Value, list[tuple[ir.Node, int]]] = {}
 
     def quantize_node(self, node: ir.Node, row: QuantizedOp) -> None:
-        """Mark a node's activations, and replace its weight and bias by integers and DQ."""
+        """Mark a node's activations; replace its weight and bias by integers and DQ."""
         indexes = range(len(node.inputs)) if row.activations is None else row.activations
         for index in indexes:
             value = node.inputs[index]
@@ -228,25 +231,25 @@ class _Inserter:
                 self._require(node, value)
                 self._read_in_int8(value, node, index)
         first, weight = node.inputs[0], constant_of(node, row.weight)
-        # A vector has no output channels, and operands of other types compute as they are.
+        # A vector has no output channels; operands of other types stay as they are.
         if weight is None or weight.ndim < 2 or first is None or not is_activation(first):
             return
         step = scale_of(self.amax[str(first.name)])
         axis = weight_axis(node, row, weight)
         bias = bias_per_channel(constant_of(node, row.bias), weight, axis)
-        found = quantize_weight(weight, bias, axis, step)
-        self._dequantized(node, row.weight, found.stored, found.scale, axis)
-        if found.bias is not None and found.bias_scale is not None:
-            self._dequantized(node, row.bias, found.bias, found.bias_scale, 0)
+        quantized = quantize_weight(weight, bias, axis, step)
+        self._replace_constant(node, row.weight, quantized.stored, quantized.scale, axis)
+        if quantized.bias is not None and quantized.bias_scale is not None:
+            self._replace_constant(node, row.bias, quantized.bias, quantized.bias_scale, 0)
 
     def quantize_boundaries(self, int8_segments: frozenset[str]) -> None:
-        """Mark what enters or leaves INT8 segments from or to another segment."""
+        """Mark the tensors that enter or leave INT8 segments."""
         for node in list(self.graph):
             for index, value in enumerate(node.inputs):
                 if value is None or not is_activation(value) or str(value.name) not in self.amax:
                     continue
-                maker = value.producer()
-                source = self.segment_of[str(maker.name)] if maker else ""
+                producer = value.producer()
+                source = self.segment_of[str(producer.name)] if producer else ""
                 target = self.segment_of[str(node.name)]
                 if source != target and {source, target} & int8_segments:
                     self._read_in_int8(value, node, index)
@@ -258,46 +261,48 @@ class _Inserter:
             by_segment: dict[str, list[tuple[ir.Node, int]]] = {}
             for node, index in uses:
                 by_segment.setdefault(self.segment_of[str(node.name)], []).append((node, index))
-            maker = value.producer()
-            home = self.segment_of[str(maker.name)] if maker else None
+            producer = value.producer()
+            producer_segment = self.segment_of[str(producer.name)] if producer else None
             self._keep_scale_before(value, scale)
             stored: ir.Value | None = None
             for segment, members in by_segment.items():
                 source = value
-                if home not in {None, segment}:
-                    stored = stored or self._stored(value, scale, str(home))
-                    source = self._restored(stored, value, scale, segment)
+                if producer_segment not in {None, segment}:
+                    stored = stored or self._quantized(value, scale, str(producer_segment))
+                    source = self._dequantized(stored, value, scale, segment)
                 if source is value or any(node.op_type in QUANTIZED_OPS for node, _ in members):
                     source = self._rounded(source, f"{value.name}_{segment}", scale, segment)
                 for node, index in members:
                     node.replace_input_with(index, source)
 
     def _keep_scale_before(self, value: ir.Value, scale: float) -> None:
-        """Quantize the operand of a scale-keeping maker with the same scale."""
-        maker = value.producer()
-        if maker is None or maker.op_type not in SCALE_KEEPING_OPS:
+        """Quantize the operand of a scale-keeping producer with the same scale."""
+        producer = value.producer()
+        if producer is None or producer.op_type not in SCALE_KEEPING_OPS:
             return
-        operand = maker.inputs[0]
+        operand = producer.inputs[0]
         if operand is None or operand in self._uses or len(list(operand.uses())) != 1:
             return
         if any(str(use.node.name) in self.keep_float for use in value.uses()):
-            return  # it reads the result as it is
-        inner = operand.producer()
-        segment = self.segment_of[str(maker.name)]
-        if inner is None or self.segment_of[str(inner.name)] != segment:
+            return  # this reader needs the unquantized result
+        operand_producer = operand.producer()
+        segment = self.segment_of[str(producer.name)]
+        if operand_producer is None or self.segment_of[str(operand_producer.name)] != segment:
             return
         rounded = self._rounded(operand, f"{operand.name}_{segment}", scale, segment)
-        maker.replace_input_with(0, rounded)
+        producer.replace_input_with(0, rounded)
 
-    def _stored(self, value: ir.Value, scale: float, segment: str) -> ir.Value:
-        """INT8 of a value that leaves its segment; zero point 0, as processors pass it on."""
+    def _quantized(self, value: ir.Value, scale: float, segment: str) -> ir.Value:
+        """INT8 with zero point 0, for a value that leaves its segment."""
         parameters = self._parameters(value, scale, np.int8)
         name = f"{value.name}_int8"
         quantized = self._writer.quantize(value, parameters, name, dtype=ir.DataType.INT8)
         self.scales[str(quantized.name)] = scale
         return self._in(segment, quantized)
 
-    def _restored(self, stored: ir.Value, value: ir.Value, scale: float, segment: str) -> ir.Value:
+    def _dequantized(
+        self, stored: ir.Value, value: ir.Value, scale: float, segment: str
+    ) -> ir.Value:
         parameters = self._parameters(value, scale, np.int8)
         name = f"{value.name}_{segment}_restored"
         return self._in(segment, self._writer.dequantize(stored, parameters, name))
@@ -310,10 +315,10 @@ class _Inserter:
         return self._in(segment, self._writer.dequantize(stored, parameters, name))
 
     def _in(self, segment: str, value: ir.Value) -> ir.Value:
-        """Put the node that makes a value into a segment."""
-        maker = value.producer()
-        assert maker is not None
-        self.segment_of[str(maker.name)] = segment
+        """Assign the producer of a value to a segment."""
+        producer = value.producer()
+        assert producer is not None
+        self.segment_of[str(producer.name)] = segment
         return value
 
     def _parameters(
@@ -344,7 +349,7 @@ class _Inserter:
         if (node, index) not in uses:
             uses.append((node, index))
 
-    def _dequantized(
+    def _replace_constant(
         self,
         node: ir.Node,
         index: int | None,
@@ -370,7 +375,7 @@ class _Inserter:
 
 
 def is_activation(value: ir.Value) -> bool:
-    """Whether a value is computed in float32: what INT8 gives a range."""
+    """True if a value is a float32 activation, which INT8 gives a range."""
     return value.const_value is None and value.dtype == ir.DataType.FLOAT
 
 

@@ -1,10 +1,10 @@
-"""Weights and biases -> integers, for one step s_x of the activation that they meet.
+"""Quantize weights and biases, given the scale s_x of the activation.
 
     w_q = clip(round(w / s_w), -127, 127),   s_w = max|w_c| / 127 per output channel c
     b_q = round(b / (s_x s_w)), INT32
 
-Where the weights of a channel are so small that its bias would leave INT32 (batch normalisation
-switches channels off that way), s_w is raised to the least that holds the bias.
+If the weights of a channel are so small that its bias would overflow INT32 (batch normalisation
+switches channels off that way), s_w is raised to the smallest value that holds the bias.
 """
 
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 INT8_MAX = 127.0
-# What a bias may take of the INT32 in which products are summed up.
+# Largest |quantized bias|; it leaves the INT32 accumulator room for the products.
 BIAS_MAX = 2.0**30
-# Below it float32 loses digits, and runtimes divide by what they have flushed to zero.
-LEAST_SCALE = float(np.finfo(np.float32).tiny)
+# Smaller scales are denormal: runtimes flush them to zero and then divide by them.
+MIN_SCALE = float(np.finfo(np.float32).tiny)
 
 
 @dataclass(frozen=True, slots=True)
 class IntegerWeight:
     """`stored` INT8 with `scale` float32 [channels] along `axis`, or [] where `axis` is None.
 
-    `bias` INT32 [channels] with `bias_scale` float32 [channels]; None where it stays as it is.
+    `bias` INT32 [channels] with `bias_scale` float32 [channels]; None: the bias is not quantized.
     """
 
     stored: NDArray[np.int8]
@@ -34,11 +34,11 @@ class IntegerWeight:
     bias_scale: NDArray[np.float32] | None
 
     def restored(self) -> NDArray[np.float32]:
-        """What DequantizeLinear makes of the weight."""
+        """The dequantized weight."""
         return self.stored.astype(np.float32) * _along(self.scale, self.axis, self.stored.ndim)
 
     def restored_bias(self) -> NDArray[np.float32] | None:
-        """What DequantizeLinear makes of the bias, [channels]."""
+        """The dequantized bias, [channels]."""
         if self.bias is None or self.bias_scale is None:
             return None
         return self.bias.astype(np.float32) * self.bias_scale
@@ -48,27 +48,28 @@ def quantize_weight(
     weight: NDArray[np.float32],
     bias: NDArray[np.float32] | None,
     axis: int | None,
-    step: float | None,
+    activation_scale: float | None,
 ) -> IntegerWeight:
     """Quantize a weight and its bias.
 
-    `axis` is the output-channel axis; None gives the whole weight one scale. `step` is s_x; None
-    for an activation that stays in floating point, whose bias then stays so too. `bias` has one
-    number for each channel in any shape.
+    `axis`: output-channel axis, None: per tensor. `activation_scale`: s_x; None if the activation
+    stays in floating point, and then so does the bias. `bias`: one number per channel, any shape.
     """
     channels = weight.shape[axis] if axis is not None else 1
-    flat = np.zeros(channels) if bias is None or step is None else bias.reshape(-1)
-    least = np.maximum(np.abs(flat) / BIAS_MAX, LEAST_SCALE) / (step or 1.0)
-    others = tuple(i for i in range(weight.ndim) if i != axis)
-    limit = np.abs(weight).max(axis=others).astype(np.float64)
-    raised = np.maximum(limit / INT8_MAX, np.maximum(least, LEAST_SCALE))
-    scale = np.asarray(raised if axis is not None else raised.reshape(-1)[0], np.float32)
-    steps = np.rint(weight / _along(scale, axis, weight.ndim))
-    stored = np.clip(steps, -INT8_MAX, INT8_MAX).astype(np.int8)
-    if step is None or not flat.any():
+    flat = np.zeros(channels) if bias is None or activation_scale is None else bias.reshape(-1)
+    min_scale = np.maximum(np.abs(flat) / BIAS_MAX, MIN_SCALE) / (activation_scale or 1.0)
+    reduced_axes = tuple(i for i in range(weight.ndim) if i != axis)
+    max_abs = np.abs(weight).max(axis=reduced_axes).astype(np.float64)
+    channel_scale = np.maximum(max_abs / INT8_MAX, np.maximum(min_scale, MIN_SCALE))
+    scale = np.asarray(
+        channel_scale if axis is not None else channel_scale.reshape(-1)[0], np.float32
+    )
+    rounded = np.rint(weight / _along(scale, axis, weight.ndim))
+    stored = np.clip(rounded, -INT8_MAX, INT8_MAX).astype(np.int8)
+    if activation_scale is None or not flat.any():
         return IntegerWeight(stored, scale, axis, None, None)
-    stored_bias = np.rint(flat / (scale.astype(np.float64) * step)).astype(np.int32)
-    bias_scale = np.asarray(scale * step, np.float32)
+    stored_bias = np.rint(flat / (scale.astype(np.float64) * activation_scale)).astype(np.int32)
+    bias_scale = np.asarray(scale * activation_scale, np.float32)
     return IntegerWeight(stored, scale, axis, stored_bias, bias_scale)
 
 
@@ -84,11 +85,11 @@ def constant_of(node: ir.Node, index: int | None) -> NDArray[np.float32] | None:
 def bias_per_channel(
     bias: NDArray[np.float32] | None, weight: NDArray[np.float32], axis: int | None
 ) -> NDArray[np.float32] | None:
-    """The bias if it has one number for each output channel; others stay in floating point."""
+    """The bias if it has one number per output channel, else None (it stays in floating point)."""
     channels = weight.shape[axis] if axis is not None else 1
     return bias if bias is not None and bias.shape in {(channels,), (1, channels)} else None
 
 
 def _along(scale: NDArray[np.float32], axis: int | None, rank: int) -> NDArray[np.float32]:
-    others = tuple(i for i in range(rank) if i != axis)
-    return scale if axis is None else np.expand_dims(scale, others)
+    other_axes = tuple(i for i in range(rank) if i != axis)
+    return scale if axis is None else np.expand_dims(scale, other_axes)

@@ -16,12 +16,13 @@ the order and also with fused multiply-add,
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from device.padding import same_padding
 from device.runtime.dla import accumulator
 
 Int8s = NDArray[np.int8]
@@ -50,6 +51,20 @@ class Geometry:
         rows = height + top + bottom - (self.kernel[0] - 1) * self.dilations[0] - 1
         columns = width + left + right - (self.kernel[1] - 1) * self.dilations[1] - 1
         return rows // self.strides[0] + 1, columns // self.strides[1] + 1
+
+    def same(self, shape: tuple[int, ...], auto_pad: str) -> "Geometry":
+        """Return it with the SAME padding of an input (N, C, H, W)."""
+        (top, bottom), (left, right) = (
+            same_padding(
+                shape[2 + axis],
+                -(-shape[2 + axis] // self.strides[axis]),
+                stride=self.strides[axis],
+                span=(self.kernel[axis] - 1) * self.dilations[axis] + 1,
+                upper=auto_pad == "SAME_UPPER",
+            )
+            for axis in range(2)
+        )
+        return replace(self, pads=(top, left, bottom, right))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """A Q/DQ segment as steps of the DLA: which layer each node becomes, row by row (`ROWS`).
 
-A layer reads INT8 and, if a Q ends it (`emulated_forms`), gives INT8 through the output stages.
+A layer reads INT8 and, if a Q ends it (`forms.py`), gives INT8 through the output stages.
 Pooling, bounds and moves keep the grid of their input. What is left computes in floating point
-(`emulated_float`). A node that none of this fits is refused by name.
+(`float_ops.py`). A node that none of this fits is refused by name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +17,11 @@ from device.runtime.dla.rounding import Floats
 from device.runtime.dla.scales import ScaleError
 from device.runtime.emulation import float_ops
 from device.runtime.emulation.forms import Ending, Grid, Integers, activation_of, find_ending
+from device.runtime.emulation.options import Mode
 from device.runtime.emulation.pooling import window_of
 from device.runtime.emulation.products import product_of
 from device.runtime.emulation.segment_graph import Graph, Node
-from device.runtime.emulation.steps import Function, Lowered, Lowering, Mode
+from device.runtime.emulation.steps import Function, Lowered, Lowering
 
 Array = NDArray[Any]
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from device.padding import is_same
 from device.runtime.dla.convolution import Geometry
 from device.runtime.dla.pooling import Window
-from device.runtime.emulation.products import same_pads
 from device.runtime.emulation.segment_graph import Node
 
 
@@ -23,9 +23,8 @@ class PoolingNode:
         """Return the window on an input of the shape (batch, channels, height, width)."""
         size = self.size if self.size is not None else (shape[2], shape[3])
         pads = self.pads
-        if self.auto_pad.startswith("SAME"):
-            moves = Geometry(size, self.strides)
-            pads = same_pads(moves, shape[2:4], upper=self.auto_pad == "SAME_UPPER")
+        if is_same(self.auto_pad):
+            pads = Geometry(size, self.strides).same(shape, self.auto_pad).pads
         return Window(size, self.strides, pads, self.ceil_mode)
 
 

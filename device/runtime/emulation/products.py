@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from device.padding import is_same
 from device.runtime.dla import convolution, layers, scales
 from device.runtime.dla.convolution import Geometry, Kernel
 from device.runtime.dla.rounding import Floats, Ints
@@ -74,24 +75,9 @@ class Product:
 
     def _fitted(self, x: Array) -> Kernel:
         """Return the kernel with the padding that `auto_pad` asks for at this size."""
-        if not self.auto_pad.startswith("SAME"):
+        if not is_same(self.auto_pad):
             return self.kernel
-        pads = same_pads(self.kernel.geometry, x.shape[2:4], upper=self.auto_pad == "SAME_UPPER")
-        return replace(self.kernel, geometry=replace(self.kernel.geometry, pads=pads))
-
-
-def same_pads(
-    geometry: Geometry, size: tuple[int, ...], *, upper: bool
-) -> tuple[int, int, int, int]:
-    """Return ONNX's SAME padding: as many positions as ceil(size / stride)."""
-    before, after = [], []
-    for axis in range(2):
-        length, stride = size[axis], geometry.strides[axis]
-        reach = (geometry.kernel[axis] - 1) * geometry.dilations[axis] + 1
-        total = max(0, (-(-length // stride) - 1) * stride + reach - length)
-        before.append(total // 2 if upper else total - total // 2)
-        after.append(total - before[-1])
-    return before[0], before[1], after[0], after[1]
+        return replace(self.kernel, geometry=self.kernel.geometry.same(x.shape, self.auto_pad))
 
 
 def product_of(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +12,11 @@ from device.runtime.dla import layers
 from device.runtime.dla.layers import Arithmetic, Path, Sums
 from device.runtime.emulation import float_ops
 from device.runtime.emulation.forms import Ending, Form, Grid, Integers, Real, scale_of
+from device.runtime.emulation.options import Mode
 from device.runtime.emulation.segment_graph import Graph, Node
 
 Array = NDArray[Any]
 Function = Callable[[Sequence[Array]], Array]
-Mode = Literal["exact", "fast"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Runs a DLA segment with the DLA's INT8 arithmetic in software (`device/runtime/dla`).
 
 It reads the portable implementation, a Q/DQ graph, and turns it into layers of the DLA
-(`emulated_lowering`). Where onnxruntime rounds halves to even, keeps scales in floating point and
-averages in one step, this rounds halves away from zero, has scales of 16 bits, and rounds an
-average twice. It is asked for, never chosen: silicon may differ (docs/EMULATOR.md).
+(`device/runtime/emulation`). Where onnxruntime rounds halves to even, keeps scales in floating
+point and averages in one step, this rounds halves away from zero, has scales of 16 bits, and rounds
+an average twice. It is asked for, never chosen: silicon may differ (docs/EMULATOR.md).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,26 +17,14 @@ from numpy.typing import NDArray
 from device.engine.file import Engine
 from device.engine.manifest import Portable, Segment
 from device.errors import SessionError
-from device.runtime.dla.layers import Arithmetic
 from device.runtime.emulation import segment_graph
 from device.runtime.emulation.forms import Form, Grid
 from device.runtime.emulation.lowering import lower
-from device.runtime.emulation.steps import Mode, Step
+from device.runtime.emulation.options import Emulation
+from device.runtime.emulation.steps import Step
+from device.runtime.executors.protocol import Executor, SegmentContext
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Emulation:
-    """How to emulate.
-
-    Mode `exact` goes through every stage in integers; `fast` takes one step in float64 wherever
-    that is proven to give the same. Arithmetic `hardware` has scales of 16 bits and a shift,
-    `ideal` exact ones.
-    """
-
-    mode: Mode = "fast"
-    arithmetic: Arithmetic = "hardware"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +51,21 @@ def why_not() -> str | None:
     return segment_graph.why_not()
 
 
-class EmulatedExecutor:
+def requested(context: SegmentContext) -> bool:
+    """Return whether a segment is for a DLA, and the session is to emulate those."""
+    return context.options.emulation is not None and context.segment.processor.startswith("dla")
+
+
+def load(context: SegmentContext, implementation: Portable) -> Executor:
+    """Load a segment; see `EmulatedExecutor`."""
+    options = context.options
+    emulation = options.emulation or Emulation()
+    return EmulatedExecutor(
+        context.engine, context.segment, implementation, emulation, options.threads
+    )
+
+
+class EmulatedExecutor(Executor):
     """One DLA segment in software.
 
     Its products run in numpy's BLAS, on one thread unless told otherwise: the threads of a BLAS
@@ -93,9 +95,15 @@ class EmulatedExecutor:
         self.floating: tuple[str, ...] = tuple(
             step.node for step in lowered.steps if step.scale is None and step.op != "Cast"
         )
-        self.description = (
+        self._emulation = emulation
+
+    @property
+    def description(self) -> str:
+        """The mode, the scales, and how many nodes have no INT8 arithmetic."""
+        emulation, count = self._emulation, len(self.floating)
+        return (
             f"the DLA's arithmetic in software, {emulation.mode}, {emulation.arithmetic} scales"
-            + (f", {len(self.floating)} nodes in floating point" if self.floating else "")
+            + (f", {count} nodes in floating point" if count else "")
         )
 
     def run(
@@ -104,25 +112,21 @@ class EmulatedExecutor:
         outputs: Mapping[str, Array | None],
         sizes: Mapping[str, int],
     ) -> dict[str, Array]:
-        """Run on arrays; write each output into its array, or a new one for None.
-
-        `sizes` are for other executors: these steps read them from the shapes.
-        Raises SessionError if a step fails on these shapes.
-        """
+        """Run every layer; see `Executor.run`. Sizes are read from the shapes."""
         values = dict(inputs)
         for _ in self._run(values):
             pass
-        made = {name: self._output(name, values) for name in outputs}
+        results = {name: self._output(name, values) for name in outputs}
         for name, target in outputs.items():
             if target is not None:
-                if target.shape != made[name].shape:
+                if target.shape != results[name].shape:
                     raise SessionError(
-                        f"{self._where}: output {name!r} has the shape {made[name].shape}, the "
+                        f"{self._where}: output {name!r} has the shape {results[name].shape}, the "
                         f"engine says {target.shape}; build it again"
                     )
-                target[...] = made[name]
-                made[name] = target
-        return made
+                target[...] = results[name]
+                results[name] = target
+        return results
 
     def trace(
         self, inputs: Mapping[str, Array], go_on_with: Callable[[Made], Array] | None = None

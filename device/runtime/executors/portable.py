@@ -14,6 +14,7 @@ import numpy.typing as npt
 from device.engine.file import Engine
 from device.engine.manifest import Portable, Segment, TensorInfo
 from device.errors import SessionError
+from device.runtime.executors.protocol import Executor, SegmentContext
 
 Array = npt.NDArray[Any]
 
@@ -70,7 +71,18 @@ def why_not() -> str | None:
     return None
 
 
-class PortableExecutor:
+def load(context: SegmentContext, implementation: Portable) -> Executor:
+    """Load a segment; see `PortableExecutor`."""
+    return PortableExecutor(
+        context.engine,
+        context.segment,
+        implementation,
+        context.tensors,
+        context.options.threads,
+    )
+
+
+class PortableExecutor(Executor):
     """One segment in an onnxruntime session, on the CPU only.
 
     The weights are read from the engine file in place while the session is made; onnxruntime keeps
@@ -96,7 +108,6 @@ class PortableExecutor:
         self._errors = _error_types(onnxruntime)
         self._where = f"{engine.path}: segment {segment.name!r}"
         onnxruntime.set_default_logger_severity(_FATAL)
-        self.description = f"onnxruntime {onnxruntime.__version__}, CPU"
         try:
             self._session = onnxruntime.InferenceSession(
                 engine.entry(implementation.model).tobytes(),
@@ -112,18 +123,18 @@ class PortableExecutor:
         self._check("inputs", segment.inputs, self._session.get_inputs(), tensors)
         self._check("outputs", segment.outputs, self._session.get_outputs(), tensors)
 
+    @property
+    def description(self) -> str:
+        """The version of onnxruntime."""
+        return f"onnxruntime {self._runtime.__version__}, CPU"
+
     def run(
         self,
         inputs: Mapping[str, Array],
         outputs: Mapping[str, Array | None],
         sizes: Mapping[str, int],
     ) -> dict[str, Array]:
-        """Run the segment on contiguous arrays and return its outputs by name.
-
-        An output is written into the array given for it, or into a new one where None is given.
-        `sizes` are for other executors: onnxruntime reads them from the shapes.
-        Raises SessionError if onnxruntime fails, or makes another shape than that of the array.
-        """
+        """Run the segment; see `Executor.run`. onnxruntime reads the sizes from the shapes."""
         wrap = self._runtime.OrtValue.ortvalue_from_numpy  # looks at the array, no copy
         try:
             binding = self._session.io_binding()
@@ -135,13 +146,13 @@ class PortableExecutor:
                 else:
                     binding.bind_ortvalue_output(name, wrap(target))
             self._session.run_with_iobinding(binding)
-            made = dict(zip(outputs, binding.get_outputs(), strict=True))
+            values = dict(zip(outputs, binding.get_outputs(), strict=True))
         except self._errors as error:
             raise SessionError(
                 f"{self._where} failed in onnxruntime: {_first_line(error)}"
             ) from error
         return {
-            name: made[name].numpy() if target is None else target
+            name: values[name].numpy() if target is None else target
             for name, target in outputs.items()
         }
 
@@ -174,11 +185,11 @@ class PortableExecutor:
         tensors: Mapping[str, TensorInfo],
     ) -> None:
         """Compare what the model has with what the manifest says: the arena relies on it."""
-        found = {node.name: _TYPES.get(node.type, node.type) for node in nodes}
+        actual = {node.name: _TYPES.get(node.type, node.type) for node in nodes}
         stated = {name: tensors[name].dtype for name in names}
-        if found != stated:
+        if actual != stated:
             raise SessionError(
-                f"{self._where} has the {title} {_pairs(stated)}, its model {_pairs(found)}; "
+                f"{self._where} has the {title} {_pairs(stated)}, its model {_pairs(actual)}; "
                 "build the engine again"
             )
 
@@ -190,8 +201,8 @@ def _pairs(types: Mapping[str, str]) -> str:
 def _error_types(runtime: Any) -> tuple[type[Exception], ...]:  # noqa: ANN401
     """What onnxruntime raises; its own exceptions have no base of their own."""
     state = runtime.capi.onnxruntime_pybind11_state
-    own = (getattr(state, name) for name in dir(state))
-    errors = [one for one in own if isinstance(one, type) and issubclass(one, Exception)]
+    members = (getattr(state, name) for name in dir(state))
+    errors = [m for m in members if isinstance(m, type) and issubclass(m, Exception)]
     return (*errors, RuntimeError, ValueError, MemoryError)
 
 

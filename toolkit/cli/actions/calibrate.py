@@ -103,7 +103,7 @@ def keep_weights(options: RangeOptions) -> tuple[RangeOptions, list[str]]:
                 f"{option} {switch} changes weights, but a TensorRT cache holds ranges alone; "
                 "write the model that they belong to with --adjusted-model, or leave out --cache."
             )
-    if all(options.asked(switch) == "off" for switch in switches.values()):
+    if all(options.switch(switch) == "off" for switch in switches.values()):
         return options, []
     note = (
         "equalisation and bias correction were left out: the cache is for the model as it is; "

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from calibration.dataset import Sample
 from device.engine.file import Engine, open_engine
 from device.engine.manifest import Manifest
-from device.runtime.executors.emulated import Emulation
+from device.runtime.emulation.options import Emulation
 from device.runtime.session import Dla, Session
 from pipelines.config import Classification, ModelConfig, load_labels, load_model
 from toolkit.errors import BuildError
@@ -21,8 +21,8 @@ from toolkit.evaluate.compare.recorded import Recorded, lay_beside, load_recorde
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.plugins import Plugin
-from toolkit.quantize.corrections.steps import CORRECTION, EQUALISATION
-from toolkit.quantize.qdq.plain import import_qdq
+from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION
+from toolkit.quantize.qdq.importer import import_qdq
 from toolkit.quantize.ranges.data import input_specs, open_data
 from toolkit.quantize.ranges.measure import Report
 from toolkit.quantize.ranges.table_file import has_qdq

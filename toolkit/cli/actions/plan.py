@@ -27,7 +27,7 @@ from toolkit.partition.planning.workload import WorkloadModel
 from toolkit.partition.prepare import Prepared, prepare
 from toolkit.plugins import Plugin
 from toolkit.plugins.functions import give_shapes
-from toolkit.quantize.qdq.plain import import_qdq
+from toolkit.quantize.qdq.importer import import_qdq
 from toolkit.quantize.ranges.table_file import has_qdq, read_ranges, table_of_plain
 
 __all__ = [

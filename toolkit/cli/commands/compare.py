@@ -55,7 +55,7 @@ def compare(
 
     Names the nodes where the DLA's arithmetic loses accuracy, and why. Silicon may differ.
     """
-    from device.runtime.executors.emulated import Emulation
+    from device.runtime.emulation.options import Emulation
     from toolkit.cli.actions.compare import CompareRequest, compare_engine
     from toolkit.evaluate.compare.report import comparison_builtins, comparison_text
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from device.engine.file import Engine
 from device.engine.manifest import TensorInfo
-from device.runtime.executors.cuda import CudaExecutor
+from device.runtime.executors.protocol import Profiler
 from device.runtime.feeds import check_feeds
 from device.runtime.session import Session
 from toolkit.errors import BenchError
@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 
 _LEAST_RUNS = 10  # however long one takes
 _GPU_RUNS = 200  # of the GPU's own times
-_PROFILE_RUNS = 5  # of each piece of work, see device.runtime.cuda.timing
+_PROFILE_RUNS = 5  # of each operation, see device.runtime.cuda.timing
 _LOAD_S = 0.5  # how long the engine runs before clocks are read beside it
 
 
@@ -62,7 +62,7 @@ class GpuTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of work on the GPU, or a whole segment elsewhere.
+    """A tunable operation on the GPU, or a whole segment elsewhere.
 
     `tactic` counts from 0, of `tactics`; `share` is of the times of all rows.
     """
@@ -126,7 +126,7 @@ def measure(
             latency=distribution(latencies),
             gpu=gpu,
             layers=layers,
-            segments=tuple(f"{one.segment}: {one.reason}" for one in first.reports),
+            segments=tuple(f"{report.segment}: {report.reason}" for report in first.reports),
             shapes={name: feed.shape for name, feed in feeds.items()},
         )
 
@@ -282,30 +282,31 @@ def _load(run: _Run, under_load: Callable[[], None]) -> None:
 
 def _gpu_times(engine: Engine, session: Session) -> tuple[GpuTimes, ...]:
     """Time the GPU's segments by events, on what the last inference left in memory."""
-    found = []
+    rows = []
     for segment, executor in zip(engine.manifest.segments, session.executors, strict=True):
-        if isinstance(executor, CudaExecutor):
-            phases = executor.time_phases_us(_GPU_RUNS)
-            found.append(
+        if executor.profiler is not None:
+            phases = executor.profiler.phases(_GPU_RUNS)
+            rows.append(
                 GpuTimes(
                     segment=segment.name,
-                    enqueue=distribution([one.enqueue_us / 1000 for one in phases]),
-                    copy_in=distribution([one.copy_in_us / 1000 for one in phases]),
-                    compute=distribution([one.compute_us / 1000 for one in phases]),
-                    copy_out=distribution([one.copy_out_us / 1000 for one in phases]),
+                    enqueue=distribution([phase.enqueue_us / 1000 for phase in phases]),
+                    copy_in=distribution([phase.copy_in_us / 1000 for phase in phases]),
+                    compute=distribution([phase.compute_us / 1000 for phase in phases]),
+                    copy_out=distribution([phase.copy_out_us / 1000 for phase in phases]),
                 )
             )
-    return tuple(found)
+    return tuple(rows)
 
 
 def _layers(engine: Engine, session: Session, feeds: Mapping[str, Array]) -> tuple[Layer, ...]:
-    whole = [session.segment_times_ms(feeds) for _ in range(_LEAST_RUNS)]
+    """Time each operation where the executor has a profiler, else the whole segment."""
+    runs = [session.segment_times_ms(feeds) for _ in range(_LEAST_RUNS)]
     rows: list[Layer] = []
     for segment, executor in zip(engine.manifest.segments, session.executors, strict=True):
-        if isinstance(executor, CudaExecutor):
-            rows += _gpu_layers(segment.name, executor)
+        if executor.profiler is not None:
+            rows += _profiled_layers(segment.name, executor.profiler)
             continue
-        times = [one[segment.name] for one in whole]
+        times_ms = [run[segment.name] for run in runs]
         rows.append(
             Layer(
                 segment=segment.name,
@@ -313,7 +314,7 @@ def _layers(engine: Engine, session: Session, feeds: Mapping[str, Array]) -> tup
                 kernels=(executor.description,),
                 tactic=0,
                 tactics=1,
-                time_ms=distribution(times).median_ms,
+                time_ms=distribution(times_ms).median_ms,
                 share=0.0,
             )
         )
@@ -321,17 +322,16 @@ def _layers(engine: Engine, session: Session, feeds: Mapping[str, Array]) -> tup
     return tuple(msgspec.structs.replace(row, share=row.time_ms / total) for row in rows)
 
 
-def _gpu_layers(segment: str, executor: CudaExecutor) -> list[Layer]:
-    timed = executor.time_works_us(_PROFILE_RUNS)
+def _profiled_layers(segment: str, profiler: Profiler) -> list[Layer]:
     return [
         Layer(
             segment=segment,
-            nodes=work.nodes,
-            kernels=executor.functions(work.tactics[at]),
-            tactic=at,
-            tactics=len(work.tactics),
-            time_ms=time_us / 1000,
+            nodes=layer.nodes,
+            kernels=layer.kernels,
+            tactic=layer.tactic,
+            tactics=layer.tactics,
+            time_ms=layer.time_us / 1000,
             share=0.0,
         )
-        for (work, time_us), at in zip(timed, executor.tactics, strict=True)
+        for layer in profiler.layer_times(_PROFILE_RUNS)
     ]

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from device.engine.file import Engine
 from device.engine.manifest import Segment
-from device.runtime.executors.emulated import Emulation, Made
+from device.runtime.emulation.options import Emulation
+from device.runtime.executors.emulated import Made
 from toolkit.errors import BuildError
 from toolkit.evaluate.compare import causes
 from toolkit.evaluate.compare.measures import Error, ErrorTally, Worst

@@ -11,9 +11,10 @@ from device.engine.file import Engine
 from device.engine.manifest import Portable, Segment
 from device.runtime.emulation import segment_graph
 from device.runtime.emulation.forms import scale_of
+from device.runtime.emulation.options import Emulation
 from device.runtime.emulation.segment_graph import Graph, Node
 from device.runtime.executors import emulated
-from device.runtime.executors.emulated import EmulatedExecutor, Emulation, Made
+from device.runtime.executors.emulated import EmulatedExecutor, Made
 from toolkit.errors import BuildError, first_line
 
 Array = NDArray[Any]

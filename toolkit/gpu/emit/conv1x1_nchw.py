@@ -10,7 +10,7 @@ from toolkit.gpu.emit.epilogue import (
     weight_matrix,
 )
 from toolkit.gpu.emit.int8_gemm import int8_weights
-from toolkit.gpu.emit.windows import read_window
+from toolkit.gpu.emit.windows import read_window_2d
 from toolkit.gpu.ir.expressions import tensors_read
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Array
@@ -40,7 +40,7 @@ def supports_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> bool:
         return False
     made = {op.outputs[0], *(one.outputs[0] for one in group.after)}
     read = {name for one in group.after for name in tensors_read(one, network.constants)}
-    if not read <= made or not read_window(op, weights.shape[2:], shape, result).is_point:
+    if not read <= made or not read_window_2d(op, weights.shape[2:], shape, result).is_pointwise:
         return False
     item_bytes = ctx.item_bytes if op.inputs[0] not in network.scales else 1
     tiles = gemm_tiles(_product(weights, item_bytes, y), ctx.gpu, split_k=True)
@@ -54,7 +54,7 @@ def emit_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> None:
     filters, depth = weights.shape[:2]
     integer = int8_weights(ctx, op, 0, filters, depth)
     epilogue = epilogue_of(ctx, group, op.input(2), integer)
-    x, pitch = (ctx.stored_pixels if integer else ctx.pixels)(op.inputs[0])
+    x, pitch = ctx.read_nhwc(op.inputs[0], keep_int8=bool(integer))
     values = (integer.values if integer else weights).reshape(filters, depth)
     packed = weight_matrix(ctx, values.T, x.dtype)
     flat = _flat(y)
@@ -97,7 +97,7 @@ def emit_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> None:
     tiles = gemm_tiles(product, ctx.gpu)
     parted = _parted(filters, tiles[0]) if ctx.gpu.has_wgmma else None
     first = () if parted is None else (call(*parted),)
-    ctx.add(group.nodes, *((one,) for one in (*first, *map(call, tiles))))
+    ctx.add_op(group.nodes, *((one,) for one in (*first, *map(call, tiles))))
 
 
 def _parted(filters: int, tile: Tile) -> tuple[Tile, int] | None:

@@ -13,7 +13,7 @@ from toolkit.gpu.emit.epilogue import (
     gemm_constants,
     weight_matrix,
 )
-from toolkit.gpu.emit.windows import Three, WindowNd, three
+from toolkit.gpu.emit.windows import Three, read_transposed_window, read_window, three
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Array, Operation
@@ -48,7 +48,7 @@ def emit_conv3d(ctx: LoweringContext, group: Group) -> None:
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
     check_spatial_rank(op, shape)
     weights = _filters(ctx, op)
-    window = WindowNd.read(op, op.integers("kernel_shape", weights.taps))
+    window = read_window(op, op.integers("kernel_shape", weights.taps), shape, result)
     _emit(
         ctx,
         group,
@@ -58,7 +58,7 @@ def emit_conv3d(ctx: LoweringContext, group: Group) -> None:
             taps=three(weights.taps, 1),
             strides=three(window.strides, 1),
             dilations=three(window.dilations, 1),
-            pads=three(window.pads_of_convolution(shape[2:], result[2:])[0], 0),
+            pads=three(window.before, 0),
             transposed=False,
             epilogue=epilogue_of(ctx, group, op.input(2)),
         ),
@@ -71,8 +71,8 @@ def emit_transposed_convolution(ctx: LoweringContext, group: Group) -> None:
     weights = constant_weights(ctx, op, 1)
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
     check_spatial_rank(op, shape)
-    window = WindowNd.read(op, weights.shape[2:])
-    pads = three(window.pads_of_transposed(shape[2:], result[2:]), 0)
+    window = read_transposed_window(op, weights.shape[2:], shape, result)
+    pads = three(window.before, 0)
     strides = three(window.strides, 1)
     dilated = _dilated(weights, three(window.dilations, 1))
     packed = _phases(dilated, op.integer("group", 1), strides, pads)
@@ -114,7 +114,7 @@ def _filters(ctx: LoweringContext, op: Operation) -> _Filters:
     view = ctx.read_float(name)
     moved = view.permuted((0, *range(2, len(view.shape)), 1))
     if not moved.is_row_major():
-        moved = ctx.copy(moved, row_major(moved.shape), ctx.dtype)
+        moved = ctx.copy_view(moved, row_major(moved.shape), ctx.dtype)
     filters, depth = view.shape[0] // groups, prod(view.shape[1:])
     packed_view = replace(
         moved, shape=(1, groups, depth, filters), strides=(0, filters * depth, 1, depth)
@@ -136,7 +136,7 @@ def _operands(ctx: LoweringContext, group: Group) -> tuple[View, View, View | No
     op = group.root_operation
     x = channels_last_3d(ctx, op.inputs[0])
     shape = ctx.network.shapes[group.result]
-    y = ctx.make(group.result, channels_last_strides_3d(shape))
+    y = ctx.output_view(group.result, channels_last_strides_3d(shape))
     name = ctx.expression(op.outputs[0], group.after).operands[1:]
     return x, y, channels_last_3d(ctx, name[0]) if name else None
 
@@ -146,7 +146,7 @@ def channels_last_3d(ctx: LoweringContext, name: str) -> View:
     view = ctx.read_float(name)
     if _is_channels_last(view):
         return view
-    return ctx.copy(view, channels_last_strides_3d(view.shape), view.dtype)
+    return ctx.copy_view(view, channels_last_strides_3d(view.shape), view.dtype)
 
 
 def _is_channels_last(view: View) -> bool:
@@ -225,7 +225,7 @@ def _emit(ctx: LoweringContext, group: Group, p: _Conv3d) -> None:
             stages=tile.stages,
         )
 
-    ctx.add(group.nodes, *((call(tile),) for tile in gemm_tiles(product, ctx.gpu)))
+    ctx.add_op(group.nodes, *((call(tile),) for tile in gemm_tiles(product, ctx.gpu)))
 
 
 def _dilated(weights: Array, dilations: Three) -> Array:

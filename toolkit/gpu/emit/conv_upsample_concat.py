@@ -24,12 +24,13 @@ def emit_conv_upsample_concat(ctx: LoweringContext, group: Group) -> None:
     filters, depth = weights.shape[:2]
     integer = int8_weights(ctx, op, 0, filters, depth)
     epilogue = epilogue_of(ctx, group, op.input(2), integer)
-    read = ctx.stored_pixels if integer else ctx.pixels
-    (x, x_pitch), (z, z_pitch) = read(op.inputs[0]), read(op.inputs[3])
+    (x, x_pitch), (z, z_pitch) = (
+        ctx.read_nhwc(op.inputs[at], keep_int8=bool(integer)) for at in (0, 3)
+    )
     values = (integer.values if integer else weights).reshape(filters, depth)
     packed = weight_matrix(ctx, values.T, x.dtype)
     result = ctx.network.shapes[group.result]
-    y = ctx.make(group.result, channels_last(result))
+    y = ctx.output_view(group.result, channels_last(result))
     pixels = result[0] * result[2] * result[3]
     product = GemmShape(
         rows=pixels,
@@ -78,4 +79,4 @@ def emit_conv_upsample_concat(ctx: LoweringContext, group: Group) -> None:
             stages=tile.stages,
         )
 
-    ctx.add(group.nodes, *((call(tile),) for tile in gemm_tiles(product, ctx.gpu)))
+    ctx.add_op(group.nodes, *((call(tile),) for tile in gemm_tiles(product, ctx.gpu)))

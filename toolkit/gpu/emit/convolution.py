@@ -23,7 +23,7 @@ from toolkit.gpu.emit.row_panel import gemm_tactics, persistent_gemm_tactics
 from toolkit.gpu.emit.space_to_depth import CHANNELS as STEM_CHANNELS
 from toolkit.gpu.emit.space_to_depth import is_stem, make_stem
 from toolkit.gpu.emit.split_k import IDENTITY_EPILOGUE, split_k_partials, split_k_reduce_launch
-from toolkit.gpu.emit.windows import Window, read_window
+from toolkit.gpu.emit.windows import read_window_2d, window_constants
 from toolkit.gpu.ir.launch import KernelLaunch, Tactic
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View, channels_last
@@ -31,6 +31,7 @@ from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.tiles import GemmShape, Tile, gemm_tiles, row_tile
 from toolkit.gpu.shapes.sizes import ceil_div, fixed, opt
 from toolkit.gpu.target import GpuTarget
+from toolkit.graph.window import Window
 from toolkit.plugins import Constant
 
 # Rows that a block of a depthwise convolution makes at a time; of equally good ones the first.
@@ -63,13 +64,13 @@ def emit_convolution(ctx: LoweringContext, group: Group) -> None:
         return
     home = ctx.concat_slices.get(group.result)
     if home is not None and home.pixel_pitch() is None:
-        emit_conv1x1_nchw(ctx, group, ctx.make(group.result))
+        emit_conv1x1_nchw(ctx, group, ctx.output_view(group.result))
         return
     weights = constant_weights(ctx, op, 1)
     integer = int8_weights(ctx, op, 0, weights.shape[0], prod(weights.shape[1:]))
     epilogue = epilogue_of(ctx, group, op.input(2), integer)
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
-    window = read_window(op, weights.shape[2:], shape, result)
+    window = read_window_2d(op, weights.shape[2:], shape, result)
     values = integer.values if integer else weights
     filters, channels = weights.shape[:2]
     depthwise = channels == 1 and op.integer("group", 1) == filters == shape[1]
@@ -78,11 +79,11 @@ def emit_convolution(ctx: LoweringContext, group: Group) -> None:
         stem = make_stem(ctx, op.inputs[0], values, window, result)
         values, window, x, x_pitch = stem.weights, stem.window, stem.x, STEM_CHANNELS
     else:
-        x, x_pitch = (ctx.stored_pixels if integer else ctx.pixels)(op.inputs[0])
+        x, x_pitch = ctx.read_nhwc(op.inputs[0], keep_int8=bool(integer))
     residual, r_pitch = None, 0
     if epilogue.residual is not None:
-        residual, r_pitch = ctx.stored_pixels(epilogue.residual)
-    y = ctx.make(group.result, channels_last(result))
+        residual, r_pitch = ctx.read_nhwc(epilogue.residual, keep_int8=True)
+    y = ctx.output_view(group.result, channels_last(result))
     y_pitch = y.pixel_pitch()
     assert y_pitch is not None  # other homes and fresh tensors are channels-last
     picture = _Conv2d(
@@ -111,15 +112,15 @@ def _implicit(ctx: LoweringContext, p: _Conv2d) -> None:
     weights = weight_matrix(ctx, packed.T, p.x.dtype)
     product = _product(p, packed.shape[1], p.weights.shape[1])
     # Where a first convolution has one row of taps, its bordered picture has more pixels than y.
-    if p.window.is_point and p.groups == 1 and p.x.shape[2:] == p.y.shape[2:]:
-        ctx.add(p.nodes, *gemm_tactics(ctx, product, *_as_product(p, weights, product)))
+    if p.window.is_pointwise and p.groups == 1 and p.x.shape[2:] == p.y.shape[2:]:
+        ctx.add_op(p.nodes, *gemm_tactics(ctx, product, *_as_product(p, weights, product)))
         return
     tactics: list[Tactic] = [(call,) for call in _resident(ctx, p)]
     tiles = gemm_tiles(product, ctx.gpu, split_k=True)
     tactics += [_tactic(ctx, p, weights, product, tile) for tile in tiles]
-    if p.window.steps_over_points and p.groups == 1:
+    if p.window.is_strided_pointwise and p.groups == 1:
         tactics += [(call,) for call in _strided(ctx, p, weights, product)]
-    ctx.add(p.nodes, *tactics)
+    ctx.add_op(p.nodes, *tactics)
 
 
 def _strided(
@@ -192,7 +193,7 @@ def _convolution(
             "CHANNELS": p.weights.shape[1],
             "FILTERS": filters,
             "W_PITCH": weights.strides[1],
-            **p.window.constants(),
+            **window_constants(p.window),
             "EPILOGUE": p.epilogue.steps,
             "SPLIT_K": tile.parts,
             "MMA_WARPS": mma_warps_of(ctx, p.x, p.y, tile),
@@ -251,10 +252,10 @@ def _depthwise(ctx: LoweringContext, p: _Conv2d) -> None:
     constants: dict[str, Constant] = {**_sizes(p), "EPILOGUE": p.epilogue.steps}
     calls = int8x4_launches(ctx, p.weights, p.window, operands=operands, constants=constants)
     if calls:
-        ctx.add(p.nodes, *((call,) for call in calls))
+        ctx.add_op(p.nodes, *((call,) for call in calls))
         return
     channels = p.weights.shape[0]
-    weights = ctx.constant(p.weights[:, 0].transpose(1, 2, 0), p.x.dtype)
+    weights = ctx.pack_constant(p.weights[:, 0].transpose(1, 2, 0), p.x.dtype)
 
     def call(rows: int) -> KernelLaunch:
         tile = row_tile(_strips(p, rows), channels)
@@ -265,7 +266,7 @@ def _depthwise(ctx: LoweringContext, p: _Conv2d) -> None:
             {
                 **constants,
                 "CHANNELS": channels,
-                **p.window.constants(),
+                **window_constants(p.window),
                 "ROWS": rows,
                 "BLOCK_M": tile.rows,
                 "BLOCK_N": tile.columns,
@@ -275,7 +276,7 @@ def _depthwise(ctx: LoweringContext, p: _Conv2d) -> None:
             stages=tile.stages,
         )
 
-    ctx.add(p.nodes, *((call(rows),) for rows in _rows_at_once(p, ctx.gpu)))
+    ctx.add_op(p.nodes, *((call(rows),) for rows in _rows_at_once(p, ctx.gpu)))
 
 
 def _strips(p: _Conv2d, rows: int) -> int:
@@ -288,7 +289,7 @@ def _rows_at_once(p: _Conv2d, gpu: GpuTarget) -> tuple[int, ...]:
 
     More rows read less, while there are blocks enough for the GPU and no row of a block is empty.
     """
-    if p.window.taps[0] * p.window.taps[1] >= 50:
+    if p.window.kernel[0] * p.window.kernel[1] >= 50:
         return (1,)
     channels, height = p.weights.shape[0], opt(p.y.shape[2])
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.windows import Window
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View
 from toolkit.gpu.shapes.sizes import ceil_div, opt
+from toolkit.graph.window import Window
 from toolkit.plugins import Constant
 
 _QUAD = 4  # channels of a lane, and bytes of a word
@@ -55,9 +55,9 @@ def int8x4_launches(
     if not _suits(weights, window, constants["X_PITCH"], x, operands["scale"]):
         return ()
     channels: int = weights.shape[0]
-    spacing = 2 if window.taps[1] <= 3 else 4  # fewest instructions
-    packed = ctx.constant(packed_taps(weights[:, 0], spacing), "int32")
-    patches = _PATCHES if np.prod(window.taps) < _MANY_TAPS else _PATCHES_OF_MANY_TAPS
+    spacing = 2 if window.kernel[1] <= 3 else 4  # fewest instructions
+    packed = ctx.pack_constant(packed_taps(weights[:, 0], spacing), "int32")
+    patches = _PATCHES if np.prod(window.kernel) < _MANY_TAPS else _PATCHES_OF_MANY_TAPS
 
     def lanes(patch: _Patch) -> int:
         down, across = ceil_div(y.shape[2], patch.rows), ceil_div(y.shape[3], patch.columns)
@@ -76,12 +76,12 @@ def int8x4_launches(
             {
                 **constants,
                 "CHANNELS": channels,
-                "TAP_ROWS": window.taps[0],
-                "TAP_COLUMNS": window.taps[1],
+                "TAP_ROWS": window.kernel[0],
+                "TAP_COLUMNS": window.kernel[1],
                 "STRIDE_H": window.strides[0],
                 "STRIDE_W": window.strides[1],
-                "PAD_TOP": window.pads[0],
-                "PAD_LEFT": window.pads[1],
+                "PAD_TOP": window.before[0],
+                "PAD_LEFT": window.before[1],
                 "ROWS": patch.rows,
                 "COLUMNS": patch.columns,
                 "SPACING": spacing,
@@ -114,13 +114,13 @@ def _suits(
     assert isinstance(x_pitch, int)
     whole = weights.shape[0] % _QUAD == 0 and x_pitch % _QUAD == 0
     near = window.dilations == (1, 1) and max(window.strides) <= 2
-    few = window.taps[0] * window.taps[1] <= _MOST_TAPS
+    few = window.kernel[0] * window.kernel[1] <= _MOST_TAPS
     return x.item_bytes == 1 and scale is not None and whole and near and few
 
 
 def _work(patch: _Patch, window: Window, spacing: int) -> int:
     """Return how long a lane takes, about: its products, and the pixels that it reads."""
-    taps, strides = window.taps, window.strides
+    taps, strides = window.kernel, window.strides
     furthest = (spacing - 1) // strides[1] * strides[1]
     products = taps[0] * ceil_div(furthest + taps[1], _QUAD)
     down = (patch.rows - 1) * strides[0] + taps[0]

@@ -12,8 +12,8 @@ from toolkit.gpu.emit.epilogue import (
     weight_matrix,
 )
 from toolkit.gpu.emit.int8_gemm import int8_weights
-from toolkit.gpu.emit.windows import read_window
-from toolkit.gpu.ir.expressions import converting
+from toolkit.gpu.emit.windows import read_window_2d, window_constants
+from toolkit.gpu.ir.expressions import requantize_ops
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.view import channels_last
 from toolkit.gpu.passes.direct_conv import MOST_NUMBERS, ROUNDED
@@ -37,15 +37,15 @@ def emit_direct_conv(ctx: LoweringContext, group: Group) -> None:
     grid = op.number(ROUNDED, 0.0) or x.scale
     integer = int8_weights(ctx, op, 0, filters, prod(weights.shape[1:]), grid=grid)
     epilogue = epilogue_of(ctx, group, op.input(2), integer)
-    given = converting(x.scale, grid)
+    given = requantize_ops(x.scale, grid)
     if integer is None and grid is not None:  # the real numbers of the grid are multiplied
         given = (*given, ("real", len(given), grid))
     values = (integer.values if integer else weights).transpose(0, 2, 3, 1).reshape(filters, -1)
     values = np.pad(values, ((0, 0), (0, MOST_NUMBERS - values.shape[1])))
     packed = weight_matrix(ctx, values.T, "int8" if integer else ctx.dtype)
     result = ctx.network.shapes[group.result]
-    window = read_window(op, weights.shape[2:], x.shape, result)
-    y = ctx.make(group.result, channels_last(result))
+    window = read_window_2d(op, weights.shape[2:], x.shape, result)
+    y = ctx.output_view(group.result, channels_last(result))
     pixels, columns = result[0] * result[2] * result[3], max(_LEAST_COLUMNS, power_of_two(filters))
 
     def call(rows: int, warps: int) -> KernelLaunch:
@@ -74,7 +74,7 @@ def emit_direct_conv(ctx: LoweringContext, group: Group) -> None:
                 "FILTERS": filters,
                 "W_PITCH": packed.strides[1],
                 "Y_PITCH": y.pixel_pitch(),
-                **window.constants(),
+                **window_constants(window),
                 "GIVEN": given,
                 "EPILOGUE": epilogue.steps,
                 "DEPTH": MOST_NUMBERS,
@@ -89,4 +89,4 @@ def emit_direct_conv(ctx: LoweringContext, group: Group) -> None:
         return ceil_div(opt(pixels), shape[0]) < 2 * ctx.gpu.sm_count, -shape[0]
 
     shapes = [(m, w) for m, w in _SHAPES if m * columns <= _MOST_SUMS * w * _WARP]
-    ctx.add(group.nodes, *((call(*shape),) for shape in sorted(shapes, key=order)))
+    ctx.add_op(group.nodes, *((call(*shape),) for shape in sorted(shapes, key=order)))

@@ -10,7 +10,7 @@ from toolkit.gpu.emit.int8_gemm import Int8Epilogue
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
 from toolkit.gpu.ir.elementwise_ops import ExprOp
-from toolkit.gpu.ir.expressions import with_numbers
+from toolkit.gpu.ir.expressions import extract_scalars
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Array, Operation
 from toolkit.gpu.ir.view import View
@@ -62,10 +62,10 @@ def epilogue_of(
     op = group.root_operation
     packed, scale = None, None
     if integer is not None:
-        scale = ctx.constant(integer.factors, "float32")
-        packed = None if integer.bias is None else ctx.constant(integer.bias, "int32")
+        scale = ctx.pack_constant(integer.factors, "float32")
+        packed = None if integer.bias is None else ctx.pack_constant(integer.bias, "int32")
     elif bias and op.kind == "Conv" and bias not in ctx.network.constants:
-        packed = ctx.rows(bias)
+        packed = ctx.read_row_major(bias)
     elif bias:
         values = constant_weights(ctx, op, 2)
         columns = ctx.network.shapes[op.outputs[0]][1 if op.kind in _PICTURES else -1]
@@ -74,13 +74,13 @@ def epilogue_of(
                 f"node {op.name!r} ({op.kind}) adds {list(values.shape)}; kernels take one number "
                 f"for each of {columns} columns"
             )
-        packed = ctx.constant(np.broadcast_to(values.reshape(-1), (columns,)), "float32")
+        packed = ctx.pack_constant(np.broadcast_to(values.reshape(-1), (columns,)), "float32")
     expression = ctx.expression(op.outputs[0], group.after)
     residual = expression.operands[1] if len(expression.operands) > 1 else None
-    steps, given = expression.steps, None
+    steps, given = expression.ops, None
     if integer is not None:
-        steps, scalars = with_numbers(steps)
-        given = ctx.constant(np.array(scalars), "float32") if scalars else None
+        steps, scalars = extract_scalars(steps)
+        given = ctx.pack_constant(np.array(scalars), "float32") if scalars else None
     return Epilogue(packed, scale, given, residual, steps)
 
 
@@ -94,7 +94,7 @@ def weight_matrix(ctx: LoweringContext, values: Array, dtype: str) -> View:
     pitch = ceil_div(depth * ELEMENT_TYPES[dtype].bytes, 16) * 16 // ELEMENT_TYPES[dtype].bytes
     packed = np.zeros((*batch, columns, pitch), values.dtype)
     packed[..., :depth] = np.moveaxis(values, -1, -2)
-    view = ctx.constant(packed, dtype)
+    view = ctx.pack_constant(packed, dtype)
     order = (*range(len(batch)), len(batch) + 1, len(batch))
     return replace(view.permuted(order), shape=values.shape)
 

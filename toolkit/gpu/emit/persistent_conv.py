@@ -5,12 +5,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.windows import Window
+from toolkit.gpu.emit.windows import window_constants
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View
 from toolkit.gpu.shapes.sizes import ceil_div, fixed
 from toolkit.gpu.target import sm_limits
+from toolkit.graph.window import Window
 from toolkit.plugins import Constant
 
 _ROWS = 64  # pixels of a block: what four warps multiply at once
@@ -58,7 +59,7 @@ def persistent_conv_launches(
     wanted = next(n for filters, n in _PROGRAMS.items() if weights.shape[0] <= filters)
     most = [ctx.gpu.sm_count * n for n in wanted if n <= room]
     counts = {min(n, blocks): None for n in most} if fixed(pixels) else dict.fromkeys(most)
-    view = ctx.constant(packed, "int8")
+    view = ctx.pack_constant(packed, "int8")
     return tuple(
         ctx.make_launch(
             "persistent_conv",
@@ -68,7 +69,7 @@ def persistent_conv_launches(
                 **constants,
                 "CHANNELS": weights.shape[1],
                 "W_PITCH": packed.shape[1],
-                **window.constants(),
+                **window_constants(window),
                 "RUNS": _runs(packed.shape[1] // _PIECE, weights.shape[1]),
                 "WIDTHS": _widths(weights.shape[0]),
                 "BLOCK_M": _ROWS,
@@ -105,7 +106,7 @@ def _suits(
     assert isinstance(x, View)
     assert isinstance(y, View)
     assert isinstance(x_pitch, int)
-    taps = window.taps[0] * window.taps[1]
+    taps = window.kernel[0] * window.kernel[1]
     bytes_only = x.item_bytes == 1 and y.item_bytes == 1 and operands["scale"] is not None
     whole = weights.shape[0] % _ALIGNED == 0 and weights.shape[1] % _ALIGNED == 0
     aligned = whole and x_pitch % _ALIGNED == 0

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.windows import Window
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import Shape, View, channels_last
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.loop_order import order_of
 from toolkit.gpu.shapes.sizes import ceil_div, fixed
+from toolkit.graph.window import Window
 
 CHANNELS = 4  # with 2 pixels a step, FP16 is read 16 bytes at a time and INT8 8
 _BLOCK = 1024  # elements of one block of the kernel that makes the border
@@ -40,7 +40,7 @@ class Stem:
 def is_stem(weights: Array, groups: int, window: Window, shape: Shape) -> bool:
     """Whether a convolution over pictures of this shape gains from it."""
     few = groups == 1 and weights.shape[1] <= CHANNELS
-    return few and window.taps[1] > 1 and window.dilations[1] == 1 and all(map(fixed, shape[2:]))
+    return few and window.kernel[1] > 1 and window.dilations[1] == 1 and all(map(fixed, shape[2:]))
 
 
 def make_stem(
@@ -59,7 +59,7 @@ def make_stem(
     dtype = ctx.dtype if view.scale is None else view.dtype
     picture = ctx.allocate(f"{name} (bordered)", dtype, shape, channels_last(shape))
     picture = replace(picture, scale=view.scale)
-    before = (0, 0, window.pads[0], window.pads[1])
+    before = (0, 0, *window.before)
     way = order_of(shape, [picture.strides, (view.strides[0], 0, 0, 0)], apart=[1, 2, 3])
     call = ctx.make_launch(
         "pad",
@@ -72,20 +72,22 @@ def make_stem(
             "DIMS": tuple(way.places[at] for at in (1, 2, 3)),
             "BEFORE": before[1:],
             "SIZES": view.shape[1:],
-            "EPILOGUE": view.strides[1:],
+            "BORDER_STRIDES": view.strides[1:],
             "MODE": "constant",
             "VALUE": 0,
             "BLOCK": _BLOCK,
         },
         writes=(picture,),
     )
-    ctx.add((), (call,))
+    ctx.add_op((), (call,))
     spread = np.zeros((filters, tap_rows, run, CHANNELS), weights.dtype)
     spread[:, :, :tap_columns, :channels] = weights.transpose(0, 2, 3, 1)
     return Stem(
         picture,
         spread.reshape(filters, tap_rows, 1, -1).transpose(0, 3, 1, 2),
-        replace(window, taps=(tap_rows, 1), dilations=(window.dilations[0], 1), pads=(0, 0, 0, 0)),
+        replace(
+            window, kernel=(tap_rows, 1), dilations=(window.dilations[0], 1), pads=(0, 0, 0, 0)
+        ),
     )
 
 
@@ -93,11 +95,11 @@ def emit_space_to_depth_stem(ctx: LoweringContext, group: Group) -> None:
     """Add PixelBlocks, and a rounding after it: one call reads the picture as it is given."""
     op = group.root_operation
     x = ctx.read(op.inputs[0])
-    y = ctx.make(group.result, channels_last(ctx.network.shapes[group.result]))
+    y = ctx.output_view(group.result, channels_last(ctx.network.shapes[group.result]))
     batch, _, rows, columns = y.shape
     before = op.integers("before", (0, 0))
     copied = not group.after and x.scale == y.scale
-    steps = () if copied else ctx.expression(op.outputs[0], group.after, x.scale).steps
+    steps = () if copied else ctx.expression(op.outputs[0], group.after, x.scale).ops
     call = ctx.make_launch(
         "space_to_depth",
         (ceil_div(batch * rows * columns, _PIXEL_BLOCKS), 1, 1),
@@ -116,4 +118,4 @@ def emit_space_to_depth_stem(ctx: LoweringContext, group: Group) -> None:
         },
         writes=(y,),
     )
-    ctx.add(group.nodes, (call,))
+    ctx.add_op(group.nodes, (call,))

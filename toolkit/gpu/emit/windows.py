@@ -1,107 +1,61 @@
-"""Windows of convolutions and poolings over pictures, from ONNX attributes."""
+"""Windows of convolutions and poolings, from ONNX attributes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+from device.padding import is_same
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.network import Operation, Shape
+from toolkit.graph.window import Window
 from toolkit.plugins import Constant
 
 Three = tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Taps, strides, dilations (rows, columns) and padding (top, left, bottom, right)."""
-
-    taps: tuple[int, int]
-    strides: tuple[int, int]
-    dilations: tuple[int, int]
-    pads: tuple[int, int, int, int]
-
-    @property
-    def is_point(self) -> bool:
-        """Whether it looks at each pixel alone."""
-        return self.taps == (1, 1) and self.strides == (1, 1) and not any(self.pads)
-
-    @property
-    def steps_over_points(self) -> bool:
-        """Whether it looks at single pixels, and leaves others out."""
-        return self.taps == (1, 1) and self.strides != (1, 1) and not any(self.pads)
-
-    def constants(self) -> dict[str, Constant]:
-        """The window as parameters of a kernel."""
-        return {
-            "TAP_ROWS": self.taps[0],
-            "TAP_COLUMNS": self.taps[1],
-            "STRIDE_H": self.strides[0],
-            "STRIDE_W": self.strides[1],
-            "DILATION_H": self.dilations[0],
-            "DILATION_W": self.dilations[1],
-            "PAD_TOP": self.pads[0],
-            "PAD_LEFT": self.pads[1],
-        }
+def read_window(op: Operation, kernel: Shape, shape: Shape, result: Shape) -> Window:
+    """Return the window of an operation on (N, C, ...) -> `result`, its padding resolved."""
+    window, auto = _explicit_window(op, kernel), op.text("auto_pad", "NOTSET")
+    if not is_same(auto):
+        return window
+    return window.with_same_padding(shape[2:], result[2:], upper=auto == "SAME_UPPER")
 
 
-@dataclass(frozen=True, slots=True)
-class WindowNd:
-    """What ONNX says of a window over any number of dimensions.
+def read_transposed_window(op: Operation, kernel: Shape, shape: Shape, result: Shape) -> Window:
+    """Return the window of a ConvTranspose; its padding is what the result is cropped by.
 
-    `pads`: those before all dimensions, then those after; None where the sizes tell. `added`: the
-    output padding of a transposed convolution.
+    `auto_pad` and `output_shape` leave the padding to the sizes.
     """
+    window, auto = _explicit_window(op, kernel), op.text("auto_pad", "NOTSET")
+    if not is_same(auto) and (auto == "VALID" or "output_shape" not in op.attributes):
+        return window
+    added = op.integers("output_padding", (0,) * len(kernel))
+    sizes = [size - extra for size, extra in zip(result[2:], added, strict=True)]
+    return window.with_same_padding(sizes, shape[2:], upper=auto == "SAME_UPPER")
 
-    taps: Shape
-    strides: Shape
-    dilations: Shape
-    pads: Shape | None
-    added: Shape
-    auto: str
 
-    @classmethod
-    def read(cls, op: Operation, taps: Shape) -> "WindowNd":
-        """Read the attributes of an operation whose window has these taps."""
-        rank = len(taps)
-        auto = op.text("auto_pad", "NOTSET")
-        pads: Shape | None = op.integers("pads", (0,) * 2 * rank)
-        if auto.startswith("SAME") or "output_shape" in op.attributes:
-            pads = None
-        return cls(
-            taps=taps,
-            strides=op.integers("strides", (1,) * rank),
-            dilations=op.integers("dilations", (1,) * rank),
-            pads=(0,) * 2 * rank if auto == "VALID" else pads,
-            added=op.integers("output_padding", (0,) * rank),
-            auto=auto,
+def read_window_2d(op: Operation, kernel: Shape, shape: Shape, result: Shape) -> Window:
+    """Return the window of an operation on (N, C, H, W).
+
+    Raises NotCoveredError for other than two spatial dimensions.
+    """
+    if len(shape) != 4 or len(kernel) != 2:
+        raise NotCoveredError(
+            f"node {op.name!r} ({op.kind}) has {len(shape) - 2} spatial dimensions; kernels take 2"
         )
+    return read_window(op, kernel, shape, result)
 
-    @property
-    def spans(self) -> Shape:
-        """Inputs from the first tap to the last."""
-        return tuple((t - 1) * d + 1 for t, d in zip(self.taps, self.dilations, strict=True))
 
-    def pads_of_convolution(self, size: Shape, result: Shape) -> tuple[Shape, Shape]:
-        """Return the pads before and after each dimension of size `size`."""
-        if self.pads is not None:
-            return self.pads[: len(size)], self.pads[len(size) :]
-        totals = [
-            max(0, (r - 1) * step + span - n)
-            for n, r, step, span in zip(size, result, self.strides, self.spans, strict=True)
-        ]
-        halves = tuple(n // 2 for n in totals)
-        others = tuple(n - half for n, half in zip(totals, halves, strict=True))
-        return (others, halves) if self.auto == "SAME_LOWER" else (halves, others)
-
-    def pads_of_transposed(self, size: Shape, result: Shape) -> Shape:
-        """Return how many outputs before the first are left out."""
-        if self.pads is not None:
-            return self.pads[: len(size)]
-        whole = zip(size, self.strides, self.spans, self.added, strict=True)
-        totals = [
-            (n - 1) * step + span + added - r
-            for (n, step, span, added), r in zip(whole, result, strict=True)
-        ]
-        return tuple(n // 2 if self.auto == "SAME_UPPER" else n - n // 2 for n in totals)
+def window_constants(window: Window) -> dict[str, Constant]:
+    """Return a 2-D window as parameters of a kernel."""
+    return {
+        "TAP_ROWS": window.kernel[0],
+        "TAP_COLUMNS": window.kernel[1],
+        "STRIDE_H": window.strides[0],
+        "STRIDE_W": window.strides[1],
+        "DILATION_H": window.dilations[0],
+        "DILATION_W": window.dilations[1],
+        "PAD_TOP": window.before[0],
+        "PAD_LEFT": window.before[1],
+    }
 
 
 def three(values: Sequence[int], missing: int) -> Three:
@@ -110,41 +64,13 @@ def three(values: Sequence[int], missing: int) -> Three:
     return depth, row, column
 
 
-def read_window(op: Operation, taps: tuple[int, ...], shape: Shape, result: Shape) -> Window:
-    """Read the window of an operation on (N, C, H, W) -> `result`.
-
-    Raises NotCoveredError for pictures of other than two dimensions.
-    """
-    if len(shape) != 4 or len(taps) != 2:
-        raise NotCoveredError(
-            f"node {op.name!r} ({op.kind}) has {len(shape) - 2} spatial dimensions; kernels take 2"
-        )
-    window = Window(
-        taps=_pair(taps),
-        strides=_pair(op.integers("strides", (1, 1))),
-        dilations=_pair(op.integers("dilations", (1, 1))),
-        pads=(0, 0, 0, 0),
+def _explicit_window(op: Operation, kernel: Shape) -> Window:
+    """Return the window with the padding that its attributes give; none with auto_pad."""
+    rank = len(kernel)
+    pads = (0,) * 2 * rank
+    return Window(
+        kernel=kernel,
+        strides=op.integers("strides", (1,) * rank),
+        dilations=op.integers("dilations", (1,) * rank),
+        pads=pads if op.text("auto_pad", "NOTSET") == "VALID" else op.integers("pads", pads),
     )
-    auto = op.text("auto_pad", "NOTSET")
-    if auto.startswith("SAME"):
-        return replace(window, pads=_same_pads(auto, window, shape[2:], result[2:]))
-    if auto == "VALID":
-        return window
-    top, left, bottom, right = op.integers("pads", window.pads)
-    return replace(window, pads=(top, left, bottom, right))
-
-
-def _pair(values: tuple[int, ...]) -> tuple[int, int]:
-    return values[0], values[1]
-
-
-def _same_pads(auto: str, window: Window, size: Shape, result: Shape) -> tuple[int, int, int, int]:
-    """Pads that make ceil(size / stride) outputs; an odd one goes after, with SAME_LOWER before."""
-    before, after = [], []
-    for at in range(2):
-        span = (window.taps[at] - 1) * window.dilations[at] + 1
-        total = (result[at] - 1) * window.strides[at] + span - size[at]
-        half, odd = divmod(max(0, total), 2)
-        before.append(half + odd * (auto == "SAME_LOWER"))
-        after.append(half + odd * (auto == "SAME_UPPER"))
-    return before[0], before[1], after[0], after[1]

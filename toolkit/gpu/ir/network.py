@@ -1,4 +1,4 @@
-"""A segment's ONNX -> the operations that kernels compute, with all shapes and constants known."""
+"""A segment -> the operations that kernels compute, with all shapes and constants known."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnx_ir as ir
 
 from toolkit.gpu.errors import NotCoveredError, not_covered
@@ -100,12 +99,11 @@ class Network:
 
 
 def read_network(
-    segment: bytes,
-    weights: Mapping[str, Array],
+    segment: ir.Model,
     plugged: Collection[str] = (),
     trace: Trace | None = None,
 ) -> Network:
-    """Read a segment's ONNX bytes and the weights that are kept beside it.
+    """Read the operations, shapes and constants of a segment.
 
     `plugged`: operators of other domains that plugins compute, such as "my.domain::Op". `trace`:
     the point of dynamic dimensions at which shapes are read, as sizes with their formulas; what
@@ -113,14 +111,10 @@ def read_network(
     Raises NotCoveredError: subgraphs, and tensors whose shape or type is not known here, with the
     nodes that have or touch them.
     """
-    model = onnx.ModelProto.FromString(segment)
-    known = Known() if trace is None else infer_sizes(model, weights, trace)
-    graph = ir.from_proto(model).graph
+    known = Known() if trace is None else infer_sizes(segment, trace)
+    graph = segment.graph
     leaving = [str(value.name) for value in graph.outputs]
-    constants = {
-        name: weights[name] if name in weights else _numpy(value.const_value)
-        for name, value in graph.initializers.items()
-    }
+    constants = {name: _numpy(value.const_value) for name, value in graph.initializers.items()}
     inputs = [str(value.name) for value in graph.inputs]
     constants |= {name: known.constant(name) for name in inputs if name in known.values}
     operations: list[Operation] = []
@@ -223,9 +217,13 @@ def _outputs(node: ir.Node) -> tuple[str, ...]:
 
 def _attribute(node: ir.Node, attr: ir.Attr) -> Attribute:
     kinds = ir.AttributeType
-    if attr.type in (kinds.INT, kinds.FLOAT, kinds.STRING):
+    if attr.type == kinds.FLOAT:
+        return float(np.float32(attr.value))  # as ONNX stores it
+    if attr.type in (kinds.INT, kinds.STRING):
         return attr.value  # type: ignore[no-any-return]
-    if attr.type in (kinds.INTS, kinds.FLOATS):
+    if attr.type == kinds.FLOATS:
+        return tuple(float(np.float32(number)) for number in attr.value)
+    if attr.type == kinds.INTS:
         return tuple(attr.value)
     if attr.type == kinds.STRINGS:
         return ",".join(attr.value)

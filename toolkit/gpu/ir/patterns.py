@@ -1,75 +1,128 @@
-"""Patterns of operations that one kernel computes, or that other operators say more simply.
+"""Patterns of operations that one kernel computes, or that other operators express more simply.
 
 Exporters write attention and normalizations as a handful of operators. A rule looks at one
-operation, the last of its pattern, and at what made its inputs; where they fit it adds operations
-that compute the same, and names those that they replace. Rules are tried in the order of `RULES`,
-each on the whole network.
+operation, the last of its pattern, and at what produces its inputs; where they match it adds
+operations that compute the same, and names those that they replace. Each rule is tried on the
+whole network before the next.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from toolkit.gpu.ir.builder import NetworkBuilder
 from toolkit.gpu.ir.network import Network, Operation
-from toolkit.gpu.ir.rewriting import Rewriting
+from toolkit.graph import rewriter as driver
+from toolkit.graph.rewriter import Reason, Replacement
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a rule sees of a network: who makes each tensor, and how often it is read."""
+class UseDefGraph:
+    """A network as rules see it: what produces each tensor, and how often it is read."""
 
     network: Network
-    makers: Mapping[str, Operation]
-    readers: Mapping[str, int]
+    producers: Mapping[str, Operation]
+    reads: Mapping[str, int]
 
-    def maker(self, name: str, *kinds: str) -> Operation | None:
-        """Return the operation of these kinds that makes a tensor."""
-        op = self.makers.get(name)
+    @classmethod
+    def of(cls, network: Network) -> "UseDefGraph":
+        """Return the graph of a network; an operation that reads a tensor twice counts once."""
+        reads = Counter(name for op in network.operations for name in set(op.inputs))
+        reads.update(network.outputs)
+        producers = {name: op for op in network.operations for name in op.outputs}
+        return cls(network, producers, reads)
+
+    def producer(self, name: str, *kinds: str) -> Operation | None:
+        """Return the operation that produces a tensor, if it is of one of these kinds."""
+        op = self.producers.get(name)
         return op if op is not None and op.kind in kinds else None
 
-    def own(self, name: str, *kinds: str) -> Operation | None:
-        """Return it if nothing else reads the tensor, so that it need not be made."""
-        return self.maker(name, *kinds) if self.readers[name] == 1 else None
+    def sole_producer(self, name: str, *kinds: str) -> Operation | None:
+        """Return it if the tensor is read once, so that it need not be computed any more."""
+        return self.producer(name, *kinds) if self.reads[name] == 1 else None
 
-    def number(self, name: str) -> float | None:
-        """Return the value of a constant that is one number."""
+    def scalar(self, name: str) -> float | None:
+        """Return the value of a floating-point constant of one element."""
         values = self.network.constants.get(name)
         if values is None or values.size != 1 or values.dtype.kind != "f":
             return None
         return float(values.reshape(()))
 
 
-Rule = Callable[[Surroundings, Operation, Rewriting], "tuple[Operation, ...] | None"]
-"""Adds what takes the place of an operation; returns what else is replaced, or None: no match."""
+Match = Replacement[Operation] | None
+Rule = Callable[[UseDefGraph, Operation, "NetworkRewriter"], Match]
+"""Adds operations through the rewriter and returns `rewriter.replacement(...)`; None: no match."""
 
 
-def apply_rules(network: Network, rules: tuple[Rule, ...]) -> Network:
+def apply_rules(network: Network, rules: Iterable[Rule]) -> Network:
     """Return the network with every match of the rules replaced."""
     for rule in rules:
-        network = _apply(network, rule)
+        target = NetworkRewriter(network)
+        if driver.apply_rules(target, (rule,)):
+            network = target.network()
     return network
 
 
-def _apply(network: Network, rule: Rule) -> Network:
-    readers = Counter(name for op in network.operations for name in set(op.inputs))
-    readers.update(network.outputs)
-    makers = {name: op for op in network.operations for name in op.outputs}
-    around = Surroundings(network, makers, readers)
-    made = Rewriting(network)
-    gone: set[str] = set()
-    rewritten: set[str] = set()
-    for op in network.operations:
-        start = len(made.operations)
-        replaced = rule(around, op, made)
-        # `around` is the network as it was: what a match before this one rewrote is not there.
-        if replaced is None or any(one.outputs[0] in rewritten for one in replaced):
-            made.operations[start:] = [op]
-            continue
-        gone |= {one.outputs[0] for one in replaced}
-        rewritten |= {one.outputs[0] for one in (op, *replaced)}
-        names = tuple(name for one in replaced for name in one.nodes)
-        last = made.operations[-1]
-        assert len(made.operations) > start
-        made.operations[-1] = replace(last, others=tuple(dict.fromkeys((*names, *op.others))))
-    made.operations = [op for op in made.operations if op.outputs[0] not in gone]
-    return made.network()
+class NetworkRewriter(NetworkBuilder):
+    """A network under one rule: the adapter of `toolkit.graph.rewriter`, and what rules add to.
+
+    `operations` are those of the match at hand. Rules see the network as it was before any match.
+    """
+
+    def __init__(self, network: Network) -> None:
+        super().__init__(network)
+        self._graph = UseDefGraph.of(network)
+        self._replaced_by: dict[str, tuple[Operation, ...]] = {}  # first outputs -> operations
+        self._matched: tuple[Operation, ...] = ()
+        self._mark = self._names.mark()
+
+    def replacement(self, *also: Operation) -> Replacement[Operation]:
+        """Return the replacement of the matched operation, and of `also`, by those added."""
+        return Replacement((*self._matched, *also), tuple(self.operations))
+
+    def network(self) -> Network:
+        """Return the network with all replacements: each in the place of the operation matched."""
+        operations = (
+            new
+            for op in self._network.operations
+            for new in self._replaced_by.get(op.outputs[0], (op,))
+        )
+        self.operations = list(operations)
+        return super().network()
+
+    def nodes(self) -> Sequence[Operation]:
+        """Return the operations in running order."""
+        return self._network.operations
+
+    def rules_for(self, node: Operation, rules: Sequence[Rule]) -> Sequence[Rule]:
+        """Return all rules: each looks at every operation."""
+        return rules
+
+    def match(
+        self, rule: Rule, node: Operation, excluded: frozenset[Operation]
+    ) -> Replacement[Operation] | Reason:
+        """Run a rule on an operation."""
+        self.operations, self._matched = [], (node,)
+        self._mark = self._names.mark()
+        return rule(self._graph, node, self)
+
+    def accept(self, rule: Rule, replacement: Replacement[Operation]) -> None:
+        """Accept every replacement."""
+
+    def commit(self, rule: Rule, replacement: Replacement[Operation]) -> None:
+        """Keep a replacement; its last operation stands for the ONNX nodes of all replaced."""
+        op, *also = replacement.replaced
+        names = dict.fromkeys([*(name for one in also for name in one.nodes), *op.others])
+        *first, last = replacement.nodes
+        self._replaced_by.update({one.outputs[0]: () for one in also})
+        self._replaced_by[op.outputs[0]] = (*first, replace(last, others=tuple(names)))
+
+    def roll_back(self) -> None:
+        """Drop the operations, tensors and constants that were added since `match`."""
+        self.operations = []
+        for name in self._names.roll_back(self._mark):
+            for table in (self.shapes, self.dtypes, self.constants, self.integers, self.scales):
+                table.pop(name, None)
+
+    def decline(self, rule: Rule, node: Operation, reason: Reason) -> None:
+        """Note nothing: no report names patterns that do not match."""

@@ -1,4 +1,4 @@
-"""The rules of `toolkit.gpu.ir.patterns`."""
+"""Rewrite rules for composites: recurrences, normalizations, attention, GEMMs."""
 
 import math
 from collections.abc import Sequence
@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from toolkit.gpu.ir.network import Array, Operation, Shape
-from toolkit.gpu.ir.patterns import Rule, Surroundings
-from toolkit.gpu.ir.rewriting import Rewriting
+from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph
 from toolkit.gpu.passes.constants import added_between_reshapes, added_twice, pad_nothing
 from toolkit.gpu.passes.einsum import einsum_as_matmul
 from toolkit.gpu.passes.group_normalization import group_bias, group_gain, group_normalization
@@ -18,39 +17,45 @@ DEEPEST_HEAD = 128  # numbers of a query, and of a value, that a block of attent
 _NORMS = ("LayerNormalization", "RMSNormalization")
 
 
-def general_gemm(around: Surroundings, op: Operation, made: Rewriting) -> tuple[()] | None:
+def general_gemm(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Gemm(a, b, c) -> alpha a b + beta c, where b, c or the factors are not what kernels take."""
-    if op.kind != "Gemm" or _plain_gemm(around, op):
+    if op.kind != "Gemm" or _plain_gemm(graph, op):
         return None
-    shape = made.shapes[op.outputs[0]]
+    shape = rewriter.shapes[op.outputs[0]]
     a, b = (
-        _transposed(made, op, name) if op.integer(flag, 0) else name
+        _transposed(rewriter, op, name) if op.integer(flag, 0) else name
         for name, flag in zip(op.inputs, ("transA", "transB"), strict=False)
     )
     alpha, beta = op.number("alpha", 1.0), op.number("beta", 1.0) if op.input(2) else 0.0
     if alpha == 1.0 and beta == 0.0:
-        made.add(op, "MatMul", (a, b), op.outputs[0])
-        return ()
-    dtype = made.dtypes[op.outputs[0]]
-    total = made.add(op, "MatMul", (a, b), made.tensor(f"{op.outputs[0]} (product)", shape, dtype))
+        rewriter.add(op, "MatMul", (a, b), op.outputs[0])
+        return rewriter.replacement()
+    dtype = rewriter.dtypes[op.outputs[0]]
+    total = rewriter.add(
+        op, "MatMul", (a, b), rewriter.tensor(f"{op.outputs[0]} (product)", shape, dtype)
+    )
     if alpha != 1.0:
-        factor = made.constant("alpha", np.array(alpha, dtype))
-        scaled = made.tensor(f"{total} (scaled)", shape, dtype) if beta else op.outputs[0]
-        total = made.add(op, "Mul", (total, factor), scaled)
+        factor = rewriter.constant("alpha", np.array(alpha, dtype))
+        scaled = rewriter.tensor(f"{total} (scaled)", shape, dtype) if beta else op.outputs[0]
+        total = rewriter.add(op, "Mul", (total, factor), scaled)
     if beta:
         added = op.inputs[2]
         if beta != 1.0:
-            own = made.shapes[added] if added in made.shapes else made.constants[added].shape
-            factor = made.constant("beta", np.array(beta, dtype))
-            scaled = made.tensor(f"{added} (scaled)", own, dtype)
-            added = made.add(op, "Mul", (added, factor), scaled)
-        made.add(op, "Add", (total, added), op.outputs[0])
-    return ()
+            own = (
+                rewriter.shapes[added]
+                if added in rewriter.shapes
+                else rewriter.constants[added].shape
+            )
+            factor = rewriter.constant("beta", np.array(beta, dtype))
+            scaled = rewriter.tensor(f"{added} (scaled)", own, dtype)
+            added = rewriter.add(op, "Mul", (added, factor), scaled)
+        rewriter.add(op, "Add", (total, added), op.outputs[0])
+    return rewriter.replacement()
 
 
-def _plain_gemm(around: Surroundings, op: Operation) -> bool:
-    constants = around.network.constants
-    columns = around.network.shapes[op.outputs[0]][1]
+def _plain_gemm(graph: UseDefGraph, op: Operation) -> bool:
+    constants = graph.network.constants
+    columns = graph.network.shapes[op.outputs[0]][1]
     added = constants.get(op.input(2), np.zeros(()))
     return (
         op.inputs[1] in constants
@@ -60,227 +65,219 @@ def _plain_gemm(around: Surroundings, op: Operation) -> bool:
     )
 
 
-def _transposed(made: Rewriting, op: Operation, name: str) -> str:
+def _transposed(rewriter: NetworkRewriter, op: Operation, name: str) -> str:
     """Add a matrix, or a pile of them, with rows and columns exchanged."""
-    if name in made.constants:
-        return made.constant(f"{name} (transposed)", made.constants[name].swapaxes(-1, -2))
-    shape = made.shapes[name]
+    if name in rewriter.constants:
+        return rewriter.constant(f"{name} (transposed)", rewriter.constants[name].swapaxes(-1, -2))
+    shape = rewriter.shapes[name]
     order = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
-    made_as = made.tensor(f"{name} (transposed)", _ordered(shape, order), made.dtypes[name])
-    return made.add(op, "Transpose", (name,), made_as, {"perm": order})
+    made_as = rewriter.tensor(f"{name} (transposed)", _ordered(shape, order), rewriter.dtypes[name])
+    return rewriter.add(op, "Transpose", (name,), made_as, {"perm": order})
 
 
 def _ordered(shape: Shape, order: Sequence[int]) -> Shape:
     return tuple(shape[at] for at in order)
 
 
-def batch_normalization(_: Surroundings, op: Operation, made: Rewriting) -> tuple[()] | None:
+def batch_normalization(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """BatchNormalization(x) with constant statistics -> x factor + shift, one each a channel."""
     if op.kind != "BatchNormalization" or op.integer("training_mode", 0) or len(op.outputs) > 1:
         return None
-    if any(name not in made.constants for name in op.inputs[1:5]):
+    if any(name not in rewriter.constants for name in op.inputs[1:5]):
         return None
-    gain, bias, mean, variance = (made.constants[n].astype(np.float64) for n in op.inputs[1:5])
+    gain, bias, mean, variance = (rewriter.constants[n].astype(np.float64) for n in op.inputs[1:5])
     factor = gain / np.sqrt(variance + op.number("epsilon", 1e-5))
     y = op.outputs[0]
-    shape, dtype = made.shapes[y], made.dtypes[y]
+    shape, dtype = rewriter.shapes[y], rewriter.dtypes[y]
     wide = (-1, *(1,) * (len(shape) - 2))
 
     def packed(name: str, values: Array) -> str:
-        return made.constant(f"{op.name} ({name})", values.astype(dtype).reshape(wide))
+        return rewriter.constant(f"{op.name} ({name})", values.astype(dtype).reshape(wide))
 
-    scaled = made.tensor(f"{y} (scaled)", shape, dtype)
-    made.add(op, "Mul", (op.inputs[0], packed("factor", factor)), scaled)
-    made.add(op, "Add", (scaled, packed("shift", bias - mean * factor)), y)
-    return ()
+    scaled = rewriter.tensor(f"{y} (scaled)", shape, dtype)
+    rewriter.add(op, "Mul", (op.inputs[0], packed("factor", factor)), scaled)
+    rewriter.add(op, "Add", (scaled, packed("shift", bias - mean * factor)), y)
+    return rewriter.replacement()
 
 
-def layer_normalization(
-    around: Surroundings, op: Operation, made: Rewriting
-) -> tuple[Operation, ...] | None:
+def layer_normalization(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """(x - m) / sqrt(mean((x - m)^2) + e) with m = mean(x), or 0 -> a normalization."""
     if op.kind not in ("Div", "Mul"):
         return None
-    away, root, inverse = _quotient(around, op)
-    add = root and around.own(root.inputs[0], "Add")
+    away, root, inverse = _quotient(graph, op)
+    add = root and graph.sole_producer(root.inputs[0], "Add")
     if root is None or add is None:
         return None
-    square, epsilon = _with_number(around, add)
-    variance = around.own(square, "ReduceMean")
-    power = variance and around.own(variance.inputs[0], "Pow", "Mul")
-    if epsilon is None or variance is None or power is None or not _squares(around, power, away):
+    square, epsilon = _with_number(graph, add)
+    variance = graph.sole_producer(square, "ReduceMean")
+    power = variance and graph.sole_producer(variance.inputs[0], "Pow", "Mul")
+    if epsilon is None or variance is None or power is None or not _squares(graph, power, away):
         return None
-    axes = _mean_axes(around, variance)
+    axes = _mean_axes(graph, variance)
     if axes is None:
         return None
     replaced = (power, variance, add, root, *inverse)
     x, kind = away, "RMSNormalization"
-    sub = around.maker(away, "Sub")
-    mean = sub and around.own(sub.inputs[1], "ReduceMean")
-    if sub and mean and mean.inputs[0] == sub.inputs[0] and _mean_axes(around, mean) == axes:
-        # Only the square and the quotient may read the difference: it is not made any more.
-        if around.readers[away] != 2:
+    sub = graph.producer(away, "Sub")
+    mean = sub and graph.sole_producer(sub.inputs[1], "ReduceMean")
+    if sub and mean and mean.inputs[0] == sub.inputs[0] and _mean_axes(graph, mean) == axes:
+        # Only the square and the quotient may read the difference: it is not computed any more.
+        if graph.reads[away] != 2:
             return None
         replaced = (mean, sub, *replaced)
         x, kind = sub.inputs[0], "LayerNormalization"
-    made.add(op, kind, (x,), op.outputs[0], {"axes": axes, "epsilon": epsilon})
-    return replaced
+    rewriter.add(op, kind, (x,), op.outputs[0], {"axes": axes, "epsilon": epsilon})
+    return rewriter.replacement(*replaced)
 
 
 def _quotient(
-    around: Surroundings, op: Operation
+    graph: UseDefGraph, op: Operation
 ) -> tuple[str, Operation | None, tuple[Operation, ...]]:
     """Read a / sqrt(b), or a (1 / sqrt(b)): a, the root, and what takes its inverse."""
     if op.kind == "Div":
-        return op.inputs[0], around.own(op.inputs[1], "Sqrt"), ()
+        return op.inputs[0], graph.sole_producer(op.inputs[1], "Sqrt"), ()
     for one, other in (op.inputs, op.inputs[::-1]):
-        inverse = around.own(other, "Reciprocal", "Div")
+        inverse = graph.sole_producer(other, "Reciprocal", "Div")
         if inverse is None:
             continue
-        if inverse.kind == "Div" and around.number(inverse.inputs[0]) != 1.0:
+        if inverse.kind == "Div" and graph.scalar(inverse.inputs[0]) != 1.0:
             continue
-        return one, around.own(inverse.inputs[-1], "Sqrt"), (inverse,)
+        return one, graph.sole_producer(inverse.inputs[-1], "Sqrt"), (inverse,)
     return "", None, ()
 
 
-def _with_number(around: Surroundings, op: Operation) -> tuple[str, float | None]:
+def _with_number(graph: UseDefGraph, op: Operation) -> tuple[str, float | None]:
     """Read an operation of a tensor and a constant number, in either order."""
     for one, other in (op.inputs, op.inputs[::-1]):
-        if (number := around.number(other)) is not None:
+        if (number := graph.scalar(other)) is not None:
             return one, number
     return "", None
 
 
-def _squares(around: Surroundings, power: Operation, name: str) -> bool:
+def _squares(graph: UseDefGraph, power: Operation, name: str) -> bool:
     if power.kind == "Pow":
-        return power.inputs[0] == name and around.number(power.inputs[1]) == 2.0
+        return power.inputs[0] == name and graph.scalar(power.inputs[1]) == 2.0
     return power.inputs == (name, name)
 
 
-def _mean_axes(around: Surroundings, mean: Operation) -> tuple[int, ...] | None:
+def _mean_axes(graph: UseDefGraph, mean: Operation) -> tuple[int, ...] | None:
     """Return the axes of a mean that keeps them, counted from the first."""
-    rank = len(around.network.shapes[mean.outputs[0]])
+    rank = len(graph.network.shapes[mean.outputs[0]])
     axes = mean.integers("axes", ())
     if mean.input(1):
-        values = around.network.constants.get(mean.input(1), np.zeros(0))
+        values = graph.network.constants.get(mean.input(1), np.zeros(0))
         axes = tuple(int(one) for one in values.reshape(-1))
     kept = mean.integer("keepdims", 1) == 1
     return tuple(sorted(axis % rank for axis in axes)) if axes and kept else None
 
 
-def normalization_gain(
-    around: Surroundings, op: Operation, made: Rewriting
-) -> tuple[Operation, ...] | None:
+def normalization_gain(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """A normalization without factors, times a constant -> one with them."""
-    return _into_norm(around, op, made, "Mul", 1)
+    return _into_norm(graph, op, rewriter, "Mul", 1)
 
 
-def normalization_bias(
-    around: Surroundings, op: Operation, made: Rewriting
-) -> tuple[Operation, ...] | None:
+def normalization_bias(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """A normalization without a bias, plus a constant -> one with it."""
-    return _into_norm(around, op, made, "Add", 2)
+    return _into_norm(graph, op, rewriter, "Add", 2)
 
 
 def _into_norm(
-    around: Surroundings, op: Operation, made: Rewriting, kind: str, place: int
-) -> tuple[Operation, ...] | None:
+    graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter, kind: str, place: int
+) -> Match:
     if op.kind != kind:
         return None
     for one, other in (op.inputs, op.inputs[::-1]):
-        norm = around.own(one, *_NORMS)
-        factor = made.constants.get(other)
-        shape = made.shapes[op.outputs[0]]
+        norm = graph.sole_producer(one, *_NORMS)
+        factor = rewriter.constants.get(other)
+        shape = rewriter.shapes[op.outputs[0]]
         if norm is None or factor is None or norm.input(place) or "axes" not in norm.attributes:
             continue
-        if factor.ndim > len(shape) or made.shapes[one] != shape:
+        if factor.ndim > len(shape) or rewriter.shapes[one] != shape:
             continue
         inputs = (*norm.inputs, "", "")[:place]
-        made.add(op, norm.kind, (*inputs, other), op.outputs[0], norm.attributes)
-        return (norm,)
+        rewriter.add(op, norm.kind, (*inputs, other), op.outputs[0], norm.attributes)
+        return rewriter.replacement(norm)
     return None
 
 
-def matmul_bias(
-    around: Surroundings, op: Operation, made: Rewriting
-) -> tuple[Operation, ...] | None:
+def matmul_bias(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """A product plus a constant number for each column -> a product with a bias."""
     if op.kind != "Add":
         return None
     for one, other in (op.inputs, op.inputs[::-1]):
-        product, bias = around.own(one, "MatMul"), made.constants.get(other)
-        shape = made.shapes[op.outputs[0]]
+        product, bias = graph.sole_producer(one, "MatMul"), rewriter.constants.get(other)
+        shape = rewriter.shapes[op.outputs[0]]
         if product is None or bias is None or len(product.inputs) > 2:
             continue
         along = bias.ndim > 0 and bias.size == bias.shape[-1] == shape[-1]
-        if along and made.shapes[one] == shape and one not in made.scales:
-            made.add(op, "MatMul", (*product.inputs, other), op.outputs[0])
-            return (product,)
+        if along and rewriter.shapes[one] == shape and one not in rewriter.scales:
+            rewriter.add(op, "MatMul", (*product.inputs, other), op.outputs[0])
+            return rewriter.replacement(product)
     return None
 
 
-def swish(around: Surroundings, op: Operation, made: Rewriting) -> tuple[Operation, ...] | None:
+def swish(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """x sigmoid(x) -> Swish."""
     if op.kind != "Mul":
         return None
     for x, other in (op.inputs, op.inputs[::-1]):
-        sigmoid = around.own(other, "Sigmoid")
+        sigmoid = graph.sole_producer(other, "Sigmoid")
         if sigmoid is not None and sigmoid.inputs == (x,):
-            made.add(op, "Swish", (x,), op.outputs[0])
-            return (sigmoid,)
+            rewriter.add(op, "Swish", (x,), op.outputs[0])
+            return rewriter.replacement(sigmoid)
     return None
 
 
-def attention(around: Surroundings, op: Operation, made: Rewriting) -> tuple[Operation, ...] | None:
+def attention(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """softmax(scale q k^T + mask) v -> Attention."""
     if op.kind != "MatMul" or len(op.inputs) != 2:
         return None
-    softmax = around.own(op.inputs[0], "Softmax")
-    shape = made.shapes[op.outputs[0]]
+    softmax = graph.sole_producer(op.inputs[0], "Softmax")
+    shape = rewriter.shapes[op.outputs[0]]
     rank = len(shape)
     if softmax is None or softmax.integer("axis", -1) % rank != rank - 1 or rank not in (3, 4):
         return None
     replaced = [softmax]
     name, mask = softmax.inputs[0], ""
-    if (add := around.own(name, "Add")) is not None:
+    if (add := graph.sole_producer(name, "Add")) is not None:
         replaced.append(add)
-        name, mask = _scores_first(around, add)
-    name, scale, factors = _unscaled(around, name)
-    product = around.own(name, "MatMul")
+        name, mask = _scores_first(graph, add)
+    name, scale, factors = _unscaled(graph, name)
+    product = graph.sole_producer(name, "MatMul")
     if product is None or len(product.inputs) != 2:
         return None
-    q, q_scale, q_factors = _unscaled(around, product.inputs[0])
-    k, k_scale, k_factors = _unscaled(around, product.inputs[1])
+    q, q_scale, q_factors = _unscaled(graph, product.inputs[0])
+    k, k_scale, k_factors = _unscaled(graph, product.inputs[1])
     replaced += [*factors, product, *q_factors, *k_factors]
     scale *= q_scale * k_scale
-    shapes = [made.shapes.get(n, ()) for n in (q, k, op.inputs[1])]
+    shapes = [rewriter.shapes.get(n, ()) for n in (q, k, op.inputs[1])]
     alike = all(len(s) == rank and s[:-2] == shape[:-2] for s in shapes)
     # A mask may make more scores than the product has.
-    alike = alike and made.shapes[softmax.inputs[0]] == made.shapes[product.outputs[0]]
+    alike = alike and rewriter.shapes[softmax.inputs[0]] == rewriter.shapes[product.outputs[0]]
     if not alike or scale <= 0 or shapes[0][-1] > DEEPEST_HEAD or shape[-1] > DEEPEST_HEAD:
         return None
-    inputs = (q, _rows_of_keys(around, made, op, k), op.inputs[1], *((mask,) if mask else ()))
-    made.add(op, "Attention", inputs, op.outputs[0], {"scale": scale})
-    return tuple(replaced)
+    inputs = (q, _rows_of_keys(graph, rewriter, op, k), op.inputs[1], *((mask,) if mask else ()))
+    rewriter.add(op, "Attention", inputs, op.outputs[0], {"scale": scale})
+    return rewriter.replacement(*replaced)
 
 
-def _scores_first(around: Surroundings, add: Operation) -> tuple[str, str]:
+def _scores_first(graph: UseDefGraph, add: Operation) -> tuple[str, str]:
     """Return the summand that products lead to, and the other."""
     for one, other in (add.inputs, add.inputs[::-1]):
-        if around.own(_unscaled(around, one)[0], "MatMul") is not None:
+        if graph.sole_producer(_unscaled(graph, one)[0], "MatMul") is not None:
             return one, other
     return "", ""
 
 
-def _unscaled(around: Surroundings, name: str) -> tuple[str, float, tuple[Operation, ...]]:
+def _unscaled(graph: UseDefGraph, name: str) -> tuple[str, float, tuple[Operation, ...]]:
     """Follow a tensor up through factors that are constant numbers."""
     scale = 1.0
     found: list[Operation] = []
-    while (op := around.own(name, "Mul", "Div")) is not None:
-        number = around.number(op.inputs[1])
+    while (op := graph.sole_producer(name, "Mul", "Div")) is not None:
+        number = graph.scalar(op.inputs[1])
         source = op.inputs[0]
         if number is None and op.kind == "Mul":
-            source, number = op.inputs[1], around.number(op.inputs[0])
+            source, number = op.inputs[1], graph.scalar(op.inputs[0])
         if number is None or not math.isfinite(number) or number == 0:
             break
         scale = scale / number if op.kind == "Div" else scale * number
@@ -289,14 +286,14 @@ def _unscaled(around: Surroundings, name: str) -> tuple[str, float, tuple[Operat
     return name, scale, tuple(found)
 
 
-def _rows_of_keys(around: Surroundings, made: Rewriting, op: Operation, name: str) -> str:
-    """Return keys as rows: what a transposition made columns of, or a new transposition."""
-    swap = around.maker(name, "Transpose")
-    rank = len(made.shapes[name])
+def _rows_of_keys(graph: UseDefGraph, rewriter: NetworkRewriter, op: Operation, name: str) -> str:
+    """Return keys as rows: the operand of a transposition, or a new transposition."""
+    swap = graph.producer(name, "Transpose")
+    rank = len(rewriter.shapes[name])
     last = (*range(rank - 2), rank - 1, rank - 2)
     if swap is not None and swap.integers("perm", ()) == last:
         return swap.inputs[0]
-    return _transposed(made, op, name)
+    return _transposed(rewriter, op, name)
 
 
 COMPOSITE_RULES: tuple[Rule, ...] = (

@@ -17,11 +17,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from toolkit.gpu.ir.builder import NetworkBuilder
 from toolkit.gpu.ir.dtypes import is_float
 from toolkit.gpu.ir.expressions import is_elementwise, tensors_read
 from toolkit.gpu.ir.network import Network, Operation
-from toolkit.gpu.ir.parameters import PlainSlice, slice_of
-from toolkit.gpu.ir.rewriting import Rewriting
+from toolkit.gpu.ir.parameters import UnitSlice, slice_of
 from toolkit.gpu.passes.fusion import EPILOGUES
 from toolkit.gpu.shapes.sizes import fixed
 
@@ -60,21 +60,21 @@ def _without_slices(network: Network) -> Network:
             found |= {n: tree for n, tree in zip(names, trees, strict=True) if tree is not None}
     if not found:
         return network
-    made = Rewriting(network)
+    builder = NetworkBuilder(network)
     same: dict[str, str] = {}
     for old in network.operations:
         op = replace(old, inputs=tuple(same.get(name, name) for name in old.inputs))
         tree = found.get(op.outputs[0])
         if tree is None:
-            made.operations.append(op)
+            builder.operations.append(op)
         elif tree.name and op.outputs[0] not in network.outputs:
             same[op.outputs[0]] = same.get(tree.name, tree.name)
         else:
-            _write(made, op, tree, op.outputs[0], same)
-    return _live(made.network())
+            _write(builder, op, tree, op.outputs[0], same)
+    return _live(builder.network())
 
 
-def _part(network: Network, makers: Mapping[str, Operation], one: PlainSlice) -> _Joined | None:
+def _part(network: Network, makers: Mapping[str, Operation], one: UnitSlice) -> _Joined | None:
     """Return a slice as it is joined from whole tensors; None where a Slice would be left."""
     shape = network.shapes.get(one.source)
     if shape is None or not fixed(shape[one.axis]):
@@ -97,7 +97,7 @@ def _part(network: Network, makers: Mapping[str, Operation], one: PlainSlice) ->
 
 
 def _joined_part(
-    network: Network, makers: Mapping[str, Operation], one: PlainSlice, op: Operation
+    network: Network, makers: Mapping[str, Operation], one: UnitSlice, op: Operation
 ) -> _Joined | None:
     """Return a slice of the concatenation `op`."""
     axis = op.integer("axis", 0) % len(network.shapes[one.source])
@@ -112,7 +112,7 @@ def _joined_part(
             first, last = max(first - begin, 0), min(last - begin, size)
             begin += size
         if first < last:
-            parts.append(_part(network, makers, PlainSlice(name, one.axis, first, last - first)))
+            parts.append(_part(network, makers, UnitSlice(name, one.axis, first, last - first)))
     whole = tuple(part for part in parts if part is not None)
     if len(whole) < len(parts):
         return None
@@ -120,34 +120,34 @@ def _joined_part(
 
 
 def _write(
-    made: Rewriting, op: Operation, tree: _Joined, output: str, same: Mapping[str, str]
+    builder: NetworkBuilder, op: Operation, tree: _Joined, output: str, same: Mapping[str, str]
 ) -> None:
     """Add the operations that join what the slice `op` is, to `output`."""
     if tree.name:
-        made.add(op, "Identity", (same.get(tree.name, tree.name),), output)
+        builder.add(op, "Identity", (same.get(tree.name, tree.name),), output)
         return
     names = []
     for part in tree.parts:
         name = same.get(part.name, part.name)
         if not name:
-            shape = _shape(made, part)
-            name = made.tensor(
-                f"{output} (part)", shape, made.dtypes[output], made.scales.get(output)
+            shape = _shape(builder, part)
+            name = builder.tensor(
+                f"{output} (part)", shape, builder.dtypes[output], builder.scales.get(output)
             )
-            _write(made, op, part, name, same)
+            _write(builder, op, part, name, same)
         names.append(name)
     if tree.axis is None:
-        made.add(op, "Reshape", names, output)
+        builder.add(op, "Reshape", names, output)
     else:
-        made.add(op, "Concat", names, output, {"axis": tree.axis})
+        builder.add(op, "Concat", names, output, {"axis": tree.axis})
 
 
-def _shape(made: Rewriting, tree: _Joined) -> tuple[int, ...]:
+def _shape(builder: NetworkBuilder, tree: _Joined) -> tuple[int, ...]:
     if tree.name:
-        return made.shapes[tree.name]
+        return builder.shapes[tree.name]
     if tree.axis is None:
         return tree.shape
-    shapes = [_shape(made, part) for part in tree.parts]
+    shapes = [_shape(builder, part) for part in tree.parts]
     size = sum(shape[tree.axis] for shape in shapes)
     return (*shapes[0][: tree.axis], size, *shapes[0][tree.axis + 1 :])
 
@@ -167,20 +167,20 @@ def _live(network: Network) -> Network:
 def _functions_of_parts(network: Network) -> Network:
     readers = Counter(name for op in network.operations for name in op.inputs)
     readers.update(network.outputs)
-    made = Rewriting(network)
+    builder = NetworkBuilder(network)
     makers: dict[str, Operation] = {}
     gone: set[str] = set()
     for op in network.operations:
-        start = len(made.operations)
-        if _is_function(network, op) and _all_end(made, makers, readers, op.inputs[0], False):
-            gone |= _move(made, makers, op, op.inputs[0], op.outputs[0])
+        start = len(builder.operations)
+        if _is_function(network, op) and _all_end(builder, makers, readers, op.inputs[0], False):
+            gone |= _move(builder, makers, op, op.inputs[0], op.outputs[0])
         else:
-            made.operations.append(op)
-        for one in made.operations[start:]:
+            builder.operations.append(op)
+        for one in builder.operations[start:]:
             makers |= dict.fromkeys(one.outputs, one)
             readers.update({name: 1 for name in one.outputs if name not in readers})
-    made.operations = [op for op in made.operations if op.outputs[0] not in gone]
-    return made.network()
+    builder.operations = [op for op in builder.operations if op.outputs[0] not in gone]
+    return builder.network()
 
 
 def _is_function(network: Network, op: Operation) -> bool:
@@ -193,21 +193,25 @@ def _is_function(network: Network, op: Operation) -> bool:
 
 
 def _all_end(
-    made: Rewriting, makers: Mapping[str, Operation], readers: Counter[str], name: str, inner: bool
+    builder: NetworkBuilder,
+    makers: Mapping[str, Operation],
+    readers: Counter[str],
+    name: str,
+    inner: bool,
 ) -> bool:
     """Whether a tensor is joined of parts each of which a kernel makes that can end in more."""
     op = makers.get(name)
     if op is None or readers[name] != 1:
         return False
     if op.kind in RESHAPES:
-        return _all_end(made, makers, readers, op.inputs[0], inner)
+        return _all_end(builder, makers, readers, op.inputs[0], inner)
     if op.kind == "Concat":
-        return all(_all_end(made, makers, readers, part, True) for part in op.inputs)
+        return all(_all_end(builder, makers, readers, part, True) for part in op.inputs)
     return inner and (op.kind in EPILOGUES or is_elementwise(op))
 
 
 def _move(
-    made: Rewriting, makers: Mapping[str, Operation], op: Operation, name: str, output: str
+    builder: NetworkBuilder, makers: Mapping[str, Operation], op: Operation, name: str, output: str
 ) -> set[str]:
     """Add `op` of the parts of the tensor `name`, and join them to `output`; return what is left.
 
@@ -215,15 +219,15 @@ def _move(
     """
     maker = makers[name]
     if maker.kind not in (*RESHAPES, "Concat"):
-        made.operations.append(replace(op, inputs=(name, *op.inputs[1:]), outputs=(output,)))
+        builder.operations.append(replace(op, inputs=(name, *op.inputs[1:]), outputs=(output,)))
         return set()
     gone = {name}
     count = len(maker.inputs) if maker.kind == "Concat" else 1
     parts = []
     for part in maker.inputs[:count]:
-        dtype, scale = made.dtypes[output], made.scales.get(output)
-        parts.append(made.tensor(f"{part} ({op.kind})", made.shapes[part], dtype, scale))
-        gone |= _move(made, makers, op, part, parts[-1])
+        dtype, scale = builder.dtypes[output], builder.scales.get(output)
+        parts.append(builder.tensor(f"{part} ({op.kind})", builder.shapes[part], dtype, scale))
+        gone |= _move(builder, makers, op, part, parts[-1])
     inputs = (*parts, *maker.inputs[count:])
-    made.operations.append(replace(maker, inputs=inputs, outputs=(output,)))
+    builder.operations.append(replace(maker, inputs=inputs, outputs=(output,)))
     return gone

@@ -9,64 +9,65 @@ import math
 import numpy as np
 
 from toolkit.gpu.ir.network import Operation
-from toolkit.gpu.ir.patterns import Surroundings
-from toolkit.gpu.ir.rewriting import Rewriting
+from toolkit.gpu.ir.patterns import Match, NetworkRewriter, UseDefGraph
 
-LARGEST = 2**22  # elements of a constant that is made: 8 MiB in FP16
+LARGEST = 2**22  # elements of a constant that a rule adds: 8 MiB in FP16
 
 
-def pad_nothing(_: Surroundings, op: Operation, made: Rewriting) -> tuple[()] | None:
+def pad_nothing(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Pad(x) by nothing -> x."""
-    if op.kind != "Pad" or op.input(1) not in made.constants or made.constants[op.inputs[1]].any():
+    if (
+        op.kind != "Pad"
+        or op.input(1) not in rewriter.constants
+        or rewriter.constants[op.inputs[1]].any()
+    ):
         return None
-    made.add(op, "Identity", op.inputs[:1], op.outputs[0])
-    return ()
+    rewriter.add(op, "Identity", op.inputs[:1], op.outputs[0])
+    return rewriter.replacement()
 
 
-def added_between_reshapes(
-    around: Surroundings, op: Operation, made: Rewriting
-) -> tuple[Operation, ...] | None:
+def added_between_reshapes(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """x reshaped, plus a constant, and reshaped back -> x plus the constant in x's shape."""
     if op.kind != "Reshape":
         return None
-    add = around.own(op.inputs[0], "Add")
+    add = graph.sole_producer(op.inputs[0], "Add")
     if add is None:
         return None
-    shape = made.shapes[op.outputs[0]]
+    shape = rewriter.shapes[op.outputs[0]]
     for one, other in (add.inputs, add.inputs[::-1]):
-        first, values = around.own(one, "Reshape"), made.constants.get(other)
-        inside = made.shapes[add.outputs[0]]
+        first, values = graph.sole_producer(one, "Reshape"), rewriter.constants.get(other)
+        inside = rewriter.shapes[add.outputs[0]]
         if first is None or values is None or math.prod(shape) > LARGEST:
             continue
-        if made.shapes.get(first.inputs[0]) != shape or made.shapes[one] != inside:
+        if rewriter.shapes.get(first.inputs[0]) != shape or rewriter.shapes[one] != inside:
             continue
         whole = np.broadcast_to(values, inside).reshape(shape)
         for axis in range(whole.ndim):  # what repeats is kept once
             if (whole == whole.take([0], axis)).all():
                 whole = whole.take([0], axis)
-        name = made.constant(f"{other} (reshaped)", np.ascontiguousarray(whole))
-        made.add(op, "Add", (first.inputs[0], name), op.outputs[0])
-        return first, add
+        name = rewriter.constant(f"{other} (reshaped)", np.ascontiguousarray(whole))
+        rewriter.add(op, "Add", (first.inputs[0], name), op.outputs[0])
+        return rewriter.replacement(first, add)
     return None
 
 
-def added_twice(
-    around: Surroundings, op: Operation, made: Rewriting
-) -> tuple[Operation, ...] | None:
+def added_twice(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """x plus a constant plus a constant -> x plus their sum."""
     if op.kind != "Add":
         return None
-    shape = made.shapes[op.outputs[0]]
+    shape = rewriter.shapes[op.outputs[0]]
     for one, other in (op.inputs, op.inputs[::-1]):
-        add, second = around.own(one, "Add"), made.constants.get(other)
-        if add is None or second is None or made.shapes[one] != shape:
+        add, second = graph.sole_producer(one, "Add"), rewriter.constants.get(other)
+        if add is None or second is None or rewriter.shapes[one] != shape:
             continue
         for x, name in (add.inputs, add.inputs[::-1]):
-            first = made.constants.get(name)
-            if first is None or x in made.constants or made.shapes[x] != shape:
+            first = rewriter.constants.get(name)
+            if first is None or x in rewriter.constants or rewriter.shapes[x] != shape:
                 continue
             if math.prod(np.broadcast_shapes(first.shape, second.shape)) > LARGEST:
                 continue
-            made.add(op, "Add", (x, made.constant(f"{name} (sum)", first + second)), op.outputs[0])
-            return (add,)
+            rewriter.add(
+                op, "Add", (x, rewriter.constant(f"{name} (sum)", first + second)), op.outputs[0]
+            )
+            return rewriter.replacement(add)
     return None

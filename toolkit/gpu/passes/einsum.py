@@ -6,20 +6,19 @@ from math import prod
 
 from toolkit.gpu.errors import not_covered
 from toolkit.gpu.ir.network import Operation
-from toolkit.gpu.ir.patterns import Surroundings
-from toolkit.gpu.ir.rewriting import Rewriting
+from toolkit.gpu.ir.patterns import Match, NetworkRewriter, UseDefGraph
 
 
-def einsum_as_matmul(_: Surroundings, op: Operation, made: Rewriting) -> tuple[()] | None:
+def einsum_as_matmul(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Write an Einsum of one or two tensors, without diagonals and "...", as other operators."""
     parsed = _parsed(op)
     if parsed is None:
         return None
     written, result = parsed
-    shapes = [_shape(made, name) for name in op.inputs]
+    shapes = [_shape(rewriter, name) for name in op.inputs]
     sizes = _sizes(op, written, shapes)
-    _check_result(op, made.shapes[op.outputs[0]], tuple(sizes[c] for c in result))
-    steps = _Steps(op, made, sizes)
+    _check_result(op, rewriter.shapes[op.outputs[0]], tuple(sizes[c] for c in result))
+    steps = _Steps(op, rewriter, sizes)
     spread = [
         steps.squeezed(name, own, shape)
         for name, own, shape in zip(op.inputs, written, shapes, strict=True)
@@ -32,7 +31,7 @@ def einsum_as_matmul(_: Surroundings, op: Operation, made: Rewriting) -> tuple[(
     if len(tensors) == 1:
         (name, own) = tensors[0]
         steps.moved(name, own, result, op.outputs[0])
-        return ()
+        return rewriter.replacement()
     (left, a), (right, b) = tensors
     batch = [c for c in result if c in a and c in b]
     rows = [c for c in result if c in a and c not in b]
@@ -41,12 +40,12 @@ def einsum_as_matmul(_: Surroundings, op: Operation, made: Rewriting) -> tuple[(
     left = steps.folded(left, a, batch, rows, depth)
     right = steps.folded(right, b, batch, depth, columns)
     shape = (*(sizes[c] for c in batch), steps.size(rows), steps.size(columns))
-    product = made.tensor(f"{op.outputs[0]} (product)", shape, made.dtypes[op.outputs[0]])
-    made.add(op, "MatMul", (left, right), product)
+    product = rewriter.tensor(f"{op.outputs[0]} (product)", shape, rewriter.dtypes[op.outputs[0]])
+    rewriter.add(op, "MatMul", (left, right), product)
     order = "".join((*batch, *rows, *columns))
     whole = steps.reshaped(product, tuple(sizes[c] for c in order))
     steps.moved(whole, order, result, op.outputs[0])
-    return ()
+    return rewriter.replacement()
 
 
 def _parsed(op: Operation) -> tuple[list[str], str] | None:
@@ -102,8 +101,8 @@ def _others(labels: list[str], at: int) -> str:
     return "".join(one for other, one in enumerate(labels) if other != at)
 
 
-def _shape(made: Rewriting, name: str) -> tuple[int, ...]:
-    return made.shapes[name] if name in made.shapes else made.constants[name].shape
+def _shape(rewriter: NetworkRewriter, name: str) -> tuple[int, ...]:
+    return rewriter.shapes[name] if name in rewriter.shapes else rewriter.constants[name].shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,7 @@ class _Steps:
     """Adds operations on tensors whose dimensions have labels; `sizes` of the labels."""
 
     op: Operation
-    made: Rewriting
+    rewriter: NetworkRewriter
     sizes: Mapping[str, int]
 
     def size(self, labels: Sequence[str]) -> int:
@@ -132,9 +131,9 @@ class _Steps:
         axes = tuple(at for at, label in enumerate(own) if label not in kept)
         if not axes:
             return name, own
-        made = self._tensor(name, [self.sizes[label] for label in kept])
-        self.made.add(self.op, "ReduceSum", (name,), made, {"axes": axes, "keepdims": 0})
-        return made, kept
+        total = self._tensor(name, [self.sizes[label] for label in kept])
+        self.rewriter.add(self.op, "ReduceSum", (name,), total, {"axes": axes, "keepdims": 0})
+        return total, kept
 
     def folded(
         self, name: str, own: str, batch: list[str], first: list[str], second: list[str]
@@ -147,12 +146,12 @@ class _Steps:
     def moved(self, name: str, own: str, wanted: str, output: str = "") -> str:
         """Order the dimensions of a tensor; `output` names the result where it must be one."""
         order = tuple(own.index(label) for label in wanted)
-        made = output or self._tensor(name, [self.sizes[label] for label in wanted])
-        return self.made.add(self.op, "Transpose", (name,), made, {"perm": order})
+        target = output or self._tensor(name, [self.sizes[label] for label in wanted])
+        return self.rewriter.add(self.op, "Transpose", (name,), target, {"perm": order})
 
     def reshaped(self, name: str, shape: tuple[int, ...]) -> str:
-        return self.made.add(self.op, "Reshape", (name,), self._tensor(name, shape))
+        return self.rewriter.add(self.op, "Reshape", (name,), self._tensor(name, shape))
 
     def _tensor(self, name: str, shape: Sequence[int]) -> str:
-        dtype = self.made.dtypes[self.op.outputs[0]]
-        return self.made.tensor(f"{name} (moved)", tuple(shape), dtype)
+        dtype = self.rewriter.dtypes[self.op.outputs[0]]
+        return self.rewriter.tensor(f"{name} (moved)", tuple(shape), dtype)

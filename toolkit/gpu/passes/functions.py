@@ -4,7 +4,7 @@ Attention, GroupNormalization or SoftmaxCrossEntropyLoss are functions in the ON
 of simpler operators. The nodes of a definition carry the name of the node that they stand for.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import onnx
@@ -12,77 +12,85 @@ import onnx.inliner
 import onnx_ir as ir
 from onnx import defs, helper
 
+from toolkit.graph.extract import is_large
 from toolkit.graph.passes import run_passes
 
-Types = Mapping[str, onnx.ValueInfoProto]
-Weights = Mapping[str, onnx.TensorProto]
 Schema = Any  # defs.OpSchema: the stubs of onnx leave out all that speaks of functions
 _DOMAIN = "definition"  # of an operator that is to be replaced
 
 
-def expand_functions(segment: bytes, names: Collection[str]) -> bytes | None:
-    """Return a segment's ONNX with the nodes `names` as what defines them, one level of it.
+def expand_functions(segment: ir.Model, names: Collection[str]) -> ir.Model | None:
+    """Return a copy of a segment with the nodes `names` as what defines them, one level of it.
 
     None where ONNX has a definition of none of them.
     """
-    model = onnx.ModelProto.FromString(segment)
-    graph = model.graph
-    types = {one.name: one for one in (*graph.input, *graph.output, *graph.value_info)}
-    weights = {one.name: one for one in graph.initializer}
-    nodes: list[onnx.NodeProto] = []
-    expanded = False
-    for node in graph.node:
-        schema = _schema(node, model.opset_import) if node.name in names else None
-        body = None if schema is None else _definition(node, schema, model, types, weights)
-        if body is None or any(one.op_type == node.op_type for one in body.node):
-            nodes.append(node)
-            continue
-        expanded = True
-        nodes += body.node
-        graph.initializer.extend(body.initializer)
-        graph.value_info.extend(body.value_info)
-    if not expanded:
+    opset = segment.graph.opset_imports[""]
+    bodies: dict[int, ir.Graph] = {}
+    for at, node in enumerate(segment.graph):
+        schema = _schema(node, opset) if node.name in names else None
+        body = None if schema is None else _definition(node, schema, segment)
+        if body is not None and all(inner.op_type != node.op_type for inner in body):
+            bodies[at] = body
+    if not bodies:
         return None
-    del graph.node[:]
-    graph.node.extend(nodes)
-    return model.SerializeToString()
+    expanded = segment.clone()
+    nodes = list(expanded.graph)
+    for at, body in bodies.items():
+        _inline(expanded.graph, nodes[at], body)
+    return expanded
 
 
-def _schema(node: onnx.NodeProto, imports: Sequence[onnx.OperatorSetIdProto]) -> Schema | None:
+def _inline(graph: ir.Graph, node: ir.Node, body: ir.Graph) -> None:
+    """Put the body of a definition in the place of a node; names join them."""
+    actual = {value.name: value for value in node.inputs if value is not None}
+    results = {value.name: value for value in body.outputs}
+    constants = list(body.initializers.values())
+    for formal in (*body.inputs, *constants):
+        if formal.name in actual:
+            formal.replace_all_uses_with(actual[formal.name])
+    members = list(body)
+    body.outputs.clear()
+    body.remove(members)
+    for constant in constants:
+        body.initializers.pop(str(constant.name))
+        if constant.name not in actual:
+            graph.register_initializer(constant)
+    graph.insert_before(node, members)
+    for value in node.outputs:
+        if value.name:
+            value.replace_all_uses_with(results[value.name], replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+
+
+def _schema(node: ir.Node, opset: int) -> Schema | None:
     """Return what ONNX says of an operator that it defines by others; None for all others."""
     if node.domain not in ("", "ai.onnx"):
         return None
     try:
-        schema = defs.get_schema(node.op_type, _opset(imports), "")
+        schema = defs.get_schema(node.op_type, opset, "")
     except defs.SchemaError:
         return None
     return schema if schema.all_function_opset_versions else None  # type: ignore[attr-defined]
 
 
-def _opset(imports: Sequence[onnx.OperatorSetIdProto]) -> int:
-    return next(one.version for one in imports if one.domain in ("", "ai.onnx"))
-
-
-def _with_defaults(node: onnx.NodeProto, schema: Schema) -> onnx.NodeProto:
+def _with_defaults(node: ir.Node, schema: Schema) -> onnx.NodeProto:
     """Return a node with all its attributes: a definition reads those left to their defaults."""
-    given = {one.name for one in node.attribute}
-    whole = onnx.NodeProto()
-    whole.CopyFrom(node)
+    whole = ir.serde.serialize_node(node)
     for name, attribute in schema.attributes.items():
-        if name not in given and attribute.default_value.type:
+        if name not in node.attributes and attribute.default_value.type:
             whole.attribute.append(attribute.default_value)
     return whole
 
 
 def _function(
-    node: onnx.NodeProto, schema: Schema, opset: int, types: Types, weights: Weights
+    node: onnx.NodeProto, schema: Schema, opset: int, types: Mapping[str, onnx.ValueInfoProto]
 ) -> onnx.FunctionProto:
     """Return the definition of an operator as a function of a domain of its own."""
     at = [one for one in schema.all_function_opset_versions if one <= opset][-1]
     if at in schema.function_opset_versions:
         raw = schema.get_function_with_opset_version(at)
     else:
-        kinds = [_typed(n, types, weights).type if n else onnx.TypeProto() for n in node.input]
+        kinds = [types[name].type if name else onnx.TypeProto() for name in node.input]
         raw = schema.get_context_dependent_function_with_opset_version(
             at, node.SerializeToString(), [kind.SerializeToString() for kind in kinds]
         )
@@ -93,61 +101,55 @@ def _function(
     return function
 
 
-def _definition(
-    node: onnx.NodeProto,
-    schema: Schema,
-    model: onnx.ModelProto,
-    types: Types,
-    weights: Weights,
-) -> onnx.GraphProto:
-    """Return what defines a node, folded, with shapes."""
+def _definition(node: ir.Node, schema: Schema, model: ir.Model) -> ir.Graph:
+    """Return what defines a node, folded, with shapes. ONNX has definitions as protos only."""
     whole = _with_defaults(node, schema)
-    function = _function(whole, schema, _opset(model.opset_import), types, weights)
+    read = {str(value.name): value for value in node.inputs if value is not None}
+    types = {name: _typed(value) for name, value in read.items()}
+    opset = model.graph.opset_imports[""]
+    function = _function(whole, schema, opset, types)
     whole.domain = _DOMAIN
-    read = [name for name in dict.fromkeys(node.input) if name]
-    small = [weights[name] for name in read if name in weights and _is_inside(weights[name])]
-    held = {one.name for one in small}
+    small = {
+        name: value.const_value
+        for name, value in read.items()
+        if value.is_initializer() and value.const_value and not is_large(value.const_value)
+    }
     alone = helper.make_graph(
         [whole],
         "definition",
-        [_typed(name, types, weights) for name in read],
-        [types[name] for name in node.output if name],
-        small,
+        list(types.values()),
+        [_typed(value) for value in node.outputs if value.name],
+        [ir.serde.serialize_tensor(tensor) for tensor in small.values()],
     )
-    imports = [*model.opset_import, helper.make_opsetid(_DOMAIN, 1)]
+    imports = [helper.make_opsetid(*item) for item in model.graph.opset_imports.items()]
     one_node = helper.make_model(
-        alone, opset_imports=imports, ir_version=model.ir_version, functions=[function]
+        alone,
+        opset_imports=[*imports, helper.make_opsetid(_DOMAIN, 1)],
+        ir_version=model.ir_version,
+        functions=[function],
     )
     inlined = onnx.inliner.inline_local_functions(one_node)
-    for one in [one for one in inlined.graph.input if one.name in held]:
+    for one in [one for one in inlined.graph.input if one.name in small]:
         inlined.graph.input.remove(one)  # was there for its type alone
     folded, _ = run_passes(ir.from_proto(inlined))
-    body = ir.to_proto(folded).graph
-    outside = {*read, *node.output}
-    for tensor in body.initializer:
-        tensor.name = _inner(tensor.name, outside, node)
-    for value in body.value_info:
-        value.name = _inner(value.name, outside, node)
-    for part in body.node:
+    _rename(folded.graph, node, {*read, *(str(value.name) for value in node.outputs)})
+    return folded.graph
+
+
+def _rename(body: ir.Graph, node: ir.Node, outside: Collection[str]) -> None:
+    """Name the tensors of a definition after the node's result, and its nodes as the node."""
+    prefix = node.outputs[0].name
+    results = [value for part in body for value in part.outputs]
+    for value in (*body.initializers.values(), *results):
+        if value.name and value.name not in outside:
+            value.name = f"{prefix}/{value.name}"
+    for part in body:
         part.name = node.name
-        part.input[:] = [_inner(name, outside, node) for name in part.input]
-        part.output[:] = [_inner(name, outside, node) for name in part.output]
-    kept = [one for one in body.initializer if one.name not in outside]
-    del body.initializer[:]
-    body.initializer.extend(kept)
-    return body
 
 
-def _inner(name: str, outside: Collection[str], node: onnx.NodeProto) -> str:
-    return name if not name or name in outside else f"{node.output[0]}/{name}"
-
-
-def _is_inside(tensor: onnx.TensorProto) -> bool:
-    """Whether the segment holds the values of a constant; large ones lie beside it."""
-    return tensor.data_location != onnx.TensorProto.EXTERNAL
-
-
-def _typed(name: str, types: Types, weights: Weights) -> onnx.ValueInfoProto:
-    if name in weights:
-        return helper.make_tensor_value_info(name, weights[name].data_type, weights[name].dims)
-    return types[name]
+def _typed(value: ir.Value) -> onnx.ValueInfoProto:
+    if value.is_initializer() and value.const_value is not None:
+        tensor = value.const_value
+        shape = [int(size) for size in tensor.shape]  # type: ignore[arg-type]
+        return helper.make_tensor_value_info(str(value.name), tensor.dtype.value, shape)
+    return ir.serde.serialize_value(value)

@@ -1,4 +1,4 @@
-"""Rules of `graph.patterns` for what stands around products with constant weights.
+"""Rewrite rules for what stands around products with constant weights.
 
 Such a product takes rows of any number of dimensions, in any order in memory. Exporters join them
 before it, split and transpose them after it; what is added to the result then would be a kernel of
@@ -6,110 +6,108 @@ its own. Written around the operand, all of that is a view.
 """
 
 from toolkit.gpu.ir.network import Operation
-from toolkit.gpu.ir.patterns import Rule, Surroundings
-from toolkit.gpu.ir.rewriting import Rewriting
+from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph
 
 _ROOT_HALF = 0.7071067811865476
 _NEAR = 1e-6  # relative: constants that an exporter rounded to float32
 
 
-def rows_split(
-    around: Surroundings, op: Operation, made: Rewriting
-) -> tuple[Operation, ...] | None:
+def rows_split(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Gemm of reshaped rows, with its rows split again -> Gemm of the split rows."""
     if op.kind != "Reshape":
         return None
-    gemm = around.own(op.inputs[0], "Gemm")
-    first = gemm and around.own(gemm.inputs[0], "Reshape", "Flatten")
-    shape = made.shapes[op.outputs[0]]
+    gemm = graph.sole_producer(op.inputs[0], "Gemm")
+    first = gemm and graph.sole_producer(gemm.inputs[0], "Reshape", "Flatten")
+    shape = rewriter.shapes[op.outputs[0]]
     if gemm is None or first is None or gemm.integer("transA", 0) or len(shape) < 2:
         return None
-    if gemm.inputs[1] not in made.constants or made.shapes[gemm.outputs[0]][-1] != shape[-1]:
+    if (
+        gemm.inputs[1] not in rewriter.constants
+        or rewriter.shapes[gemm.outputs[0]][-1] != shape[-1]
+    ):
         return None
-    depth, source = made.shapes[first.outputs[0]][-1], first.inputs[0]
-    if source not in made.shapes:
+    depth, source = rewriter.shapes[first.outputs[0]][-1], first.inputs[0]
+    if source not in rewriter.shapes:
         return None
-    rows = made.tensor(
+    rows = rewriter.tensor(
         f"{first.outputs[0]} (split)",
         (*shape[:-1], depth),
-        made.dtypes[source],
-        made.scales.get(first.outputs[0]),
+        rewriter.dtypes[source],
+        rewriter.scales.get(first.outputs[0]),
     )
-    made.add(op, "Reshape", (source,), rows)
-    made.add(op, "Gemm", (rows, *gemm.inputs[1:]), op.outputs[0], gemm.attributes)
-    return first, gemm
+    rewriter.add(op, "Reshape", (source,), rows)
+    rewriter.add(op, "Gemm", (rows, *gemm.inputs[1:]), op.outputs[0], gemm.attributes)
+    return rewriter.replacement(first, gemm)
 
 
-def rows_transposed(
-    around: Surroundings, op: Operation, made: Rewriting
-) -> tuple[Operation, ...] | None:
+def rows_transposed(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """A product whose rows are transposed -> the product of the transposed rows."""
     if op.kind != "Transpose":
         return None
-    product = around.own(op.inputs[0], "Gemm", "MatMul")
-    shape = made.shapes[op.outputs[0]]
+    product = graph.sole_producer(op.inputs[0], "Gemm", "MatMul")
+    shape = rewriter.shapes[op.outputs[0]]
     order = op.integers("perm", tuple(reversed(range(len(shape)))))
-    if product is None or order[-1] != len(shape) - 1 or op.outputs[0] in made.scales:
+    if product is None or order[-1] != len(shape) - 1 or op.outputs[0] in rewriter.scales:
         return None
     left, right = product.inputs[:2]
-    weights = made.constants.get(right)
-    alike = left in made.shapes and len(made.shapes[left]) == len(shape)
+    weights = rewriter.constants.get(right)
+    alike = left in rewriter.shapes and len(rewriter.shapes[left]) == len(shape)
     if weights is None or weights.ndim != 2 or not alike or product.integer("transA", 0):
         return None
-    turned = made.tensor(
+    turned = rewriter.tensor(
         f"{left} (transposed)",
-        tuple(made.shapes[left][at] for at in order),
-        made.dtypes[left],
-        made.scales.get(left),
+        tuple(rewriter.shapes[left][at] for at in order),
+        rewriter.dtypes[left],
+        rewriter.scales.get(left),
     )
-    made.add(op, "Transpose", (left,), turned, {"perm": order})
-    made.add(op, product.kind, (turned, *product.inputs[1:]), op.outputs[0], product.attributes)
-    return (product,)
+    rewriter.add(op, "Transpose", (left,), turned, {"perm": order})
+    rewriter.add(op, product.kind, (turned, *product.inputs[1:]), op.outputs[0], product.attributes)
+    return rewriter.replacement(product)
 
 
-def gelu(around: Surroundings, op: Operation, made: Rewriting) -> tuple[Operation, ...] | None:
+def gelu(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """0.5 x (1 + erf(x / sqrt(2))), its factors in any order -> Gelu."""
     if op.kind != "Mul":
         return None
     inner: list[Operation] = []
     factors: list[str] = []
     for name in op.inputs:
-        product = around.own(name, "Mul")
+        product = graph.sole_producer(name, "Mul")
         inner += [product] if product else []
         factors += product.inputs if product else (name,)
-    halves = [name for name in factors if _near(around, name, 0.5)]
-    sums = [name for name in factors if around.own(name, "Add") is not None]
+    halves = [name for name in factors if _near(graph, name, 0.5)]
+    sums = [name for name in factors if graph.sole_producer(name, "Add") is not None]
     if len(factors) != 3 or len(halves) != 1 or len(sums) != 1:
         return None
-    add = around.own(sums[0], "Add")
+    add = graph.sole_producer(sums[0], "Add")
     x = next(name for name in factors if name not in (halves[0], sums[0]))
-    found = None if add is None else _erf_of(around, add, x)
-    if add is None or found is None or made.shapes.get(x) != made.shapes[op.outputs[0]]:
+    found = None if add is None else _erf_of(graph, add, x)
+    if add is None or found is None or rewriter.shapes.get(x) != rewriter.shapes[op.outputs[0]]:
         return None
-    made.add(op, "Gelu", (x,), op.outputs[0])
-    return (*inner, add, *found)
+    rewriter.add(op, "Gelu", (x,), op.outputs[0])
+    return rewriter.replacement(*inner, add, *found)
 
 
-def _erf_of(around: Surroundings, add: Operation, x: str) -> tuple[Operation, ...] | None:
+def _erf_of(graph: UseDefGraph, add: Operation, x: str) -> tuple[Operation, ...] | None:
     """Return the Erf and the scaling of x in 1 + erf(x / sqrt(2))."""
     for one, other in (add.inputs, add.inputs[::-1]):
-        erf = around.own(one, "Erf")
-        scaled = erf and around.own(erf.inputs[0], "Div", "Mul")
-        if erf is None or scaled is None or not _near(around, other, 1.0):
+        erf = graph.sole_producer(one, "Erf")
+        scaled = erf and graph.sole_producer(erf.inputs[0], "Div", "Mul")
+        if erf is None or scaled is None or not _near(graph, other, 1.0):
             continue
         if scaled.kind == "Div" and scaled.inputs[0] == x:
-            fits = _near(around, scaled.inputs[1], 1 / _ROOT_HALF)
+            fits = _near(graph, scaled.inputs[1], 1 / _ROOT_HALF)
         else:
             others = [name for name in scaled.inputs if name != x]
             fits = scaled.kind == "Mul" and len(others) == 1
-            fits = fits and _near(around, others[0], _ROOT_HALF)
+            fits = fits and _near(graph, others[0], _ROOT_HALF)
         if fits:
             return erf, scaled
     return None
 
 
-def _near(around: Surroundings, name: str, wanted: float) -> bool:
-    number = around.number(name)
+def _near(graph: UseDefGraph, name: str, wanted: float) -> bool:
+    number = graph.scalar(name)
     return number is not None and abs(number - wanted) <= _NEAR * wanted
 
 

@@ -7,69 +7,60 @@ every number of a picture stored channels-last; its factors follow as a Mul and 
 import numpy as np
 
 from toolkit.gpu.ir.network import Array, Operation, Shape
-from toolkit.gpu.ir.patterns import Surroundings
-from toolkit.gpu.ir.rewriting import Rewriting
+from toolkit.gpu.ir.patterns import Match, NetworkRewriter, UseDefGraph
 
 
-def group_normalization(
-    around: Surroundings, op: Operation, made: Rewriting
-) -> tuple[Operation, ...] | None:
+def group_normalization(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Instances of (N, groups, ...), reshaped from x and back -> GroupNormalization(x)."""
     if op.kind != "Reshape":
         return None
-    norm = around.own(op.inputs[0], "InstanceNormalization")
-    first = norm and around.own(norm.inputs[0], "Reshape")
+    norm = graph.sole_producer(op.inputs[0], "InstanceNormalization")
+    first = norm and graph.sole_producer(norm.inputs[0], "Reshape")
     if norm is None or first is None:
         return None
-    x, shape = first.inputs[0], made.shapes[op.outputs[0]]
-    inside = made.shapes[norm.outputs[0]]
-    factors = [made.constants.get(name) for name in norm.inputs[1:3]]
-    alike = made.shapes.get(x) == shape and inside[0] == shape[0] and len(shape) > 2
+    x, shape = first.inputs[0], rewriter.shapes[op.outputs[0]]
+    inside = rewriter.shapes[norm.outputs[0]]
+    factors = [rewriter.constants.get(name) for name in norm.inputs[1:3]]
+    alike = rewriter.shapes.get(x) == shape and inside[0] == shape[0] and len(shape) > 2
     if not alike or any(one is None for one in factors) or shape[1] % inside[1]:
         return None
     gain, bias = (
-        made.constant(f"{op.name} (factors)", np.repeat(one, shape[1] // inside[1]))
+        rewriter.constant(f"{op.name} (factors)", np.repeat(one, shape[1] // inside[1]))
         for one in factors
         if one is not None
     )
     attributes = {"num_groups": inside[1], "epsilon": norm.number("epsilon", 1e-5)}
-    made.add(op, "GroupNormalization", (x, gain, bias), op.outputs[0], attributes)
-    return first, norm
+    rewriter.add(op, "GroupNormalization", (x, gain, bias), op.outputs[0], attributes)
+    return rewriter.replacement(first, norm)
 
 
-def group_gain(
-    around: Surroundings, op: Operation, made: Rewriting
-) -> tuple[Operation, ...] | None:
+def group_gain(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """GroupNormalization(x) times a constant for each channel -> one with other factors."""
-    return _with_factor(around, op, made, "Mul")
+    return _with_factor(graph, op, rewriter, "Mul")
 
 
-def group_bias(
-    around: Surroundings, op: Operation, made: Rewriting
-) -> tuple[Operation, ...] | None:
+def group_bias(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """GroupNormalization(x) plus a constant for each channel -> one with another bias."""
-    return _with_factor(around, op, made, "Add")
+    return _with_factor(graph, op, rewriter, "Add")
 
 
-def _with_factor(
-    around: Surroundings, op: Operation, made: Rewriting, kind: str
-) -> tuple[Operation, ...] | None:
+def _with_factor(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter, kind: str) -> Match:
     if op.kind != kind:
         return None
-    shape = made.shapes[op.outputs[0]]
+    shape = rewriter.shapes[op.outputs[0]]
     for one, other in (op.inputs, op.inputs[::-1]):
-        norm = around.own(one, "GroupNormalization")
-        values = _of_channels(made.constants.get(other), shape)
-        if norm is None or values is None or made.shapes[one] != shape:
+        norm = graph.sole_producer(one, "GroupNormalization")
+        values = _of_channels(rewriter.constants.get(other), shape)
+        if norm is None or values is None or rewriter.shapes[one] != shape:
             continue
-        gain, bias = (made.constants.get(name) for name in norm.inputs[1:3])
+        gain, bias = (rewriter.constants.get(name) for name in norm.inputs[1:3])
         if gain is None or bias is None or gain.shape != values.shape:
             continue
         changed = (gain * values, bias * values) if kind == "Mul" else (gain, bias + values)
-        names = (made.constant(f"{op.name} (factors)", array) for array in changed)
+        names = (rewriter.constant(f"{op.name} (factors)", array) for array in changed)
         inputs = (norm.inputs[0], *names)
-        made.add(op, "GroupNormalization", inputs, op.outputs[0], norm.attributes)
-        return (norm,)
+        rewriter.add(op, "GroupNormalization", inputs, op.outputs[0], norm.attributes)
+        return rewriter.replacement(norm)
     return None
 
 

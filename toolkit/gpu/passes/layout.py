@@ -7,80 +7,78 @@ import onnx
 
 from toolkit.gpu.ir.network import Array, Operation
 from toolkit.gpu.ir.parameters import constant_of, integers_of
-from toolkit.gpu.ir.patterns import Rule, Surroundings
-from toolkit.gpu.ir.rewriting import Rewriting
+from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph
 from toolkit.gpu.passes.fusion import MAX_OPERANDS
 from toolkit.gpu.shapes.sizes import Size
 
-Replaced = tuple[Operation, ...] | None
 _TAKES_MANY = {"Sum": "Sum", "Mean": "Sum", "Max": "Max", "Min": "Min"}
 
 
-def split(around: Surroundings, op: Operation, made: Rewriting) -> Replaced:
+def split(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Split(x) -> a Slice for each result: rounding to INT8 moves through operators of one."""
     if op.kind != "Split":
         return None
-    axis = op.integer("axis", 0) % len(made.shapes[op.inputs[0]])
-    sizes = [made.shapes[name][axis] for name in op.outputs]
-    whole = made.shapes[op.inputs[0]][axis]
+    axis = op.integer("axis", 0) % len(rewriter.shapes[op.inputs[0]])
+    sizes = [rewriter.shapes[name][axis] for name in op.outputs]
+    whole = rewriter.shapes[op.inputs[0]][axis]
     if any(isinstance(size, Size) for size in (*sizes, whole)) or sum(sizes) != whole:
         return None
     start = 0
-    axes = made.constant(f"{op.outputs[0]} (axis)", np.array([axis]))
+    axes = rewriter.constant(f"{op.outputs[0]} (axis)", np.array([axis]))
     for name, size in zip(op.outputs, sizes, strict=True):
         limits = [
-            made.constant(f"{name} ({what})", np.array([at]))
+            rewriter.constant(f"{name} ({what})", np.array([at]))
             for what, at in (("start", start), ("end", start + size))
         ]
-        made.add(op, "Slice", (op.inputs[0], *limits, axes), name)
+        rewriter.add(op, "Slice", (op.inputs[0], *limits, axes), name)
         start += size
-    return ()
+    return rewriter.replacement()
 
 
-def many_operands(around: Surroundings, op: Operation, made: Rewriting) -> Replaced:
+def many_operands(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Sum(a, b, c, d, e, ...) -> Sum(Sum(a, b, c, d), e, ...)."""
     if op.kind not in _TAKES_MANY or len(op.inputs) <= MAX_OPERANDS:
         return None
     output, kind = op.outputs[0], _TAKES_MANY[op.kind]
-    shape, dtype = made.shapes[output], made.dtypes[output]
+    shape, dtype = rewriter.shapes[output], rewriter.dtypes[output]
     found, rest = op.inputs[0], list(op.inputs[1:])
     while rest:
         part, rest = rest[: MAX_OPERANDS - 1], rest[MAX_OPERANDS - 1 :]
         last = not rest and op.kind != "Mean"
-        target = output if last else made.tensor(f"{output} (part)", shape, dtype)
-        found = made.add(op, kind, (found, *part), target)
+        target = output if last else rewriter.tensor(f"{output} (part)", shape, dtype)
+        found = rewriter.add(op, kind, (found, *part), target)
     if op.kind == "Mean":
-        share = made.constant(f"{output} (share)", np.array(1 / len(op.inputs), dtype))
-        made.add(op, "Mul", (found, share), output)
-    return ()
+        share = rewriter.constant(f"{output} (share)", np.array(1 / len(op.inputs), dtype))
+        rewriter.add(op, "Mul", (found, share), output)
+    return rewriter.replacement()
 
 
-def padded_convolution(around: Surroundings, op: Operation, made: Rewriting) -> Replaced:
+def padded_convolution(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Conv(Pad(x)) -> Conv(x) with wider borders of zeros."""
-    pad = around.own(op.inputs[0], "Pad") if op.kind == "Conv" else None
+    pad = graph.sole_producer(op.inputs[0], "Pad") if op.kind == "Conv" else None
     if pad is None or pad.text("mode", "constant") != "constant":
         return None
     if op.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         return None
-    widths = _border(around, pad, len(made.shapes[op.inputs[0]]))
+    widths = _border(graph, pad, len(rewriter.shapes[op.inputs[0]]))
     if widths is None:
         return None
     sides = len(widths)
     before = op.integers("pads", (0,) * sides) if "pads" in op.attributes else (0,) * sides
     attributes = {k: v for k, v in op.attributes.items() if k != "auto_pad"}
     attributes["pads"] = tuple(a + b for a, b in zip(before, widths, strict=True))
-    made.add(op, "Conv", (pad.inputs[0], *op.inputs[1:]), op.outputs[0], attributes)
-    return (pad,)
+    rewriter.add(op, "Conv", (pad.inputs[0], *op.inputs[1:]), op.outputs[0], attributes)
+    return rewriter.replacement(pad)
 
 
-def _border(around: Surroundings, pad: Operation, rank: int) -> tuple[int, ...] | None:
-    """Return the widths around the picture, None where a Pad does other than add zeros there."""
-    constants = around.network.constants
+def _border(graph: UseDefGraph, pad: Operation, rank: int) -> tuple[int, ...] | None:
+    """Return the widths around the image, None where a Pad does other than add zeros there."""
+    constants = graph.network.constants
     if any(name and name not in constants for name in pad.inputs[1:]):
         return None
-    widths = integers_of(around.network, pad, 1, "pads") or ()
-    value = constant_of(around.network, pad, 2)
-    axes = integers_of(around.network, pad, 3, "axes") or tuple(range(rank))
+    widths = integers_of(graph.network, pad, 1, "pads") or ()
+    value = constant_of(graph.network, pad, 2)
+    axes = integers_of(graph.network, pad, 3, "axes") or tuple(range(rank))
     if pad.number("value", 0.0) != 0 or (value is not None and value.any()) or min(widths) < 0:
         return None
     found = [0] * (2 * rank)
@@ -91,14 +89,14 @@ def _border(around: Surroundings, pad: Operation, rank: int) -> tuple[int, ...] 
     return (*found[2:rank], *found[rank + 2 :])
 
 
-def channel_constants(around: Surroundings, op: Operation, made: Rewriting) -> Replaced:
+def channel_constants(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Conv(x, w, b) * k -> Conv(x, k w, k b), and so for + - /, with a k for each channel."""
-    found = _convolution_and_constant(around, op)
+    found = _convolution_and_constant(graph, op)
     if found is None:
         return None
     conv, k = found
-    weights = around.network.constants[conv.inputs[1]]
-    bias = around.network.constants.get(conv.input(2), np.zeros(len(weights), weights.dtype))
+    weights = graph.network.constants[conv.inputs[1]]
+    bias = graph.network.constants.get(conv.input(2), np.zeros(len(weights), weights.dtype))
     k = np.broadcast_to(k.reshape(-1), (len(weights),))
     if op.kind in ("Mul", "Div"):
         factor = (k if op.kind == "Mul" else 1 / k).astype(np.float64)
@@ -107,23 +105,21 @@ def channel_constants(around: Surroundings, op: Operation, made: Rewriting) -> R
     else:
         bias = bias + k if op.kind == "Add" else bias - k
     names = (
-        made.constant(f"{op.outputs[0]} (weights)", weights),
-        made.constant(f"{op.outputs[0]} (bias)", bias),
+        rewriter.constant(f"{op.outputs[0]} (weights)", weights),
+        rewriter.constant(f"{op.outputs[0]} (bias)", bias),
     )
-    made.add(op, "Conv", (conv.inputs[0], *names), op.outputs[0], conv.attributes)
-    return (conv,)
+    rewriter.add(op, "Conv", (conv.inputs[0], *names), op.outputs[0], conv.attributes)
+    return rewriter.replacement(conv)
 
 
-def _convolution_and_constant(
-    around: Surroundings, op: Operation
-) -> tuple[Operation, Array] | None:
+def _convolution_and_constant(graph: UseDefGraph, op: Operation) -> tuple[Operation, Array] | None:
     """Return the convolution that an operation works on, and the constant."""
     if op.kind not in ("Add", "Sub", "Mul", "Div"):
         return None
-    network = around.network
+    network = graph.network
     orders = (op.inputs, op.inputs[::-1]) if op.kind in ("Add", "Mul") else (op.inputs,)
     for left, right in orders:
-        conv, k = around.own(left, "Conv"), network.constants.get(right)
+        conv, k = graph.sole_producer(left, "Conv"), network.constants.get(right)
         if conv is None or k is None:
             continue
         shape = network.shapes[left]
@@ -138,118 +134,128 @@ def _convolution_and_constant(
     return None
 
 
-def triangle(around: Surroundings, op: Operation, made: Rewriting) -> Replaced:
+def triangle(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Trilu(x, k) -> Where(a constant mask, x, 0)."""
-    if op.kind != "Trilu" or (op.input(1) and op.input(1) not in around.network.constants):
+    if op.kind != "Trilu" or (op.input(1) and op.input(1) not in graph.network.constants):
         return None
     output = op.outputs[0]
-    k = int(around.network.constants[op.inputs[1]].reshape(())) if op.input(1) else 0
-    ones = np.ones(made.shapes[output][-2:], np.bool_)
+    k = int(graph.network.constants[op.inputs[1]].reshape(())) if op.input(1) else 0
+    ones = np.ones(rewriter.shapes[output][-2:], np.bool_)
     mask = np.triu(ones, k) if op.integer("upper", 1) else np.tril(ones, k)
     names = (
-        made.constant(f"{output} (mask)", mask),
+        rewriter.constant(f"{output} (mask)", mask),
         op.inputs[0],
-        made.constant(f"{output} (zero)", np.array(0, made.dtypes[output])),
+        rewriter.constant(f"{output} (zero)", np.array(0, rewriter.dtypes[output])),
     )
-    made.add(op, "Where", names, output)
-    return ()
+    rewriter.add(op, "Where", names, output)
+    return rewriter.replacement()
 
 
-def eye(around: Surroundings, op: Operation, made: Rewriting) -> Replaced:
+def eye(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """EyeLike(x) -> a constant."""
     if op.kind != "EyeLike":
         return None
     output = op.outputs[0]
-    rows, columns = made.shapes[output]
-    values = np.eye(rows, columns, op.integer("k", 0), made.dtypes[output])
-    made.add(op, "Identity", (made.constant(f"{output} (constant)", values),), output)
-    return ()
+    rows, columns = rewriter.shapes[output]
+    values = np.eye(rows, columns, op.integer("k", 0), rewriter.dtypes[output])
+    rewriter.add(op, "Identity", (rewriter.constant(f"{output} (constant)", values),), output)
+    return rewriter.replacement()
 
 
-def one_hot(around: Surroundings, op: Operation, made: Rewriting) -> Replaced:
+def one_hot(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """OneHot(i, depth, (off, on)) -> Where(i == 0..depth-1, on, off), i + depth where i < 0."""
     if op.kind != "OneHot":
         return None
     output = op.outputs[0]
-    shape = made.shapes[output]
+    shape = rewriter.shapes[output]
     axis = op.integer("axis", -1) % len(shape)
     depth = shape[axis]
     single = (*shape[:axis], 1, *shape[axis + 1 :])
     values = [
-        made.add(
+        rewriter.add(
             op,
             "Gather",
-            (op.inputs[2], made.constant(f"{output} (at)", np.array(at, np.int64))),
-            made.tensor(f"{output} (value)", (), made.dtypes[output]),
+            (op.inputs[2], rewriter.constant(f"{output} (at)", np.array(at, np.int64))),
+            rewriter.tensor(f"{output} (value)", (), rewriter.dtypes[output]),
         )
         for at in (1, 0)
     ]
-    index = made.tensor(f"{output} (index)", made.shapes[op.inputs[0]], "int64")
-    made.add(op, "Cast", op.inputs[:1], index, {"to": int(onnx.TensorProto.INT64)})
-    placed = made.add(op, "Reshape", (index,), made.tensor(f"{output} (placed)", single, "int64"))
-    wrapped = _from_the_end(made, op, placed, depth)
+    index = rewriter.tensor(f"{output} (index)", rewriter.shapes[op.inputs[0]], "int64")
+    rewriter.add(op, "Cast", op.inputs[:1], index, {"to": int(onnx.TensorProto.INT64)})
+    placed = rewriter.add(
+        op, "Reshape", (index,), rewriter.tensor(f"{output} (placed)", single, "int64")
+    )
+    wrapped = _from_the_end(rewriter, op, placed, depth)
     places = np.arange(depth).reshape(depth, *[1] * (len(shape) - axis - 1))
-    every = made.constant(f"{output} (places)", places)
-    equal = made.tensor(f"{output} (equal)", shape, "bool")
-    made.add(op, "Equal", (wrapped, every), equal)
-    made.add(op, "Where", (equal, *values), output)
-    return ()
+    every = rewriter.constant(f"{output} (places)", places)
+    equal = rewriter.tensor(f"{output} (equal)", shape, "bool")
+    rewriter.add(op, "Equal", (wrapped, every), equal)
+    rewriter.add(op, "Where", (equal, *values), output)
+    return rewriter.replacement()
 
 
-def _from_the_end(made: Rewriting, op: Operation, index: str, size: int) -> str:
+def _from_the_end(rewriter: NetworkRewriter, op: Operation, index: str, size: int) -> str:
     """Add `size` to negative indices."""
-    shape = made.shapes[index]
-    zero = made.constant(f"{index} (zero)", np.array(0, np.int64))
-    amount = made.constant(f"{index} (size)", np.array(size, np.int64))
-    below = made.add(op, "Less", (index, zero), made.tensor(f"{index} (below)", shape, "bool"))
-    moved = made.add(op, "Add", (index, amount), made.tensor(f"{index} (moved)", shape, "int64"))
-    target = made.tensor(f"{index} (from 0)", shape, "int64")
-    return made.add(op, "Where", (below, moved, index), target)
+    shape = rewriter.shapes[index]
+    zero = rewriter.constant(f"{index} (zero)", np.array(0, np.int64))
+    amount = rewriter.constant(f"{index} (size)", np.array(size, np.int64))
+    below = rewriter.add(
+        op, "Less", (index, zero), rewriter.tensor(f"{index} (below)", shape, "bool")
+    )
+    moved = rewriter.add(
+        op, "Add", (index, amount), rewriter.tensor(f"{index} (moved)", shape, "int64")
+    )
+    target = rewriter.tensor(f"{index} (from 0)", shape, "int64")
+    return rewriter.add(op, "Where", (below, moved, index), target)
 
 
-def reversed_sequence(around: Surroundings, op: Operation, made: Rewriting) -> Replaced:
+def reversed_sequence(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """ReverseSequence(x, n) -> x at time n - 1 - t where t < n, else at t."""
     if op.kind != "ReverseSequence":
         return None
     output = op.outputs[0]
-    shape = made.shapes[output]
+    shape = rewriter.shapes[output]
     time, batch = op.integer("time_axis", 0), op.integer("batch_axis", 1)
     along = tuple(size if at == time else 1 for at, size in enumerate(shape))
     across = tuple(size if at == batch else 1 for at, size in enumerate(shape))
     both = tuple(max(pair) for pair in zip(along, across, strict=True))
-    t = made.constant(f"{output} (time)", np.arange(shape[time]).reshape(along))
-    next_t = made.constant(f"{output} (next)", np.arange(1, shape[time] + 1).reshape(along))
-    count = made.tensor(f"{output} (counts)", across, "int64")
-    made.add(op, "Reshape", op.inputs[1:2], count)
-    inside = made.tensor(f"{output} (inside)", both, "bool")
-    made.add(op, "Less", (t, count), inside)
-    back = made.add(op, "Sub", (count, next_t), made.tensor(f"{output} (back)", both, "int64"))
-    index = made.tensor(f"{output} (index)", both, "int64")
-    made.add(op, "Where", (inside, back, t), index)
-    made.add(op, "GatherElements", (op.inputs[0], index), output, {"axis": time})
-    return ()
+    t = rewriter.constant(f"{output} (time)", np.arange(shape[time]).reshape(along))
+    next_t = rewriter.constant(f"{output} (next)", np.arange(1, shape[time] + 1).reshape(along))
+    count = rewriter.tensor(f"{output} (counts)", across, "int64")
+    rewriter.add(op, "Reshape", op.inputs[1:2], count)
+    inside = rewriter.tensor(f"{output} (inside)", both, "bool")
+    rewriter.add(op, "Less", (t, count), inside)
+    back = rewriter.add(
+        op, "Sub", (count, next_t), rewriter.tensor(f"{output} (back)", both, "int64")
+    )
+    index = rewriter.tensor(f"{output} (index)", both, "int64")
+    rewriter.add(op, "Where", (inside, back, t), index)
+    rewriter.add(op, "GatherElements", (op.inputs[0], index), output, {"axis": time})
+    return rewriter.replacement()
 
 
-def dropout(around: Surroundings, op: Operation, made: Rewriting) -> Replaced:
+def dropout(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Dropout(x) -> x, outside of training; its mask is all ones."""
-    training = around.network.constants.get(op.input(2), np.array(False))
-    if op.kind != "Dropout" or training.any() or (op.input(2) and op.input(2) in made.shapes):
+    training = graph.network.constants.get(op.input(2), np.array(False))
+    if op.kind != "Dropout" or training.any() or (op.input(2) and op.input(2) in rewriter.shapes):
         return None
     if len(op.outputs) > 1:
         mask = op.outputs[1]
-        ones = made.constant(f"{mask} (ones)", np.ones(made.shapes[mask], made.dtypes[mask]))
-        made.add(op, "Identity", (ones,), mask)
-    made.add(op, "Identity", op.inputs[:1], op.outputs[0])
-    return ()
+        ones = rewriter.constant(
+            f"{mask} (ones)", np.ones(rewriter.shapes[mask], rewriter.dtypes[mask])
+        )
+        rewriter.add(op, "Identity", (ones,), mask)
+    rewriter.add(op, "Identity", op.inputs[:1], op.outputs[0])
+    return rewriter.replacement()
 
 
-def cast_like(around: Surroundings, op: Operation, made: Rewriting) -> Replaced:
+def cast_like(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """CastLike(x, y) -> Cast(x) to the type of y."""
     if op.kind != "CastLike":
         return None
-    target = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(made.dtypes[op.outputs[0]]))
-    made.add(op, "Cast", op.inputs[:1], op.outputs[0], {"to": int(target)})
-    return ()
+    target = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(rewriter.dtypes[op.outputs[0]]))
+    rewriter.add(op, "Cast", op.inputs[:1], op.outputs[0], {"to": int(target)})
+    return rewriter.replacement()
 
 
 EARLY_LAYOUT_RULES: tuple[Rule, ...] = (split,)  # before Q/DQ is read

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
+from toolkit.gpu.ir.builder import NetworkBuilder
 from toolkit.gpu.ir.network import Network, Operation, Shape
-from toolkit.gpu.ir.rewriting import Rewriting
 from toolkit.gpu.shapes.sizes import Size
 
 _RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
@@ -33,10 +33,10 @@ def merge_layout_chains(network: Network) -> Network:
         for op in network.operations
         if op.kind in _MOVES and counts[op.inputs[0]] == 1 and _is_move(makers, op.inputs[0])
     }
-    made = Rewriting(network)
+    builder = NetworkBuilder(network)
     gone: set[str] = set()
     for op in network.operations:
-        made.operations.append(op)
+        builder.operations.append(op)
         if op.kind not in _MOVES or op.outputs[0] in inside:
             continue
         chain = [op]
@@ -44,11 +44,11 @@ def merge_layout_chains(network: Network) -> Network:
             chain.insert(0, makers[chain[0].inputs[0]])
         found = _follow(chain, network.shapes)
         if found is not None:
-            made.operations.pop()
-            _write(made, chain, found)
+            builder.operations.pop()
+            _write(builder, chain, found)
             gone |= {one.outputs[0] for one in chain[:-1]}
-    made.operations = [op for op in made.operations if op.outputs[0] not in gone]
-    return made.network()
+    builder.operations = [op for op in builder.operations if op.outputs[0] not in gone]
+    return builder.network()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +160,18 @@ def _ends(source: Shape, sizes: Sequence[int], atoms: Sequence[int]) -> list[int
     return found
 
 
-def _write(made: Rewriting, chain: Sequence[Operation], found: _Joined) -> None:
+def _write(builder: NetworkBuilder, chain: Sequence[Operation], found: _Joined) -> None:
     """Add the Reshape, the Transpose and the Reshape of a chain, those that do anything."""
     last = chain[-1]
     name, output = chain[0].inputs[0], last.outputs[0]
-    dtype, scale = made.dtypes[output], made.scales.get(output)
-    if made.shapes[name] != found.sizes:
-        split = made.tensor(f"{output} (split)", found.sizes, dtype, scale)
-        name = made.add(last, "Reshape", (name,), split)
+    dtype, scale = builder.dtypes[output], builder.scales.get(output)
+    if builder.shapes[name] != found.sizes:
+        split = builder.tensor(f"{output} (split)", found.sizes, dtype, scale)
+        name = builder.add(last, "Reshape", (name,), split)
     if found.order != tuple(sorted(found.order)):
         shape = tuple(found.sizes[at] for at in found.order)
-        turned = made.tensor(f"{output} (in order)", shape, dtype, scale)
-        name = made.add(last, "Transpose", (name,), turned, {"perm": found.order})
-    made.add(last, "Reshape", (name,), output)
+        turned = builder.tensor(f"{output} (in order)", shape, dtype, scale)
+        name = builder.add(last, "Transpose", (name,), turned, {"perm": found.order})
+    builder.add(last, "Reshape", (name,), output)
     others = tuple(node for op in chain[:-1] for node in op.nodes) + last.others
-    made.operations[-1] = replace(made.operations[-1], others=others)
+    builder.operations[-1] = replace(builder.operations[-1], others=others)

@@ -6,8 +6,7 @@ One kernel puts the patches in order, and rounds them; what follows reads rows o
 """
 
 from toolkit.gpu.ir.network import Array, IntegerConstant, Operation
-from toolkit.gpu.ir.patterns import Rule, Surroundings
-from toolkit.gpu.ir.rewriting import Rewriting
+from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph
 from toolkit.gpu.passes.space_to_depth import CHANNELS, kept_integers
 from toolkit.gpu.shapes.sizes import fixed
 
@@ -15,38 +14,38 @@ _MOVES = ("Flatten", "Reshape", "Transpose")
 _LEAST_NUMBERS = 128  # of a patch: shorter ones are copied in pieces that are too small
 
 
-def patches(around: Surroundings, op: Operation, made: Rewriting) -> tuple[Operation, ...] | None:
+def patches(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Conv with the taps as its strides -> MatMul of the patches, in the order of tokens."""
-    if op.kind != "Conv" or any(n and n not in made.constants for n in op.inputs[1:]):
+    if op.kind != "Conv" or any(n and n not in rewriter.constants for n in op.inputs[1:]):
         return None
-    source, weights = op.inputs[0], made.constants[op.inputs[1]]
-    if not _cuts(op, weights, made.shapes[source]) or not kept_integers(made, op):
+    source, weights = op.inputs[0], rewriter.constants[op.inputs[1]]
+    if not _cuts(op, weights, rewriter.shapes[source]) or not kept_integers(rewriter, op):
         return None
-    readers = [one for one in around.network.operations if op.outputs[0] in one.inputs]
+    readers = [one for one in graph.network.operations if op.outputs[0] in one.inputs]
     if not readers or any(one.kind not in _MOVES for one in readers):
         return None  # element-wise work would not meet the product that it ends
-    rounding = around.own(source, "RoundInt8")
+    rounding = graph.sole_producer(source, "RoundInt8")
     given = source if rounding is None else rounding.inputs[0]
     filters, channels, rows, columns = weights.shape
-    batch, _, height, width = made.shapes[given]
-    dtype, scale = made.dtypes[source], made.scales.get(source)
-    before = made.scales.get(given)
+    batch, _, height, width = rewriter.shapes[given]
+    dtype, scale = rewriter.dtypes[source], rewriter.scales.get(source)
+    before = rewriter.scales.get(given)
     split = (batch, channels, height // rows, rows, width // columns, columns)
     order = (0, 2, 4, 1, 3, 5)
     ordered = tuple(split[at] for at in order)
-    name = made.tensor(f"{given} (split)", split, dtype, before)
-    made.add(op, "Reshape", (given,), name)
-    picture = made.tensor(f"{given} (patches)", ordered, dtype, before)
-    made.add(op, "Transpose", (name,), picture, {"perm": order})
+    name = rewriter.tensor(f"{given} (split)", split, dtype, before)
+    rewriter.add(op, "Reshape", (given,), name)
+    picture = rewriter.tensor(f"{given} (patches)", ordered, dtype, before)
+    rewriter.add(op, "Transpose", (name,), picture, {"perm": order})
     if rounding is not None:
-        rounded = made.tensor(f"{source} (patches)", ordered, dtype, scale)
-        picture = made.add(rounding, rounding.kind, (picture,), rounded, rounding.attributes)
-    flat = made.tensor(f"{source} (rows)", (*ordered[:3], weights[0].size), dtype, scale)
-    made.add(op, "Reshape", (picture,), flat)
-    tokens = made.tensor(f"{op.outputs[0]} (tokens)", (*ordered[:3], filters), dtype)
-    made.add(op, "MatMul", (flat, _as_columns(made, op.inputs[1]), *op.inputs[2:]), tokens)
-    made.add(op, "Transpose", (tokens,), op.outputs[0], {"perm": (0, 3, 1, 2)})
-    return () if rounding is None else (rounding,)
+        rounded = rewriter.tensor(f"{source} (patches)", ordered, dtype, scale)
+        picture = rewriter.add(rounding, rounding.kind, (picture,), rounded, rounding.attributes)
+    flat = rewriter.tensor(f"{source} (rows)", (*ordered[:3], weights[0].size), dtype, scale)
+    rewriter.add(op, "Reshape", (picture,), flat)
+    tokens = rewriter.tensor(f"{op.outputs[0]} (tokens)", (*ordered[:3], filters), dtype)
+    rewriter.add(op, "MatMul", (flat, _as_columns(rewriter, op.inputs[1]), *op.inputs[2:]), tokens)
+    rewriter.add(op, "Transpose", (tokens,), op.outputs[0], {"perm": (0, 3, 1, 2)})
+    return rewriter.replacement(*(() if rounding is None else (rounding,)))
 
 
 def _cuts(op: Operation, weights: Array, shape: tuple[int, ...]) -> bool:
@@ -60,13 +59,13 @@ def _cuts(op: Operation, weights: Array, shape: tuple[int, ...]) -> bool:
     return apart and plain and whole and op.text("auto_pad", "NOTSET") in ("NOTSET", "VALID")
 
 
-def _as_columns(made: Rewriting, name: str) -> str:
+def _as_columns(rewriter: NetworkRewriter, name: str) -> str:
     """Add the filters as columns, real numbers and the integers that they were."""
-    columns = made.constant(f"{name} (columns)", _columns(made.constants[name]))
-    given = made.integers.get(name)
+    columns = rewriter.constant(f"{name} (columns)", _columns(rewriter.constants[name]))
+    given = rewriter.integers.get(name)
     if given is not None:
         axis = None if given.axis is None else 1
-        made.integers[columns] = IntegerConstant(_columns(given.values), given.scale, axis)
+        rewriter.integers[columns] = IntegerConstant(_columns(given.values), given.scale, axis)
     return columns
 
 

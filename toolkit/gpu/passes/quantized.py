@@ -27,8 +27,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from toolkit.gpu.ir.builder import NetworkBuilder
 from toolkit.gpu.ir.network import Attribute, IntegerConstant, Network, Operation
-from toolkit.gpu.ir.rewriting import Rewriting
 from toolkit.gpu.passes.integer_operators import without_integer_operators
 from toolkit.gpu.passes.quantized_general import (
     add_dequantize,
@@ -73,67 +73,67 @@ def read_quantized(network: Network) -> Network:
 
 def _on_grids(network: Network) -> Network:
     """Write Q and DQ as the operators of this module, or in general."""
-    made = Rewriting(network)
+    builder = NetworkBuilder(network)
     real: dict[tuple[str, _Grid], str] = {}  # integers on a grid -> the tensor of real numbers
     same: dict[str, str] = {}
     for old in network.operations:
         op = replace(old, inputs=tuple(same.get(name, name) for name in old.inputs))
         source, output = op.input(0), op.outputs[0]
-        if op.kind == "DequantizeLinear" and source in made.constants:
-            _add_constant(made, op)
-        elif op.kind == "QuantizeLinear" and source in made.constants:
-            quantize_constant(made, op)
+        if op.kind == "DequantizeLinear" and source in builder.constants:
+            _add_constant(builder, op)
+        elif op.kind == "QuantizeLinear" and source in builder.constants:
+            quantize_constant(builder, op)
         elif op.kind == "DequantizeLinear":
-            grid = _grid(made, op, made.dtypes[source])
+            grid = _grid(builder, op, builder.dtypes[source])
             if grid is None:
-                add_dequantize(made, op)
+                add_dequantize(builder, op)
                 continue
             if (source, grid) not in real:
-                real[source, grid] = _add_real(made, op, FROM_INTEGERS, output, grid)
+                real[source, grid] = _add_real(builder, op, FROM_INTEGERS, output, grid)
             if output in network.outputs:
-                made.add(op, "Identity", (real[source, grid],), output)
+                builder.add(op, "Identity", (real[source, grid],), output)
             else:
                 same[output] = real[source, grid]
         elif op.kind == "QuantizeLinear":
-            grid = _grid(made, op, made.dtypes[output])
+            grid = _grid(builder, op, builder.dtypes[output])
             if grid is None:
-                add_quantize(made, op)
+                add_quantize(builder, op)
                 continue
-            real[output, grid] = _add_real(made, op, ROUND, output, grid)
-            made.add(op, TO_INTEGERS, (real[output, grid],), output, _attributes(grid))
+            real[output, grid] = _add_real(builder, op, ROUND, output, grid)
+            builder.add(op, TO_INTEGERS, (real[output, grid],), output, _attributes(grid))
         else:
-            made.operations.append(op)
-    return made.network()
+            builder.operations.append(op)
+    return builder.network()
 
 
-def _add_real(made: Rewriting, op: Operation, kind: str, name: str, grid: _Grid) -> str:
-    real = made.tensor(f"{name} (real)", made.shapes[op.inputs[0]], "float32", grid.scale)
-    return made.add(op, kind, op.inputs[:1], real, _attributes(grid))
+def _add_real(builder: NetworkBuilder, op: Operation, kind: str, name: str, grid: _Grid) -> str:
+    real = builder.tensor(f"{name} (real)", builder.shapes[op.inputs[0]], "float32", grid.scale)
+    return builder.add(op, kind, op.inputs[:1], real, _attributes(grid))
 
 
 def _attributes(grid: _Grid) -> dict[str, Attribute]:
     return {"scale": grid.scale, "zero_point": grid.zero_point}
 
 
-def _add_constant(made: Rewriting, op: Operation) -> None:
+def _add_constant(builder: NetworkBuilder, op: Operation) -> None:
     """Dequantize a constant, and keep its integers where its zero points are 0."""
-    stored, output = made.constants[op.inputs[0]], op.outputs[0]
-    scale = along(made, op, op.inputs[1], stored.shape)
-    zero = along(made, op, op.input(2), stored.shape)
+    stored, output = builder.constants[op.inputs[0]], op.outputs[0]
+    scale = along(builder, op, op.inputs[1], stored.shape)
+    zero = along(builder, op, op.input(2), stored.shape)
     real = (stored.astype(np.float32) - zero.astype(np.float32)) * scale.astype(np.float32)
-    made.to_constant(output, real.astype(made.constants[op.inputs[1]].dtype))
+    builder.to_constant(output, real.astype(builder.constants[op.inputs[1]].dtype))
     if not zero.any() and max(scale.shape, default=1) == scale.size:
         axis = int(np.argmax(scale.shape)) if scale.size > 1 else None
         values = scale.astype(np.float32).reshape(-1)
-        made.integers[output] = IntegerConstant(stored, values, axis)
+        builder.integers[output] = IntegerConstant(stored, values, axis)
 
 
-def _grid(made: Rewriting, op: Operation, dtype: str) -> _Grid | None:
+def _grid(builder: NetworkBuilder, op: Operation, dtype: str) -> _Grid | None:
     """Return the symmetric grid of a Q or DQ with constant parameters, if it has one."""
-    if any(name and name not in made.constants for name in op.inputs[1:]):
+    if any(name and name not in builder.constants for name in op.inputs[1:]):
         return None
-    scale = made.constants[op.inputs[1]]
-    zero = made.constants[op.inputs[2]] if op.input(2) else np.zeros((), dtype)
+    scale = builder.constants[op.inputs[1]]
+    zero = builder.constants[op.inputs[2]] if op.input(2) else np.zeros((), dtype)
     if scale.size != 1 or zero.size != 1 or dtype not in SYMMETRIC_ZERO:
         return None
     value, zero_point = np.float32(scale.reshape(())), int(zero.reshape(()))
@@ -157,7 +157,7 @@ def _live(network: Network) -> Network:
 
 def _rectified_first(network: Network) -> Network:
     """Relu(RoundInt8(x)) -> RoundInt8(Relu(x)), where nothing else reads the operand."""
-    made, makers, readers = Rewriting(network), _makers(network), _reader_counts(network)
+    builder, makers, readers = NetworkBuilder(network), _makers(network), _reader_counts(network)
     swapped = {
         op.inputs[0]: op
         for op in network.operations
@@ -171,40 +171,40 @@ def _rectified_first(network: Network) -> Network:
             continue
         inner = makers.get(op.inputs[0]) if op.inputs and op.inputs[0] in swapped else None
         if inner is None:
-            made.operations.append(op)
+            builder.operations.append(op)
             continue
-        name, shape = op.outputs[0], made.shapes[op.outputs[0]]
-        rectified = made.tensor(f"{name} (unrounded)", shape, made.dtypes[name])
-        made.add(op, "Relu", inner.inputs, rectified)
-        made.add(inner, ROUND, (rectified,), name, inner.attributes)
-        made.scales[name] = inner.number("scale", 1.0)
-    return made.network()
+        name, shape = op.outputs[0], builder.shapes[op.outputs[0]]
+        rectified = builder.tensor(f"{name} (unrounded)", shape, builder.dtypes[name])
+        builder.add(op, "Relu", inner.inputs, rectified)
+        builder.add(inner, ROUND, (rectified,), name, inner.attributes)
+        builder.scales[name] = inner.number("scale", 1.0)
+    return builder.network()
 
 
 def _rounded_once(network: Network) -> Network:
     """Leave out RoundInt8 of what lies on that grid already, or is rounded to it elsewhere."""
-    made = Rewriting(network)
+    builder = NetworkBuilder(network)
     same: dict[str, str] = {}
     rounded: dict[tuple[str, float], str] = {}
     for old in network.operations:
         op = replace(old, inputs=tuple(same.get(name, name) for name in old.inputs))
         if op.kind != ROUND or op.outputs[0] in network.outputs:
-            made.operations.append(op)
+            builder.operations.append(op)
             continue
         source, scale = op.inputs[0], op.number("scale", 0.0)
-        if made.scales.get(source) == scale:
+        if builder.scales.get(source) == scale:
             same[op.outputs[0]] = source
         elif (source, scale) in rounded:
             same[op.outputs[0]] = rounded[source, scale]
         else:
             rounded[source, scale] = op.outputs[0]
-            made.operations.append(op)
-    return made.network()
+            builder.operations.append(op)
+    return builder.network()
 
 
 def _rounded_early(network: Network) -> Network:
     """RoundInt8(move(x, ...)) -> move(RoundInt8(x), ...), where nothing else reads the move."""
-    made, makers, readers = Rewriting(network), _makers(network), _reader_counts(network)
+    builder, makers, readers = NetworkBuilder(network), _makers(network), _reader_counts(network)
     rounds: dict[str, Operation] = {}  # result of a move -> the RoundInt8 after it
     for op in network.operations:
         move = makers.get(op.inputs[0]) if op.kind == ROUND else None
@@ -223,25 +223,25 @@ def _rounded_early(network: Network) -> Network:
             continue
         after = rounds.get(op.outputs[0])
         if after is None:
-            made.operations.append(op)
+            builder.operations.append(op)
             continue
         scale = after.number("scale", 0.0)
         for name in _moved(op):
             # What lies on another grid for others changes grids as it is copied.
-            copied = op.kind in _COPIES and name in made.scales and readers[name] > 1
+            copied = op.kind in _COPIES and name in builder.scales and readers[name] > 1
             if not copied and (name, scale) not in on_grid:
-                on_grid[name, scale] = _on_grid(made, after, name, scale)
+                on_grid[name, scale] = _on_grid(builder, after, name, scale)
         moved = [on_grid.get((name, scale), name) for name in op.inputs]
-        made.operations.append(replace(op, inputs=tuple(moved), outputs=after.outputs))
-    return made.network()
+        builder.operations.append(replace(op, inputs=tuple(moved), outputs=after.outputs))
+    return builder.network()
 
 
-def _on_grid(made: Rewriting, after: Operation, name: str, scale: float) -> str:
+def _on_grid(builder: NetworkBuilder, after: Operation, name: str, scale: float) -> str:
     """Return the tensor rounded to a grid: itself, where it lies on that grid."""
-    if made.scales.get(name) == scale:
+    if builder.scales.get(name) == scale:
         return name
-    real = made.tensor(f"{name} (real)", made.shapes[name], "float32", scale)
-    return made.add(after, ROUND, (name,), real, after.attributes)
+    real = builder.tensor(f"{name} (real)", builder.shapes[name], "float32", scale)
+    return builder.add(after, ROUND, (name,), real, after.attributes)
 
 
 def _only_moves(network: Network, op: Operation) -> bool:

@@ -11,60 +11,60 @@ import numpy as np
 import onnx
 
 from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.ir.builder import NetworkBuilder
 from toolkit.gpu.ir.network import Array, Operation, Shape
-from toolkit.gpu.ir.rewriting import Rewriting
 
 _FLOAT = int(onnx.TensorProto.FLOAT)
 
 
-def add_dequantize(made: Rewriting, op: Operation) -> None:
+def add_dequantize(builder: NetworkBuilder, op: Operation) -> None:
     """Add the operations of a DequantizeLinear."""
     source, output = op.inputs[0], op.outputs[0]
-    shape = made.shapes[source]
-    real = made.tensor(f"{output} (integers)", shape, "float32")
-    made.add(op, "Cast", (source,), real, {"to": _FLOAT})
+    shape = builder.shapes[source]
+    real = builder.tensor(f"{output} (integers)", shape, "float32")
+    builder.add(op, "Cast", (source,), real, {"to": _FLOAT})
     if op.input(2):
-        zero = _broadcast(made, op, op.inputs[2], shape)
-        moved = made.tensor(f"{output} (from zero)", shape, "float32")
-        real = made.add(op, "Sub", (real, zero), moved)
-    scale = _broadcast(made, op, op.inputs[1], shape)
-    made.add(op, "Mul", (real, scale), output)
+        zero = _broadcast(builder, op, op.inputs[2], shape)
+        moved = builder.tensor(f"{output} (from zero)", shape, "float32")
+        real = builder.add(op, "Sub", (real, zero), moved)
+    scale = _broadcast(builder, op, op.inputs[1], shape)
+    builder.add(op, "Mul", (real, scale), output)
 
 
-def quantize_constant(made: Rewriting, op: Operation) -> None:
+def quantize_constant(builder: NetworkBuilder, op: Operation) -> None:
     """Make a constant of a QuantizeLinear that reads one, as exporters leave weights."""
-    values, limits = made.constants[op.inputs[0]], _limits(made, op)
-    scale = along(made, op, op.inputs[1], values.shape)
-    zero = along(made, op, op.input(2), values.shape)
+    values, limits = builder.constants[op.inputs[0]], _limits(builder, op)
+    scale = along(builder, op, op.inputs[1], values.shape)
+    zero = along(builder, op, op.input(2), values.shape)
     whole = np.rint(values / scale) + zero.astype(np.float32)
-    made.to_constant(op.outputs[0], np.clip(whole, limits.min, limits.max).astype(limits.dtype))
+    builder.to_constant(op.outputs[0], np.clip(whole, limits.min, limits.max).astype(limits.dtype))
 
 
-def add_quantize(made: Rewriting, op: Operation) -> None:
+def add_quantize(builder: NetworkBuilder, op: Operation) -> None:
     """Add the operations of a QuantizeLinear."""
     source, output = op.inputs[0], op.outputs[0]
-    shape, limits = made.shapes[source], _limits(made, op)
-    scale = _broadcast(made, op, op.inputs[1], shape)
-    steps = made.tensor(f"{output} (steps)", shape, "float32")
-    made.add(op, "Div", (source, scale), steps)
-    real = made.tensor(f"{output} (whole)", shape, "float32")
-    made.add(op, "Round", (steps,), real)
+    shape, limits = builder.shapes[source], _limits(builder, op)
+    scale = _broadcast(builder, op, op.inputs[1], shape)
+    steps = builder.tensor(f"{output} (steps)", shape, "float32")
+    builder.add(op, "Div", (source, scale), steps)
+    real = builder.tensor(f"{output} (whole)", shape, "float32")
+    builder.add(op, "Round", (steps,), real)
     if op.input(2):
-        zero = _broadcast(made, op, op.inputs[2], shape)
-        moved = made.tensor(f"{output} (with zero)", shape, "float32")
-        real = made.add(op, "Add", (real, zero), moved)
+        zero = _broadcast(builder, op, op.inputs[2], shape)
+        moved = builder.tensor(f"{output} (with zero)", shape, "float32")
+        real = builder.add(op, "Add", (real, zero), moved)
     bounds = [
-        made.constant(f"{output} ({what})", np.array(value, np.float32))
+        builder.constant(f"{output} ({what})", np.array(value, np.float32))
         for what, value in (("least", limits.min), ("largest", limits.max))
     ]
-    held = made.tensor(f"{output} (held)", shape, "float32")
-    made.add(op, "Clip", (real, *bounds), held)
-    made.add(op, "Cast", (held,), output, {"to": _onnx_type(made.dtypes[output])})
+    held = builder.tensor(f"{output} (held)", shape, "float32")
+    builder.add(op, "Clip", (real, *bounds), held)
+    builder.add(op, "Cast", (held,), output, {"to": _onnx_type(builder.dtypes[output])})
 
 
-def _limits(made: Rewriting, op: Operation) -> np.iinfo:
+def _limits(builder: NetworkBuilder, op: Operation) -> np.iinfo:
     """The integers that a QuantizeLinear makes."""
-    dtype = made.dtypes[op.outputs[0]]
+    dtype = builder.dtypes[op.outputs[0]]
     if dtype not in ("int8", "uint8", "int16", "uint16"):
         raise NotCoveredError(
             f"node {op.name!r} (QuantizeLinear) makes {dtype}; kernels make int8, uint8, int16 and "
@@ -77,16 +77,16 @@ def _onnx_type(dtype: str) -> int:
     return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
-def along(made: Rewriting, op: Operation, name: str, shape: Shape) -> Array:
+def along(builder: NetworkBuilder, op: Operation, name: str, shape: Shape) -> Array:
     """Return a constant scale or zero point ("": 0) so that it broadcasts to `shape`."""
     if not name:
         return np.zeros((), np.float32)
-    if name not in made.constants:
+    if name not in builder.constants:
         raise NotCoveredError(
             f"node {op.name!r} ({op.kind}) reads a constant, but its scale or zero point {name!r} "
             "is none"
         )
-    values = made.constants[name]
+    values = builder.constants[name]
     axis, block = op.integer("axis", 1), op.integer("block_size", 0)
     if values.size == 1:
         return values.reshape(())
@@ -95,23 +95,23 @@ def along(made: Rewriting, op: Operation, name: str, shape: Shape) -> Array:
     return values.reshape([-1 if at == axis % len(shape) else 1 for at in range(len(shape))])
 
 
-def _broadcast(made: Rewriting, op: Operation, name: str, shape: Shape) -> str:
+def _broadcast(builder: NetworkBuilder, op: Operation, name: str, shape: Shape) -> str:
     """Return a float32 tensor or constant of a scale or a zero point that broadcasts to `shape`."""
-    if name in made.constants:
-        values = along(made, op, name, shape).astype(np.float32)
-        return made.constant(f"{name} (along {op.outputs[0]})", values)
-    own, axis = made.shapes[name], op.integer("axis", 1) % max(len(shape), 1)
+    if name in builder.constants:
+        values = along(builder, op, name, shape).astype(np.float32)
+        return builder.constant(f"{name} (along {op.outputs[0]})", values)
+    own, axis = builder.shapes[name], op.integer("axis", 1) % max(len(shape), 1)
     if op.integer("block_size", 0):
         raise NotCoveredError(
             f"node {op.name!r} ({op.kind}) has blocks with scales of their own, {name!r}, that are "
             "not constant"
         )
-    if made.dtypes[name] != "float32":
-        real = made.tensor(f"{name} (real)", own, "float32")
-        name = made.add(op, "Cast", (name,), real, {"to": _FLOAT})
+    if builder.dtypes[name] != "float32":
+        real = builder.tensor(f"{name} (real)", own, "float32")
+        name = builder.add(op, "Cast", (name,), real, {"to": _FLOAT})
     if len(own) == 0 or own == (1,):
         return name
     wanted = tuple(own[0] if at == axis else 1 for at in range(len(shape)))
-    sizes = made.constant(f"{name} (shape)", np.array(wanted, np.int64))
-    placed = made.tensor(f"{name} (along {op.outputs[0]})", wanted, "float32")
-    return made.add(op, "Reshape", (name, sizes), placed)
+    sizes = builder.constant(f"{name} (shape)", np.array(wanted, np.int64))
+    placed = builder.tensor(f"{name} (along {op.outputs[0]})", wanted, "float32")
+    return builder.add(op, "Reshape", (name, sizes), placed)

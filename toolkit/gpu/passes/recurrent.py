@@ -11,8 +11,7 @@ import numpy as np
 
 from toolkit.gpu.errors import NotCoveredError, not_covered
 from toolkit.gpu.ir.network import Array, Attribute, Operation, Shape
-from toolkit.gpu.ir.patterns import Surroundings
-from toolkit.gpu.ir.rewriting import Rewriting
+from toolkit.gpu.ir.patterns import Match, NetworkRewriter, UseDefGraph
 
 LONGEST = 512  # steps: each starts up to four kernels
 # By operator: gates in the order of ONNX's weights, and the default activations.
@@ -52,7 +51,7 @@ class _State:
 class _Adder:
     """Adds operations in the name of the one that they replace."""
 
-    made: Rewriting
+    rewriter: NetworkRewriter
     op: Operation
 
     def add(
@@ -63,22 +62,24 @@ class _Adder:
         attributes: Mapping[str, Attribute] | None = None,
         output: str = "",
     ) -> str:
-        dtype = self.made.dtypes[self.op.inputs[0]]
-        name = output or self.made.tensor(f"{self.op.name} ({kind})", shape, dtype)
-        return self.made.add(self.op, kind, inputs, name, attributes)
+        dtype = self.rewriter.dtypes[self.op.inputs[0]]
+        name = output or self.rewriter.tensor(f"{self.op.name} ({kind})", shape, dtype)
+        return self.rewriter.add(self.op, kind, inputs, name, attributes)
 
     def constant(self, values: Array) -> str:
-        dtype = self.made.dtypes[self.op.inputs[0]]
-        return self.made.constant(f"{self.op.name} (constant)", np.asarray(values, dtype))
+        dtype = self.rewriter.dtypes[self.op.inputs[0]]
+        return self.rewriter.constant(f"{self.op.name} (constant)", np.asarray(values, dtype))
 
     def split(self, name: str, count: int, axis: int) -> list[str]:
         """Add the equal parts of a tensor along a dimension."""
-        shape = list(self.made.shapes[name])
+        shape = list(self.rewriter.shapes[name])
         shape[axis] //= count
-        sizes = self.made.constant(f"{self.op.name} (sizes)", np.full(count, shape[axis], np.int64))
-        dtype = self.made.dtypes[name]
-        parts = [self.made.tensor(f"{name} (part)", tuple(shape), dtype) for _ in range(count)]
-        self.made.operations.append(
+        sizes = self.rewriter.constant(
+            f"{self.op.name} (sizes)", np.full(count, shape[axis], np.int64)
+        )
+        dtype = self.rewriter.dtypes[name]
+        parts = [self.rewriter.tensor(f"{name} (part)", tuple(shape), dtype) for _ in range(count)]
+        self.rewriter.operations.append(
             Operation("Split", self.op.name, (name, sizes), tuple(parts), {"axis": axis})
         )
         return parts
@@ -87,16 +88,16 @@ class _Adder:
         return self.add("Reshape", (name,), shape)
 
     def joined(self, names: Sequence[str], axis: int, output: str = "") -> str:
-        shape = list(self.made.shapes[names[0]])
+        shape = list(self.rewriter.shapes[names[0]])
         shape[axis] *= len(names)
         return self.add("Concat", names, tuple(shape), {"axis": axis}, output)
 
     def activated(self, kind: str, name: str) -> str:
-        return self.add(kind, (name,), self.made.shapes[name])
+        return self.add(kind, (name,), self.rewriter.shapes[name])
 
     def both(self, kind: str, left: str, right: str) -> str:
         """Add an operation of two tensors; the first has the shape of the result."""
-        return self.add(kind, (left, right), self.made.shapes[left])
+        return self.add(kind, (left, right), self.rewriter.shapes[left])
 
     def times(self, left: str, right: str) -> str:
         return self.both("Mul", left, right)
@@ -106,7 +107,7 @@ class _Adder:
         return self.both("Add", left, right) if left and right else left or right
 
 
-def recurrence_in_steps(_: Surroundings, op: Operation, made: Rewriting) -> tuple[()] | None:
+def recurrence_in_steps(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Write an RNN, GRU or LSTM as its steps.
 
     Raises NotCoveredError: lengths that differ, weights that are not constant, a clip or another
@@ -115,22 +116,22 @@ def recurrence_in_steps(_: Surroundings, op: Operation, made: Rewriting) -> tupl
     if op.kind not in _GATES:
         return None
     try:
-        _check(made, op)
-        _add_steps(_Adder(made, op), op)
+        _check(rewriter, op)
+        _add_steps(_Adder(rewriter, op), op)
     except NotCoveredError as error:
         raise not_covered({op.name: f"node {op.name!r} ({op.kind}) {error}"}) from error
-    return ()
+    return rewriter.replacement()
 
 
-def _check(made: Rewriting, op: Operation) -> None:
-    steps = made.shapes[op.inputs[0]][op.integer("layout", 0)]
+def _check(rewriter: NetworkRewriter, op: Operation) -> None:
+    steps = rewriter.shapes[op.inputs[0]][op.integer("layout", 0)]
     names = (op.inputs[1], op.inputs[2], op.input(3), op.input(7))
-    if any(name and name not in made.constants for name in names):
+    if any(name and name not in rewriter.constants for name in names):
         raise NotCoveredError("has weights that are not constant")
     if "clip" in op.attributes or op.integer("input_forget", 0):
         raise NotCoveredError("clips its sums or couples its gates; kernels do not")
     if op.input(4):
-        lengths = made.constants.get(op.input(4))
+        lengths = rewriter.constants.get(op.input(4))
         if lengths is None or (lengths != steps).any():
             raise NotCoveredError(f"has sequences of other lengths than {steps}")
     if steps > LONGEST:
@@ -138,39 +139,39 @@ def _check(made: Rewriting, op: Operation) -> None:
 
 
 def _add_steps(add: _Adder, op: Operation) -> None:
-    made, x, last_dim = add.made, op.inputs[0], op.integer("layout", 0) == 1
+    rewriter, x, last_dim = add.rewriter, op.inputs[0], op.integer("layout", 0) == 1
     if last_dim:
-        batch, steps, width = made.shapes[x]
+        batch, steps, width = rewriter.shapes[x]
         x = add.add("Transpose", (x,), (steps, batch, width), {"perm": (1, 0, 2)})
-    directions = made.constants[op.inputs[1]].shape[0]
+    directions = rewriter.constants[op.inputs[1]].shape[0]
     backward = (op.text("direction", "forward") == "reverse", True)[:directions]
     runs = [list(_run(add, op, x, at)) for at in range(directions)]
     in_time = [run[::-1] if back else run for run, back in zip(runs, backward, strict=True)]
     y, *ends = (*op.outputs, "", "", "")[:3]
     if y:
-        batch, hidden = made.shapes[runs[0][0].h]
+        batch, hidden = rewriter.shapes[runs[0][0].h]
         rows = [
             add.joined([add.shaped(one.h, (1, 1, batch, hidden)) for one in states], 1)
             for states in zip(*in_time, strict=True)
         ]
         whole = add.joined(rows, 0, "" if last_dim else y)
         if last_dim:
-            add.add("Transpose", (whole,), made.shapes[y], {"perm": (2, 0, 1, 3)}, y)
+            add.add("Transpose", (whole,), rewriter.shapes[y], {"perm": (2, 0, 1, 3)}, y)
     for output, states in zip(
         ends, ([r[-1].h for r in runs], [r[-1].c for r in runs]), strict=True
     ):
         if output:
-            batch, hidden = made.shapes[states[0]]
+            batch, hidden = rewriter.shapes[states[0]]
             axis, shape = (1, (batch, 1, hidden)) if last_dim else (0, (1, batch, hidden))
             add.joined([add.shaped(name, shape) for name in states], axis, output)
 
 
 def _run(add: _Adder, op: Operation, x: str, at: int) -> Iterator[_State]:
     """Add the steps of direction number `at` in the order in which they run."""
-    made = add.made
-    steps, batch, _ = made.shapes[x]
+    rewriter = add.rewriter
+    steps, batch, _ = rewriter.shapes[x]
     cell, bias = _read_cell(add, op, at)
-    weights = made.constants[op.inputs[1]][at].T
+    weights = rewriter.constants[op.inputs[1]][at].T
     operands = (x, add.constant(weights), *([] if bias is None else [add.constant(bias)]))
     sums = add.add("MatMul", operands, (steps, batch, weights.shape[1]))
     parts = [add.shaped(one, (batch, weights.shape[1])) for one in add.split(sums, steps, 0)]
@@ -183,7 +184,7 @@ def _run(add: _Adder, op: Operation, x: str, at: int) -> Iterator[_State]:
 
 def _read_cell(add: _Adder, op: Operation, at: int) -> tuple[_Cell, Array | None]:
     """Return the cell of a direction, and the bias that goes with the inputs."""
-    constants = add.made.constants
+    constants = add.rewriter.constants
     recurrence = constants[op.inputs[2]][at].T
     hidden, gates = recurrence.shape[0], len(_GATES[op.kind])
     first = op.kind != "GRU" or op.integer("linear_before_reset", 0) == 0
@@ -207,10 +208,10 @@ def _initial(add: _Adder, op: Operation, place: int, at: int) -> str:
     name = op.input(place)
     if not name:
         return ""
-    made, axis = add.made, 1 if op.integer("layout", 0) else 0
-    if name in made.constants:
-        return add.constant(np.take(made.constants[name], at, axis))
-    shape = made.shapes[name]
+    rewriter, axis = add.rewriter, 1 if op.integer("layout", 0) else 0
+    if name in rewriter.constants:
+        return add.constant(np.take(rewriter.constants[name], at, axis))
+    shape = rewriter.shapes[name]
     part = add.split(name, shape[axis], axis)[at]
     return add.shaped(part, (*shape[:axis], *shape[axis + 1 :]))
 
@@ -219,7 +220,7 @@ def _with_state(add: _Adder, part: str, h: str, recurrence: Array) -> str:
     """Add part + h recurrence."""
     if not h:
         return part
-    product = add.add("MatMul", (h, add.constant(recurrence)), add.made.shapes[part])
+    product = add.add("MatMul", (h, add.constant(recurrence)), add.rewriter.shapes[part])
     return add.plus(product, part)
 
 
@@ -235,12 +236,12 @@ def _gru_step(add: _Adder, cell: _Cell, part: str, state: _State) -> _State:
     x_z, x_r, x_n = add.split(part, 3, 1)
     if state.h:
         both = add.add(
-            "MatMul", (state.h, add.constant(gates)), (add.made.shapes[x_z][0], 2 * hidden)
+            "MatMul", (state.h, add.constant(gates)), (add.rewriter.shapes[x_z][0], 2 * hidden)
         )
         h_z, h_r = add.split(both, 2, 1)
         x_z, x_r = add.plus(x_z, h_z), add.plus(x_r, h_r)
     z, r = (add.activated(cell.activations[0], name) for name in (x_z, x_r))
-    shape = add.made.shapes[x_n]
+    shape = add.rewriter.shapes[x_n]
     if cell.reset_first and state.h:
         reset = add.times(r, state.h)
         x_n = add.plus(add.add("MatMul", (reset, add.constant(last)), shape), x_n)

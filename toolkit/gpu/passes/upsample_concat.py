@@ -5,9 +5,8 @@ by a 1x1 convolution. Such a product can read the small picture itself.
 """
 
 from toolkit.gpu.ir.network import Network, Operation, Shape
-from toolkit.gpu.ir.parameters import numbers_of, scales_at
-from toolkit.gpu.ir.patterns import Rule, Surroundings
-from toolkit.gpu.ir.rewriting import Rewriting
+from toolkit.gpu.ir.parameters import floats_of, scales_input
+from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph
 from toolkit.gpu.shapes.sizes import fixed
 
 CONV_UPSCALED = "ConvUpsampleConcat"  # of (small picture, weights, bias or "", large picture)
@@ -35,42 +34,40 @@ def _has_whole_scales(network: Network, op: Operation) -> bool:
 
     One of 2.4 makes 4 rows of 2, too, but three of the first and one of the second.
     """
-    at = scales_at(op)
+    at = scales_input(op)
     if op.input(at) and op.input(at) not in network.constants:
         return False
-    return all(scale == int(scale) for scale in numbers_of(network, op, at, "scales") or ())
+    return all(scale == int(scale) for scale in floats_of(network, op, at, "scales") or ())
 
 
-def product_of_upscaled(
-    around: Surroundings, op: Operation, made: Rewriting
-) -> tuple[Operation, ...] | None:
+def product_of_upscaled(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Conv(Concat(Resize(x), z)) of 1x1 -> ConvUpscaled(x, z)."""
-    join = around.own(op.inputs[0], "Concat") if op.kind == "Conv" else None
+    join = graph.sole_producer(op.inputs[0], "Concat") if op.kind == "Conv" else None
     pair = join is not None and len(join.inputs) == len(set(join.inputs)) == 2
     if join is None or not pair or join.integer("axis", 0) not in (1, -3):
         return None
-    if any(name and name not in made.constants for name in op.inputs[1:]):
+    if any(name and name not in rewriter.constants for name in op.inputs[1:]):
         return None
-    resize, large = around.own(join.inputs[0], "Resize", "Upsample"), join.inputs[1]
-    if resize is None or not {resize.inputs[0], large} <= made.shapes.keys():
+    resize, large = graph.sole_producer(join.inputs[0], "Resize", "Upsample"), join.inputs[1]
+    if resize is None or not {resize.inputs[0], large} <= rewriter.shapes.keys():
         return None
     small = resize.inputs[0]
-    shapes = [made.shapes[name] for name in (small, join.inputs[0], large)]
+    shapes = [rewriter.shapes[name] for name in (small, join.inputs[0], large)]
     known = all(fixed(size) for shape in shapes for size in shape[1:])
-    repeats = known and repeats_pixels(around.network, resize, *shapes[:2])
-    if not repeats or not _is_product(op, made):
+    repeats = known and repeats_pixels(graph.network, resize, *shapes[:2])
+    if not repeats or not _is_product(op, rewriter):
         return None
-    scales = {made.scales.get(name) for name in (small, *join.inputs, op.inputs[0])}
+    scales = {rewriter.scales.get(name) for name in (small, *join.inputs, op.inputs[0])}
     if len(scales) > 1 or any(shape[1] % CHANNELS for shape in shapes):
         return None
     inputs = (small, op.inputs[1], op.input(2), large)
-    made.add(op, CONV_UPSCALED, inputs, op.outputs[0], op.attributes)
-    return resize, join
+    rewriter.add(op, CONV_UPSCALED, inputs, op.outputs[0], op.attributes)
+    return rewriter.replacement(resize, join)
 
 
-def _is_product(op: Operation, made: Rewriting) -> bool:
+def _is_product(op: Operation, rewriter: NetworkRewriter) -> bool:
     """Whether a convolution looks at each pixel alone, in one group."""
-    weights = made.constants[op.inputs[1]]
+    weights = rewriter.constants[op.inputs[1]]
     alone = weights.shape[2:] == (1, 1) and op.integers("strides", (1, 1)) == (1, 1)
     return alone and op.integer("group", 1) == 1 and not any(op.integers("pads", ()))
 

@@ -1,1 +1,9 @@
-"""Optional changes of weights before quantization: equalisation and bias correction."""
+"""Optional changes of weights before quantization.
+
+corrections    tries equalisation and bias correction, and keeps them if they help
+equalise       cross-layer equalisation of channel ranges
+channel_links  pairs of layers between which channels can be rescaled
+bias           bias correction from measured means
+adjust         applies the adjustments of a calibration table to a model
+effect         figures before and after a change
+"""

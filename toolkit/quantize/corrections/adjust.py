@@ -1,7 +1,7 @@
-"""Adjusted weights: what a table says of them, done to a model again.
+"""Apply the weight adjustments of a calibration table to a model.
 
-Equalisation and bias correction change weights before ranges are measured, so a table with such
-ranges holds the changes too, and whoever builds from it makes the same model to the last bit.
+Equalisation and bias correction change weights before ranges are measured. The table holds these
+changes with the ranges, so that a build from it makes the same model to the last bit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,26 +16,26 @@ from toolkit.errors import BuildError
 from toolkit.quantize.corrections.bias import change_biases
 from toolkit.quantize.corrections.equalise import scale_links
 
-# Significant decimal digits. Factors: 0.5 % of a range is 0.04 dB of its noise. Changes of a bias:
-# a part in 2000 of what is corrected.
+# Significant decimal digits. Factors: 0.5 % of a range is 0.04 dB of its noise. Bias changes:
+# 1/2000 of the correction.
 FACTOR_DIGITS = 3
 CHANGE_DIGITS = 4
 
 
 def short_factors(factors: Mapping[str, NDArray[Any]]) -> dict[str, tuple[float, ...]]:
-    """Factors of links as a table holds them, without the tensors that stay as they are."""
-    found = {name: rounded(scale, FACTOR_DIGITS) for name, scale in factors.items()}
-    return {name: row for name, row in found.items() if any(factor != 1.0 for factor in row)}
+    """Equalisation factors rounded for a table, without tensors that stay unchanged."""
+    factors_of = {name: rounded(scale, FACTOR_DIGITS) for name, scale in factors.items()}
+    return {name: row for name, row in factors_of.items() if any(factor != 1.0 for factor in row)}
 
 
 def short_changes(changes: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
-    """Changes of biases as a table holds them, without the nodes that stay as they are."""
-    found = {name: rounded(row, CHANGE_DIGITS) for name, row in changes.items()}
-    return {name: row for name, row in found.items() if any(row)}
+    """Bias changes rounded for a table, without nodes that stay unchanged."""
+    changes_of = {name: rounded(row, CHANGE_DIGITS) for name, row in changes.items()}
+    return {name: row for name, row in changes_of.items() if any(row)}
 
 
 def adjust(model: ir.Model, adjustments: Adjustments) -> ir.Model:
-    """Return a copy of a model that has gone through the passes, equalised and corrected.
+    """Return a copy of a model (after the graph passes) with equalised weights and changed biases.
 
     Raises BuildError: a tensor or node is none of this model, or its channels differ.
     """

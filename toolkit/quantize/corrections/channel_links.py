@@ -1,11 +1,11 @@
-"""Which convolutions hand their channels on so that scaling them can be undone by the next layer.
+"""Find pairs of layers between which channels can be rescaled without changing the result.
 
 A link is Conv -> f -> Conv or Gemm where f commutes with a positive factor s_i on each channel,
 
     f(s x) = s f(x)   for s > 0,
 
-and nothing else reads what lies between. Clip(0, u) does so only as long as it cuts nothing off,
-before and after; that depends on the data, so such a link names the tensor to look at.
+and nothing else reads the tensors between them. Clip(0, u) commutes only if it clips nothing before
+and after scaling; that depends on the data, so such a link names the tensor to observe.
 """
 
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ COMMUTING_OPS = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Link:
-    """`reader` reads what `maker` makes, as `tensor`.
+    """`producer` computes `tensor`'s channels and `consumer` reads them.
 
-    `clipped` names the output of a Clip(0, `limit`) between them, if there is one.
+    `tensor`: the input of `consumer`. `clipped`: the output of a Clip(0, `limit`) between them.
     """
 
-    maker: ir.Node
-    reader: ir.Node
+    producer: ir.Node
+    consumer: ir.Node
     tensor: str
     clipped: str | None = None
     limit: float | None = None
@@ -37,38 +37,38 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a convolution hands its channels to no other."""
+    """Why a node cannot be adjusted."""
 
     node: str
     reason: str
 
 
 def find_links(graph: ir.Graph) -> tuple[tuple[Link, ...], tuple[Refusal, ...]]:
-    """Return the links of a graph, in its order, and why its other convolutions have none."""
+    """Return the links in graph order, and why other convolutions have none."""
     links, refusals = [], []
     for node in graph:
         if node.op_type == "Conv" and node.domain == "":
-            found = _link(node)
-            if isinstance(found, Link):
-                links.append(found)
+            link = _link(node)
+            if isinstance(link, Link):
+                links.append(link)
             else:
-                refusals.append(Refusal(str(node.name), found))
+                refusals.append(Refusal(str(node.name), link))
     return tuple(links), tuple(refusals)
 
 
 def is_depthwise(node: ir.Node) -> bool:
-    """Whether a convolution has one weight per channel: as many groups as inputs and outputs."""
+    """True for a depthwise convolution: as many groups as input and output channels."""
     weight = constant_of(node, 1)
     groups = node.attributes.get_int("group", 1)
     return weight is not None and weight.shape[:2] == (groups, 1)
 
 
-def _link(maker: ir.Node) -> Link | str:
-    """The link that starts at a convolution, or the reason why there is none."""
-    reason = _unusable(maker)
+def _link(producer: ir.Node) -> Link | str:
+    """The link from a convolution, or the reason why there is none."""
+    reason = _unusable(producer)
     if reason:
         return reason
-    value, clipped, limit = maker.outputs[0], None, None
+    value, clipped, limit = producer.outputs[0], None, None
     while True:
         uses = list(value.uses())
         if value.is_graph_output() or len(uses) != 1:
@@ -76,10 +76,10 @@ def _link(maker: ir.Node) -> Link | str:
             return f"tensor {value.name!r} has {readers} readers, but a link needs exactly 1"
         node = uses[0].node
         if node.op_type == "Conv" and uses[0].idx == 0 and node.domain == "":
-            return _unusable(node) or Link(maker, node, str(value.name), clipped, limit)
+            return _unusable(node) or Link(producer, node, str(value.name), clipped, limit)
         bound = _upper_bound(node) if node.op_type == "Clip" else None
         if node.op_type == "Gemm" and uses[0].idx == 0 and value.shape is not None:
-            return _unusable_gemm(node) or Link(maker, node, str(value.name), clipped, limit)
+            return _unusable_gemm(node) or Link(producer, node, str(value.name), clipped, limit)
         if bound is not None and clipped is None:
             clipped, limit = str(node.outputs[0].name), bound
         elif not _commutes(node, uses[0].idx) and not _flattens(node):
@@ -104,7 +104,7 @@ def _unusable_gemm(node: ir.Node) -> str:
 
 
 def _flattens(node: ir.Node) -> bool:
-    """Whether a node makes [N, C] of [N, C, 1, ..]."""
+    """True if a node reshapes [N, C, 1, ..] to [N, C]."""
     value = node.inputs[0] if node.op_type == "Flatten" and node.domain == "" else None
     shape = None if value is None else value.shape
     if shape is None or node.attributes.get_int("axis", 1) != 1:

@@ -1,6 +1,6 @@
-"""What a change of a model or of its ranges does to a figure of merit, and whether to keep it.
+"""The effect of a change of weights or ranges on a figure of merit, and whether to keep it.
 
-Measure on samples that the change was not made with.
+Measure on samples that were not used to make the change.
 """
 
 import math
@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-Made = TypeVar("Made")
+Measured = TypeVar("Measured")
 
-LEAST_GAIN = 0.1
-"""In the unit of the figure (dB of SQNR); for less, a model had better stay as it came."""
+MIN_GAIN = 0.1
+"""In dB of SQNR; a change that gains less is not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,32 +26,32 @@ class Effect:
         """after - before; 0 where both are infinite alike."""
         return 0.0 if self.before == self.after else self.after - self.before
 
-    def helps(self, least_gain: float = LEAST_GAIN) -> bool:
-        """Whether the gain is worth a change; a figure that is not a number never wins."""
-        return self.gain >= least_gain
+    def helps(self, min_gain: float = MIN_GAIN) -> bool:
+        """True if the gain is large enough; NaN never is."""
+        return self.gain >= min_gain
 
 
 def effects_of(
-    measure: Callable[[Made], Mapping[str, float]], before: Made, after: Made
+    measure: Callable[[Measured], Mapping[str, float]], before: Measured, after: Measured
 ) -> dict[str, Effect]:
-    """Measure both by name, such as ranges before and after a pass; equal ones only once."""
+    """Measure the figures of both, such as ranges before and after a pass; equal values once."""
     first = measure(before)
     return effects_between(first, first if after == before else measure(after))
 
 
 def effects_between(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, Effect]:
-    """The effects on figures that were measured already."""
+    """The effects between two sets of figures."""
     return {name: Effect(figure, after[name]) for name, figure in before.items()}
 
 
 def worst_of(effects: Mapping[str, Effect]) -> Effect:
-    """The least figure before and the least after: what the worst output has."""
+    """The lowest figure before and the lowest after: the effect on the worst output."""
     return Effect(
-        _least([effect.before for effect in effects.values()]),
-        _least([effect.after for effect in effects.values()]),
+        _lowest([effect.before for effect in effects.values()]),
+        _lowest([effect.after for effect in effects.values()]),
     )
 
 
-def _least(figures: Sequence[float]) -> float:
-    """Nothing is worse than what is not a number."""
+def _lowest(figures: Sequence[float]) -> float:
+    """The minimum; NaN if there is one."""
     return math.nan if any(map(math.isnan, figures)) else min(figures)

@@ -1,6 +1,6 @@
 """Cross-layer equalisation: rescale channels between layers so that INT8 suits all of them.
 
-For y = W2 f(W1 x + b1) + b2 with f(s z) = s f(z), any positive s per channel leaves y as it is:
+For y = W2 f(W1 x + b1) + b2 with f(s z) = s f(z), any positive s per channel leaves y unchanged:
 
     W1'[i] = W1[i] / s_i,   b1'[i] = b1[i] / s_i,   W2'[:, i] = W2[:, i] s_i
 
@@ -13,18 +13,18 @@ Through depthwise layers, which scale each channel by itself, a chain of n layer
 all n ranges become g_i = (r1_i .. rn_i)^(1/n), so s_1 = r1 / g and s_k = s_(k-1) r_k / g (n = 3:
 MobileNet's expand, depthwise, project). Chains share layers, so this repeats until s is near 1.
 
-balance "activations", for weights that have a scale per output channel, where the range of W1[i] is
-of no consequence: a_i = max|f(..)_i| as observed, r2_i over the rows of W2 divided by their maxima,
+balance "activations", for weights quantized per channel, where the range of W1[i] does not matter:
+a_i = max|f(..)_i| as observed, r2_i over the rows of W2 divided by their maxima,
 
     s_i = a_i            into a depthwise layer: all channels then use all of the INT8 range
     s_i = sqrt(a_i / r2_i)   into any other: halfway between the activations' and the weights' need
 
 up to a common factor, taken so that the geometric mean of s is 1.
 
-A Clip(0, u) commutes only while it cuts nothing off. Channels observed within 0.9 u may be scaled,
-as far as they stay within it; the others keep s_i = 1, and without observation all do. So with a
-Clip, and only then, outputs may differ on data that leave the observed range. The pass changes no
-other result but by float rounding. Ranges of activations change: calibrate after it.
+A Clip(0, u) commutes only if it clips nothing. Channels observed within 0.9 u are scaled as far as
+they stay within it; the others keep s_i = 1, and so do all without observation. So with a Clip, and
+only then, outputs may differ on data outside the observed range. Other results change by float
+rounding only. Ranges of activations change: calibrate afterwards.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,7 +46,7 @@ Ranges = Mapping[str, NDArray[Any]]
 Vector = NDArray[np.float64]
 
 CLIP_HEADROOM = 0.9
-# Beyond three decades a channel is as good as switched off, and its bias would grow with it.
+# A channel beyond three decades is effectively switched off, and its bias would grow with s.
 LARGEST_SCALE = 1000.0
 MAX_ROUNDS = 20
 CONVERGED = 1.01
@@ -57,22 +57,21 @@ class EqualisedChain:
     """One chain: its layers in order.
 
     `spread_before` and `spread_after`: the largest ratio, over its layers, of the widest to the
-    narrowest channel of the weight. `held`: channels that a Clip kept from being scaled, at any
-    link.
+    narrowest channel of the weight. `clip_limited`: channels that a Clip kept from being scaled,
+    at any link.
     """
 
     nodes: tuple[str, ...]
     spread_before: float
     spread_after: float
-    held: int
+    clip_limited: int
 
 
 @dataclass(frozen=True, slots=True)
 class Equalised:
-    """The rescaled copy of the model, the chains in it, and why other convolutions are in none.
+    """The rescaled copy of the model, its chains, and why other convolutions are in none.
 
-    `factors`: tensor of a link -> what it was divided by, [channels]; `scale_links` makes the same
-    model of them.
+    `factors`: tensor of a link -> its divisors, [channels]; `scale_links` applies them again.
     """
 
     model: ir.Model
@@ -82,7 +81,7 @@ class Equalised:
 
 
 def link_tensors(model: ir.Model) -> tuple[str, ...]:
-    """The activations whose channel ranges `equalise` can use: observe these."""
+    """The activations whose channel ranges `equalise` uses."""
     links, _ = find_links(model.graph)
     names = [name for link in links for name in (link.tensor, link.clipped) if name is not None]
     return tuple(dict.fromkeys(names))
@@ -96,11 +95,13 @@ def channel_ranges(
     """max|x| of each channel (axis 1) of each tensor over all samples."""
     ranges: dict[str, NDArray[Any]] = {}
     for sample in samples:
-        found = run(sample)
+        outputs = run(sample)
         for name in tensors:
-            array = np.abs(found[name])
-            seen = array.max(axis=tuple(axis for axis in range(array.ndim) if axis != 1))
-            ranges[name] = np.maximum(ranges[name], seen) if name in ranges else seen
+            magnitude = np.abs(outputs[name])
+            observed = magnitude.max(
+                axis=tuple(axis for axis in range(magnitude.ndim) if axis != 1)
+            )
+            ranges[name] = np.maximum(ranges[name], observed) if name in ranges else observed
     return ranges
 
 
@@ -114,16 +115,16 @@ def equalise(
     changed = model.clone()
     links, refusals = find_links(changed.graph)
     ranges = dict(observed or {})
-    usable, lacking = _with_ranges(links, balance, ranges)
+    usable, unobserved = _with_ranges(links, balance, ranges)
     chains = _chains(usable)
     factors: dict[str, Vector] = {}
-    before = [_spread(chain) for chain in chains]
-    held = [0] * len(chains)
+    spread_before = [_spread(chain) for chain in chains]
+    clip_limited = [0] * len(chains)
     for _ in range(MAX_ROUNDS if balance == "weights" else 1):
         largest = 1.0
-        for number, chain in enumerate(chains):
+        for index, chain in enumerate(chains):
             scales = _weight_scales(chain) if balance == "weights" else _range_scales(chain, ranges)
-            scales, held[number] = _within_clips(chain, scales, ranges)
+            scales, clip_limited[index] = _within_clips(chain, scales, ranges)
             _apply(changed.graph, chain, scales)
             for link, scale in zip(chain, scales, strict=True):
                 factors[link.tensor] = factors.get(link.tensor, 1.0) * scale
@@ -132,15 +133,15 @@ def equalise(
                 largest = max(largest, float(scale.max()), float(1 / scale.min()))
         if largest < CONVERGED:
             break
-    done = tuple(
-        EqualisedChain(_names(chain), first, _spread(chain), count)
-        for chain, first, count in zip(chains, before, held, strict=True)
+    equalised = tuple(
+        EqualisedChain(_names(chain), spread, _spread(chain), count)
+        for chain, spread, count in zip(chains, spread_before, clip_limited, strict=True)
     )
-    return Equalised(scale_links(model, factors), factors, done, (*refusals, *lacking))
+    return Equalised(scale_links(model, factors), factors, equalised, (*refusals, *unobserved))
 
 
 def scale_links(model: ir.Model, factors: Mapping[str, NDArray[Any]]) -> ir.Model:
-    """Return a copy of the model with the tensors of its links divided by factors, [channels].
+    """Return a copy of the model with the tensors of links divided by factors, [channels].
 
     Raises BuildError: a tensor is no link of this model, or has another number of channels.
     """
@@ -152,13 +153,13 @@ def scale_links(model: ir.Model, factors: Mapping[str, NDArray[Any]]) -> ir.Mode
                 f"Tensor {name!r} is to be equalised, but is none of the {len(links)} tensors of "
                 "this model that hand channels from layer to layer; calibrate this model again."
             )
-        channels = _weight(links[name].maker).shape[0]
+        channels = _weight(links[name].producer).shape[0]
         if len(scale) != channels:
             raise BuildError(
                 f"Tensor {name!r} has {channels} channels, but {len(scale)} factors equalise it; "
                 "calibrate this model again."
             )
-    # In the order of the graph: which of two factors comes first shows in the last bit.
+    # In graph order: the order of two factors changes the last bit.
     for name, link in links.items():
         if name in factors:
             _apply(changed.graph, [link], [np.asarray(factors[name], np.float64)])
@@ -171,7 +172,7 @@ def _with_ranges(
     """The links whose observed ranges suffice, and why the others are refused."""
     usable, refused = [], []
     for link in links:
-        name = str(link.maker.name)
+        name = str(link.producer.name)
         if balance == "activations" and link.tensor not in ranges:
             refused.append(Refusal(name, f"the channels of {link.tensor!r} were not observed"))
         elif link.clipped is None or link.limit is None:
@@ -190,15 +191,15 @@ def _with_ranges(
 
 def _chains(links: Sequence[Link]) -> tuple[tuple[Link, ...], ...]:
     """Join links through depthwise layers; each chain ends at a layer that mixes channels."""
-    starting = {link.maker: link for link in links}
-    middle = {link.reader for link in links if is_depthwise(link.reader)}
+    link_from = {link.producer: link for link in links}
+    depthwise_readers = {link.consumer for link in links if is_depthwise(link.consumer)}
     chains = []
     for link in links:
-        if link.maker in middle:
+        if link.producer in depthwise_readers:
             continue
         chain = [link]
-        while chain[-1].reader in middle and chain[-1].reader in starting:
-            chain.append(starting[chain[-1].reader])
+        while chain[-1].consumer in depthwise_readers and chain[-1].consumer in link_from:
+            chain.append(link_from[chain[-1].consumer])
         chains.append(tuple(chain))
     return tuple(chains)
 
@@ -220,13 +221,13 @@ def _range_scales(chain: Sequence[Link], ranges: Ranges) -> list[Vector]:
     """Factors from observed activations for each link of a chain, [channels] each."""
     scales = []
     for link in chain:
-        seen = ranges[link.tensor].astype(np.float64)
-        need = np.ones_like(seen)
-        if not is_depthwise(link.reader):
-            need = _input_ranges(link.reader, relative=True)
-        alive = (seen > 0) & (need > 0)
-        log = np.log(np.where(alive, seen, 1.0)) - np.log(np.where(alive, need, 1.0))
-        log = log if is_depthwise(link.reader) else log / 2
+        observed = ranges[link.tensor].astype(np.float64)
+        weight_ranges = np.ones_like(observed)
+        if not is_depthwise(link.consumer):
+            weight_ranges = _input_ranges(link.consumer, relative=True)
+        alive = (observed > 0) & (weight_ranges > 0)
+        log = np.log(np.where(alive, observed, 1.0)) - np.log(np.where(alive, weight_ranges, 1.0))
+        log = log if is_depthwise(link.consumer) else log / 2
         centre = log[alive].mean() if alive.any() else 0.0
         scales.append(_limited(np.exp(log - centre), alive))
     return scales
@@ -239,31 +240,31 @@ def _limited(scale: Vector, alive: NDArray[np.bool_]) -> Vector:
 def _within_clips(
     chain: Sequence[Link], scales: Sequence[Vector], ranges: Ranges
 ) -> tuple[list[Vector], int]:
-    """Raise factors so that no clipped channel leaves its headroom; count those left alone."""
-    result, held = [], 0
+    """Raise factors so that no clipped channel exceeds its headroom; count unscaled channels."""
+    result, clip_limited = [], 0
     for link, scale in zip(chain, scales, strict=True):
         if link.clipped is None or link.limit is None:
             result.append(scale)
             continue
-        seen = ranges[link.clipped].astype(np.float64)
+        observed = ranges[link.clipped].astype(np.float64)
         bound = CLIP_HEADROOM * link.limit
-        fixed = seen >= bound
-        held += int(fixed.sum())
-        result.append(np.where(fixed, 1.0, np.maximum(scale, seen / bound)))
-    return result, held
+        fixed = observed >= bound
+        clip_limited += int(fixed.sum())
+        result.append(np.where(fixed, 1.0, np.maximum(scale, observed / bound)))
+    return result, clip_limited
 
 
 def _apply(graph: ir.Graph, chain: Sequence[Link], scales: Sequence[Vector]) -> None:
-    """Divide what each layer makes by the factors of its link, and multiply what the next reads."""
+    """Divide the outputs of each producer by its factors; multiply the consumer's inputs."""
     for link, scale in zip(chain, scales, strict=True):
-        weight = _weight(link.maker)
+        weight = _weight(link.producer)
         across = (slice(None),) + (None,) * (weight.ndim - 1)
-        _set_weight(graph, link.maker, weight / scale[across])
-        bias = constant_of(link.maker, 2)
+        _set_weight(graph, link.producer, weight / scale[across])
+        bias = constant_of(link.producer, 2)
         if bias is not None:
-            _set(graph, link.maker, 2, bias / scale)
-        weight = _weight(link.reader)
-        _set_weight(graph, link.reader, weight * _of_inputs(link.reader, weight, scale))
+            _set(graph, link.producer, 2, bias / scale)
+        weight = _weight(link.consumer)
+        _set_weight(graph, link.consumer, weight * _of_inputs(link.consumer, weight, scale))
 
 
 def _set_weight(graph: ir.Graph, node: ir.Node, weight: NDArray[Any]) -> None:
@@ -306,9 +307,9 @@ def _output_ranges(node: ir.Node) -> Vector:
 
 
 def _layer_ranges(chain: Sequence[Link]) -> list[Vector]:
-    """The weight ranges of every layer of a chain by the channels that the chain scales."""
-    made = [_output_ranges(link.maker) for link in chain]
-    return [*made, _input_ranges(chain[-1].reader)]
+    """The weight ranges of every layer of a chain, by the channels that the chain scales."""
+    output_ranges = [_output_ranges(link.producer) for link in chain]
+    return [*output_ranges, _input_ranges(chain[-1].consumer)]
 
 
 def _weight(node: ir.Node) -> NDArray[Any]:
@@ -328,4 +329,4 @@ def _spread(chain: Sequence[Link]) -> float:
 
 
 def _names(chain: Sequence[Link]) -> tuple[str, ...]:
-    return (str(chain[0].maker.name), *(str(link.reader.name) for link in chain))
+    return (str(chain[0].producer.name), *(str(link.consumer.name) for link in chain))

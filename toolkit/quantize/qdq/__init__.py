@@ -1,1 +1,10 @@
-"""Q/DQ models: written for TensorRT, checked against its rules, read back."""
+"""Q/DQ models: written for TensorRT, checked against its rules, imported.
+
+nodes         quantization parameters of Q and DQ nodes
+writer        adds Q and DQ nodes to a graph
+export        float model + ranges -> Q/DQ model
+check         violations of TensorRT's rules
+importer      Q/DQ model -> float model + ranges
+symmetric     checks for symmetric INT8, quantizes constants
+infer_ranges  ranges that a Q/DQ model omits
+"""

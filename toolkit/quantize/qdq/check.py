@@ -1,4 +1,4 @@
-"""Does TensorRT take this Q/DQ model? Each rule lists what stands against it, node by node."""
+"""Check a Q/DQ model against the rules of TensorRT; each rule yields its violations."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ import onnx_ir as ir
 from toolkit.quantize.qdq.export import SHAPE_READERS, QdqTarget, qdq_target
 from toolkit.quantize.qdq.nodes import (
     INTEGER_OPS,
-    Grid,
+    QuantParams,
     constant_of,
-    grid_of,
     has_weight,
     is_dequantize,
     is_quantize,
+    quant_params_of,
     quantized_constant,
 )
 from toolkit.quantize.quantize import QUANTIZED_OPS, is_activation, masked_tensors, weight_axis
@@ -31,7 +31,9 @@ class QdqRule:
 def check_qdq(model: ir.Model, target: str) -> tuple[str, ...]:
     """Every violation of RULES for a row of `qdq_export.TARGETS`, as "rule: sentence"."""
     row = qdq_target(target)
-    return tuple(f"{rule.name}: {found}" for rule in RULES for found in rule.check(model, row))
+    return tuple(
+        f"{rule.name}: {violation}" for rule in RULES for violation in rule.check(model, row)
+    )
 
 
 def _opset(model: ir.Model, row: QdqTarget) -> Iterator[str]:
@@ -47,39 +49,39 @@ def _integer_operators(model: ir.Model, _row: QdqTarget) -> Iterator[str]:
 
 
 def _signed(model: ir.Model, _row: QdqTarget) -> Iterator[str]:
-    for node, grid in _grids(model):
-        if grid is None or grid.dtype == ir.DataType.INT8:
+    for node, params in _quant_params(model):
+        if params is None or params.dtype == ir.DataType.INT8:
             continue
         constant = is_dequantize(node) and quantized_constant(node) is not None
-        hint = ", as of a bias" if constant and grid.dtype == ir.DataType.INT32 else ""
-        yield f"node {node.name!r} has {grid.dtype.name}{hint}, but only INT8 is taken"
+        hint = ", as of a bias" if constant and params.dtype == ir.DataType.INT32 else ""
+        yield f"node {node.name!r} has {params.dtype.name}{hint}, but only INT8 is taken"
 
 
 def _symmetric(model: ir.Model, _row: QdqTarget) -> Iterator[str]:
-    for node, grid in _grids(model):
-        if grid is not None and np.any(grid.zero != 0):
-            worst = grid.zero.flat[np.argmax(grid.zero != 0)]
+    for node, params in _quant_params(model):
+        if params is not None and np.any(params.zero != 0):
+            worst = params.zero.flat[np.argmax(params.zero != 0)]
             yield f"node {node.name!r} has the zero point {worst}, but only 0 is taken"
 
 
 def _scales(model: ir.Model, _row: QdqTarget) -> Iterator[str]:
-    for node, grid in _grids(model):
-        if grid is None:
+    for node, params in _quant_params(model):
+        if params is None:
             yield f"node {node.name!r} computes its scale or zero point, which must be constants"
-        elif grid.blocked:
+        elif params.blocked:
             yield f"node {node.name!r} has a scale for each block, but INT8 has none"
-        elif not np.all((grid.scale > 0) & np.isfinite(grid.scale)):
+        elif not np.all((params.scale > 0) & np.isfinite(params.scale)):
             yield f"node {node.name!r} has a scale that is not positive and finite"
 
 
 def _per_tensor(model: ir.Model, _row: QdqTarget) -> Iterator[str]:
-    for node, grid in _grids(model):
-        if grid is None or grid.scale.ndim == 0:
+    for node, params in _quant_params(model):
+        if params is None or params.scale.ndim == 0:
             continue
-        behind = quantized_constant(node) if is_dequantize(node) else node.inputs[0]
-        if constant_of(behind) is None:
+        constant = quantized_constant(node) if is_dequantize(node) else node.inputs[0]
+        if constant_of(constant) is None:
             yield (
-                f"node {node.name!r} gives an activation {grid.scale.size} scales, "
+                f"node {node.name!r} gives an activation {params.scale.size} scales, "
                 "but activations have one"
             )
 
@@ -95,16 +97,16 @@ def _pairs(model: ir.Model, _row: QdqTarget) -> Iterator[str]:
                     )
         if not is_dequantize(node) or node.inputs[0] is None:
             continue
-        maker = node.inputs[0].producer()
-        if maker is None or not is_quantize(maker):
+        quantize = node.inputs[0].producer()
+        if quantize is None or not is_quantize(quantize):
             continue
-        mine, other = grid_of(node), grid_of(maker)
-        if mine is None or other is None:
+        params, quantize_params = quant_params_of(node), quant_params_of(quantize)
+        if params is None or quantize_params is None:
             continue
-        if not np.array_equal(mine.scale, other.scale) or (
-            mine.scale.ndim and mine.axis != other.axis
+        if not np.array_equal(params.scale, quantize_params.scale) or (
+            params.scale.ndim and params.axis != quantize_params.axis
         ):
-            yield f"nodes {maker.name!r} and {node.name!r} are a pair, but their scales differ"
+            yield f"nodes {quantize.name!r} and {node.name!r} are a pair, but their scales differ"
 
 
 def _weights(model: ir.Model, _row: QdqTarget) -> Iterator[str]:
@@ -114,40 +116,40 @@ def _weights(model: ir.Model, _row: QdqTarget) -> Iterator[str]:
         index = QUANTIZED_OPS[node.op_type].weight
         assert index is not None  # has_weight
         weight, first = node.inputs[index], node.inputs[0]
-        maker = weight.producer() if weight is not None else None
+        producer = weight.producer() if weight is not None else None
         int8_data = first is not None and is_dequantize(first.producer())
-        if maker is None or not is_dequantize(maker):
+        if producer is None or not is_dequantize(producer):
             array = constant_of(weight)
             if int8_data and array is not None and array.ndim > 1:
                 yield f"node {node.name!r} reads INT8, but its weight has no Q/DQ"
-        elif quantized_constant(maker) is not None:
+        elif quantized_constant(producer) is not None:
             if not int8_data:
                 yield f"node {node.name!r} has an INT8 weight, but reads floating point"
-            yield from _channels(node, maker)
+            yield from _channels(node, producer)
 
 
 def _channels(node: ir.Node, dequantize: ir.Node) -> Iterator[str]:
-    grid, array = grid_of(dequantize), constant_of(quantized_constant(dequantize))
-    if grid is None or array is None or array.ndim < 2:
+    params, array = quant_params_of(dequantize), constant_of(quantized_constant(dequantize))
+    if params is None or array is None or array.ndim < 2:
         return
     axis = weight_axis(node, QUANTIZED_OPS[node.op_type], array)
     if axis is None:
-        if grid.scale.ndim:
+        if params.scale.ndim:
             yield f"node {node.name!r} has a batch of weights, which has one scale"
-    elif grid.scale.ndim == 0:
+    elif params.scale.ndim == 0:
         if array.shape[axis] > 1:
             yield (
                 f"the weight of node {node.name!r} has one scale for its {array.shape[axis]} "
                 f"channels, but needs one for each along axis {axis}"
             )
-    elif grid.axis % array.ndim != axis:
+    elif params.axis % array.ndim != axis:
         yield (
             f"the weight of node {node.name!r} ({node.op_type}) has its scales along axis "
-            f"{grid.axis}, but its output channels are axis {axis}"
+            f"{params.axis}, but its output channels are axis {axis}"
         )
-    elif grid.scale.size != array.shape[axis]:
+    elif params.scale.size != array.shape[axis]:
         yield (
-            f"the weight of node {node.name!r} has {grid.scale.size} scales for "
+            f"the weight of node {node.name!r} has {params.scale.size} scales for "
             f"{array.shape[axis]} channels"
         )
 
@@ -169,10 +171,10 @@ def _every_tensor(model: ir.Model, row: QdqTarget) -> Iterator[str]:
                 )
 
 
-def _grids(model: ir.Model) -> Iterator[tuple[ir.Node, Grid | None]]:
+def _quant_params(model: ir.Model) -> Iterator[tuple[ir.Node, QuantParams | None]]:
     for node in model.graph.all_nodes():
         if is_quantize(node) or is_dequantize(node):
-            yield node, grid_of(node)
+            yield node, quant_params_of(node)
 
 
 RULES: tuple[QdqRule, ...] = (

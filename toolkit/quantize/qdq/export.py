@@ -1,14 +1,14 @@
-"""Model + ranges -> Q/DQ ONNX that TensorRT takes: INT8, symmetric, explicit.
+"""Model + ranges -> Q/DQ ONNX for TensorRT: INT8, symmetric, explicit quantization.
 
-    x' = s clip(round(x / s), -128, 127)      s = float32(amax / 127), zero point 0, one s a tensor
-    w' = s_c clip(round(w / s_c), -127, 127)  s_c = max|w_c| / 127, one for each output channel c
+    x' = s clip(round(x / s), -128, 127)      s = float32(amax / 127), zero point 0, per tensor
+    w' = s_c clip(round(w / s_c), -127, 127)  s_c = max|w_c| / 127, per output channel c
 
-Activations get Q and DQ; each activation has one pair, read by all nodes that compute in INT8.
+Each activation has one Q/DQ pair, read by all nodes that compute in INT8.
 
-A weight stays a float32 initializer with Q and DQ behind it. Stored as INT8 with DQ alone it would
-be a quarter of the size, but TensorRT 8 refuses that ("invalid weights type of Int8"), and every
-release folds the Q while it builds. The float weight also keeps what a reader needs to check s_c,
-or to quantize anew. Biases stay float32: TensorRT refuses INT32 with DQ.
+A weight stays a float32 initializer followed by Q and DQ. INT8 with DQ alone would be a quarter of
+the size, but TensorRT 8 refuses it ("invalid weights type of Int8"), and every release folds the Q
+during the build. The float weight also allows a reader to check s_c or to quantize again. Biases
+stay float32: TensorRT refuses INT32 with DQ.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ from toolkit.quantize.quantize import (
     weight_axis,
     with_operands,
 )
-from toolkit.quantize.weights import LEAST_SCALE, constant_of, quantize_weight
+from toolkit.quantize.weights import MIN_SCALE, constant_of, quantize_weight
 
 Use = tuple[ir.Node, int]
 """A node and the index of one of its operands."""
@@ -37,11 +37,11 @@ Use = tuple[ir.Node, int]
 
 @dataclass(frozen=True, slots=True)
 class QdqTarget:
-    """What reads the Q/DQ model.
+    """A consumer of Q/DQ models.
 
-    `min_opset`: oldest that it takes. `every_tensor`: all activations between nodes are INT8, not
-    just the operands of QUANTIZED_OPS. `fused_add`: an Add leaves the operand in floating point
-    that it computes in one kernel with, so only the residual one is INT8.
+    `min_opset`: oldest supported opset. `every_tensor`: all activations between nodes are INT8, not
+    only the operands of QUANTIZED_OPS. `fused_add`: an Add fused with a convolution reads that
+    operand in floating point; only the residual is INT8.
     """
 
     name: str
@@ -60,17 +60,17 @@ TARGETS: Mapping[str, QdqTarget] = {
 }
 
 PORTABLE = "onnxruntime"
-"""The form that engines run on any CPU; onnxruntime computes the same bits from it as an engine of
-one segment does.
+"""The form in engines for any CPU; onnxruntime computes the same bits from it as an engine of one
+segment.
 """
 FORMS = (*TARGETS, PORTABLE)
 
-# Read the shape of a tensor, not its numbers.
+# Operators that read the shape of a tensor, not its values.
 SHAPE_READERS = frozenset({"Shape", "Size"})
 
 
 def qdq_target(name: str) -> QdqTarget:
-    """The row of TARGETS, or a BuildError that names those there are."""
+    """The row of TARGETS; raises BuildError if there is none."""
     if name not in TARGETS:
         raise BuildError(
             f"There is no Q/DQ target {name!r}; choose one of: {', '.join(sorted(TARGETS))}."
@@ -98,14 +98,14 @@ def export_qdq(
     copy = model.clone()
     amax = with_operands(copy, amax)
     pairs = _Pairs(copy.graph)
-    computed = {node for node, _ in int8_nodes(copy, keep_float)}
-    uses = _all_uses(copy, keep_float) if row.every_tensor else _product_uses(copy, row, computed)
+    in_int8 = {node for node, _ in int8_nodes(copy, keep_float)}
+    uses = _all_uses(copy, keep_float) if row.every_tensor else _product_uses(copy, row, in_int8)
     for value, readers in uses.items():
         restored = pairs.activation(value, _scale(value, readers[0][0], amax))
         for node, index in readers:
             node.replace_input_with(index, restored)
     for node in list(copy.graph):
-        if node in computed:
+        if node in in_int8:
             _quantize_weight(node, pairs)
     copy.graph.sort()
     return copy
@@ -120,8 +120,8 @@ def export_form(
 ) -> ir.Model:
     """`export_qdq` for a row of TARGETS; for PORTABLE what an engine of one segment holds.
 
-    PORTABLE stores the same grids in other integers (UINT8 with zero point 128, INT32 biases),
-    rounds ahead of rectifiers, and leaves outputs in floating point.
+    PORTABLE stores the same values as UINT8 with zero point 128, has INT32 biases, quantizes before
+    ReLUs, and leaves outputs in floating point.
 
     Raises BuildError, as `export_qdq` and `quantize` do.
     """
@@ -132,9 +132,9 @@ def export_form(
 
 
 def weight_operand(node: ir.Node) -> tuple[int, int | None] | None:
-    """Where a node has a constant float weight of two or more dimensions, and its channel axis.
+    """The index of a node's constant float weight of rank >= 2, and its output-channel axis.
 
-    The axis is None where the whole weight has one scale (a batch of matrices).
+    The axis is None for a batch of matrices, which is quantized per tensor.
     """
     row = QUANTIZED_OPS.get(node.op_type) if node.domain == "" else None
     weight = constant_of(node, row.weight) if row is not None else None
@@ -167,7 +167,7 @@ def _check_source(model: ir.Model, row: QdqTarget, keep_float: frozenset[str]) -
 
 
 def _all_uses(model: ir.Model, keep_float: frozenset[str]) -> dict[ir.Value, list[Use]]:
-    """Every activation but masks, with all operands that read its numbers."""
+    """Every activation but masks -> the operands that read its values."""
     masks = masked_tensors(model)
     uses: dict[ir.Value, list[Use]] = {}
     for node in model.graph:
@@ -180,16 +180,16 @@ def _all_uses(model: ir.Model, keep_float: frozenset[str]) -> dict[ir.Value, lis
 
 
 def _product_uses(
-    model: ir.Model, row: QdqTarget, computed: set[ir.Node]
+    model: ir.Model, row: QdqTarget, int8_nodes: set[ir.Node]
 ) -> dict[ir.Value, list[Use]]:
-    """Every activation that an INT8 node reads, with the operands that read it so."""
+    """Every activation that INT8 nodes read -> the operands that read it in INT8."""
     order = {node: position for position, node in enumerate(model.graph)}
     uses: dict[ir.Value, list[Use]] = {}
     for node in order:
-        if node not in computed:
+        if node not in int8_nodes:
             continue
         operands = QUANTIZED_OPS[node.op_type].activations or tuple(range(len(node.inputs)))
-        fused = _fused_operand(node, order, computed) if row.fused_add else None
+        fused = _fused_operand(node, order, int8_nodes) if row.fused_add else None
         for index in operands:
             value = node.inputs[index]
             if index != fused and value is not None and is_activation(value):
@@ -198,23 +198,23 @@ def _product_uses(
 
 
 def _fused_operand(
-    node: ir.Node, order: Mapping[ir.Node, int], computed: set[ir.Node]
+    node: ir.Node, order: Mapping[ir.Node, int], int8_nodes: set[ir.Node]
 ) -> int | None:
-    """The operand of an Add that the product making it hands over without rounding, if any.
+    """The operand of an Add whose producer TensorRT fuses with the Add, if any.
 
-    TensorRT computes Conv and Add in one kernel if nothing lies between. Where both operands would
-    do (a projected shortcut) it is the later one: the shortcut is ready first, and is read back.
+    TensorRT fuses Conv and Add if nothing is between them. If both operands qualify (a projected
+    shortcut), the later one is fused: the shortcut is computed first and read back.
     """
     if node.op_type != "Add" or not all(v is not None and is_activation(v) for v in node.inputs):
-        return None  # one is a constant: a bias, and no residual
-    makers: dict[int, int] = {}
+        return None  # a constant operand is a bias, not a residual
+    positions: dict[int, int] = {}
     for index, value in enumerate(node.inputs):
-        maker = value.producer() if value is not None else None
-        if value is None or maker not in computed or value.is_graph_output():
+        producer = value.producer() if value is not None else None
+        if value is None or producer not in int8_nodes or value.is_graph_output():
             continue
-        if maker is not None and len(value.uses()) == 1 and weight_operand(maker) is not None:
-            makers[index] = order[maker]
-    return max(makers, key=makers.__getitem__, default=None)
+        if producer is not None and len(value.uses()) == 1 and weight_operand(producer) is not None:
+            positions[index] = order[producer]
+    return max(positions, key=positions.__getitem__, default=None)
 
 
 def _scale(value: ir.Value, reader: ir.Node, amax: Mapping[str, float]) -> np.ndarray:
@@ -228,7 +228,7 @@ def _scale(value: ir.Value, reader: ir.Node, amax: Mapping[str, float]) -> np.nd
     limit = amax[str(value.name)]
     with np.errstate(over="ignore"):
         scale = np.array(scale_of(limit), np.float32)
-    if not LEAST_SCALE <= scale < np.inf:
+    if not MIN_SCALE <= scale < np.inf:
         raise BuildError(
             f"Tensor {value.name!r} has the range {limit}, whose scale {scale} is no normal "
             "float32; calibrate again on this model."
@@ -237,17 +237,17 @@ def _scale(value: ir.Value, reader: ir.Node, amax: Mapping[str, float]) -> np.nd
 
 
 def _quantize_weight(node: ir.Node, pairs: "_Pairs") -> None:
-    """Put Q and DQ behind the weight of a node whose activation is INT8."""
-    found = weight_operand(node)
+    """Insert Q and DQ after the weight of a node whose activation is INT8."""
+    weight_position = weight_operand(node)
     first = node.inputs[0]
     source = first.producer() if first is not None else None
-    if found is None or source is None or source.op_type != "DequantizeLinear":
+    if weight_position is None or source is None or source.op_type != "DequantizeLinear":
         return
-    index, axis = found
-    weight, step = node.inputs[index], constant_of(source, 1)
+    index, axis = weight_position
+    weight, activation_scale = node.inputs[index], constant_of(source, 1)
     assert weight is not None
-    assert step is not None
-    node.replace_input_with(index, pairs.weight(weight, axis, float(step)))
+    assert activation_scale is not None
+    node.replace_input_with(index, pairs.weight(weight, axis, float(activation_scale)))
 
 
 class _Pairs:
@@ -261,21 +261,21 @@ class _Pairs:
         """Q and DQ of an activation with one scale, []."""
         return self._pair(value, scale, None)
 
-    def weight(self, value: ir.Value, axis: int | None, step: float) -> ir.Value:
-        """Q and DQ of a weight, for an activation with scale `step`.
+    def weight(self, value: ir.Value, axis: int | None, activation_scale: float) -> ir.Value:
+        """Q and DQ of a weight, for an activation with scale `activation_scale`.
 
-        The scale of a channel that is switched off is raised until its product with `step` is a
-        normal float32, as engines divide by that.
+        The scale of a switched-off channel is raised until its product with `activation_scale` is
+        a normal float32, because engines divide by it.
         """
         key = (str(value.name), axis)
         if key not in self._weights:
             assert value.const_value is not None
-            scale = quantize_weight(value.const_value.numpy(), None, axis, step).scale
+            scale = quantize_weight(value.const_value.numpy(), None, axis, activation_scale).scale
             self._weights[key] = self._pair(value, scale, axis)
         return self._weights[key]
 
     def _pair(self, value: ir.Value, scale: np.ndarray, axis: int | None) -> ir.Value:
-        """Each pair has a zero point of its own: onnxruntime changes that of weights in place."""
+        """Each pair has its own zero point: onnxruntime changes that of weights in place."""
         base = str(value.name)
         parameters = [
             self._writer.constant(f"{base}_scale", scale),

@@ -1,4 +1,4 @@
-"""What a QuantizeLinear or DequantizeLinear node says: its grid, and what lies behind it.
+"""Read QuantizeLinear and DequantizeLinear nodes: quantization parameters and operands.
 
 q = round(x / scale) + zero,  x' = (q - zero) scale
 """
@@ -12,18 +12,18 @@ from toolkit.quantize.quantize import QUANTIZED_OPS
 
 QUANTIZE = "QuantizeLinear"
 DEQUANTIZE = "DequantizeLinear"
-# The contributed ones are the same as the standard ones.
+# The contributed operators equal the standard ones.
 _DOMAINS = frozenset({"", "com.microsoft"})
 
-# Operators that compute in integers by themselves; TensorRT has none of them.
+# Integer operators without Q/DQ; TensorRT supports none of them.
 INTEGER_OPS = frozenset(
     {"ConvInteger", "MatMulInteger", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"}
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
-    """`scale` and `zero` are [] for a whole tensor and [channels] along `axis`."""
+class QuantParams:
+    """Quantization parameters; `scale`, `zero`: [] per tensor, [channels] along `axis`."""
 
     scale: np.ndarray
     zero: np.ndarray
@@ -48,37 +48,37 @@ def constant_of(value: ir.Value | None) -> np.ndarray | None:
     return None if tensor is None else tensor.numpy()
 
 
-def grid_of(node: ir.Node) -> Grid | None:
-    """The grid of a Q or DQ node; None where its scale or zero point is computed."""
+def quant_params_of(node: ir.Node) -> QuantParams | None:
+    """The parameters of a Q or DQ node; None if its scale or zero point is not constant."""
     scale = constant_of(node.inputs[1])
-    given = node.inputs[2] if len(node.inputs) > 2 else None
-    zero = constant_of(given)
-    if scale is None or (given is not None and zero is None):
+    zero_value = node.inputs[2] if len(node.inputs) > 2 else None
+    zero = constant_of(zero_value)
+    if scale is None or (zero_value is not None and zero is None):
         return None
     if zero is None:
         zero = np.zeros(scale.shape, np.int8)
     if scale.size == 1 and zero.size == 1:
         scale, zero = scale.reshape(()), zero.reshape(())
-    return Grid(
+    return QuantParams(
         scale=scale,
         zero=zero,
-        dtype=_stored_dtype(node, given),
+        dtype=_stored_dtype(node, zero_value),
         axis=node.attributes.get_int("axis", 1),
         blocked=node.attributes.get_int("block_size", 0) != 0,
     )
 
 
 def quantized_constant(node: ir.Node) -> ir.Value | None:
-    """The constant behind a DQ node, with or without a Q between; None for an activation."""
+    """The constant that a DQ node reads, directly or through a Q; None for an activation."""
     source = node.inputs[0]
-    maker = source.producer() if source is not None else None
-    if maker is not None and is_quantize(maker):
-        source = maker.inputs[0]
+    producer = source.producer() if source is not None else None
+    if producer is not None and is_quantize(producer):
+        source = producer.inputs[0]
     return source if constant_of(source) is not None else None
 
 
 def has_weight(node: ir.Node) -> bool:
-    """Whether the operator is one that multiplies with a weight."""
+    """True if the operator has a weight."""
     row = QUANTIZED_OPS.get(node.op_type) if node.domain == "" else None
     return row is not None and row.weight is not None and row.weight < len(node.inputs)
 
@@ -93,7 +93,7 @@ def _stored_dtype(node: ir.Node, zero: ir.Value | None) -> ir.DataType:
     stored = constant_of(source)
     if stored is not None:
         return ir.DataType.from_numpy(stored.dtype)
-    maker = source.producer() if source is not None else None
-    if maker is not None and is_quantize(maker):
-        return _stored_dtype(maker, maker.inputs[2] if len(maker.inputs) > 2 else None)
+    producer = source.producer() if source is not None else None
+    if producer is not None and is_quantize(producer):
+        return _stored_dtype(producer, producer.inputs[2] if len(producer.inputs) > 2 else None)
     return (source.dtype if source is not None else None) or ir.DataType.UNDEFINED

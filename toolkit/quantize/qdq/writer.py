@@ -1,4 +1,4 @@
-"""Writes QuantizeLinear and DequantizeLinear into a graph, under names that are free in it."""
+"""Add QuantizeLinear and DequantizeLinear nodes to a graph, under unused names."""
 
 from collections.abc import Sequence
 
@@ -23,10 +23,10 @@ class QdqWriter:
         axis: int | None = None,
         label: str | None = None,
     ) -> ir.Value:
-        """Q of a value with `parameters` scale and zero point; returns its integers.
+        """Add a Q node with `parameters` (scale, zero point); return its INT8 output.
 
-        `output` and `label` are the names wished for the result and, after the operator, for the
-        node (None: that of the result); `axis` that of the channels of a scale of several.
+        `output`: preferred name of the result. `label`: suffix of the node name, None: the name of
+        the result. `axis`: channel axis of a per-channel scale.
         """
         inputs = (value, *parameters)
         return self._node("QuantizeLinear", inputs, output, dtype=dtype, axis=axis, label=label)
@@ -40,7 +40,7 @@ class QdqWriter:
         axis: int | None = None,
         label: str | None = None,
     ) -> ir.Value:
-        """DQ of integers; returns their float32. Arguments as in `quantize`."""
+        """Add a DQ node; return its float32 output. Arguments as in `quantize`."""
         inputs, dtype = (stored, *parameters), ir.DataType.FLOAT
         return self._node("DequantizeLinear", inputs, output, dtype=dtype, axis=axis, label=label)
 
@@ -64,25 +64,25 @@ class QdqWriter:
         label: str | None,
     ) -> ir.Value:
         name = self._free(output)
-        made = ir.Value(name=name, shape=inputs[0].shape, type=ir.TensorType(dtype))
+        result = ir.Value(name=name, shape=inputs[0].shape, type=ir.TensorType(dtype))
         attributes = [] if axis is None else [ir.AttrInt64("axis", axis)]
         node_name = self._free(f"{op}_{label or name}")
-        self._graph.append(ir.Node("", op, inputs, attributes, outputs=[made], name=node_name))
-        return made
+        self._graph.append(ir.Node("", op, inputs, attributes, outputs=[result], name=node_name))
+        return result
 
     def _free(self, name: str) -> str:
-        """The name, or one like it that the model does not use for anything else."""
-        free, n = name, 1
-        while free in self._taken:
-            free, n = f"{name}_{n}", n + 1
-        self._taken.add(free)
-        return free
+        """The name, with a number appended if it is in use."""
+        unused, n = name, 1
+        while unused in self._taken:
+            unused, n = f"{name}_{n}", n + 1
+        self._taken.add(unused)
+        return unused
 
 
 def _names(graph: ir.Graph) -> set[str]:
-    """Every name of a node or value in the graph and in the graphs inside its nodes."""
-    found = {str(value.name) for value in graph.inputs} | set(graph.initializers)
+    """All names of nodes and values in the graph and its subgraphs."""
+    names = {str(value.name) for value in graph.inputs} | set(graph.initializers)
     for node in graph.all_nodes():
-        found.add(str(node.name))
-        found |= {str(value.name) for value in (*node.inputs, *node.outputs) if value is not None}
-    return found
+        names.add(str(node.name))
+        names |= {str(value.name) for value in (*node.inputs, *node.outputs) if value is not None}
+    return names

@@ -1,7 +1,7 @@
 """Calibration data of any kind -> samples for the inputs of a model.
 
-A folder or file of pictures, .npy or .npz, a video, or a Python iterable. Pictures and frames go
-through the pipeline's own preprocessing, so that the ranges are those that the board will see.
+A folder or file of images, .npy or .npz, a video, or a Python iterable. Images and frames go
+through the preprocessing of the pipeline, so that the ranges are those on the board.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ VIDEOS = frozenset(
 
 _BLOCK = 1 << 20  # bytes
 
-_Picture = np.ndarray[Any, Any]
+_Image = np.ndarray[Any, Any]
 
 
 def open_data(
@@ -70,12 +70,12 @@ def open_data(
             f"frames, only {[list(spec.shape) for spec in inputs]}: give .npz files instead"
         )
     batch = inputs[0].shape[0] or 1
-    one = replace(inputs[0], shape=(1, *inputs[0].shape[1:]))
-    return batched(_Video(path, one, prepare, limit and limit * batch), batch)
+    frame_spec = replace(inputs[0], shape=(1, *inputs[0].shape[1:]))
+    return batched(_Video(path, frame_spec, prepare, limit and limit * batch), batch)
 
 
 def input_specs(model: ir.Model) -> list[InputSpec]:
-    """What the inputs of a graph take."""
+    """The name, shape and dtype of each graph input."""
     return [
         InputSpec(
             name=str(value.name),
@@ -88,10 +88,10 @@ def input_specs(model: ir.Model) -> list[InputSpec]:
 
 def _preparation(
     inputs: Sequence[InputSpec], preprocess: PreprocessConfig | None
-) -> Callable[[_Picture], _Picture] | None:
-    """From a picture, uint8 [H,W,3] BGR, to the float32 [1,3,H,W] of a model's only input.
+) -> Callable[[_Image], _Image] | None:
+    """Return image uint8 [H,W,3] BGR -> float32 [1,3,H,W] for a model's only input.
 
-    None where the input is no picture and no preprocessing is given.
+    None if the input is no image and no preprocessing is given.
     """
     if len(inputs) != 1:
         return None
@@ -105,7 +105,7 @@ def _preparation(
             f"input has shape {list(shape)}; make width and height agree."
         )
 
-    def prepare(picture: _Picture) -> _Picture:
+    def prepare(picture: _Image) -> _Image:
         from pipelines.stages.preprocess import preprocess as run
 
         return run(picture, config)[0]
@@ -119,7 +119,7 @@ def _default(shape: tuple[int | None, ...]) -> PreprocessConfig | None:
     return PreprocessConfig(width=shape[3], height=shape[2])
 
 
-def _read(path: Path) -> _Picture:
+def _read(path: Path) -> _Image:
     from pipelines.sources.files import read_picture
 
     picture = read_picture(path)
@@ -135,7 +135,7 @@ class _Video:
         self,
         path: Path,
         spec: InputSpec,
-        prepare: Callable[[_Picture], _Picture],
+        prepare: Callable[[_Image], _Image],
         limit: int | None,
     ) -> None:
         self._path = path
@@ -144,7 +144,7 @@ class _Video:
         total = _count_frames(path)
         count = min(total, limit or total)
         self._frames = [number * total // count for number in range(count)]
-        self.asked = limit or total
+        self.requested = limit or total
         self.skipped: tuple[Skipped, ...] = ()
 
     def __len__(self) -> int:
@@ -154,25 +154,27 @@ class _Video:
         from pipelines.sources.table import open_source
 
         self.skipped = ()
-        # Every frame is decoded, up to the last one wanted: seeking is inexact in most codecs.
-        left = iter(self._frames)
-        wanted = next(left, None)
+        # All frames up to the last selected one are decoded: seeking is inexact in most codecs.
+        remaining = iter(self._frames)
+        next_number = next(remaining, None)
         with open_source(_config(self._path)) as frames:
             for frame in frames:
-                while wanted is not None and wanted < frame.seq:
-                    self._skip(wanted)
-                    wanted = next(left, None)
-                if wanted is None:
+                while next_number is not None and next_number < frame.seq:
+                    self._skip(next_number)
+                    next_number = next(remaining, None)
+                if next_number is None:
                     return
-                if frame.seq == wanted:
+                if frame.seq == next_number:
                     yield {self._spec.name: self._input(frame.image)}
-                    wanted = next(left, None)
-        for number in () if wanted is None else (wanted, *left):
+                    next_number = next(remaining, None)
+        for number in () if next_number is None else (next_number, *remaining):
             self._skip(number)
 
-    def _input(self, picture: _Picture) -> _Picture:
+    def _input(self, picture: _Image) -> _Image:
         prepared = self._prepare(picture)
-        cut_array(prepared.shape, prepared.dtype, self._spec, str(self._path))  # or it says why not
+        cut_array(
+            prepared.shape, prepared.dtype, self._spec, str(self._path)
+        )  # raises if the shape does not fit
         return prepared
 
     def _skip(self, number: int) -> None:
@@ -201,15 +203,15 @@ def _config(path: Path) -> SourceConfig:
 
 
 def _count_frames(path: Path) -> int:
-    """What the container says, or, where it does not say, what a pass over the video finds."""
+    """The frame count that the container declares; if it declares none, decode and count."""
     from pipelines.sources.table import open_source
     from pipelines.vision import cv2
 
     with open_source(_config(path)) as frames:  # SourceError: there is no such video
         capture = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG)
-        told = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+        declared = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
         capture.release()
-        count = told if told > 0 else sum(1 for _ in frames)
+        count = declared if declared > 0 else sum(1 for _ in frames)
     if count == 0:
         raise CalibrationError(
             f"{path} holds no frame that can be decoded: convert it to H.264 in MP4"

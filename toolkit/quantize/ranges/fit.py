@@ -1,4 +1,4 @@
-"""A graph with ranges, by one method or by `auto`, and what INT8 then costs at its outputs."""
+"""Fit ranges to a graph, by one method or by `auto`, and measure INT8 at its outputs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,38 +20,38 @@ from toolkit.quantize.trials.metrics import AsJudged, OutputNoise
 from toolkit.quantize.trials.trial import TrialModel
 
 Outputs = Mapping[str, NDArray[Any]]
-NOTHING: frozenset[str] = frozenset()
+NO_NODES: frozenset[str] = frozenset()
 AUTO_METHODS = (
     "minmax", "percentile:99.999", "percentile", "percentile:99.9", "mse", "entropy"
 )  # fmt: skip
-"""What `auto` chooses among; the methods by their own names and steps between them."""
-MOST_CORRECTED = 2
-"""Of the methods so many are tried with corrected biases too, and the one with widest ranges."""
+"""The methods that `auto` chooses from."""
+MAX_CORRECTED_METHODS = 2
+"""Number of methods tried with corrected biases, beside the one with the widest ranges."""
 
 
 @dataclass(frozen=True)
 class Halves:
-    """What two parts of the samples showed: the ranges of each are judged on the other.
+    """Histograms of two halves of the samples: the ranges of each are judged on the other.
 
-    `first`, `held`: their histograms. `numbers`: which of the validation samples are in `held`.
+    `numbers`: indices of the validation samples in `held_out`.
     """
 
     first: Mapping[str, Histogram]
-    held: Mapping[str, Histogram]
+    held_out: Mapping[str, Histogram]
     numbers: NDArray[np.intp]
 
 
 @dataclass(frozen=True)
 class Fit:
-    """`candidates`: method -> tensor -> amax; `amax` what was taken of them.
+    """Ranges of a graph. `candidates`: method -> tensor -> amax; `amax`: the chosen ranges.
 
-    `method`: the best of them for all tensors alike. `sqnr_db`: SQNR by output with `amax`, on the
-    validation samples of `noise`; where there are `halves`, on those that steps are judged by, each
-    with the ranges that the same methods find without it.
+    `method`: the best single method. `sqnr_db`: SQNR by output with `amax` on the validation
+    samples of `noise`. With `halves`: on the held-out samples, each judged with the ranges that the
+    same methods give without it.
     """
 
     graph: ir.Model
-    seen: Observation
+    observation: Observation
     candidates: Mapping[str, Mapping[str, float]]
     trial: TrialModel
     noise: OutputNoise
@@ -63,13 +63,13 @@ class Fit:
 
     @property
     def judges(self) -> NDArray[np.intp] | slice:
-        """The validation samples that may judge what the others made."""
+        """Indices of the validation samples that judge choices made on the others."""
         return slice(None) if self.halves is None else self.halves.numbers
 
 
 def fit(
     graph: ir.Model,
-    seen: Observation,
+    observation: Observation,
     methods: Sequence[str],
     validation: Sequence[Sample],
     *,
@@ -77,110 +77,119 @@ def fit(
     halves: Halves | None = None,
     operands: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> Fit:
-    """Try each method for all tensors alike, and take the one whose worst output is best.
+    """Try each method on all tensors, and choose the one whose worst output is best.
 
     `exact`: the float outputs to compare with, None: those of `graph`. `halves`: the parts of
-    `seen`, None: samples are judged with ranges that they had a part in. `operands`: what nodes
-    read in INT8, as of `toolkit.quantize.quantize.quantize`.
+    `observation`, None: samples are judged with ranges measured on them too. `operands`: as in
+    `toolkit.quantize.quantize.quantize`.
     """
-    candidates = amax_by_method(seen.histograms, methods)
+    candidates = amax_by_method(observation.histograms, methods)
     trial = TrialModel(graph, operands=operands)
-    judged = None if halves is None else _as_judged(graph, candidates, halves)
-    noise = OutputNoise(trial, validation, exact, judged)
+    as_judged = None if halves is None else _as_judged(graph, candidates, halves)
+    noise = OutputNoise(trial, validation, exact, as_judged)
     judges = slice(None) if halves is None else halves.numbers
-    whole = {method: with_operands(graph, found) for method, found in candidates.items()}
+    complete = {method: with_operands(graph, amax) for method, amax in candidates.items()}
     figures = {
-        method: noise.sqnr_db(of_trial(trial, found), NOTHING, judges)
-        for method, found in whole.items()
+        method: noise.sqnr_db(trial_ranges(trial, amax), NO_NODES, judges)
+        for method, amax in complete.items()
     }
     best = max(methods, key=lambda method: min(figures[method].values()))
-    return Fit(graph, seen, candidates, trial, noise, best, whole[best], figures[best], halves)
+    return Fit(
+        graph, observation, candidates, trial, noise, best, complete[best], figures[best], halves
+    )
 
 
-def joined(first: Observation, held: Observation) -> Observation:
-    """What both parts of the samples showed."""
-    histograms = {name: merge(one, held.histograms[name]) for name, one in first.histograms.items()}
-    return replace(first, histograms=histograms, samples=first.samples + held.samples)
+def merge_observations(first: Observation, held_out: Observation) -> Observation:
+    """Merge the observations of both halves."""
+    histograms = {
+        name: merge(histogram, held_out.histograms[name])
+        for name, histogram in first.histograms.items()
+    }
+    return replace(first, histograms=histograms, samples=first.samples + held_out.samples)
 
 
 def _as_judged(
     graph: ir.Model, candidates: Mapping[str, Mapping[str, float]], halves: Halves
 ) -> AsJudged:
-    """Give each sample the range that the same method finds in the part without it."""
-    held = frozenset(halves.numbers.tolist())
+    """Judge each sample with the range that the same method gives on the half without it."""
+    held_out = frozenset(halves.numbers.tolist())
     tables: list[dict[tuple[str, float | None], float]] = []
-    for part in (halves.first, halves.held):
+    for histograms in (halves.first, halves.held_out):
         table: dict[tuple[str, float | None], float] = {}
-        for method, found in amax_by_method(part, tuple(candidates)).items():
-            asked = with_operands(graph, candidates[method])
-            for tensor, amax in with_operands(graph, found).items():
-                table.setdefault((tensor, asked[tensor]), amax)
+        for method, amax_of in amax_by_method(histograms, tuple(candidates)).items():
+            requested = with_operands(graph, candidates[method])
+            for tensor, amax in with_operands(graph, amax_of).items():
+                table.setdefault((tensor, requested[tensor]), amax)
         tables.append(table)
 
     def as_judged(assignment: Assignment, number: int) -> Assignment:
-        table = tables[0 if number in held else 1]
+        table = tables[0 if number in held_out else 1]
         return {name: table.get((name, amax), amax) for name, amax in assignment.items()}
 
     return as_judged
 
 
-def searched(
-    found: Fit,
+def search_ranges(
+    fitted: Fit,
     correct: Callable[[Fit], ir.Model] | None,
     on_progress: Callable[[int, int], None],
 ) -> Fit:
-    """Take of the candidates what does least harm, tensor by tensor.
+    """Choose for each tensor the candidate that adds the least error.
 
-    `correct` makes the graph with the biases that suit the ranges of a fit, None: they stay.
+    `correct` returns the graph with biases corrected for the ranges of a fit; None: unchanged.
     """
-    trial = found.trial
+    trial = fitted.trial
     by_tensor = {
         tensor: {
-            method: with_operands(found.graph, amax)[tensor]
-            for method, amax in found.candidates.items()
+            method: with_operands(fitted.graph, amax)[tensor]
+            for method, amax in fitted.candidates.items()
         }
         for tensor in trial.tensors
     }
     single = {
-        method: found.noise.errors({tensor: by_tensor[tensor][method] for tensor in trial.tensors})
-        for method in found.candidates
+        method: fitted.noise.errors({tensor: by_tensor[tensor][method] for tensor in trial.tensors})
+        for method in fitted.candidates
     }
-    start, noise = _start(found, by_tensor, single, correct)
+    method, noise = _starting_method(fitted, by_tensor, single, correct)
     auto = choose_ranges(
         by_tensor, noise.errors, noise.own_errors,
-        single=single, start=start, on_progress=on_progress,
+        single=single, start=method, on_progress=on_progress,
     )  # fmt: skip
-    amax = with_operands(found.graph, {**found.candidates[start], **auto.amax})
-    figures = found.noise.sqnr_db(of_trial(trial, amax), NOTHING, found.judges)
-    return replace(found, method=start, amax=amax, sqnr_db=figures, auto=auto)
+    amax = with_operands(fitted.graph, {**fitted.candidates[method], **auto.amax})
+    figures = fitted.noise.sqnr_db(trial_ranges(trial, amax), NO_NODES, fitted.judges)
+    return replace(fitted, method=method, amax=amax, sqnr_db=figures, auto=auto)
 
 
-def _start(
-    found: Fit,
+def _starting_method(
+    fitted: Fit,
     by_tensor: Mapping[str, Mapping[str, float]],
     single: Mapping[str, NDArray[np.float64]],
     correct: Callable[[Fit], ir.Model] | None,
 ) -> tuple[str, OutputNoise]:
-    """The method to begin with, and what measures it: with corrected biases if they help."""
+    """The first method, and the model that measures it: with corrected biases if they help."""
     if correct is None:
-        return best_single(by_tensor, single), found.noise
+        return best_single(by_tensor, single), fitted.noise
     order = widest_first(by_tensor)
-    least = sorted(order, key=lambda method: mean_of(single[method]))[:MOST_CORRECTED]
-    best, noise, error = order[0], found.noise, single[order[0]][found.judges]
+    lowest_error = sorted(order, key=lambda method: mean_of(single[method]))[:MAX_CORRECTED_METHODS]
+    best, noise, error = order[0], fitted.noise, single[order[0]][fitted.judges]
     for method in order:
-        plain = single[method][found.judges]
-        if method != best and takes_over(plain, error, narrower=True):
-            best, noise, error = method, found.noise, plain
-        if method in (order[0], *least):
-            whole = with_operands(found.graph, found.candidates[method])
-            graph = correct(replace(found, method=method, amax=whole))
-            tried = found.noise.of_model(TrialModel(graph, operands=found.trial.operands))
-            other = tried.errors(of_trial(found.trial, whole), found.judges)
-            if takes_over(other, error, narrower=True):
-                best, noise, error = method, tried, other
+        uncorrected_error = single[method][fitted.judges]
+        if method != best and takes_over(uncorrected_error, error, narrower=True):
+            best, noise, error = method, fitted.noise, uncorrected_error
+        if method in (order[0], *lowest_error):
+            complete = with_operands(fitted.graph, fitted.candidates[method])
+            graph = correct(replace(fitted, method=method, amax=complete))
+            corrected_noise = fitted.noise.of_model(
+                TrialModel(graph, operands=fitted.trial.operands)
+            )
+            corrected_error = corrected_noise.errors(
+                trial_ranges(fitted.trial, complete), fitted.judges
+            )
+            if takes_over(corrected_error, error, narrower=True):
+                best, noise, error = method, corrected_noise, corrected_error
     return best, noise
 
 
-def of_trial(trial: TrialModel, amax: Mapping[str, float]) -> dict[str, float]:
-    """The ranges of the tensors that a trial quantizes."""
+def trial_ranges(trial: TrialModel, amax: Mapping[str, float]) -> dict[str, float]:
+    """Select the ranges of the tensors that a trial quantizes."""
     return {name: amax[name] for name in trial.tensors}

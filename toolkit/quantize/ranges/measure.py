@@ -1,16 +1,16 @@
-"""Data -> calibration table: by one method, by what helps at the outputs, within a budget.
+"""Data -> calibration table: by one method, by trials of several, within an accuracy budget.
 
-1 observe      every activation, in two parts       calibration.calibrate
-2 fit          histograms -> amax, by each method   toolkit.quantize.ranges.fit
-3 equalise     other weights, observed again        toolkit.quantize.corrections.steps     optional
-4 choose       `auto`: tensor by tensor, by trying  calibration.auto       optional
-5 budget       nodes that stay in floating point    toolkit.quantize.trials.spend     optional
-6 correct      biases, for these very ranges        toolkit.quantize.corrections.steps     optional
+1 observe   every activation, in two halves     calibration.calibrate
+2 fit       histograms -> amax, by each method  toolkit.quantize.ranges.fit
+3 equalise  rescaled weights, observed again    toolkit.quantize.corrections (optional)
+4 choose    `auto`: trials tensor by tensor     calibration.auto (optional)
+5 budget    nodes that stay in floating point   toolkit.quantize.trials.budget (optional)
+6 correct   biases, for the final ranges        toolkit.quantize.corrections (optional)
 
-What INT8 costs is measured at each output. Wherever anything is chosen by it, the samples are in
-two parts: each is judged with the ranges that the methods find in the other, and what changes
-weights learns from the first part and is judged by the second (`toolkit.quantize.ranges.split`).
-The ranges that are written come from all samples.
+INT8 error is measured at each output. If it decides anything, the samples are in two halves: each
+is judged with the ranges that the methods give on the other, and corrections are computed on the
+first half and judged on the second (`toolkit.quantize.ranges.split`). The ranges that are written
+come from all samples.
 """
 
 import difflib
@@ -38,20 +38,20 @@ from calibration.state import read_state
 from calibration.table import Adjustments, CalibrationTable
 from calibration.threshold import method_named
 from pipelines.config import ModelConfig, PreprocessConfig
-from toolkit.quantize.corrections.steps import (
+from toolkit.quantize.corrections.corrections import (
     CORRECTION,
     CORRECTION_SAMPLES,
     EQUALISATION,
-    End,
+    CorrectionOutcome,
+    FinalFit,
     Rows,
-    Step,
     Switch,
-    corrected,
     corrected_graph,
-    end_of,
-    equalised,
+    final_fit,
+    try_bias_correction,
+    try_equalisation,
 )
-from toolkit.quantize.gpu_rounding import operands_on_gpu
+from toolkit.quantize.gpu_operands import operands_on_gpu
 from toolkit.quantize.quantize import calibrated_tensors, with_operands
 from toolkit.quantize.ranges.data import Source, input_specs, open_data
 from toolkit.quantize.ranges.fit import (
@@ -60,20 +60,20 @@ from toolkit.quantize.ranges.fit import (
     Halves,
     Outputs,
     fit,
-    joined,
-    searched,
+    merge_observations,
+    search_ranges,
 )
-from toolkit.quantize.ranges.observe import observe_run, shared_run
-from toolkit.quantize.ranges.split import LEAST, Split
-from toolkit.quantize.trials.spend import Spending, overspent, spend
+from toolkit.quantize.ranges.observe import observe_run, shared_runner
+from toolkit.quantize.ranges.split import MIN_SAMPLES, Split
+from toolkit.quantize.trials.budget import BudgetSearch, budget_violation, find_budget
 
 AUTO = "auto"
 DUMMY_AMAX = 4.0
-"""What stands in for a range that nobody measured; trtexec takes 2 and 4 where it has none."""
+"""Range of a tensor that was not measured; trtexec uses 2 and 4."""
 _NO_ROWS: Rows = MappingProxyType({})
 
 Report = Callable[[str, float], None]
-"""Called with the step's name and the share of it that is done, 0 to 1."""
+"""Called with the name of the step and its progress, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +81,16 @@ class RangeOptions:
     """How ranges are found.
 
     `method`: a row of METHODS, with a parameter after a colon where it takes one, or "auto".
-    `samples`: how many are used, None: all. `preprocess` says how pictures become the input, None:
+    `samples`: how many are used, None: all. `preprocess`: image -> input, None:
     letterbox to the input's size, RGB, 0 to 1.
     `detector` and its labels let a budget measure mAP50 on the scenes that ship with Tandem.
-    `resume`: a file that keeps the observation on the way (see `calibration.calibrate`).
-    `equalise` and `correct_biases`: steps that change weights (`toolkit.quantize.corrections`).
-    None: "auto", by measured benefit, where a search runs anyway (method "auto", a budget), else
+    `resume`: checkpoint file of the observation (see `calibration.calibrate`).
+    `equalise` and `correct_biases`: corrections of weights (`toolkit.quantize.corrections`).
+    None: "auto" (by measured benefit) if a search runs anyway (method "auto", a budget), else
     "off".
     `keep_float`: nodes that stay in floating point whatever a budget says.
-    `on_gpu`: a GPU runs all nodes, and what INT8 costs is measured as it rounds
-    (`toolkit.quantize.gpu_rounding`).
+    `on_gpu`: all nodes run on a GPU, and INT8 error is measured with the operands that it reads in
+    INT8 (`toolkit.quantize.gpu_operands`).
     """
 
     method: str = "entropy"
@@ -107,28 +107,28 @@ class RangeOptions:
 
     @property
     def search(self) -> bool:
-        """Whether anything is chosen by trying, on samples kept for it."""
+        """True if trials on held-out samples choose anything."""
         return self.method == AUTO or self.budget is not None
 
-    def asked(self, step: Switch | None) -> Switch:
-        """What a step is: as asked for, or the default."""
-        return step or ("auto" if self.search else "off")
+    def switch(self, correction: Switch | None) -> Switch:
+        """A correction as requested, or its default."""
+        return correction or ("auto" if self.search else "off")
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """A table, how it came about, and what it costs.
+    """A calibration table, with its graph, error and statistics.
 
-    `end`: the graph that the ranges belong to, with the weights that optional `steps` gave it, and
-    what measures INT8 of it. `unseen`: whether choices were judged on samples with ranges from
-    others. `candidates`: method -> tensor -> amax.
-    `dead`, `constant`: tensors that were zero, or one number, in all samples; `dead_channels`:
-    those of other tensors in `channel_samples` samples, all unless an observation was resumed.
+    `fit`: the graph of the ranges, with weights changed by `corrections`, and its INT8 error.
+    `unseen`: True if choices were judged with ranges from other samples.
+    `candidates`: method -> tensor -> amax.
+    `dead`, `constant`: tensors that were zero, or one value, in all samples; `dead_channels`:
+    zero channels of other tensors in `channel_samples` samples, all unless observation was resumed.
     """
 
     table: CalibrationTable
-    end: End = field(repr=False)
-    asked: int
+    fit: FinalFit = field(repr=False)
+    requested: int
     samples: int
     skipped: tuple[Skipped, ...]
     dead: tuple[str, ...]
@@ -139,19 +139,19 @@ class Ranges:
     candidates: Mapping[str, Mapping[str, float]]
     unseen: bool
     sample: Sample
-    steps: tuple[Step, ...] = ()
+    corrections: tuple[CorrectionOutcome, ...] = ()
     auto: AutoResult | None = None
     budget: BudgetResult | None = None
 
     @property
     def model(self) -> ir.Model:
         """The graph that the ranges belong to."""
-        return self.end.graph
+        return self.fit.graph
 
     @property
     def sqnr_db(self) -> Mapping[str, float]:
         """Signal to noise of each output in dB with these ranges."""
-        return self.end.sqnr_db
+        return self.fit.sqnr_db
 
 
 def measure_ranges(
@@ -162,58 +162,60 @@ def measure_ranges(
     Raises TandemError: the data do not fit, hold NaN or infinities, or a method is unknown.
     """
     if options.method != AUTO:
-        method_named(options.method)  # refused before hours of running
+        method_named(options.method)  # fails before hours of running
     _refuse_unknown(options.keep_float, graph)
     _refuse_one_pass(source, options)
     job = _opened(graph, source, model_sha256, options, report)
-    keep = None if options.resume is None else Checkpoint(options.resume, model_sha256)
-    watch = ChannelWatch(shared_run(graph, job.tensors))
-    seen = _observe(job, watch, keep)
-    judges = _Judges(job.data.validation, job.data.held)
+    checkpoint = None if options.resume is None else Checkpoint(options.resume, model_sha256)
+    watch = ChannelWatch(shared_runner(graph, job.tensors))
+    observation = _observe(job, watch, checkpoint)
+    judges = _Judges(job.data.validation, job.data.held_out)
     data_sha256 = job.data.sha256()
-    found, factors, equalisation = _equalise(job, judges, _fit(job, judges, graph, seen))
+    fitted, factors, equalisation = _equalise(job, judges, _fit(job, judges, graph, observation))
     learning = job.data.first(CORRECTION_SAMPLES) if job.corrects else ()
-    found = _choose(job, found, learning)
-    spending = _spending(options, judges)
+    fitted = _choose(job, fitted, learning)
+    search = _budget_search(options, judges)
     budget = None
-    if spending is not None:
-        budget = spend(found, spending, _share(report, "spend the budget"))
-    spent = frozenset() if budget is None else budget.keep_float
-    end = end_of(found, options.keep_float | spent)
-    end, correction = _correct(job, found, end, learning, _allowed(budget, spending))
+    if search is not None:
+        budget = find_budget(fitted, search, _share(report, "spend the budget"))
+    budget_nodes = frozenset() if budget is None else budget.keep_float
+    final = final_fit(fitted, options.keep_float | budget_nodes)
+    final, correction = _correct(job, fitted, final, learning, _budget_check(budget, search))
     return Ranges(
         table=_table(
             options,
-            found,
-            samples=found.seen.samples,
+            fitted,
+            samples=fitted.observation.samples,
             data_sha256=data_sha256,
             model_sha256=model_sha256,
-            keep=end.keep_float,
-            adjusted=_adjustments(factors, end.changes),
+            keep_float=final.keep_float,
+            adjusted=_adjustments(factors, final.changes),
         ),
-        end=end,
-        asked=job.data.asked,
-        samples=found.seen.samples,
-        skipped=seen.skipped,
-        dead=tuple(name for name, one in seen.histograms.items() if one.dead),
+        fit=final,
+        requested=job.data.requested,
+        samples=fitted.observation.samples,
+        skipped=observation.skipped,
+        dead=tuple(name for name, histogram in observation.histograms.items() if histogram.dead),
         constant=tuple(
-            name for name, one in seen.histograms.items() if one.constant and not one.dead
+            name
+            for name, histogram in observation.histograms.items()
+            if histogram.constant and not histogram.dead
         ),
         dead_channels=MappingProxyType(watch.dead),
         channel_samples=watch.samples,
-        histograms=found.seen.histograms,
-        candidates=MappingProxyType(dict(found.candidates)),
+        histograms=fitted.observation.histograms,
+        candidates=MappingProxyType(dict(fitted.candidates)),
         unseen=job.data.unseen,
         sample=judges.validation[0],
-        steps=tuple(step for step in (equalisation, correction) if step is not None),
-        auto=found.auto,
+        corrections=tuple(outcome for outcome in (equalisation, correction) if outcome is not None),
+        auto=fitted.auto,
         budget=budget,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What is asked, of which graph; `tensors` of it get ranges from `data`."""
+    """A calibration request; `tensors` of `graph` get ranges from `data`."""
 
     graph: ir.Model
     tensors: Sequence[str]
@@ -229,34 +231,34 @@ class _Job:
 
     @property
     def corrects(self) -> bool:
-        """Whether the correction of biases is tried."""
-        asked = self.options.asked(self.options.correct_biases)
-        return asked == "on" or (asked == "auto" and not _why_not(self.source, self.data))
+        """True if bias correction is tried."""
+        switch = self.options.switch(self.options.correct_biases)
+        return switch == "on" or (switch == "auto" and not _why_not(self.source, self.data))
 
 
 @dataclass(frozen=True, slots=True)
 class _Judges:
-    """The samples that choices are made by; those of the numbers `held` are in no first pass."""
+    """Validation samples; the first pass does not observe those at the indices `held_out`."""
 
     validation: Sequence[Sample]
-    held: NDArray[np.intp]
+    held_out: NDArray[np.intp]
 
 
 def _opened(
     graph: ir.Model, source: Source, model_sha256: str, options: RangeOptions, report: Report
 ) -> _Job:
-    """Open the samples, in two parts where anything is chosen by them."""
-    asked = (options.asked(options.equalise), options.asked(options.correct_biases))
+    """Open the samples, in two halves if they decide anything."""
+    switches = (options.switch(options.equalise), options.switch(options.correct_biases))
     data = Split(
         open_data(source, input_specs(graph), options.preprocess, options.samples),
-        options.search or asked != ("off", "off"),
+        options.search or switches != ("off", "off"),
     )
     return _Job(graph, calibrated_tensors(graph), source, data, options, model_sha256, report)
 
 
-def _observe(job: _Job, run: Run, keep: Checkpoint | None) -> Observation:
+def _observe(job: _Job, run: Run, checkpoint: Checkpoint | None) -> Observation:
     """Step 1."""
-    return observe_run(run, job.data, job.tensors, _share(job.report, "calibrate"), keep)
+    return observe_run(run, job.data, job.tensors, _share(job.report, "calibrate"), checkpoint)
 
 
 def _fit(
@@ -266,19 +268,19 @@ def _fit(
     first: Observation,
     exact: Sequence[Outputs] | None = None,
 ) -> Fit:
-    """Step 2; the samples that the first pass left out are observed here."""
+    """Step 2; held-out samples are observed here."""
     nodes = {str(node.name) for node in graph.graph} if job.options.on_gpu else frozenset[str]()
     operands = operands_on_gpu(graph, nodes, job.options.keep_float)
     if not job.data.unseen:
         return fit(graph, first, job.methods, judges.validation, exact=exact, operands=operands)
-    rest = memory_dataset([judges.validation[number] for number in judges.held])
-    run = shared_run(graph, job.tensors)
-    other = observe_run(run, rest, job.tensors, _share(job.report, "calibrate"), None)
-    halves = Halves(first.histograms, other.histograms, judges.held)
-    both = joined(first, other)
+    held_out_data = memory_dataset([judges.validation[number] for number in judges.held_out])
+    run = shared_runner(graph, job.tensors)
+    held_out = observe_run(run, held_out_data, job.tensors, _share(job.report, "calibrate"), None)
+    halves = Halves(first.histograms, held_out.histograms, judges.held_out)
+    merged = merge_observations(first, held_out)
     return fit(
         graph,
-        both,
+        merged,
         job.methods,
         judges.validation,
         exact=exact,
@@ -287,53 +289,53 @@ def _fit(
     )
 
 
-def _equalise(job: _Job, judges: _Judges, plain: Fit) -> tuple[Fit, Rows, Step | None]:
-    """Step 3: the fit to go on with, its factors by tensor, and what became of the step."""
-    asked = job.options.asked(job.options.equalise)
-    if asked == "off":
+def _equalise(job: _Job, judges: _Judges, plain: Fit) -> tuple[Fit, Rows, CorrectionOutcome | None]:
+    """Step 3: the better fit, its factors by tensor, and the outcome."""
+    switch = job.options.switch(job.options.equalise)
+    if switch == "off":
         return plain, _NO_ROWS, None
     why_not = _why_not(job.source, job.data)
-    if asked == "auto" and why_not:
-        return plain, _NO_ROWS, Step(EQUALISATION, "auto", False, reason=why_not)
+    if switch == "auto" and why_not:
+        return plain, _NO_ROWS, CorrectionOutcome(EQUALISATION, "auto", False, reason=why_not)
 
     def refit(changed: ir.Model, rows: Rows) -> Fit:
-        keep = _checkpoint_of(job.options.resume, job.model_sha256, rows)
-        anew = _observe(job, shared_run(changed, job.tensors), keep)
-        return _fit(job, judges, changed, anew, plain.noise.exact)
+        checkpoint = _checkpoint_of(job.options.resume, job.model_sha256, rows)
+        observation = _observe(job, shared_runner(changed, job.tensors), checkpoint)
+        return _fit(job, judges, changed, observation, plain.noise.exact)
 
-    return equalised(plain, job.data, refit, asked)
+    return try_equalisation(plain, job.data, refit, switch)
 
 
-def _choose(job: _Job, found: Fit, learning: Sequence[Sample]) -> Fit:
-    """Step 4, where `auto` is asked for."""
+def _choose(job: _Job, fitted: Fit, learning: Sequence[Sample]) -> Fit:
+    """Step 4, with method `auto`."""
     if job.options.method != AUTO:
-        return found
+        return fitted
     correct = partial(corrected_graph, samples=learning) if job.corrects else None
-    return searched(found, correct, _share(job.report, "choose ranges"))
+    return search_ranges(fitted, correct, _share(job.report, "choose ranges"))
 
 
 def _correct(
     job: _Job,
-    found: Fit,
-    end: End,
+    fitted: Fit,
+    final: FinalFit,
     learning: Sequence[Sample],
-    forbidden: Callable[[End], str],
-) -> tuple[End, Step | None]:
+    forbidden: Callable[[FinalFit], str],
+) -> tuple[FinalFit, CorrectionOutcome | None]:
     """Step 6."""
-    asked = job.options.asked(job.options.correct_biases)
+    switch = job.options.switch(job.options.correct_biases)
     if job.corrects:
-        return corrected(
-            found,
-            end,
-            asked,
+        return try_bias_correction(
+            fitted,
+            final,
+            switch,
             samples=learning,
             forbidden=forbidden,
             on_progress=_share(job.report, "correct biases"),
         )
-    if asked == "off":
-        return end, None
+    if switch == "off":
+        return final, None
     why_not = _why_not(job.source, job.data)
-    return end, Step(CORRECTION, "auto", False, reason=why_not)
+    return final, CorrectionOutcome(CORRECTION, "auto", False, reason=why_not)
 
 
 def _share(report: Report, step: str) -> Callable[[int, int], None]:
@@ -344,8 +346,8 @@ def _share(report: Report, step: str) -> Callable[[int, int], None]:
 def _refuse_unknown(nodes: frozenset[str], graph: ir.Model) -> None:
     known = {str(node.name) for node in graph.graph}
     for name in sorted(nodes - known):
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        matches = difflib.get_close_matches(name, known, n=1)
+        hint = f" (did you mean {matches[0]!r}?)" if matches else ""
         raise CalibrationError(
             f"there is no node {name!r} to keep in floating point{hint}: `tandem plan --nodes` "
             "lists the nodes"
@@ -353,7 +355,7 @@ def _refuse_unknown(nodes: frozenset[str], graph: ir.Model) -> None:
 
 
 def _refuse_one_pass(source: Source, options: RangeOptions) -> None:
-    """Refuse steps that were asked for but could not have the samples they need."""
+    """Refuse corrections that need a second pass over an iterator."""
     if isinstance(source, Iterator) and "on" in (options.equalise, options.correct_biases):
         raise CalibrationError(
             "equalisation and bias correction read the samples again, but an iterator gives them "
@@ -362,18 +364,20 @@ def _refuse_one_pass(source: Source, options: RangeOptions) -> None:
 
 
 def _why_not(source: Source, data: Split) -> str:
-    """Why a step cannot be judged, "" if it can."""
+    """Why a correction cannot be judged, "" if it can."""
     if isinstance(source, Iterator):
         return "it reads the samples again, but an iterator gives them once"
     if data.unseen:
         return ""
-    if len(data) >= LEAST:  # an iterable without a length: known after the first pass only
+    if len(data) >= MIN_SAMPLES:  # an iterable without a length: known after the first pass only
         return "samples without a known number leave none unseen to measure it on: give a list"
-    return f"{len(data)} samples are too few to measure it on unseen ones: give at least {LEAST}"
+    return (
+        f"{len(data)} samples are too few to measure it on unseen ones: give at least {MIN_SAMPLES}"
+    )
 
 
 def _checkpoint_of(resume: Path | None, model_sha256: str, rows: Rows) -> Checkpoint | None:
-    """The file beside `resume` for an equalised model; one of other factors is begun anew."""
+    """The checkpoint beside `resume` for an equalised model; one of other factors is deleted."""
     if resume is None:
         return None
     path = resume.with_name(f"{resume.name}.equalised")
@@ -383,35 +387,37 @@ def _checkpoint_of(resume: Path | None, model_sha256: str, rows: Rows) -> Checkp
     return Checkpoint(path, sha256)
 
 
-def _spending(options: RangeOptions, judges: _Judges) -> Spending | None:
-    """What the budget is spent by; None without a budget."""
+def _budget_search(options: RangeOptions, judges: _Judges) -> BudgetSearch | None:
+    """The request for the budget search; None without a budget."""
     if options.budget is None:
         return None
-    return Spending(
+    return BudgetSearch(
         options.budget, judges.validation, options.keep_float, options.detector, options.labels
     )
 
 
-def _allowed(spent: BudgetResult | None, spending: Spending | None) -> Callable[[End], str]:
-    """Whether a budget that was met is met still: why not, or ""."""
-    if spent is None or spending is None:
-        return lambda end: ""
-    return partial(overspent, spent, spending)
+def _budget_check(
+    budget: BudgetResult | None, search: BudgetSearch | None
+) -> Callable[[FinalFit], str]:
+    """Return why a final fit no longer meets a budget that was met, "" if it does."""
+    if budget is None or search is None:
+        return lambda final: ""
+    return partial(budget_violation, budget, search)
 
 
 def _table(
     options: RangeOptions,
-    found: Fit,
+    fitted: Fit,
     *,
     samples: int,
     data_sha256: str,
     model_sha256: str,
-    keep: frozenset[str],
+    keep_float: frozenset[str],
     adjusted: Adjustments | UnsetType,
 ) -> CalibrationTable:
-    auto, methods = found.auto, dict[str, str]()
+    auto, methods = fitted.auto, dict[str, str]()
     if auto is not None:
-        rest = dict.fromkeys(set(found.amax) - set(auto.amax), auto.start)
+        rest = dict.fromkeys(set(fitted.amax) - set(auto.amax), auto.start)
         methods = {**{choice.tensor: choice.method for choice in auto.choices}, **rest}
     return CalibrationTable(
         format=2 if adjusted else 1,
@@ -419,9 +425,9 @@ def _table(
         samples=samples,
         data_sha256=data_sha256,
         model_sha256=model_sha256,
-        tensors=dict(found.amax),
+        tensors=dict(fitted.amax),
         methods=methods,
-        keep_float=tuple(sorted(keep)),
+        keep_float=tuple(sorted(keep_float)),
         adjusted=adjusted,
     )
 
@@ -433,7 +439,7 @@ def _adjustments(factors: Rows, changes: Rows) -> Adjustments | UnsetType:
 
 
 def dummy_table(graph: ir.Model, model_sha256: str) -> CalibrationTable:
-    """A table of stand-ins: INT8 with it has the right speed and wrong results."""
+    """A table of dummy ranges: INT8 with it has the right speed and wrong results."""
     return CalibrationTable(
         method="minmax",
         samples=0,

@@ -1,4 +1,4 @@
-"""Run a graph with every activation as an output: what calibration observes."""
+"""Run a graph with every activation as an output, for calibration."""
 
 import os
 import threading
@@ -18,7 +18,7 @@ from toolkit.errors import BuildError, first_line
 from toolkit.graph.extract import MAX_IR_VERSION, external_weights
 
 THREADS = 2
-"""Samples that are run and counted at a time; each takes the memory of its activations."""
+"""Samples run at the same time; each takes the memory of its activations."""
 
 _DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
 
@@ -28,23 +28,23 @@ def observe_graph(
     samples: Dataset,
     tensors: Sequence[str],
     on_progress: Progress | None = None,
-    keep: Checkpoint | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Observation:
-    """Observe tensors of a graph with all the speed that this machine has.
+    """Observe tensors of a graph on all cores.
 
     Raises BuildError where the graph cannot be run, and what `observe_tensors` raises.
     """
-    return observe_run(shared_run(graph, tensors), samples, tensors, on_progress, keep)
+    return observe_run(shared_runner(graph, tensors), samples, tensors, on_progress, checkpoint)
 
 
-def shared_run(
+def shared_runner(
     graph: ir.Model, tensors: Sequence[str]
 ) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
-    """What `observe_run` needs: threads that call it share the cores and keep their arrays apart.
+    """Return a runner for `observe_run`; its threads share the cores and own their result arrays.
 
     Raises BuildError: onnxruntime cannot load the model.
     """
-    return ActivationRunner(graph, tensors, usable_cores() // _threads()).lend
+    return ActivationRunner(graph, tensors, usable_cores() // _threads()).run_shared
 
 
 def observe_run(
@@ -52,11 +52,11 @@ def observe_run(
     samples: Dataset,
     tensors: Sequence[str],
     on_progress: Progress | None = None,
-    keep: Checkpoint | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Observation:
-    """`observe_tensors` of what `shared_run` gave, or of what calls it, by several threads too."""
+    """`observe_tensors` with a runner of `shared_runner`, in several threads."""
     return observe_tensors(
-        run, samples, tensors, on_progress, keep, count=opencv_counts, threads=_threads()
+        run, samples, tensors, on_progress, checkpoint, count=opencv_counts, threads=_threads()
     )
 
 
@@ -85,17 +85,19 @@ class ActivationRunner:
         observed.ir_version = min(model.ir_version, MAX_IR_VERSION)
         inputs = {str(value.name) for value in observed.graph.inputs}
         declared = {str(value.name) for value in observed.graph.outputs}
-        self._fed = [name for name in tensors if name in inputs]
-        self._made = [name for name in tensors if name not in inputs]
+        self._input_names = [name for name in tensors if name in inputs]
+        self._computed = [name for name in tensors if name not in inputs]
         values = {str(value.name): value for node in observed.graph for value in node.outputs}
-        observed.graph.outputs.extend(values[name] for name in self._made if name not in declared)
+        observed.graph.outputs.extend(
+            values[name] for name in self._computed if name not in declared
+        )
         weights = external_weights(observed.graph)
         # onnxruntime reads some weights in place: they must live as long as the session.
         self._weights = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
         options = ort.SessionOptions()
-        options.log_severity_level = 4  # what it says of errors, it raises too
+        options.log_severity_level = 4  # errors are raised too
         options.intra_op_num_threads = threads
-        # A plan of all intermediate results would be memory beside that of the results themselves.
+        # All intermediate results are outputs; a memory plan would allocate them twice.
         options.enable_mem_pattern = False
         options.add_external_initializers(list(weights), self._weights)
         try:
@@ -109,67 +111,67 @@ class ActivationRunner:
                 f"onnxruntime cannot load the model for calibration: {first_line(err)}"
             ) from err
 
-        self._own = threading.local()
+        self._thread_local = threading.local()
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Run one sample; raises BuildError if it does not fit the model."""
         try:
-            arrays = self._session.run(self._made, dict(feeds)) if self._made else []
+            arrays = self._session.run(self._computed, dict(feeds)) if self._computed else []
         except Exception as err:
             raise BuildError(
                 f"onnxruntime cannot run the model on a calibration sample: {first_line(err)}"
             ) from err
-        return self._with_fed(dict(zip(self._made, arrays, strict=True)), feeds)
+        return self._with_fed(dict(zip(self._computed, arrays, strict=True)), feeds)
 
-    def lend(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The same in memory that the next call of this thread overwrites, which is faster.
+    def run_shared(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run one sample; the next call of this thread overwrites the results.
 
-        onnxruntime then writes where it is told, instead of being copied from.
+        Faster than a call: onnxruntime writes into preallocated arrays, without a copy.
         """
-        lent = getattr(self._own, "lent", None) or self._lent()
-        self._own.lent = lent
-        if not lent.arrays:
+        preallocated = getattr(self._thread_local, "preallocated", None) or self._preallocate()
+        self._thread_local.preallocated = preallocated
+        if not preallocated.arrays:
             return self(feeds)
         try:
             for name, array in feeds.items():
-                lent.binding.bind_cpu_input(name, np.ascontiguousarray(array))
-            self._session.run_with_iobinding(lent.binding)
-        except Exception:  # noqa: BLE001  (a shape other than declared, or a real error: told there)
+                preallocated.binding.bind_cpu_input(name, np.ascontiguousarray(array))
+            self._session.run_with_iobinding(preallocated.binding)
+        except Exception:  # noqa: BLE001  (an undeclared shape, or an error that self() raises again)
             return self(feeds)
-        return self._with_fed(dict(lent.arrays), feeds)
+        return self._with_fed(dict(preallocated.arrays), feeds)
 
-    def _lent(self) -> "_Lent":
-        """Memory for all results, none if the shape of one is not known beforehand."""
+    def _preallocate(self) -> "_Preallocated":
+        """Preallocate all results; nothing if a shape is dynamic."""
         outputs = {output.name: output for output in self._session.get_outputs()}
         arrays: dict[str, np.ndarray] = {}
         binding = self._session.io_binding()
-        for name in self._made:
+        for name in self._computed:
             dtype, shape = _DTYPES.get(outputs[name].type), outputs[name].shape
             if dtype is None or not all(isinstance(size, int) for size in shape):
-                return _Lent(binding, {})
+                return _Preallocated(binding, {})
             arrays[name] = array = np.empty(shape, dtype)
             binding.bind_output(name, "cpu", 0, dtype, array.shape, array.ctypes.data)
-        return _Lent(binding, arrays)
+        return _Preallocated(binding, arrays)
 
     def _with_fed(
         self, result: dict[str, np.ndarray], feeds: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        result.update({name: np.asarray(feeds[name]) for name in self._fed})
+        result.update({name: np.asarray(feeds[name]) for name in self._input_names})
         return result
 
 
 @dataclass(frozen=True)
-class _Lent:
-    """What one thread's results are written to."""
+class _Preallocated:
+    """The preallocated results of one thread."""
 
     binding: Any  # onnxruntime.IOBinding; the package has no types
     arrays: dict[str, np.ndarray]
 
 
 def opencv_counts(numbers: NDArray[np.uint16]) -> NDArray[np.int32]:
-    """Count bin numbers with OpenCV: four times as fast as NumPy, to the same numbers.
+    """Count bin numbers with OpenCV: the same counts as NumPy, four times as fast.
 
-    OpenCV counts in float32, which holds every whole number up to 2^24: more than are asked for.
+    OpenCV counts in float32, exact up to 2^24: more than one call counts.
     """
-    found = cv2.calcHist([numbers.reshape(1, -1)], [0], None, [NUMBERS], [0, NUMBERS])
-    return np.asarray(found, np.float32).reshape(-1).astype(np.int32)
+    counts = cv2.calcHist([numbers.reshape(1, -1)], [0], None, [NUMBERS], [0, NUMBERS])
+    return np.asarray(counts, np.float32).reshape(-1).astype(np.int32)

@@ -1,4 +1,4 @@
-"""A page about a calibration: every histogram with the thresholds that the methods propose."""
+"""The HTML report of a calibration: every histogram with the threshold of each method."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -22,7 +22,7 @@ figcaption{font-size:12px;overflow-wrap:anywhere}svg{display:block}.muted{color:
 
 
 def ranges_html(ranges: Ranges, title: str) -> str:
-    """Return the page; the widest loss of range comes first."""
+    """Return the page; tensors with the most clipping come first."""
     names = sorted(
         ranges.histograms,
         key=lambda name: ranges.table.tensors[name] / max(ranges.histograms[name].amax, 1e-30),
@@ -44,7 +44,11 @@ def ranges_html(ranges: Ranges, title: str) -> str:
 def _figure(ranges: Ranges, name: str) -> str:
     histogram = ranges.histograms[name]
     amax = ranges.table.tensors[name]
-    proposed = {m: found[name] for m, found in ranges.candidates.items() if name in found}
+    proposed = {
+        candidate_method: candidate[name]
+        for candidate_method, candidate in ranges.candidates.items()
+        if name in candidate
+    }
     method = ranges.table.methods.get(name, ranges.table.method)
     dead = ranges.dead_channels.get(name)
     note = f", {dead.dead} of {dead.channels} channels always zero" if dead else ""

@@ -1,11 +1,11 @@
-"""What a calibration says: as text, and as plain values for JSON."""
+"""The report of a calibration, as text and as plain values for JSON."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION, CorrectionOutcome
 from toolkit.quantize.corrections.effect import Effect
-from toolkit.quantize.corrections.steps import CORRECTION, EQUALISATION, Step
 from toolkit.quantize.ranges.measure import Ranges
 
 SHOWN = 12  # of long lists; the JSON holds all
@@ -16,7 +16,7 @@ def ranges_text(ranges: Ranges) -> str:
     """Return the report of a calibration for people."""
     table = ranges.table
     lines = [
-        f"calibration: {table.method} over {ranges.samples} of {ranges.asked} samples, "
+        f"calibration: {table.method} over {ranges.samples} of {ranges.requested} samples, "
         f"{len(table.tensors)} tensors"
     ]
     lines += [f"  skipped {item.name}: {item.reason}" for item in ranges.skipped]
@@ -30,21 +30,22 @@ def ranges_text(ranges: Ranges) -> str:
     )
     for output, decibels in ranges.sqnr_db.items():
         lines.append(f"  output {output}: {decibels:.1f} dB signal to INT8 noise, on {where}")
-    lines += [f"  {step_text(step)}" for step in ranges.steps]
+    lines += [f"  {correction_text(outcome)}" for outcome in ranges.corrections]
     return "\n".join(lines + _auto(ranges) + _budget(ranges))
 
 
-def step_text(step: Step) -> str:
-    """Return what became of an optional step, in one line."""
-    worst = step.worst
+def correction_text(outcome: CorrectionOutcome) -> str:
+    """Return the outcome of a correction in one line."""
+    worst = outcome.worst
     if worst is None:
-        return f"{step.name}: left out: {step.reason}"
+        return f"{outcome.name}: left out: {outcome.reason}"
     figures = f"{worst.before:.1f} -> {worst.after:.1f} dB at the worst output"
-    verdict = "kept" if step.kept else "left out"
-    if step.kept and not worst.helps():
+    verdict = "kept" if outcome.kept else "left out"
+    if outcome.kept and not worst.helps():
         verdict = "kept as asked, though it brings nothing"
-    because = f"; {step.reason}" if step.reason else ""
-    return f"{step.name}: {verdict}, {figures} ({step.changed} {_CHANGES[step.name]}{because})"
+    because = f"; {outcome.reason}" if outcome.reason else ""
+    changes = f"{outcome.changed} {_CHANGES[outcome.name]}"
+    return f"{outcome.name}: {verdict}, {figures} ({changes}{because})"
 
 
 def ranges_builtins(ranges: Ranges) -> dict[str, Any]:
@@ -52,17 +53,17 @@ def ranges_builtins(ranges: Ranges) -> dict[str, Any]:
     table = ranges.table
     return {
         "method": table.method,
-        "asked": ranges.asked,
+        "asked": ranges.requested,
         "samples": ranges.samples,
         "skipped": {item.name: item.reason for item in ranges.skipped},
         "dead": list(ranges.dead),
         "constant": list(ranges.constant),
         "dead_channels": {
-            name: {"dead": found.dead, "channels": found.channels}
-            for name, found in ranges.dead_channels.items()
+            name: {"dead": channels.dead, "channels": channels.channels}
+            for name, channels in ranges.dead_channels.items()
         },
         "dead_channels_samples": ranges.channel_samples,
-        "steps": [_step(step) for step in ranges.steps],
+        "steps": [_correction_builtins(outcome) for outcome in ranges.corrections],
         "sqnr_db": dict(ranges.sqnr_db),
         "validated_on_unseen_samples": ranges.unseen,
         "tensors": {
@@ -90,61 +91,71 @@ def ranges_builtins(ranges: Ranges) -> dict[str, Any]:
     }
 
 
-def _step(step: Step) -> dict[str, Any]:
+def _correction_builtins(outcome: CorrectionOutcome) -> dict[str, Any]:
     return {
-        "name": step.name,
-        "asked": step.asked,
-        "kept": step.kept,
-        "changed": step.changed,
-        "reason": step.reason,
-        "sqnr_db": effects_builtins(step.effects),
+        "name": outcome.name,
+        "asked": outcome.requested,
+        "kept": outcome.kept,
+        "changed": outcome.changed,
+        "reason": outcome.reason,
+        "sqnr_db": effects_builtins(outcome.effects),
     }
 
 
 def effects_builtins(effects: Mapping[str, Effect]) -> dict[str, dict[str, float]]:
     """Return effects by output for programs."""
-    return {name: {"before": one.before, "after": one.after} for name, one in effects.items()}
+    return {
+        name: {"before": effect.before, "after": effect.after} for name, effect in effects.items()
+    }
 
 
 def _dead_channels(ranges: Ranges) -> list[str]:
-    found = ranges.dead_channels
-    if not found:
+    dead_channels = ranges.dead_channels
+    if not dead_channels:
         return []
-    most = sorted(found, key=lambda name: (-found[name].dead / found[name].channels, name))
-    shown = [f"{name} {found[name].dead} of {found[name].channels}" for name in most[:SHOWN]]
-    more = f" and {len(most) - SHOWN} more" if len(most) > SHOWN else ""
-    count = sum(one.dead for one in found.values())
+    by_share = sorted(
+        dead_channels,
+        key=lambda name: (-dead_channels[name].dead / dead_channels[name].channels, name),
+    )
+    shown = [
+        f"{name} {dead_channels[name].dead} of {dead_channels[name].channels}"
+        for name in by_share[:SHOWN]
+    ]
+    more = f" and {len(by_share) - SHOWN} more" if len(by_share) > SHOWN else ""
+    count = sum(channels.dead for channels in dead_channels.values())
     return [
-        f"  {count} channels of {len(found)} tensors are zero in all of "
+        f"  {count} channels of {len(dead_channels)} tensors are zero in all of "
         f"{ranges.channel_samples} samples: {', '.join(shown)}{more}"
     ]
 
 
 def _auto(ranges: Ranges) -> list[str]:
-    found = ranges.auto
-    if found is None:
+    auto = ranges.auto
+    if auto is None:
         return []
-    gains = ", ".join(f"{gain:+.2f} dB over {name}" for name, gain in found.gain_db.items())
-    ending = "" if found.complete else "; the search was ended by its limit"
+    gains = ", ".join(f"{gain:+.2f} dB over {name}" for name, gain in auto.gain_db.items())
+    ending = "" if auto.complete else "; the search was ended by its limit"
     counts: dict[str, int] = {}
-    for choice in found.choices:
+    for choice in auto.choices:
         counts[choice.method] = counts.get(choice.method, 0) + 1
     shares = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
     return [
-        f"  auto: {gains} ({found.trials} trials{ending})",
+        f"  auto: {gains} ({auto.trials} trials{ending})",
         f"  tensors by method: {shares}",
     ]
 
 
 def _budget(ranges: Ranges) -> list[str]:
-    found = ranges.budget
-    if found is None:
+    budget = ranges.budget
+    if budget is None:
         return []
     lines = [
-        f"  budget: {found.value:.3f} with {100 * found.share:.1f} % of the work in INT8 "
-        f"(float {found.float_value:.3f}, all INT8 {found.int8_value:.3f}, "
-        f"at least {found.limit:.3f})"
+        f"  budget: {budget.value:.3f} with {100 * budget.share:.1f} % of the work in INT8 "
+        f"(float {budget.float_value:.3f}, all INT8 {budget.int8_value:.3f}, "
+        f"at least {budget.limit:.3f})"
     ]
-    dearest = [cost for cost in found.costs if cost.node in found.keep_float]
-    lines += [f"    kept in float: {cost.node} (costs {cost.cost:.3f})" for cost in dearest[:SHOWN]]
+    costliest = [cost for cost in budget.costs if cost.node in budget.keep_float]
+    lines += [
+        f"    kept in float: {cost.node} (costs {cost.cost:.3f})" for cost in costliest[:SHOWN]
+    ]
     return lines

@@ -8,30 +8,30 @@ from numpy.typing import NDArray
 
 from calibration.dataset import Dataset, Sample, Skipped
 
-LEAST = 6
-"""Samples that can be parted; of fewer, a part says nothing of the others."""
-MAX_VALIDATION = 16  # of each part; more hardly change a choice, and every trial runs them all
-MAX_REPORTED = 8  # where nothing is chosen by them, only said
+MIN_SAMPLES = 6
+"""Samples needed to split them; a half of fewer is not representative."""
+MAX_VALIDATION = 16  # of each half; more hardly change a choice, and every trial runs all of them
+MAX_REPORTED = 8  # if they are only reported and choose nothing
 
 
 class Split:
-    """A data set in two parts that judge each other's ranges.
+    """A data set in two halves that judge each other's ranges.
 
-    Every second sample, up to `MAX_VALIDATION`, is kept out of the first pass, which observes all
-    others; these `held` samples are observed after it. As many of the others are kept beside them.
-    Where nothing is tried (`wanted` False), or the samples are too few to be parted, all are
-    observed, and the first of them serve as validation too.
+    The first pass observes all samples but every second one, up to `MAX_VALIDATION`; these
+    `held_out` samples are observed later. Validation uses them and as many of the others.
+    If `halve` is False, or there are fewer than `MIN_SAMPLES`, all samples are observed and the
+    first of them are the validation samples too.
     """
 
-    def __init__(self, data: Dataset, wanted: bool) -> None:
+    def __init__(self, data: Dataset, halve: bool) -> None:
         self._data = data
-        self.unseen = wanted and len(data) >= LEAST
-        self._most = MAX_VALIDATION if wanted else MAX_REPORTED
-        self._kept: dict[int, Sample] = {}
+        self.unseen = halve and len(data) >= MIN_SAMPLES
+        self._max_watched = MAX_VALIDATION if halve else MAX_REPORTED
+        self._validation: dict[int, Sample] = {}
 
     @property
-    def asked(self) -> int:
-        return self._data.asked
+    def requested(self) -> int:
+        return self._data.requested
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
@@ -39,39 +39,39 @@ class Split:
 
     @property
     def validation(self) -> tuple[Sample, ...]:
-        """The samples of the latest pass that trials may use."""
-        return tuple(self._kept[number] for number in sorted(self._kept))
+        """The validation samples of the latest pass."""
+        return tuple(self._validation[number] for number in sorted(self._validation))
 
     @property
-    def held(self) -> NDArray[np.intp]:
-        """Which of `validation` the first pass does not observe."""
-        numbers = sorted(self._kept)
-        return np.flatnonzero([self._is_held(number) for number in numbers])
+    def held_out(self) -> NDArray[np.intp]:
+        """Indices in `validation` of the samples that the first pass does not observe."""
+        numbers = sorted(self._validation)
+        return np.flatnonzero([self._is_held_out(number) for number in numbers])
 
     def __len__(self) -> int:
         count = len(self._data)
         return count - min(count // 2, MAX_VALIDATION) if self.unseen else count
 
     def __iter__(self) -> Iterator[Sample]:
-        self._kept.clear()
+        self._validation.clear()
         for number, sample in enumerate(self._data):
-            held = self._is_held(number)
-            if held or self._is_watched(number):
-                self._kept[number] = _copy(sample)
-            if not held:
+            held_out = self._is_held_out(number)
+            if held_out or self._is_watched(number):
+                self._validation[number] = _copy(sample)
+            if not held_out:
                 yield sample
 
-    def _is_held(self, number: int) -> bool:
+    def _is_held_out(self, number: int) -> bool:
         return self.unseen and number % 2 == 1 and number // 2 < MAX_VALIDATION
 
     def _is_watched(self, number: int) -> bool:
-        """Whether an observed sample is kept for trials as well."""
+        """True if an observed sample is a validation sample too."""
         if not self.unseen:
-            return number < self._most
+            return number < self._max_watched
         return number % 2 == 0 and number // 2 < MAX_VALIDATION
 
     def first(self, count: int) -> tuple[Sample, ...]:
-        """The first of the samples that are observed, in a pass of their own."""
+        """The first `count` observed samples, in a pass of their own."""
         observed: Iterable[Sample] = islice(iter(self), count)
         return tuple(_copy(sample) for sample in observed)
 

@@ -1,7 +1,7 @@
-"""Ranges from any file that holds them: our table, a TensorRT cache or a Q/DQ model.
+"""Read ranges from a calibration table, a TensorRT cache or a Q/DQ model, and fit them to a graph.
 
-The content says what a file is, never its name. What others measured names the tensors of the ONNX
-file; the passes fuse some of them away, so that a table is fitted to the graph before it is used.
+The content tells the format, never the name. Imported ranges name tensors of the ONNX file. The
+graph passes fuse some of these, so a table is fitted to the graph before use.
 """
 
 import hashlib
@@ -18,9 +18,9 @@ from calibration.trt_cache import TensorRTCache, amax_of, decode_cache
 from device.engine.manifest import DimRange
 from toolkit.errors import BuildError, ImportModelError
 from toolkit.importers.onnx import ImportedModel, import_model
+from toolkit.quantize.qdq.importer import PlainModel, import_qdq
+from toolkit.quantize.qdq.infer_ranges import infer_ranges
 from toolkit.quantize.qdq.nodes import is_dequantize, is_quantize
-from toolkit.quantize.qdq.plain import PlainModel, import_qdq
-from toolkit.quantize.qdq.ranges import infer_ranges
 from toolkit.quantize.quantize import calibrated_tensors, int8_nodes, is_activation, with_operands
 
 TABLE = "calibration table"
@@ -32,10 +32,10 @@ _SHOWN = 3  # names in a note
 
 @dataclass(frozen=True, slots=True)
 class RangesFile:
-    """What a file holds.
+    """The content of a file.
 
-    `kind`: TABLE, CACHE or QDQ. `cache`: a cache as it is. `plain`: a Q/DQ model without its Q/DQ.
-    `notes`: what was taken although it differs from the rules.
+    `kind`: TABLE, CACHE or QDQ. `cache`: the TensorRT cache. `plain`: the model without its Q/DQ.
+    `notes`: accepted deviations from the rules.
     """
 
     kind: str
@@ -47,37 +47,37 @@ class RangesFile:
 
 @dataclass(frozen=True, slots=True)
 class FittedTable:
-    """A table in the names of the graph that the passes left, and what to say about it.
+    """A table for the graph after the passes.
 
-    `ranges` of the `tensors` that INT8 gives one have one. `unknown`: names of the table that are
-    no tensors of the model. `gone`: those of constants, and of tensors that the passes fused.
-    `inferred`: ranges carried over from neighbours. `missing`: tensors without a range that INT8
-    nodes read; those nodes, `left_float`, compute in floating point.
+    `tensors`: number of tensors to quantize; `ranges`: how many of them have a range. `unknown`:
+    names that are no tensors of the model. `fused`: names of constants and of fused tensors.
+    `inferred`: tensors with the range of a neighbour. `missing`: tensors without a range that INT8
+    nodes read; these nodes, `float_nodes`, compute in floating point.
     """
 
     table: CalibrationTable
     tensors: int
     ranges: int
     unknown: tuple[str, ...]
-    gone: tuple[str, ...]
+    fused: tuple[str, ...]
     inferred: tuple[str, ...]
     missing: tuple[str, ...]
-    left_float: tuple[str, ...]
+    float_nodes: tuple[str, ...]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """One sentence for each thing that is not as it should be."""
+        """A sentence for each problem."""
         rows = (
             (self.unknown, "names in the calibration table are no tensors of the model"),
-            (self.gone, "ranges are of constants or of tensors that the passes fused"),
+            (self.fused, "ranges are of constants or of tensors that the passes fused"),
             (self.inferred, "tensors lack a range and take that of a neighbour"),
             (self.missing, "tensors lack a range"),
-            (self.left_float, "nodes compute in floating point because they read such tensors"),
+            (self.float_nodes, "nodes compute in floating point because they read such tensors"),
         )
-        found = tuple(f"{len(names)} {text}: {_some(names)}" for names, text in rows if names)
-        if not found:
+        problems = tuple(f"{len(names)} {text}: {_some(names)}" for names, text in rows if names)
+        if not problems:
             return ()
-        return (f"{self.ranges} of {self.tensors} tensors have a range", *found)
+        return (f"{self.ranges} of {self.tensors} tensors have a range", *problems)
 
 
 def read_ranges(
@@ -147,7 +147,7 @@ def imported_table(
     model_sha256: str = UNKNOWN_SHA256,
     keep_float: tuple[str, ...] = (),
 ) -> CalibrationTable:
-    """A table of ranges that others measured."""
+    """A table of imported ranges."""
     return CalibrationTable(
         method=IMPORTED,
         samples=0,
@@ -159,14 +159,14 @@ def imported_table(
 
 
 def table_of_plain(plain: PlainModel, sha256: str) -> CalibrationTable:
-    """The ranges of a Q/DQ model, whose file has the SHA-256 given."""
+    """The ranges of a Q/DQ model; `sha256` is that of its file."""
     return imported_table(plain.amax, sha256, sha256, plain.float_nodes)
 
 
 def foreign_notes(table: CalibrationTable, model_sha256: str) -> tuple[str, ...]:
-    """What to say where a table was measured on another file than the model's.
+    """Warn if the table was measured on another model file.
 
-    Ranges that others measured say nothing of their model.
+    Imported ranges do not name their model.
     """
     if table.method == IMPORTED or table.model_sha256 == model_sha256:
         return ()
@@ -174,7 +174,7 @@ def foreign_notes(table: CalibrationTable, model_sha256: str) -> tuple[str, ...]
 
 
 def plain_notes(plain: PlainModel) -> tuple[str, ...]:
-    """What to say about a model that had Q/DQ."""
+    """Notes on a model whose Q/DQ was removed."""
     inferred = f"{len(plain.inferred)} ranges follow from those of neighbours in the Q/DQ model"
     return (*plain.notes, inferred) if plain.inferred else plain.notes
 
@@ -187,85 +187,85 @@ def has_qdq(model: ir.Model) -> bool:
 def fit_table(table: CalibrationTable, original: ir.Model, graph: ir.Model) -> FittedTable:
     """Fit a table to the graph that the passes made of the original model.
 
-    Ranges that others measured may be incomplete: what is missing is carried over from neighbours
-    where an operator keeps a range, and nodes that still lack one compute in floating point, as
-    TensorRT does. A table of our own has to be complete.
+    Imported ranges may be incomplete: missing ones are inferred from neighbours where an operator
+    keeps the range, and nodes that still lack one compute in floating point, as in TensorRT. A
+    table of our own must be complete.
 
     Raises BuildError: the table names no tensor of the model.
     """
     known = _tensors(graph)
-    given = {name: amax for name, amax in table.tensors.items() if name in known}
-    wanted = calibrated_tensors(graph)
-    if wanted and not given:
+    ranges = {name: amax for name, amax in table.tensors.items() if name in known}
+    quantized = calibrated_tensors(graph)
+    if quantized and not ranges:
         raise BuildError(
-            f"The calibration table names none of the model's {len(wanted)} tensors, such as "
-            f"{wanted[0]!r}, but {_some(tuple(table.tensors)) or 'nothing'}; give the table of "
+            f"The calibration table names none of the model's {len(quantized)} tensors, such as "
+            f"{quantized[0]!r}, but {_some(tuple(table.tensors)) or 'nothing'}; give the table of "
             "this model."
         )
     imported = table.method == IMPORTED
-    full = with_operands(graph, _inferred(table, original, graph) if imported else given)
-    kept = _kept(table, original, graph)
-    read = _read_in_int8(graph, kept)
-    missing = tuple(name for name in read if name not in full) if imported else ()
-    left = dict.fromkeys(node for name in missing for node in read[name])
-    names = table.tensors.keys() - known
-    before = _tensors(original) | set(original.graph.initializers)
+    complete = with_operands(graph, _inferred(table, original, graph) if imported else ranges)
+    keep_float = _float_nodes(table, original, graph)
+    readers = _int8_readers(graph, keep_float)
+    missing = tuple(name for name in readers if name not in complete) if imported else ()
+    float_nodes = dict.fromkeys(node for name in missing for node in readers[name])
+    unmatched = table.tensors.keys() - known
+    original_names = _tensors(original) | set(original.graph.initializers)
     return FittedTable(
         table=replace(
             table,
-            tensors=full,
-            methods={name: row for name, row in table.methods.items() if name in full},
-            keep_float=tuple(sorted(kept | set(left))),
+            tensors=complete,
+            methods={name: row for name, row in table.methods.items() if name in complete},
+            keep_float=tuple(sorted(keep_float | set(float_nodes))),
         ),
-        tensors=len(wanted),
-        ranges=sum(name in full for name in wanted),
-        unknown=tuple(sorted(names - before)),
-        gone=tuple(sorted(names & before)),
-        inferred=tuple(name for name in wanted if name in full and name not in given),
+        tensors=len(quantized),
+        ranges=sum(name in complete for name in quantized),
+        unknown=tuple(sorted(unmatched - original_names)),
+        fused=tuple(sorted(unmatched & original_names)),
+        inferred=tuple(name for name in quantized if name in complete and name not in ranges),
         missing=missing,
-        left_float=tuple(left),
+        float_nodes=tuple(float_nodes),
     )
 
 
 def _tensors(model: ir.Model) -> set[str]:
     """The names of all values that are no initializers."""
-    found = {str(value.name) for value in model.graph.inputs}
-    return found | {str(out.name) for node in model.graph.all_nodes() for out in node.outputs}
+    inputs = {str(value.name) for value in model.graph.inputs}
+    return inputs | {str(out.name) for node in model.graph.all_nodes() for out in node.outputs}
 
 
 def _inferred(table: CalibrationTable, original: ir.Model, graph: ir.Model) -> dict[str, float]:
-    """The ranges of the graph, with those that follow from others before and after the passes."""
+    """Infer missing ranges before and after the passes."""
     before, _ = infer_ranges(original.graph, table.tensors)
     known = _tensors(graph)
     after, _ = infer_ranges(graph.graph, {n: amax for n, amax in before.items() if n in known})
     return after
 
 
-def _read_in_int8(graph: ir.Model, kept: set[str]) -> dict[str, list[str]]:
-    """Activation -> the INT8 nodes that read it, without those kept in floating point."""
-    found: dict[str, list[str]] = {}
-    for node, row in int8_nodes(graph, frozenset(kept)):
+def _int8_readers(graph: ir.Model, keep_float: set[str]) -> dict[str, list[str]]:
+    """Activation -> the INT8 nodes that read it."""
+    readers: dict[str, list[str]] = {}
+    for node, row in int8_nodes(graph, frozenset(keep_float)):
         for index in range(len(node.inputs)) if row.activations is None else row.activations:
             value = node.inputs[index]
             if value is not None and is_activation(value):
-                found.setdefault(str(value.name), []).append(str(node.name))
-    return found
+                readers.setdefault(str(value.name), []).append(str(node.name))
+    return readers
 
 
-def _kept(table: CalibrationTable, original: ir.Model, graph: ir.Model) -> set[str]:
-    """The nodes of the graph that the table keeps in floating point, under whatever name."""
-    wanted = set(table.keep_float)
-    makers = {str(out.name): node for node in original.graph for out in node.outputs}
-    found = set()
+def _float_nodes(table: CalibrationTable, original: ir.Model, graph: ir.Model) -> set[str]:
+    """The nodes of the graph that the table keeps in floating point, also if fused and renamed."""
+    requested = set(table.keep_float)
+    original_producers = {str(out.name): node for node in original.graph for out in node.outputs}
+    float_nodes = set()
     for node in graph.graph:
-        origin = makers.get(str(node.outputs[0].name)) if node.outputs else None
+        origin = original_producers.get(str(node.outputs[0].name)) if node.outputs else None
         if origin is not None and origin.op_type == "BatchNormalization" != node.op_type:
-            # Fused into the product before it, which then has another name than it had.
+            # Batch normalization is fused into the node before it, which then has another name.
             value = origin.inputs[0]
             origin = value.producer() if value is not None else None
-        if str(node.name) in wanted or (origin is not None and str(origin.name) in wanted):
-            found.add(str(node.name))
-    return found
+        if str(node.name) in requested or (origin is not None and str(origin.name) in requested):
+            float_nodes.add(str(node.name))
+    return float_nodes
 
 
 def _some(names: tuple[str, ...]) -> str:

@@ -1,1 +1,5 @@
-"""One scale for the tensors that DLA layers tie together, and what that costs."""
+"""Equal scales for the tensors that DLA layers require to share one.
+
+rules   the rules and the unified ranges
+effect  what the rules cost in SQNR
+"""

@@ -1,4 +1,4 @@
-"""What one range for several tensors does to the error of an engine, measured and in words."""
+"""The effect of the DLA scale rules on the error of an engine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,9 +10,9 @@ from toolkit.quantize.scales.rules import UnifiedRanges
 
 @dataclass(frozen=True, slots=True)
 class ScaleEffect:
-    """What the scale rules did: how many ranges they changed, and by what at most.
+    """Number of ranges that the scale rules changed, and the largest factor.
 
-    `effects`: SQNR by output in dB before and after, empty without samples to measure it on.
+    `effects`: SQNR by output in dB before and after, empty without samples.
     """
 
     changes: int
@@ -21,22 +21,30 @@ class ScaleEffect:
 
 
 def scale_effect(unified: UnifiedRanges, ranges: Ranges | None) -> ScaleEffect:
-    """Measure the rules' effect on the samples that judged the ranges; without any, only count."""
+    """Measure the effect on the validation samples of the ranges; without ranges, only count."""
     count, factor = len(unified.changes), unified.worst_factor
     if ranges is None or not count:
         return ScaleEffect(count, factor)
-    end = ranges.end
-    after = {name: unified.amax[name] for name in end.ranges}
-    effects = effects_of(lambda amax: end.noise.sqnr_db(amax, end.keep_float), end.ranges, after)
+    final = ranges.fit
+    after = {name: unified.amax[name] for name in final.ranges}
+    effects = effects_of(
+        lambda amax: final.noise.sqnr_db(amax, final.keep_float), final.ranges, after
+    )
     return ScaleEffect(count, factor, effects)
 
 
-def scale_notes(found: ScaleEffect) -> tuple[str, ...]:
-    """Say it in a line; in none where no range was changed."""
-    if not found.changes:
+def scale_notes(effect: ScaleEffect) -> tuple[str, ...]:
+    """One line about the effect; none if no range was changed."""
+    if not effect.changes:
         return ()
-    said = f"scale rules widened {found.changes} ranges, the worst {found.worst_factor:.2f} times"
-    if not found.effects:
-        return (f"{said}; without --data their effect on error is not measured",)
-    rows = (f"{name} {one.before:.1f} -> {one.after:.1f} dB" for name, one in found.effects.items())
-    return (f"{said}; signal to INT8 noise: {', '.join(rows)}",)
+    summary = (
+        f"{effect.changes} tensors share a scale because of DLA rules; the worst is "
+        f"{effect.worst_factor:.2f} times coarser than its own range"
+    )
+    if not effect.effects:
+        return (f"{summary}. Give --data to measure the effect on the outputs",)
+    rows = (
+        f"{name} {output.before:.1f} -> {output.after:.1f} dB"
+        for name, output in effect.effects.items()
+    )
+    return (f"{summary}. SQNR: {', '.join(rows)}",)

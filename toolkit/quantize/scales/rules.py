@@ -1,17 +1,16 @@
-"""Make INT8 ranges obey the DLA: tensors that its layers tie together get one range.
+"""Unify INT8 ranges for the DLA: tensors whose scales a layer requires to be equal.
 
 Let a(t) be the amax of tensor t, and let each node of the DLA tie some of its tensors to one range
 (the rows "tie" of `SCALE_RULES`). Ties are an equivalence; on each of its classes C
 
     a'(t) = max { a(u) : u in C, u has a range }      for every t in C
 
-which is the least a' >= a that obeys every tie: no range shrinks, and none grows beyond what a rule
-asks for. Where no tensor of a class has a range (tables translated from foreign models), the rows
-"fill" carry one over from a neighbour, first with the data flow, then against it; of several
-neighbours the largest counts. They never touch a range that exists: a rectifier may well have a
-smaller one than its operand. Ties and fills repeat until nothing changes.
+which is the smallest a' >= a that obeys every tie: no range shrinks. If no tensor of a class has a
+range (imported tables), the rows "fill" copy one from a neighbour, first with the data flow, then
+against it; of several neighbours the largest counts. They never change an existing range: that of a
+ReLU may be smaller than that of its operand. Ties and fills repeat until nothing changes.
 
-The result depends on no order of nodes, and applying the rules to it changes nothing.
+The result does not depend on the order of nodes, and applying the rules again changes nothing.
 """
 
 import math
@@ -69,7 +68,7 @@ SCALE_RULES: tuple[ScaleRule, ...] = (
               f"{HEADER}, IPoolingLayer: input and output range equal"),
     ScaleRule("element-wise", _ops("Add Sum Sub Mul Max Min"), "tie", "inputs",
               f"{HEADER}, IElementWiseLayer: both ranges equal, the larger one"),
-    # What only moves numbers has nothing to rescale them with.
+    # Data movement cannot rescale.
     ScaleRule("shape", _ops("Reshape Flatten Transpose Squeeze Unsqueeze Pad"), "tie", "data",
               f"{TRANSLATOR}: scales carried through", "observed"),
     ScaleRule("move", _ops("Slice Split Identity"), "tie", "data",
@@ -81,11 +80,11 @@ SCALE_RULES: tuple[ScaleRule, ...] = (
               f"{TRANSLATOR}: missing scales carried through", "observed"),
     ScaleRule("sigmoid", _ops("Sigmoid"), "fill", "data",
               f"{TRANSLATOR}: a missing output scale is 1 / 127", "observed", bound=1.0),
-    # A convolution runs in INT8 before a sum only if its own output has a range. The other operand
-    # gives one (rule element-wise); where that has none either, the sum does.
+    # A convolution before an Add runs in INT8 only if its output has a range. The other operand
+    # gives one (rule element-wise), or else the output of the Add.
     ScaleRule("conv-feeds-add", _ops("Add Sum"), "fill", "inputs and outputs",
               f"{TRANSLATOR}: --add_unary_ew_scales_for_dla", "observed",
-              when=lambda node: any(_made_by(value, "Conv") for value in node.inputs)),
+              when=lambda node: any(_produced_by(value, "Conv") for value in node.inputs)),
 )
 # fmt: on
 
@@ -107,7 +106,7 @@ class ScaleChange:
 
     @property
     def factor(self) -> float:
-        """after / before, by which the step of INT8 grew; 1 where there was no range."""
+        """after / before, the growth of the scale; 1 if there was no range."""
         return 1.0 if self.before is None else self.after / self.before
 
 
@@ -130,21 +129,21 @@ class UnifiedRanges:
 
     @property
     def worst_factor(self) -> float:
-        """The largest factor by which a step grew, 1 where none did: log2 of it is bits lost."""
+        """The largest growth of a scale, at least 1; its log2 is the number of bits lost."""
         return max((change.factor for change in self.changes), default=1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Bond:
-    """One application of a row to a node: the tensors that it binds, in the order of the node.
+    """A rule applied to a node: its tensors, in the order of the node.
 
-    `made` are those that the node makes; the others it reads.
+    `outputs`: those that the node computes; it reads the others.
     """
 
     rule: ScaleRule
     node: str
     tensors: tuple[str, ...]
-    made: frozenset[str]
+    outputs: frozenset[str]
 
 
 def unify_scales(
@@ -161,8 +160,8 @@ def unify_scales(
     Raises BuildError: a range is not a positive number.
     """
     _check(amax)
-    wanted = frozenset(nodes)
-    bonds = _bonds(model.graph, wanted, rules)
+    names = frozenset(nodes)
+    bonds = _bonds(model.graph, names, rules)
     ranges = dict(amax)
     reasons: dict[str, tuple[_Bond, str]] = {}
     changed = True
@@ -186,26 +185,24 @@ def _check(amax: Mapping[str, float]) -> None:
             )
 
 
-def _bonds(
-    graph: ir.Graph, wanted: frozenset[str], rules: Sequence[ScaleRule]
-) -> tuple[_Bond, ...]:
-    found = []
+def _bonds(graph: ir.Graph, names: frozenset[str], rules: Sequence[ScaleRule]) -> tuple[_Bond, ...]:
+    bonds = []
     for node in graph:
-        if str(node.name) not in wanted or node.domain != "":
+        if str(node.name) not in names or node.domain != "":
             continue
         for rule in rules:
             if node.op_type in rule.ops and (rule.when is None or rule.when(node)):
-                found.append(_bond(node, rule))
+                bonds.append(_bond(node, rule))
     # Sorted, so that reasons do not depend on the order of nodes.
-    return tuple(sorted(found, key=lambda bond: (bond.rule.id, bond.node)))
+    return tuple(sorted(bonds, key=lambda bond: (bond.rule.id, bond.node)))
 
 
 def _bond(node: ir.Node, rule: ScaleRule) -> _Bond:
     inputs = node.inputs[:1] if rule.which == "data" else node.inputs
-    outputs = () if rule.which == "inputs" else node.outputs
-    made = frozenset(str(value.name) for value in outputs if _has_range(value))
+    results = () if rule.which == "inputs" else node.outputs
+    outputs = frozenset(str(value.name) for value in results if _has_range(value))
     read = [str(value.name) for value in inputs if value is not None and _has_range(value)]
-    return _Bond(rule, str(node.name), tuple(dict.fromkeys([*read, *sorted(made)])), made)
+    return _Bond(rule, str(node.name), tuple(dict.fromkeys([*read, *sorted(outputs)])), outputs)
 
 
 def _has_range(value: ir.Value) -> bool:
@@ -215,65 +212,67 @@ def _has_range(value: ir.Value) -> bool:
     return value.dtype in {None, ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
 
-def _made_by(value: ir.Value | None, op: str) -> bool:
-    maker = None if value is None else value.producer()
-    return maker is not None and maker.op_type == op
+def _produced_by(value: ir.Value | None, op: str) -> bool:
+    producer = None if value is None else value.producer()
+    return producer is not None and producer.op_type == op
 
 
 def _tie(
     bonds: Sequence[_Bond], ranges: dict[str, float], reasons: dict[str, tuple[_Bond, str]]
 ) -> bool:
-    """Spread the largest range over each class of tied tensors, breadth first from its holders."""
-    at: dict[str, list[_Bond]] = {}
+    """Set each class of tied tensors to its largest range, breadth first."""
+    bonds_of: dict[str, list[_Bond]] = {}
     for bond in bonds:
         if bond.rule.kind == "tie":
             for name in bond.tensors:
-                at.setdefault(name, []).append(bond)
+                bonds_of.setdefault(name, []).append(bond)
     changed, seen = False, set[str]()
-    # From the largest range down: whoever is reached first by one belongs to its class.
-    known = sorted((name for name in at if name in ranges), key=lambda name: (-ranges[name], name))
-    for top, holders in groupby(known, key=dict(ranges).__getitem__):
-        front = [name for name in holders if name not in seen]
+    # From the largest range down: a tensor belongs to the first range that reaches it.
+    known = sorted(
+        (name for name in bonds_of if name in ranges), key=lambda name: (-ranges[name], name)
+    )
+    for limit, names in groupby(known, key=dict(ranges).__getitem__):
+        front = [name for name in names if name not in seen]
         seen.update(front)
         while front:
-            reached = _neighbours(front, at, seen)
+            reached = _neighbours(front, bonds_of, seen)
             for name, reason in reached.items():
-                if ranges.get(name) != top:
-                    ranges[name], reasons[name], changed = top, reason, True
+                if ranges.get(name) != limit:
+                    ranges[name], reasons[name], changed = limit, reason, True
             seen.update(reached)
             front = sorted(reached)
     return changed
 
 
 def _neighbours(
-    front: Sequence[str], at: Mapping[str, Sequence[_Bond]], seen: set[str]
+    front: Sequence[str], bonds_of: Mapping[str, Sequence[_Bond]], seen: set[str]
 ) -> dict[str, tuple[_Bond, str]]:
-    """The tensors tied to those of `front` and not seen yet, each with the tie and its origin."""
+    """Unseen tensors tied to those of `front`, each with its tie and origin."""
     reached: dict[str, tuple[_Bond, str]] = {}
     for name in front:
-        for bond in at[name]:
-            for other in bond.tensors:
-                if other not in seen:
-                    reached.setdefault(other, (bond, name))
+        for bond in bonds_of[name]:
+            for neighbour in bond.tensors:
+                if neighbour not in seen:
+                    reached.setdefault(neighbour, (bond, name))
     return reached
 
 
 def _fill(
     bonds: Sequence[_Bond], ranges: dict[str, float], reasons: dict[str, tuple[_Bond, str]]
 ) -> bool:
-    """Give tensors without a range that of a neighbour: with the data flow, else against it."""
+    """Copy ranges to tensors without one: with the data flow, else against it."""
     for forward in (True, False):
-        found: dict[str, tuple[float, _Bond, str]] = {}
+        filled: dict[str, tuple[float, _Bond, str]] = {}
         for bond in (bond for bond in bonds if bond.rule.kind == "fill"):
             for name in bond.tensors:
-                if name in ranges or (name in bond.made) != forward:
+                if name in ranges or (name in bond.outputs) != forward:
                     continue
-                for value, origin in _offers(bond, forward, ranges):
-                    if name not in found or value > found[name][0]:
-                        found[name] = (value, bond, origin)
-        for name, (value, bond, origin) in found.items():
-            ranges[name], reasons[name] = value, (bond, origin)
-        if found:
+                for limit, origin in _offers(bond, forward, ranges):
+                    if name not in filled or limit > filled[name][0]:
+                        filled[name] = (limit, bond, origin)
+        for name, (limit, bond, origin) in filled.items():
+            ranges[name], reasons[name] = limit, (bond, origin)
+        if filled:
             return True
     return False
 
@@ -281,17 +280,17 @@ def _fill(
 def _offers(
     bond: _Bond, forward: bool, ranges: Mapping[str, float]
 ) -> tuple[tuple[float, str], ...]:
-    """The ranges, with their tensors, that the other side of a node offers."""
+    """(range, tensor) of the other side of a node."""
     if bond.rule.bound is not None:
         return ((bond.rule.bound, ""),) if forward else ()
-    others = (name for name in bond.tensors if (name in bond.made) != forward)
-    return tuple((ranges[name], name) for name in others if name in ranges)
+    neighbours = (name for name in bond.tensors if (name in bond.outputs) != forward)
+    return tuple((ranges[name], name) for name in neighbours if name in ranges)
 
 
 def _missing(bonds: Sequence[_Bond], ranges: Mapping[str, float]) -> tuple[MissingRange, ...]:
-    found: dict[str, MissingRange] = {}
+    missing: dict[str, MissingRange] = {}
     for bond in bonds:
         for name in bond.tensors:
             if name not in ranges:
-                found.setdefault(name, MissingRange(name, bond.rule.id, bond.node))
-    return tuple(found[name] for name in sorted(found))
+                missing.setdefault(name, MissingRange(name, bond.rule.id, bond.node))
+    return tuple(missing[name] for name in sorted(missing))

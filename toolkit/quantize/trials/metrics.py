@@ -1,13 +1,13 @@
-"""What INT8 costs at the outputs: figures of merit for trials, by name.
+"""Metrics of INT8 accuracy for trials, by name.
 
-A metric gives one number for a choice of ranges and of nodes that stay in floating point; larger is
-better. Those of the outputs compare with the float model and need no labels:
+A metric gives one number for ranges and nodes in floating point; larger is better. Output metrics
+compare with the float model and need no labels:
 
     signal_o = sum |y_o|^2,  noise_o = sum |y_o' - y_o|^2   over all validation samples
     sqnr     = min over o of  10 log10(signal_o / noise_o)  dB
     cosine   = min over o of  sum y_o y_o' / sqrt(sum |y_o|^2 sum |y_o'|^2)
 
-`map50` is what a detector finds in pictures whose truth is known, in points of 0 to 100.
+`map50` is the mAP50 of a detector on labelled images, 0 to 100.
 """
 
 import math
@@ -22,7 +22,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from calibration.errors import CalibrationError
-from calibration.trials import ALL, Assignment, Which
+from calibration.trials import ALL, Assignment, SampleSelection
 from pipelines.config import ModelConfig
 from toolkit.graph.node_view import view
 from toolkit.quantize.quantize import int8_nodes
@@ -33,17 +33,17 @@ Sample = Mapping[str, NDArray[Any]]
 Measure = Callable[[Assignment, frozenset[str]], float]
 """Ranges and the nodes kept in floating point -> figure of merit."""
 AsJudged = Callable[[Assignment, int], Assignment]
-"""The ranges that sample number n is judged with, where an assignment is asked for."""
+"""(Requested ranges, sample index) -> the ranges that the sample is judged with."""
 Outputs = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class Material:
-    """What metrics may measure on.
+    """What metrics measure on.
 
-    `samples`: network inputs that were not used for the candidates. `detector` with `held_out`:
-    how to read the outputs, and pictures with their truth. `exact`: what the outputs of each
-    sample are compared with, None: those of the trial's own model in floating point.
+    `samples`: network inputs that were not used for the candidates. `detector`, `held_out`: how to
+    decode the outputs, and labelled images. `exact`: reference outputs of each sample, None: those
+    of the trial's own model in floating point.
     """
 
     trial: TrialModel
@@ -55,7 +55,7 @@ class Material:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A row of METRICS. `float_value` is what the float model has, None: to be measured."""
+    """A row of METRICS. `float_value`: the metric of the float model, None: measure it."""
 
     name: str
     unit: str
@@ -65,10 +65,10 @@ class Metric:
 
 
 class OutputNoise:
-    """The difference that INT8 makes at the outputs, on fixed samples.
+    """INT8 error at the outputs, on fixed samples.
 
-    Holds the float outputs of all samples, as `exact`; a trial runs each sample once. `as_judged`
-    may give a sample other ranges than it was asked for: those of the same methods without it.
+    Holds the float outputs of all samples as `exact`; a trial runs each sample once. `as_judged`
+    may replace the ranges of a sample by those of the same methods without it.
     """
 
     def __init__(
@@ -88,13 +88,15 @@ class OutputNoise:
                 "more data"
             )
         self._trial = trial
-        self._as_judged = as_judged or _as_asked
+        self._as_judged = as_judged or _as_requested
         self._samples = tuple(samples)
         if exact is None:
-            off = frozenset(trial.nodes)
-            exact = [_floats(trial({}, sample, off)) for sample in self._samples]
+            all_nodes = frozenset(trial.nodes)
+            exact = [_floats(trial({}, sample, all_nodes)) for sample in self._samples]
         self.exact = tuple(exact)
-        powers = {name: sum(_power(found[name]) for found in self.exact) for name in self.exact[0]}
+        powers = {
+            name: sum(_power(outputs[name]) for outputs in self.exact) for name in self.exact[0]
+        }
         self._signal = {name: power for name, power in powers.items() if 0.0 < power < math.inf}
         if not self._signal:
             raise CalibrationError(
@@ -102,16 +104,18 @@ class OutputNoise:
                 "the validation samples: measure on other data"
             )
 
-    def errors(self, assignment: Assignment, samples: Which = ALL) -> NDArray[np.float64]:
+    def errors(self, assignment: Assignment, samples: SampleSelection = ALL) -> NDArray[np.float64]:
         """e_s of `calibration.auto` against the float model for each of `samples`."""
         return self._errors(assignment, samples, self.exact)
 
-    def own_errors(self, assignment: Assignment, samples: Which = ALL) -> NDArray[np.float64]:
+    def own_errors(
+        self, assignment: Assignment, samples: SampleSelection = ALL
+    ) -> NDArray[np.float64]:
         """e_s against the model whose weights alone are INT8."""
         return self._errors(assignment, samples, self._weights_only)
 
     def of_model(self, trial: TrialModel) -> "OutputNoise":
-        """The same measure, of a changed model against the same float outputs."""
+        """The noise of a changed model against the same float outputs."""
         return OutputNoise(trial, self._samples, self.exact, self._as_judged)
 
     @cached_property
@@ -119,31 +123,31 @@ class OutputNoise:
         return tuple(_floats(self._trial({}, sample)) for sample in self._samples)
 
     def sqnr_db(
-        self, assignment: Assignment, keep_float: frozenset[str], samples: Which = ALL
+        self, assignment: Assignment, keep_float: frozenset[str], samples: SampleSelection = ALL
     ) -> dict[str, float]:
-        """SQNR by output in dB, over all or some of the samples."""
+        """SQNR by output in dB, over the selected samples."""
         noise = dict.fromkeys(self._signal, 0.0)
         signal = dict.fromkeys(self._signal, 0.0)
         for number in self._numbers(samples):
             ranges = self._as_judged(assignment, number)
-            found = self._trial(ranges, self._samples[number], keep_float)
+            outputs = self._trial(ranges, self._samples[number], keep_float)
             exact = self.exact[number]
             for name in noise:
-                noise[name] += _power(np.asarray(found[name], np.float64) - exact[name])
+                noise[name] += _power(np.asarray(outputs[name], np.float64) - exact[name])
                 signal[name] += _power(exact[name])
         return {name: _decibels(signal[name], noise[name]) for name in noise}
 
-    def _numbers(self, samples: Which) -> list[int]:
+    def _numbers(self, samples: SampleSelection) -> list[int]:
         return [int(number) for number in np.arange(len(self._samples))[samples]]
 
     def cosine(self, assignment: Assignment, keep_float: frozenset[str]) -> dict[str, float]:
-        """Cosine by output, all samples taken as one vector."""
+        """Cosine similarity by output, over all samples as one vector."""
         product = dict.fromkeys(self._signal, 0.0)
         power = dict.fromkeys(self._signal, 0.0)
         for sample, exact in zip(self._samples, self.exact, strict=True):
-            found = self._trial(assignment, sample, keep_float)
+            outputs = self._trial(assignment, sample, keep_float)
             for name in product:
-                array = np.asarray(found[name], np.float64)
+                array = np.asarray(outputs[name], np.float64)
                 product[name] += float(np.vdot(array, exact[name]))
                 power[name] += _power(array)
         return {
@@ -154,24 +158,24 @@ class OutputNoise:
         }
 
     def _errors(
-        self, assignment: Assignment, samples: Which, references: Sequence[Outputs]
+        self, assignment: Assignment, samples: SampleSelection, references: Sequence[Outputs]
     ) -> NDArray[np.float64]:
         numbers = self._numbers(samples)
         errors = np.zeros(len(numbers))
-        for place, number in enumerate(numbers):
-            found = self._trial(self._as_judged(assignment, number), self._samples[number])
+        for position, number in enumerate(numbers):
+            outputs = self._trial(self._as_judged(assignment, number), self._samples[number])
             for name, signal in self._signal.items():
-                noise = _power(np.asarray(found[name], np.float64) - references[number][name])
-                errors[place] += noise * len(self._samples) / signal
+                noise = _power(np.asarray(outputs[name], np.float64) - references[number][name])
+                errors[position] += noise * len(self._samples) / signal
         return errors
 
 
-def _as_asked(assignment: Assignment, number: int) -> Assignment:
+def _as_requested(assignment: Assignment, number: int) -> Assignment:
     return assignment
 
 
 def int8_macs(model: ir.Model) -> dict[str, float]:
-    """Multiplications of each node that can be INT8, by name; 0 where the shapes do not tell."""
+    """MACs of each node that can be INT8, by name; 0 if shapes are unknown."""
     return {str(node.name): float(view(node).macs or 0) for node, _ in int8_nodes(model)}
 
 
@@ -217,7 +221,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 
 
 def _floats(outputs: Outputs) -> dict[str, NDArray[Any]]:
-    """Indices and flags have no noise that could be measured."""
+    """Only floating-point outputs have noise."""
     return {name: array for name, array in outputs.items() if array.dtype.kind == "f"}
 
 
@@ -233,4 +237,4 @@ def _decibels(signal: float, noise: float) -> float:
 
 
 def _silent(share: float) -> None:
-    """Report to nobody."""
+    """Discard progress."""

@@ -20,21 +20,21 @@ from toolkit.errors import BuildError
 
 Infer = Callable[[NDArray[np.float32]], Mapping[str, NDArray[Any]]]
 
-# Average precision integrates over all scores, so nothing that might count is thrown away early.
+# Average precision integrates over all scores, so low scores are kept.
 SCORE_THRESHOLD = 0.01
 MAX_DETECTIONS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Pictures, BGR uint8, with what they truly show."""
+    """Images, BGR uint8, with their ground truth."""
 
     pictures: tuple[NDArray[np.uint8], ...]
     truths: tuple[Truth, ...]
 
 
 def load_held_out(labels: tuple[str, ...]) -> HeldOut:
-    """Read the scenes that ship with Tandem; class ids count along `labels`."""
+    """Read the scenes that ship with Tandem; class ids are indices into `labels`."""
     folder = configs.ROOT / "scenes"
     entries = json.loads((folder / "heldout.json").read_text())["pictures"]
     pictures, truths = [], []
@@ -66,9 +66,9 @@ def score(
     for number, picture in enumerate(held_out.pictures):
         blob, geometry = preprocess(picture, model.preprocess)
         view = view_of(geometry, picture.shape, model.preprocess)
-        found = decode(infer(blob), settings, view)
-        assert isinstance(found, Detections)  # the settings are a detector's
-        predictions.append(found)
+        detections = decode(infer(blob), settings, view)
+        assert isinstance(detections, Detections)  # the settings are a detector's
+        predictions.append(detections)
         on_progress((number + 1) / len(held_out.pictures))
     return mean_average_precision(predictions, held_out.truths)
 

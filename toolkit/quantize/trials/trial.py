@@ -1,14 +1,13 @@
-"""A trial model: one session in which INT8 is tried tensor by tensor, without building again.
+"""A trial model: one session that tries INT8 tensor by tensor, without a new build.
 
-Every place where `toolkit.quantize.quantize` rounds an activation holds a switch:
+Wherever `toolkit.quantize.quantize` quantizes an activation there is a switch:
 
     x' = clip(round(x / s), -128, 127) s   where it is on,   x' = x   where it is off,
 
-with s = amax / 127 fed anew. Weights and biases are fed too, each as it is or as the nearest
-numbers of its INT8 or INT32 grid. So any choice of ranges, and of nodes that stay in floating
-point, costs one forward pass. A run computes what onnxruntime computes from the Q/DQ graph of the
-same choice, all in one segment and thus without INT8 boundaries, with its optimizations and the
-packing of weights off.
+with s = amax / 127 as an input. Weights and biases are inputs too, in floating point or quantized
+and dequantized. So any choice of ranges and of nodes in floating point costs one forward pass. A
+run computes what onnxruntime computes from the Q/DQ graph of the same choice, in one segment (no
+INT8 crossings), without optimizations and weight packing.
 """
 
 from collections.abc import Mapping
@@ -28,18 +27,18 @@ from toolkit.quantize.trials.trial_graph import TrialGraph
 Array = NDArray[Any]
 
 _OPTIONS = (
-    # Q and DQ are computed as they stand: kernels that merge them round in other places.
+    # Compute Q and DQ separately: fused kernels round elsewhere.
     ("session.disable_quant_qdq", "1"),
     ("session.intra_op.allow_spinning", "0"),
 )
-# Before it every constant was an input as well.
-LEAST_IR_VERSION = 4
+# The first IR version whose initializers need not be inputs.
+MIN_IR_VERSION = 4
 _OFF = np.array(False)
 _ON = np.array(True)
 
 
 class TrialModel:
-    """A model in onnxruntime whose INT8 can be chosen with every run.
+    """A model in onnxruntime whose quantization is chosen at every run.
 
     `tensors`: the activations that INT8 quantizes, in the order of the graph. `nodes`: those that
     compute in INT8. `inputs`: what a sample has to feed. `outputs`: what a run returns.
@@ -53,16 +52,16 @@ class TrialModel:
         optimize: bool = True,
         operands: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     ) -> None:
-        """`optimize` False keeps onnxruntime from rearranging float arithmetic, too.
+        """`optimize` False also keeps onnxruntime from reordering float arithmetic.
 
-        `operands`: what nodes read in INT8, as `toolkit.quantize.quantize.quantize` takes it.
+        `operands`: as in `toolkit.quantize.quantize.quantize`.
 
         Raises BuildError: onnxruntime cannot load the model.
         """
         self.inputs = tuple(str(value.name) for value in model.graph.inputs)
         self.operands = operands
         builder = TrialGraph(model.clone(), operands)
-        known = max(model.ir_version, LEAST_IR_VERSION)
+        known = max(model.ir_version, MIN_IR_VERSION)
         builder.model.ir_version = min(known, MAX_IR_VERSION)
         self.tensors = tuple(builder.scales)
         self.nodes = tuple(builder.nodes)
@@ -75,7 +74,7 @@ class TrialModel:
         self._binding = self._session.io_binding()
         for name in self.outputs:
             self._binding.bind_output(name, "cpu")
-        self._fed: dict[str, Any] = {}  # a binding does not keep alive what it was given
+        self._fed: dict[str, Any] = {}  # a binding does not keep its inputs alive
 
     def __call__(
         self,
@@ -83,17 +82,17 @@ class TrialModel:
         sample: Mapping[str, Array],
         keep_float: frozenset[str] = frozenset(),
     ) -> dict[str, Array]:
-        """Run one sample with INT8 as assigned; nodes named in `keep_float` compute in float32.
+        """Run one sample with the assigned ranges; nodes in `keep_float` compute in float32.
 
-        Weights are INT8 in every other node, whatever `assignment` says of its activations:
-        `keep_float` with all `nodes` gives the model as it was.
+        Weights are INT8 in every other node, whatever the ranges of its activations: `keep_float`
+        with all `nodes` gives the float model.
         """
         self._feed_switches(assignment, keep_float)
         self._feed_weights(assignment, keep_float)
         for name, array in sample.items():
             self._feed(name, np.ascontiguousarray(array))
         self._session.run_with_iobinding(self._binding)
-        # Copies: the binding writes the next run into the same memory.
+        # Copied: the next run writes into the same memory.
         arrays = (value.numpy().copy() for value in self._binding.get_outputs())
         return dict(zip(self.outputs, arrays, strict=True))
 
@@ -115,15 +114,15 @@ class TrialModel:
         for weight in self._weights:
             amax = assignment.get(weight.tensor)
             quantized = weight.node not in keep_float
-            step = scale_of(amax) if quantized and amax is not None else None
-            if self._weights_fed.get(weight.node) != (quantized, step):
-                self._weights_fed[weight.node] = (quantized, step)
-                for name, array in weight.feeds(quantized, step).items():
+            activation_scale = scale_of(amax) if quantized and amax is not None else None
+            if self._weights_fed.get(weight.node) != (quantized, activation_scale):
+                self._weights_fed[weight.node] = (quantized, activation_scale)
+                for name, array in weight.feeds(quantized, activation_scale).items():
                     self._feed(name, array)
 
     def _feed_if_new(self, name: str, scalar: Array) -> None:
-        before = self._fed.get(name)
-        if before is None or before[0] != scalar:
+        fed = self._fed.get(name)
+        if fed is None or fed[0] != scalar:
             self._feed(name, scalar)
 
     def _feed(self, name: str, array: Array) -> None:
@@ -135,7 +134,7 @@ class TrialModel:
 
 
 def _open(model: ir.Model, threads: int | None, optimize: bool) -> tuple[Any, list[Any]]:
-    """The session, and the constants that must live as long as it."""
+    """Return the session, and the constants that must outlive it."""
     import onnxruntime as ort
 
     weights = external_weights(model.graph)

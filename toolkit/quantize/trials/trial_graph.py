@@ -1,4 +1,4 @@
-"""The graph of a trial model: switches where INT8 rounds, weights and scales fed from outside."""
+"""The graph of a trial model: a switch at each Q/DQ pair; weights and scales are inputs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Rounds `tensor` on the way to `readers` (node names); `name` is the input that turns it on.
+    """Quantizes `tensor` for `readers` (node names); the graph input `name` turns it on.
 
-    `shared` names the switch ahead of a rectifier that makes this one needless when it is on.
+    `shared`: the switch before a ReLU that makes this one redundant when it is on.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class FedWeight:
-    """The constant operands of a node and the inputs that feed them; `tensor` is what they meet."""
+    """Constant operands of a node and the inputs that feed them; `tensor` is its activation."""
 
     node: str
     tensor: str
@@ -45,19 +45,19 @@ class FedWeight:
     bias_input: str | None
     axis: int | None
 
-    def feeds(self, quantized: bool, step: float | None) -> dict[str, Array]:
-        """The operands for a node in INT8 or not, behind an activation of step `step`."""
+    def feeds(self, quantized: bool, activation_scale: float | None) -> dict[str, Array]:
+        """Input -> array, quantized or not; `activation_scale`: None for a float activation."""
         weight, bias = self.weight, self.bias
         if quantized:
-            integers = quantize_weight(weight, bias, self.axis, step)
+            integers = quantize_weight(weight, bias, self.axis, activation_scale)
             weight = integers.restored()
             restored = integers.restored_bias()
             if bias is not None and restored is not None:
                 bias = restored.reshape(bias.shape)
-        found: dict[str, Array] = {self.weight_input: np.ascontiguousarray(weight)}
+        arrays: dict[str, Array] = {self.weight_input: np.ascontiguousarray(weight)}
         if self.bias_input is not None and bias is not None:
-            found[self.bias_input] = np.ascontiguousarray(bias)
-        return found
+            arrays[self.bias_input] = np.ascontiguousarray(bias)
+        return arrays
 
 
 class TrialGraph:
@@ -77,24 +77,24 @@ class TrialGraph:
         uses: dict[ir.Value, list[tuple[ir.Node, int]]] = {}
         for node, row in int8_reads(model, frozenset(), operands):
             self._read_node(node, row, uses)
-        kept = {value: _kept_before(value, uses) for value in uses}
+        rectifiers = {value: _rectifier_before(value, uses) for value in uses}
         for value, readers in uses.items():
-            self._switch(value, readers, kept[value])
+            self._switch(value, readers, rectifiers[value])
         for name, constant in list(self.graph.initializers.items()):
             if not constant.uses() and not constant.is_graph_output():
-                del self.graph.initializers[name]  # fed from outside now
+                del self.graph.initializers[name]  # an input now
         self.graph.sort()
 
     def _read_node(
         self, node: ir.Node, row: QuantizedOp, uses: dict[ir.Value, list[tuple[ir.Node, int]]]
     ) -> None:
-        found = False
+        reads_activation = False
         for index in range(len(node.inputs)) if row.activations is None else row.activations:
             value = node.inputs[index]
             if value is not None and is_activation(value):
                 uses.setdefault(value, []).append((node, index))
-                found = True
-        if found:
+                reads_activation = True
+        if reads_activation:
             self.nodes.append(str(node.name))
         first, weight = node.inputs[0], constant_of(node, row.weight)
         if weight is None or weight.ndim < 2 or first is None or not is_activation(first):
@@ -110,15 +110,15 @@ class TrialGraph:
         self.weights.append(FedWeight(name, tensor, weight, weight_input, bias, bias_input, axis))
 
     def _switch(
-        self, value: ir.Value, readers: list[tuple[ir.Node, int]], kept: ir.Node | None
+        self, value: ir.Value, readers: list[tuple[ir.Node, int]], rectifier: ir.Node | None
     ) -> None:
-        """Put the switches for one tensor: ahead of its rectifier, before each reader, or both."""
+        """Insert the switches of one tensor: before its ReLU, before each reader, or both."""
         tensor = str(value.name)
         shared: str | None = None
         uses = value.uses()
-        if kept is not None:
-            every = frozenset(str(use.node.name) for use in uses)
-            shared = self._insert(kept, 0, tensor, every, None)
+        if rectifier is not None:
+            all_readers = frozenset(str(use.node.name) for use in uses)
+            shared = self._insert(rectifier, 0, tensor, all_readers, None)
             if len(uses) == 1:
                 return
         for node, index in readers:
@@ -127,7 +127,7 @@ class TrialGraph:
     def _insert(
         self, node: ir.Node, index: int, tensor: str, readers: frozenset[str], shared: str | None
     ) -> str:
-        """Put a switch before operand `index` of a node; returns the input that turns it on."""
+        """Insert a switch before operand `index` of a node; return the input that turns it on."""
         value = node.inputs[index]
         assert value is not None
         if tensor not in self.scales:
@@ -154,7 +154,7 @@ class TrialGraph:
         return ir.Graph([], [restored], nodes=[q, dq], name=f"{label}.then")
 
     def _replace(self, node: ir.Node, index: int | None, name: str, array: Array) -> str:
-        """Feed a constant operand from outside; returns the input's name."""
+        """Replace a constant operand by an input; return its name."""
         assert index is not None
         fed = self._input(name, array)
         node.replace_input_with(index, fed)
@@ -179,17 +179,17 @@ class TrialGraph:
         return value
 
 
-def _kept_before(
+def _rectifier_before(
     value: ir.Value, uses: Mapping[ir.Value, list[tuple[ir.Node, int]]]
 ) -> ir.Node | None:
-    """The scale-keeping node whose operand is rounded in place of its result, if there is one."""
-    maker = value.producer()
-    if maker is None or maker.op_type not in SCALE_KEEPING_OPS:
+    """The scale-keeping node whose operand is quantized in place of its result, if any."""
+    producer = value.producer()
+    if producer is None or producer.op_type not in SCALE_KEEPING_OPS:
         return None
-    operand = maker.inputs[0]
+    operand = producer.inputs[0]
     if operand is None or operand in uses or operand.producer() is None:
         return None
-    return maker if len(operand.uses()) == 1 else None
+    return producer if len(operand.uses()) == 1 else None
 
 
 def _identity(value: ir.Value, label: str) -> ir.Graph:
@@ -203,7 +203,7 @@ def _like(value: ir.Value, name: str, dtype: ir.DataType = ir.DataType.FLOAT) ->
 
 
 def _free_prefix(graph: ir.Graph) -> str:
-    """A beginning that no name of the graph has."""
+    """A prefix that no name of the graph has."""
     taken = [str(value.name) for value in (*graph.inputs, *graph.initializers.values())]
     taken += [str(value.name) for node in graph.all_nodes() for value in node.outputs]
     prefix = "trial."

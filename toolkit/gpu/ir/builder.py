@@ -1,30 +1,32 @@
-"""A network in the making: operations that are added one by one, with new tensors and constants."""
+"""A network under construction: operations that are added one by one, new tensors and constants."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from toolkit.gpu.ir.network import Array, Attribute, IntegerConstant, Network, Operation, Shape
+from toolkit.graph.rewriter import UniqueNames
 
 
-class Rewriting:
+class NetworkBuilder:
     """Starts with the tensors and constants of `network` and none of its operations.
 
-    Tensors that no operation makes any more stay known; nothing comes of them.
+    Tensors that no operation computes any more stay in the tables, unused.
     """
 
     def __init__(self, network: Network) -> None:
-        self._old = network
         self.operations: list[Operation] = []
         self.shapes: dict[str, Shape] = dict(network.shapes)
         self.dtypes: dict[str, str] = dict(network.dtypes)
         self.constants: dict[str, Array] = dict(network.constants)
         self.integers: dict[str, IntegerConstant] = dict(network.integers)
         self.scales: dict[str, float] = dict(network.scales)
+        self._network = network
+        self._names = UniqueNames((*network.shapes, *network.constants))
 
     def network(self) -> Network:
-        """Return what was made."""
+        """Return the network with the operations added so far."""
         return replace(
-            self._old,
+            self._network,
             operations=tuple(self.operations),
             shapes=self.shapes,
             dtypes=self.dtypes,
@@ -33,23 +35,23 @@ class Rewriting:
             scales=self.scales,
         )
 
-    def tensor(self, wished: str, shape: Shape, dtype: str, scale: float | None = None) -> str:
-        """Add a tensor under a free name like `wished`; return the name."""
-        name = self._free(wished)
+    def tensor(self, preferred: str, shape: Shape, dtype: str, scale: float | None = None) -> str:
+        """Add a tensor under a free name like `preferred`; return the name."""
+        name = self._names.take(preferred)
         self.shapes[name] = shape
         self.dtypes[name] = dtype
         if scale is not None:
             self.scales[name] = scale
         return name
 
-    def constant(self, wished: str, values: Array) -> str:
-        """Add a constant under a free name like `wished`; return the name."""
-        name = self._free(wished)
+    def constant(self, preferred: str, values: Array) -> str:
+        """Add a constant under a free name like `preferred`; return the name."""
+        name = self._names.take(preferred)
         self.constants[name] = values
         return name
 
     def to_constant(self, name: str, values: Array) -> None:
-        """Make a constant of a tensor that an operation would have made."""
+        """Turn a tensor that an operation would compute into a constant."""
         del self.shapes[name], self.dtypes[name]
         self.constants[name] = values
 
@@ -65,9 +67,3 @@ class Rewriting:
         operation = Operation(kind, source.name, tuple(inputs), (output,), attributes or {})
         self.operations.append(operation)
         return output
-
-    def _free(self, wished: str) -> str:
-        name = wished
-        while name in self.shapes or name in self.constants:
-            name += "'"
-        return name

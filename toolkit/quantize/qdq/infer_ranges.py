@@ -1,7 +1,7 @@
-"""Ranges that Q/DQ models leave out, and which of their nodes compute in floating point.
+"""Infer the ranges that Q/DQ models omit, and the nodes that compute in floating point.
 
-Operators that move or average numbers keep a range: amax(f(x)) = amax(x) bounds the result, and a
-concatenation's is the largest of its operands'.
+Operators that move or average values keep a range: amax(x) bounds f(x). The range of a Concat is
+the largest of its operands.
 """
 
 from collections.abc import Mapping
@@ -35,28 +35,28 @@ RANGE_KEEPING_OPS = frozenset(
         "Unsqueeze",
     }
 )
-# Of these, operators whose result holds the same numbers.
+# Of these, operators whose result holds the same values.
 _SAME_NUMBERS = frozenset(
     {"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 )
-# Operators that run in the kernel of the INT8 product before them.
+# Operators fused into the epilogue of the INT8 node before them.
 _FOLLOWING_OPS = RANGE_KEEPING_OPS | {"Add", "Clip", "Concat", "LeakyRelu", "Sigmoid", "Sum"}
 
 
 def infer_ranges(
     graph: ir.Graph, amax: Mapping[str, float]
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Carry ranges back over what moves numbers, forward, then backward over the rest.
+    """Propagate ranges backward over data movement, then forward, then backward over the rest.
 
-    Returns all ranges, and the names of those that are new.
+    Returns all ranges, and the names of the inferred ones.
     """
     known = {**_backward(graph, amax, _SAME_NUMBERS), **amax}
     for node in graph:
-        found = _forward(node, known)
-        if found is not None:
+        limit = _forward(node, known)
+        if limit is not None:
             for out in node.outputs:
                 if _is_float_activation(out):
-                    known.setdefault(str(out.name), found)
+                    known.setdefault(str(out.name), limit)
     known = {**known, **_backward(graph, known, None)}
     names = (*amax, *(name for name in known if name not in amax))
     return {name: known[name] for name in names}, names[len(amax) :]
@@ -65,52 +65,52 @@ def infer_ranges(
 def _backward(
     graph: ir.Graph, known: Mapping[str, float], ops: frozenset[str] | None
 ) -> dict[str, float]:
-    """The ranges that operands without one have from results; `ops` None: of all operators."""
-    found: dict[str, float] = {}
+    """The ranges of operands, inferred from results; `ops` None: over all operators."""
+    inferred: dict[str, float] = {}
     for node in reversed(list(graph)):
         result = str(node.outputs[0].name)
-        limit = known.get(result, found.get(result))
+        limit = known.get(result, inferred.get(result))
         if limit is None or (ops is not None and node.op_type not in ops):
             continue
         for name in _sources(node):
             if name not in known:
-                found[name] = max(limit, found.get(name, 0.0))
-    return found
+                inferred[name] = max(limit, inferred.get(name, 0.0))
+    return inferred
 
 
 def nodes_in_float(graph: ir.Graph) -> tuple[str, ...]:
-    """The nodes of a Q/DQ graph that compute on activations, but not on INT8.
+    """The nodes of a Q/DQ graph that compute on activations in floating point.
 
-    A product is INT8 if what it reads is on a grid: made by DequantizeLinear, moved or pooled since
-    at most. What follows it in its kernel is INT8, too.
+    A convolution or GEMM is INT8 if its operands are dequantized, at most moved or pooled since.
+    Nodes in its epilogue are INT8 too.
     """
-    on_grid: set[ir.Value] = set()
-    made_in_int8: set[ir.Value] = set()
+    dequantized: set[ir.Value] = set()
+    int8_results: set[ir.Value] = set()
     in_float: list[str] = []
     for node in graph:
         if is_quantize(node) or is_dequantize(node):
-            on_grid.update(node.outputs)
+            dequantized.update(node.outputs)
             continue
         operands = [v for v in node.inputs if v is not None and _is_float_activation(v)]
         if not operands:
             continue
-        if all(value in on_grid for value in operands) and not _has_float_weight(node):
+        if all(value in dequantized for value in operands) and not _has_float_weight(node):
             if _keeps_range(node):
-                on_grid.update(node.outputs)
-            made_in_int8.update(node.outputs)
+                dequantized.update(node.outputs)
+            int8_results.update(node.outputs)
         elif (
             (node.op_type in _FOLLOWING_OPS or _keeps_range(node))
             and not has_weight(node)
-            and all(value in on_grid | made_in_int8 for value in operands)
+            and all(value in dequantized | int8_results for value in operands)
         ):
-            made_in_int8.update(node.outputs)
+            int8_results.update(node.outputs)
         else:
             in_float.append(str(node.name))
     return tuple(in_float)
 
 
 def _keeps_range(node: ir.Node) -> bool:
-    """Whether the results lie between the least and the largest number of the first operand."""
+    """True if the results are within the minimum and maximum of the first operand."""
     if node.op_type == "Resize":
         # Weights of linear interpolation are positive and add up to 1; those of cubic are not.
         return node.attributes.get_string("mode", "nearest") in {"nearest", "linear"}
@@ -127,9 +127,9 @@ def _has_float_weight(node: ir.Node) -> bool:
 
 
 def _forward(node: ir.Node, known: Mapping[str, float]) -> float | None:
-    found = [known.get(name) for name in _sources(node)]
-    present = [limit for limit in found if limit is not None]
-    return max(present) if present and len(present) == len(found) else None
+    limits = [known.get(name) for name in _sources(node)]
+    known_limits = [limit for limit in limits if limit is not None]
+    return max(known_limits) if known_limits and len(known_limits) == len(limits) else None
 
 
 def _sources(node: ir.Node) -> list[str]:

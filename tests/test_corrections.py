@@ -26,7 +26,11 @@ from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
-from toolkit.quantize.corrections.steps import corrected, end_of, equalised
+from toolkit.quantize.corrections.corrections import (
+    final_fit,
+    try_bias_correction,
+    try_equalisation,
+)
 from toolkit.quantize.quantize import calibrated_tensors
 from toolkit.quantize.ranges.fit import Fit, fit
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges, measure_ranges
@@ -65,17 +69,17 @@ def test_auto_equalises_a_depthwise_network_and_says_what_it_gained(
     path, data = depthwise_net(tmp_path / "m.onnx", rng), noise(rng, 18)
     plain = measure(path, data, RangeOptions("minmax", equalise="off"))
     found = measure(path, data, RangeOptions("minmax", equalise="auto"))
-    (step,) = found.steps
-    assert step.kept
-    assert step.worst is not None
-    assert step.worst.gain > 6
+    (outcome,) = found.corrections
+    assert outcome.kept
+    assert outcome.worst is not None
+    assert outcome.worst.gain > 6
     assert found.unseen
     assert found.sqnr_db["y"] > plain.sqnr_db["y"] + 6
-    assert plain.steps == ()
+    assert plain.corrections == ()
     assert found.table.format == 2
-    assert f"{step.worst.before:.1f} -> {step.worst.after:.1f} dB" in ranges_text(found)
+    assert f"{outcome.worst.before:.1f} -> {outcome.worst.after:.1f} dB" in ranges_text(found)
     (row,) = json.loads(json.dumps(ranges_builtins(found)))["steps"]
-    assert row["sqnr_db"]["y"] == {"before": step.worst.before, "after": step.worst.after}
+    assert row["sqnr_db"]["y"] == {"before": outcome.worst.before, "after": outcome.worst.after}
     assert "equalisation: kept" in ranges_html(found, "m")
 
 
@@ -85,7 +89,7 @@ def test_steps_are_tried_by_default_where_a_search_runs(
 ) -> None:
     path = small_convnet(tmp_path / "m.onnx", rng)
     found = measure(path, noise(rng, 9), RangeOptions(method))
-    assert [step.asked for step in found.steps] == asked
+    assert [outcome.requested for outcome in found.corrections] == asked
 
 
 @pytest.mark.parametrize(
@@ -100,10 +104,10 @@ def test_equalisation_is_kept_by_its_effect_or_as_asked(
         figures = {name: value - loss for name, value in plain.sqnr_db.items()}
         return replace(plain, graph=changed, sqnr_db=figures)
 
-    found, rows, step = equalised(plain, noise(rng, 2), refit, asked)  # type: ignore[arg-type]
-    assert (step.kept, bool(rows), found is not plain) == (kept, kept, kept)
-    assert step.worst is not None
-    assert step.worst.gain == pytest.approx(-loss)
+    found, rows, outcome = try_equalisation(plain, noise(rng, 2), refit, asked)  # type: ignore[arg-type]
+    assert (outcome.kept, bool(rows), found is not plain) == (kept, kept, kept)
+    assert outcome.worst is not None
+    assert outcome.worst.gain == pytest.approx(-loss)
 
 
 @pytest.mark.parametrize("why_not", ["", "it is forbidden"])
@@ -111,13 +115,13 @@ def test_a_correction_that_breaks_a_budget_is_left_out(
     tmp_path: Path, rng: np.random.Generator, why_not: str
 ) -> None:
     found = fitted(prepared(depthwise_net(tmp_path / "m.onnx", rng)), noise(rng, 2), noise(rng, 2))
-    before = end_of(found, frozenset())
-    after, step = corrected(
+    before = final_fit(found, frozenset())
+    after, outcome = try_bias_correction(
         found, before, "on", samples=noise(rng, 2), forbidden=lambda end: why_not
     )
-    assert step.kept == (not why_not)
+    assert outcome.kept == (not why_not)
     assert (after is before) == bool(why_not)
-    assert step.reason == why_not
+    assert outcome.reason == why_not
 
 
 def too_few(rng: np.random.Generator) -> object:
@@ -157,7 +161,7 @@ def test_what_cannot_be_judged_is_left_out_with_the_reason(
 ) -> None:
     path = small_convnet(tmp_path / "m.onnx", rng)
     found = measure(path, data(rng), RangeOptions("auto"))
-    assert [step.kept for step in found.steps] == [False, False]
+    assert [outcome.kept for outcome in found.corrections] == [False, False]
     assert ranges_text(found).count(words) == 2
 
 
@@ -338,7 +342,7 @@ def test_the_scale_rules_say_what_they_cost_where_samples_can_tell(
     for name, one in rules.effects.items():
         pair = (np.concatenate([found[name] for found in row]) for row in (exact, tried))
         assert one.after == pytest.approx(sqnr_db(*pair), abs=0.1)
-    (note,) = [note for note in result.notes if "scale rules widened" in note]
+    (note,) = [note for note in result.notes if "share a scale because of DLA rules" in note]
     name, one = next(iter(rules.effects.items()))
     assert f"{name} {one.before:.1f} -> {one.after:.1f} dB" in note
     counted = build_engine(model, "agx-orin-64gb", out, BuildOptions(table=ranges.table))

@@ -1,0 +1,164 @@
+"""A segment on one GPU: its kernels and weights, its workspace, and its arrays for the CPU.
+
+Weights and kernels are shared by all sessions of the process on the same engine file; stream,
+workspace and page-locked arrays belong to one segment of one session.
+"""
+
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from device.engine.cuda_check import problems_at
+from device.engine.cuda_manifest import Cuda, Place, Tactic
+from device.engine.cuda_sizes import Amount, evaluate
+from device.engine.file import Engine
+from device.engine.manifest import TensorInfo
+from device.runtime.cuda.context import Bytes, Context
+from device.runtime.cuda.driver import CudaError
+from device.runtime.cuda.launcher import Launcher
+from device.runtime.cuda.program import borrow_program, give_back_program
+from device.runtime.cuda.tactics import tactic_key
+
+Array = npt.NDArray[Any]
+
+_HOST_ALIGNMENT = 64  # bytes; a cache line of the CPU
+
+
+@dataclass(frozen=True, slots=True)
+class _Border:
+    """An input or output of the segment: its page-locked bytes and its address on the GPU.
+
+    `shape` may hold formulas.
+    """
+
+    dtype: str
+    shape: Sequence[Amount]
+    host: Bytes
+    address: int
+
+    def array(self, point: Sequence[int]) -> Array:
+        """Return the page-locked bytes as an array, at these sizes of the dynamic dimensions."""
+        shape = [evaluate(size, point) for size in self.shape]
+        view: Array = np.ndarray(shape, np.dtype(self.dtype), self.host)
+        return view
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRun:
+    """What one run needs: sizes, page-locked arrays, and the tactic of each operation."""
+
+    point: tuple[int, ...]
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+    tactics: tuple[int, ...]
+
+
+class GpuSegment:
+    """A segment loaded onto a GPU. A `point` holds the sizes of the engine's dynamic dimensions.
+
+    Memory is released by `close` or with the last reference.
+    """
+
+    def __init__(self, engine: Engine, implementation: Cuda) -> None:
+        """Upload weights and take the workspace. Raises CudaError if the driver refuses."""
+        self.implementation = implementation
+        self.context = Context()
+        self._finalizer = weakref.finalize(self, _close_quietly, self.context)
+        self.facts = self.context.facts
+        key, self._program = borrow_program(engine, implementation)
+        self.context.on_close(partial(give_back_program, key))
+        self._workspace = self.context.allocate(implementation.workspace_bytes)
+        self.context.fill(self._workspace, 0, implementation.workspace_bytes)
+        self._dims = engine.manifest.dims
+        self._tensors = {tensor.name: tensor for tensor in engine.manifest.tensors}
+        self._borders = self._take_borders((*implementation.inputs, *implementation.outputs))
+        self.stream = self.context.stream()
+        self._launcher = Launcher(implementation, self._program, self._workspace, self.stream)
+
+    def close(self) -> None:
+        """Release everything on the GPU; page-locked arrays stay as long as they are referenced."""
+        self._finalizer()
+
+    def problem_at(self, point: tuple[int, ...]) -> str | None:
+        """Return why the segment cannot run at these sizes, or None."""
+        if not self._dims:
+            return None
+        weights_bytes = self._program.weights_bytes
+        problems = problems_at(self.implementation, point, weights_bytes, self._tensors, self._dims)
+        return next(problems, None)
+
+    def prepare(self, point: tuple[int, ...], tactics: tuple[int, ...]) -> SegmentRun:
+        """Return a run at these sizes, its kernels loaded.
+
+        They are loaded now because old drivers cannot while a graph is captured.
+        """
+        for op, tactic in zip(self.implementation.works, tactics, strict=True):
+            for launch in op.tactics[tactic].launches:
+                self._program.function(launch.kernel)
+        inputs, outputs = (
+            {place.tensor: self._borders[place.tensor].array(point) for place in places}
+            for places in (self.implementation.inputs, self.implementation.outputs)
+        )
+        return SegmentRun(point, inputs, outputs, tactics)
+
+    def copy_in(self, run: SegmentRun) -> None:
+        """Enqueue the copies of the inputs to the GPU."""
+        for name, array in run.inputs.items():
+            border = self._borders[name]
+            self.stream.upload(border.address, border.host[: array.nbytes])
+
+    def copy_out(self, run: SegmentRun) -> None:
+        """Enqueue the copies of the outputs from the GPU."""
+        for name, array in run.outputs.items():
+            border = self._borders[name]
+            self.stream.download(border.host[: array.nbytes], border.address)
+
+    def launch_all(self, run: SegmentRun) -> None:
+        """Enqueue every operation."""
+        for op, tactic in zip(self.implementation.works, run.tactics, strict=True):
+            self.launch(op.tactics[tactic], run.point)
+
+    def launch(self, tactic: Tactic, point: tuple[int, ...]) -> None:
+        """Enqueue the launches of one tactic."""
+        self._launcher.start(tactic.launches, point)
+
+    def tactic_key(self, tactic: Tactic, point: tuple[int, ...]) -> str:
+        """Return the key of a tactic in the timing cache."""
+        kernels, cubin_sha256 = self.implementation.kernels, self._program.cubin_sha256
+        return tactic_key(tactic.launches, kernels, cubin_sha256, point)
+
+    def _take_borders(self, places: tuple[Place, ...]) -> dict[str, _Border]:
+        """Take page-locked memory for all inputs and outputs, in one allocation."""
+        starts, total = [], 0
+        for place in places:
+            starts.append(total)
+            total += -(-place.bytes // _HOST_ALIGNMENT) * _HOST_ALIGNMENT
+        host = self.context.allocate_host(total)
+        return {
+            place.tensor: _Border(
+                self._tensors[place.tensor].dtype,
+                _shape(place, self._tensors[place.tensor]),
+                host[start : start + place.bytes],
+                self._workspace + place.offset,
+            )
+            for place, start in zip(places, starts, strict=True)
+        }
+
+
+def _shape(place: Place, tensor: TensorInfo) -> tuple[Amount, ...]:
+    """Return the sizes of an input or output; all are numbers unless its place has formulas."""
+    if place.shape is not None:
+        return place.shape
+    return tuple(dim for dim in tensor.shape if isinstance(dim, int))
+
+
+def _close_quietly(context: Context) -> None:
+    """Close a context; what fails after a fault on the GPU was raised when the fault was seen."""
+    with suppress(CudaError):
+        context.close()

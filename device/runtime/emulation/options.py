@@ -1,0 +1,21 @@
+"""How the DLA's arithmetic is emulated."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from device.runtime.dla.layers import Arithmetic
+
+Mode = Literal["exact", "fast"]
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """How to emulate.
+
+    Mode `exact` goes through every stage in integers; `fast` takes one step in float64 wherever
+    that is proven to give the same. Arithmetic `hardware` has scales of 16 bits and a shift,
+    `ideal` exact ones.
+    """
+
+    mode: Mode = "fast"
+    arithmetic: Arithmetic = "hardware"

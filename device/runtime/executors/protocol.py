@@ -1,0 +1,160 @@
+"""What the session needs of a way to run segments: the executor, its loader and its profiler."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from device.engine.file import Engine
+from device.engine.manifest import Segment, TensorInfo
+from device.runtime.emulation.options import Emulation
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """The parts of one inference, in microseconds of the accelerator's clock.
+
+    `enqueue_us` is the CPU's time to enqueue the kernels.
+    """
+
+    enqueue_us: float
+    copy_in_us: float
+    compute_us: float
+    copy_out_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTime:
+    """The time of one operation by itself: tactic number `tactic` of `tactics`, its kernels."""
+
+    nodes: tuple[str, ...]
+    kernels: tuple[str, ...]
+    tactic: int
+    tactics: int
+    time_us: float
+
+
+class Profiler(Protocol):
+    """Times of a segment by the accelerator's clock, at the sizes and on the data of the last run.
+
+    Every method raises SessionError if the driver fails.
+    """
+
+    def compute_us(self, runs: int) -> Sequence[float]:
+        """Return the time of the segment's kernels, without copies, run by run."""
+        ...
+
+    def phases(self, runs: int) -> Sequence[Phases]:
+        """Return the times of copies in, kernels and copies out, run by run."""
+        ...
+
+    def layer_times(self, runs: int) -> Sequence[LayerTime]:
+        """Return the median time of each operation by itself, in running order."""
+        ...
+
+
+class Executor(Protocol):
+    """One segment, loaded and ready to run. Implementations inherit what they do not have."""
+
+    @property
+    def description(self) -> str:
+        """The runtime and the processor, for reports."""
+        ...
+
+    @property
+    def tactics(self) -> tuple[int, ...]:
+        """The tactic of each tunable operation at the sizes of the last run."""
+        return ()
+
+    @property
+    def profiler(self) -> Profiler | None:
+        """The accelerator's own times; None where only the caller's clock can tell."""
+        return None
+
+    def arrays(self, sizes: Mapping[str, int]) -> Mapping[str, Array]:
+        """Return arrays of inputs and outputs that `run` reads and writes without a copy.
+
+        `sizes` are those of the engine's dynamic dimensions. Each call returns the same memory,
+        which stays valid after `close`. A tensor that is not among them may lie anywhere.
+        """
+        return {}
+
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array | None],
+        sizes: Mapping[str, int],
+    ) -> dict[str, Array]:
+        """Run on C-contiguous arrays and return the outputs by name.
+
+        Each output is written into its array, or a new one for None. `sizes` are those of the
+        engine's dynamic dimensions. Raises SessionError if the segment fails or an output has
+        another shape than its array.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release memory and handles; the executor cannot run afterwards."""
+        return  # without this line the method is abstract
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How segments are loaded.
+
+    `threads`: CPU threads of each, None for the executor's default. `timing_cache`: the file with
+    times of tactics. `emulation`: how to emulate DLA segments, None for not at all.
+    """
+
+    threads: int | None = None
+    timing_cache: Path | None = None
+    emulation: Emulation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentContext:
+    """What a loader gets: a segment of an engine, the engine's tensors by name, the options."""
+
+    engine: Engine
+    segment: Segment
+    tensors: Mapping[str, TensorInfo]
+    options: LoadOptions
+
+    @property
+    def where(self) -> str:
+        """The segment's name in errors."""
+        return f"{self.engine.path}: segment {self.segment.name!r}"
+
+
+def runs_here() -> str | None:
+    """Return no problem: `ExecutorKind.why_not` of what runs on every machine."""
+    return None
+
+
+def always_fits(_: object) -> str | None:
+    """Return no problem: `ExecutorKind.misfit` of what runs every implementation of its tag."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorKind:
+    """A way to run segments, as a row of `device.runtime.executors.table.EXECUTORS`.
+
+    `name` stands in reports; `tag` is the implementation in the manifest that it runs. `load` takes
+    that implementation (Any: each tag has a class of its own); None: not in this version. `why_not`
+    says why this machine cannot run it, `misfit` why it cannot run one implementation. A kind
+    with `requested` is taken only for segments for which that is true, and then alone. `remark`
+    is the reason in the report where no better kind was refused.
+    """
+
+    name: str
+    tag: str
+    load: Callable[[SegmentContext, Any], Executor] | None
+    why_not: Callable[[], str | None] = runs_here
+    misfit: Callable[[Any], str | None] = always_fits
+    requested: Callable[[SegmentContext], bool] | None = None
+    remark: str = "the best there is"

@@ -1,0 +1,73 @@
+"""The ways to run segments, best first, and the choice among them."""
+
+from dataclasses import dataclass
+
+from device.engine.manifest import Processor
+from device.errors import SessionError
+from device.runtime.executors import cuda, emulated, portable
+from device.runtime.executors.protocol import Executor, ExecutorKind, SegmentContext
+
+EXECUTORS: tuple[ExecutorKind, ...] = (
+    ExecutorKind(
+        "emulated",
+        "portable",
+        emulated.load,
+        emulated.why_not,
+        requested=emulated.requested,
+        remark="asked for; silicon may differ",
+    ),
+    ExecutorKind("tensorrt", "tensorrt", None),
+    ExecutorKind("cuda", "cuda", cuda.load, cuda.why_not, cuda.misfit),
+    ExecutorKind("portable", "portable", portable.load, portable.why_not),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentReport:
+    """How one segment runs: which implementation, and why not a better one."""
+
+    segment: str
+    processor: Processor
+    implementation: str
+    reason: str
+
+
+def load_segment(context: SegmentContext) -> tuple[Executor, SegmentReport]:
+    """Load a segment with the first kind of EXECUTORS that can run it here.
+
+    Raises SessionError naming what each kind lacks.
+    """
+    segment = context.segment
+    carried = {str(i.__struct_config__.tag): i for i in segment.implementations}
+    absent: list[str] = []
+    refused: list[str] = []
+    for kind in _candidates(context):
+        implementation = carried.get(kind.tag)
+        if implementation is None:
+            absent.append(kind.tag)
+            continue
+        problem: str | None = "this version of Tandem cannot run it"
+        if kind.load is not None:
+            problem = kind.why_not() or kind.misfit(implementation)
+        if kind.load is None or problem is not None:
+            refused.append(f"{kind.name}: {problem}")
+            continue
+        executor = kind.load(context, implementation)
+        why = "; ".join(_reasons(refused, absent)) or kind.remark
+        reason = f"{kind.name} ({executor.description}): {why}"
+        return executor, SegmentReport(segment.name, segment.processor, kind.name, reason)
+    raise SessionError(
+        f"{context.where} cannot be run here: " + "; ".join(refused or _reasons([], absent))
+    )
+
+
+def _candidates(context: SegmentContext) -> list[ExecutorKind]:
+    """Return the kinds to try, best first: those that are requested for the segment, if any."""
+    requested = [k for k in EXECUTORS if k.requested is not None and k.requested(context)]
+    return requested or [kind for kind in EXECUTORS if kind.requested is None]
+
+
+def _reasons(refused: list[str], absent: list[str]) -> list[str]:
+    if not absent:
+        return refused
+    return [*refused, f"the engine carries no {' or '.join(absent)} implementation of it"]

@@ -1,0 +1,172 @@
+"""Optional corrections, off, on or by measured benefit: equalisation and bias correction.
+
+Both change weights, and both can do harm: equalisation where a Clip clips other samples, bias
+correction where a mean over all positions hides rare ones. So each is judged by the SQNR of the
+worst output against the original float model, on samples that were not used to make it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from calibration.dataset import Sample
+from calibration.table import Adjustments
+from toolkit.quantize.corrections.adjust import adjust, short_changes, short_factors
+from toolkit.quantize.corrections.bias import Run, correct_biases
+from toolkit.quantize.corrections.effect import Effect, effects_between, worst_of
+from toolkit.quantize.corrections.equalise import channel_ranges, equalise, link_tensors
+from toolkit.quantize.ranges.fit import Fit, trial_ranges
+from toolkit.quantize.ranges.observe import ActivationRunner
+from toolkit.quantize.trials.metrics import OutputNoise
+from toolkit.quantize.trials.trial import TrialModel
+
+Switch = Literal["auto", "on", "off"]
+Rows = Mapping[str, tuple[float, ...]]
+
+EQUALISATION = "equalisation"
+CORRECTION = "bias correction"
+CORRECTION_SAMPLES = 16
+"""Number of samples whose means correct the biases."""
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionOutcome:
+    """The outcome of a correction.
+
+    `requested`: "auto" or "on". `effects`: SQNR by output in dB without and with it, empty if not
+    measured. `changed`: number of tensors or biases changed. `reason`: why it was left out, if that
+    is not its effect.
+    """
+
+    name: str
+    requested: Switch
+    kept: bool
+    changed: int = 0
+    effects: Mapping[str, Effect] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def worst(self) -> Effect | None:
+        """The effect on the worst output."""
+        return worst_of(self.effects) if self.effects else None
+
+
+def try_equalisation(
+    plain: Fit,
+    samples: Iterable[Sample],
+    refit: Callable[[ir.Model, Rows], Fit],
+    requested: Switch,
+) -> tuple[Fit, Rows, CorrectionOutcome]:
+    """Equalise by the channel ranges of `samples`, calibrate again, and keep it if it helps.
+
+    `refit` observes and fits the changed graph as `plain` was. Returns the better fit, its factors
+    by tensor, and the outcome.
+    """
+    name = EQUALISATION
+    tensors = link_tensors(plain.graph)
+    if not tensors:
+        reason = "no convolution hands its channels to one other layer alone"
+        return plain, {}, CorrectionOutcome(name, requested, False, reason=reason)
+    observed = channel_ranges(ActivationRunner(plain.graph, tensors), samples, tensors)
+    rows = short_factors(equalise(plain.graph, "activations", observed).factors)
+    if not rows:
+        return (
+            plain,
+            {},
+            CorrectionOutcome(name, requested, False, reason="all channels have one range already"),
+        )
+    changed = refit(adjust(plain.graph, Adjustments(equalised=dict(rows))), rows)
+    effects = effects_between(plain.sqnr_db, changed.sqnr_db)
+    kept = requested == "on" or worst_of(effects).helps()
+    outcome = CorrectionOutcome(name, requested, kept, len(rows), effects)
+    return (changed, rows, outcome) if kept else (plain, {}, outcome)
+
+
+@dataclass(frozen=True)
+class FinalFit:
+    """The result of calibration: graph, ranges of quantized tensors, nodes kept in float, and SQNR.
+
+    `changes`: node -> values added to its bias. `sqnr_db`: by output, on the samples of `noise`.
+    """
+
+    graph: ir.Model
+    trial: TrialModel
+    ranges: Mapping[str, float]
+    keep_float: frozenset[str]
+    noise: OutputNoise
+    sqnr_db: Mapping[str, float]
+    changes: Rows = field(default_factory=dict)
+
+
+def final_fit(fit: Fit, keep_float: frozenset[str]) -> FinalFit:
+    """A fit with some nodes in floating point."""
+    ranges = trial_ranges(fit.trial, fit.amax)
+    figures = fit.sqnr_db
+    if keep_float:
+        figures = fit.noise.sqnr_db(ranges, keep_float, fit.judges)
+    return FinalFit(fit.graph, fit.trial, ranges, keep_float, fit.noise, figures)
+
+
+def try_bias_correction(
+    fit: Fit,
+    before: FinalFit,
+    requested: Switch,
+    *,
+    samples: Sequence[Sample],
+    forbidden: Callable[[FinalFit], str],
+    on_progress: Callable[[int, int], None] | None = None,
+) -> tuple[FinalFit, CorrectionOutcome]:
+    """Correct the biases with `samples` for the ranges of `before`, and keep them if that helps.
+
+    `forbidden`: why a result may not be used, "" if it may.
+    """
+    changes = bias_changes(fit, before.keep_float, samples, on_progress)
+    if not changes:
+        return before, CorrectionOutcome(
+            CORRECTION, requested, False, reason="no layer has a bias to correct"
+        )
+    graph = adjust(before.graph, Adjustments(biases=dict(changes)))
+    trial = TrialModel(graph, operands=fit.trial.operands)
+    noise = before.noise.of_model(trial)
+    figures = noise.sqnr_db(before.ranges, before.keep_float, fit.judges)
+    after = FinalFit(graph, trial, before.ranges, before.keep_float, noise, figures, changes)
+    effects = effects_between(before.sqnr_db, figures)
+    helps = requested == "on" or worst_of(effects).helps()
+    reason = forbidden(after) if helps else ""
+    kept = helps and not reason
+    return after if kept else before, CorrectionOutcome(
+        CORRECTION, requested, kept, len(changes), effects, reason
+    )
+
+
+def bias_changes(
+    fit: Fit,
+    keep_float: frozenset[str],
+    samples: Sequence[Sample],
+    on_progress: Callable[[int, int], None] | None = None,
+) -> dict[str, tuple[float, ...]]:
+    """Bias changes for the ranges of a fit: node -> [channels]."""
+    int8 = frozenset(fit.trial.nodes) - keep_float
+
+    def open_int8(part: ir.Model, tensors: Sequence[str]) -> Run:
+        trial = TrialModel(part, operands=fit.trial.operands)
+        # A subgraph does not know which of its inputs are masks.
+        float_nodes = frozenset(trial.nodes) - int8
+        ranges = {name: fit.amax.get(name) for name in trial.tensors}
+
+        def run(sample: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+            return trial(ranges, sample, float_nodes)
+
+        return run
+
+    corrected = correct_biases(fit.graph, samples, ActivationRunner, open_int8, on_progress)
+    return short_changes(corrected.changes)
+
+
+def corrected_graph(fit: Fit, samples: Sequence[Sample]) -> ir.Model:
+    """The graph of a fit with biases corrected for its ranges."""
+    changes = bias_changes(fit, frozenset(), samples)
+    return adjust(fit.graph, Adjustments(biases=dict(changes)))

@@ -1,0 +1,76 @@
+"""Accuracy budget: find the nodes that must stay in floating point, on real samples."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from calibration.budget import Budget, BudgetResult, largest_int8_share
+from calibration.dataset import Sample
+from calibration.errors import CalibrationError
+from pipelines.config import ModelConfig
+from toolkit.quantize.corrections.corrections import FinalFit
+from toolkit.quantize.ranges.fit import Fit, trial_ranges
+from toolkit.quantize.trials.metrics import METRICS, Material, int8_macs
+from toolkit.quantize.trials.score import HeldOut, load_held_out
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSearch:
+    """A request to find the nodes that an accuracy budget keeps in floating point.
+
+    `validation`: samples of output metrics. `keep_float`: nodes in floating point in any case.
+    `detector` and `labels`: for mAP50, which is measured on the scenes that ship with Tandem.
+    """
+
+    budget: Budget
+    validation: Sequence[Sample]
+    keep_float: frozenset[str]
+    detector: ModelConfig | None
+    labels: tuple[str, ...]
+
+    @property
+    def held_out(self) -> HeldOut | None:
+        """The labelled scenes, if the metric needs them."""
+        if self.budget.metric != "map50" or self.detector is None:
+            return None
+        return load_held_out(self.labels)
+
+
+def find_budget(
+    fitted: Fit, search: BudgetSearch, on_progress: Callable[[int, int], None]
+) -> BudgetResult:
+    """Find the nodes that must stay in floating point.
+
+    Raises CalibrationError: there is no such metric, or it cannot be measured on this model.
+    """
+    budget, always_float = search.budget, search.keep_float
+    metric = METRICS.get(budget.metric)
+    if metric is None:
+        raise CalibrationError(
+            f"there is no metric '{budget.metric}' for a budget: take one of {', '.join(METRICS)}"
+        )
+    material = Material(fitted.trial, search.validation, search.detector, search.held_out)
+    ranges = trial_ranges(fitted.trial, fitted.amax)
+    measure = metric.build(material)
+    sqnr = METRICS["sqnr"].build(material)
+    macs = {
+        node: count for node, count in int8_macs(fitted.graph).items() if node not in always_float
+    }
+    return largest_int8_share(
+        macs,
+        lambda keep: measure(ranges, keep | always_float),
+        budget,
+        fine=lambda keep: sqnr(ranges, keep | always_float),
+        on_progress=on_progress,
+    )
+
+
+def budget_violation(budget: BudgetResult, search: BudgetSearch, final: FinalFit) -> str:
+    """Return why `final` no longer meets a budget that was met, "" if it does."""
+    metric = search.budget.metric
+    material = Material(
+        final.trial, search.validation, search.detector, search.held_out, final.noise.exact
+    )
+    value = METRICS[metric].build(material)(final.ranges, final.keep_float)
+    if value >= budget.limit:
+        return ""
+    return f"{metric} would be {value:.3f}, but the budget asks for {budget.limit:.3f}"
