@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device.engine.cuda_manifest import Int32, Kernel, Launch, Null, Weights, Workspace
+from device.engine.cuda_manifest import CompiledKernel, Int32, Launch, Null, Weights, Workspace
 from device.runtime.cuda.facts import GpuFacts, driver_version, power_mode
 from device.runtime.cuda.shared import Shared
 from device.runtime.cuda.tactics import fastest, tactic_key
@@ -45,10 +45,10 @@ def launch(**fields: object) -> Launch:
     return msgspec.structs.replace(one, **fields)
 
 
-KERNEL = Kernel(cubin="a.cubin", function="matmul", threads=128, shared_bytes=1024)
+KERNEL = CompiledKernel(cubin="a.cubin", function="matmul", threads=128, shared_bytes=1024)
 
 
-def key(*launches: Launch, kernel: Kernel = KERNEL, sha256: str = "0") -> str:
+def key(*launches: Launch, kernel: CompiledKernel = KERNEL, sha256: str = "0") -> str:
     return tactic_key(launches, [kernel, kernel], lambda _: sha256)
 
 

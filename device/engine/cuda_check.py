@@ -9,7 +9,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
-from device.engine.cuda_manifest import Cuda, Int32, Kernel, Launch, Null, Place, Work, Workspace
+from device.engine.cuda_manifest import (
+    CompiledKernel,
+    Cuda,
+    Int32,
+    Launch,
+    Null,
+    Place,
+    TunableOp,
+    Workspace,
+)
 from device.engine.cuda_sizes import evaluate
 from device.engine.manifest import ARENA_ALIGNMENT, ITEM_BYTES, DimRange, Segment, TensorInfo
 from device.engine.manifest_facts import Facts
@@ -82,7 +91,7 @@ def _entries(one: Cuda, facts: Facts, where: str) -> Iterator[str]:
         yield from _kernel(kernel, one.sm, where)
 
 
-def _kernel(kernel: Kernel, sm: int, where: str) -> Iterator[str]:
+def _kernel(kernel: CompiledKernel, sm: int, where: str) -> Iterator[str]:
     if _FUNCTION.fullmatch(kernel.function) is None:
         yield f"{where}: {kernel.function!r} is no name of a kernel"
     if not (0 < kernel.threads <= MAX_THREADS and kernel.threads % WARP == 0):
@@ -133,7 +142,7 @@ def _place(place: Place, one: Cuda, facts: Facts, where: str) -> Iterator[str]:
         )
 
 
-def _work(work: Work, one: Cuda, where: str) -> Iterator[str]:
+def _work(work: TunableOp, one: Cuda, where: str) -> Iterator[str]:
     if not work.tactics:
         yield f"{where} has no tactic"
     for at, tactic in enumerate(work.tactics):

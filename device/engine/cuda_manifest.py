@@ -45,7 +45,7 @@ class Null(_Argument, frozen=True, array_like=True, tag="null"):
 Argument = Union[Workspace, Weights, Int32, Null]  # noqa: UP007  (msgspec reads it at run time)
 
 
-class Kernel(_Value, frozen=True, kw_only=True):
+class CompiledKernel(_Value, frozen=True, kw_only=True):
     """A function of a cubin (a file entry of uint8), with what one block of it takes.
 
     `registers` and `spill_bytes` of one thread are for reports; None where the build had no tool
@@ -76,7 +76,7 @@ class Tactic(_Value, frozen=True, kw_only=True):
     launches: tuple[Launch, ...]
 
 
-class Work(_Value, frozen=True, kw_only=True):
+class TunableOp(_Value, frozen=True, kw_only=True):
     """What the ONNX nodes `nodes` compute (none: a change of layout), in one of several ways.
 
     Without measured times the first is taken: the cost model put it there.
@@ -106,8 +106,8 @@ class Cuda(_Value, frozen=True, kw_only=True, tag="cuda", tag_field="kind"):
     """
 
     sm: int
-    kernels: tuple[Kernel, ...]
-    works: tuple[Work, ...]
+    kernels: tuple[CompiledKernel, ...]
+    works: tuple[TunableOp, ...]
     weights: str
     workspace_bytes: int
     inputs: tuple[Place, ...]

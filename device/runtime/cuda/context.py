@@ -204,7 +204,7 @@ class Stream:
         """Wait until everything in the stream is done."""
         self._call("cuStreamSynchronize", self.handle)
 
-    def capture(self, work: Callable[[], None]) -> "Graph":
+    def capture(self, work: Callable[[], None]) -> "CudaGraph":
         """Record what `work` puts into this stream, without running it, as one graph.
 
         What `work` raises passes through, and the stream can be used on. Meanwhile any object may
@@ -226,7 +226,7 @@ class Stream:
         finally:
             if graph:
                 self._call("cuGraphDestroy", graph)
-        return Graph(self._context, self, runnable)
+        return CudaGraph(self._context, self, runnable)
 
     def time_us(self, work: Callable[[], None]) -> float:
         """Return how long the GPU takes for what `work` puts into this stream, in microseconds."""
@@ -254,7 +254,7 @@ class Stream:
         return elapsed_ms.value * 1000
 
 
-class Graph:
+class CudaGraph:
     """Launches and copies recorded once, started as one."""
 
     def __init__(self, context: Context, stream: Stream, handle: c_void_p) -> None:

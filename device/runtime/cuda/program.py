@@ -5,12 +5,12 @@ import threading
 from ctypes import c_void_p
 from functools import partial
 
-from device.engine.cuda_manifest import Cuda, Kernel
+from device.engine.cuda_manifest import CompiledKernel, Cuda
 from device.engine.file import Engine
 from device.runtime.cuda.context import Context
 from device.runtime.cuda.shared import Shared
 
-ProgramKey = tuple[tuple[int, ...], str, tuple[Kernel, ...]]
+ProgramKey = tuple[tuple[int, ...], str, tuple[CompiledKernel, ...]]
 """The identity of the engine file, the entry of the segment's weights, and its kernels."""
 
 

@@ -59,7 +59,7 @@ class SegmentRun:
     tactics: tuple[int, ...]
 
 
-class GpuSegment:
+class LoadedSegment:
     """A segment loaded onto a GPU. A `point` holds the sizes of the engine's dynamic dimensions.
 
     Memory is released by `close` or with the last reference.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from device.engine.cuda_manifest import Int32, Kernel, Launch
+from device.engine.cuda_manifest import CompiledKernel, Int32, Launch
 from device.engine.cuda_sizes import evaluate
 
 _KEY_CHARACTERS = 32  # 128 bits of the hash: no two tactics meet by chance
@@ -16,7 +16,7 @@ _KEY_CHARACTERS = 32  # 128 bits of the hash: no two tactics meet by chance
 
 def tactic_key(
     launches: Sequence[Launch],
-    kernels: Sequence[Kernel],
+    kernels: Sequence[CompiledKernel],
     cubin_sha256: Callable[[int], str],
     point: Sequence[int] = (),
 ) -> str:

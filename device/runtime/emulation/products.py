@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from device.padding import is_same
 from device.runtime.dla import convolution, layers, scales
-from device.runtime.dla.convolution import Geometry, Kernel
+from device.runtime.dla.convolution import ConvKernel, Geometry
 from device.runtime.dla.rounding import Floats, Ints
-from device.runtime.emulation.forms import Form, Grid, Integers
+from device.runtime.emulation.forms import Form, QuantizedBuffer, QuantizedConstant
 from device.runtime.emulation.segment_graph import Node
 
 Array = NDArray[Any]
@@ -29,7 +29,7 @@ class Product:
     """
 
     kind: Kind
-    kernel: Kernel
+    kernel: ConvKernel
     step: Floats | None
     bias: Ints | None
     offset: Floats
@@ -73,7 +73,7 @@ class Product:
             return result
         return np.ascontiguousarray(result[0, :, 0].T).reshape(*x.shape[:-1], -1)
 
-    def _fitted(self, x: Array) -> Kernel:
+    def _fitted(self, x: Array) -> ConvKernel:
         """Return the kernel with the padding that `auto_pad` asks for at this size."""
         if not is_same(self.auto_pad):
             return self.kernel
@@ -81,14 +81,17 @@ class Product:
 
 
 def product_of(
-    node: Node, integers: Mapping[str, Integers], constants: Mapping[str, Array], source: Form
+    node: Node,
+    integers: Mapping[str, QuantizedConstant],
+    constants: Mapping[str, Array],
+    source: Form,
 ) -> Product | str:
     """Return a node as a layer with weights, or why it cannot be one."""
     weight = integers.get(node.inputs[1])
     if weight is None:
         stored = constants.get(node.inputs[1])
     else:
-        stored = weight.stored if isinstance(source, Grid) else weight.real()
+        stored = weight.stored if isinstance(source, QuantizedBuffer) else weight.real()
     if stored is None:
         return "the DLA needs constant weights"
     ready = _oriented(node, stored)
@@ -96,7 +99,7 @@ def product_of(
         return ready
     kind, array, geometry, outputs_axis = ready
     bias = _bias(node, integers, constants)
-    if weight is None or not isinstance(source, Grid):
+    if weight is None or not isinstance(source, QuantizedBuffer):
         kernel = convolution.float_kernel(array.astype(np.float32), geometry)
         return _layer(node, kind, kernel, offset=_per_channel(bias))
     if weight.axis not in {None, outputs_axis}:
@@ -110,7 +113,7 @@ def product_of(
 def _layer(
     node: Node,
     kind: Kind,
-    kernel: Kernel,
+    kernel: ConvKernel,
     *,
     step: Floats | None = None,
     bias: Ints | None = None,
@@ -167,7 +170,7 @@ def _matrix(node: Node, weight: Array) -> tuple[Kind, Array, Geometry, int] | st
 
 
 def _bias(
-    node: Node, integers: Mapping[str, Integers], constants: Mapping[str, Array]
+    node: Node, integers: Mapping[str, QuantizedConstant], constants: Mapping[str, Array]
 ) -> Floats | None:
     if len(node.inputs) < 3 or not node.inputs[2]:
         return None
@@ -177,7 +180,7 @@ def _bias(
 
 
 def _bias_integers(
-    node: Node, integers: Mapping[str, Integers], bias: Floats | None, step: Floats
+    node: Node, integers: Mapping[str, QuantizedConstant], bias: Floats | None, step: Floats
 ) -> Ints | None:
     """Return b32: as the model stores it where it has the layer's own step, else rounded to it."""
     if bias is None:

@@ -52,7 +52,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class SegmentGraph:
     """A segment: nodes in running order, constants by name, and the readers of each tensor."""
 
     nodes: tuple[Node, ...]
@@ -68,7 +68,7 @@ def why_not() -> str | None:
     return None
 
 
-def read_graph(engine: Engine, implementation: Portable, where: str) -> Graph:
+def read_graph(engine: Engine, implementation: Portable, where: str) -> SegmentGraph:
     """Return the graph of a portable implementation, its weights read in place.
 
     Raises SessionError if the bytes are not an ONNX model.
@@ -106,7 +106,7 @@ def read_graph(engine: Engine, implementation: Portable, where: str) -> Graph:
     for node in nodes:
         for name in dict.fromkeys(node.inputs):
             readers.setdefault(name, []).append(node)
-    return Graph(
+    return SegmentGraph(
         tuple(nodes),
         constants,
         {name: tuple(found) for name, found in readers.items()},

@@ -71,7 +71,7 @@ def emit_gather_nd(ctx: LoweringContext, group: Group) -> None:
     op = group.root_operation
     x, indices = ctx.read_for(op.inputs[0], op.outputs[0]), ctx.read(op.inputs[1])
     batch = op.integer("batch_dims", 0)
-    count = _count(op, indices)
+    count = indices.shape[-1]
     rest = indices.shape[:-1]  # batch dimensions first, as in x
     shape = (*rest, *x.shape[batch + count :])
     source = replace(
@@ -103,7 +103,7 @@ def emit_scatter_nd(ctx: LoweringContext, group: Group) -> None:
     op = group.root_operation
     y = _copy_data(ctx, op)
     indices, updates = ctx.read(op.inputs[1]), ctx.read(op.inputs[2])
-    count = _count(op, indices)
+    count = indices.shape[-1]
     rest = (0,) * (len(indices.shape) - 1)
     target = replace(y, shape=updates.shape, strides=(*rest, *y.strides[count:]))
     _scatter(ctx, group, updates, target, _index_columns(indices, updates.shape, y, 0), whole=y)
@@ -135,16 +135,6 @@ def _copy_data(ctx: LoweringContext, op: Operation) -> View:
     y = ctx.output_view(name)
     ctx.add_elementwise(y, [ctx.read(op.inputs[0])], (), (op.name,))
     return y
-
-
-def _count(op: Operation, indices: View) -> int:
-    count = indices.shape[-1]
-    if count > len(_INDICES):
-        raise NotCoveredError(
-            f"node {op.name!r} ({op.kind}) takes {count} indices for an element; kernels take "
-            f"{len(_INDICES)}"
-        )
-    return count
 
 
 def _index_columns(indices: View, shape: Shape, x: View, first: int) -> list[_Index]:
