@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from toolkit.dla.legalize.rewrite import Site, image
+from toolkit.dla.legalize.rewrite import Outcome, Site, image
 
 HALF = Fraction(1, 2)
 
@@ -40,7 +40,7 @@ NEAREST_MODES = (
 POWERS = {1, 2, 4, 8, 16}  # up to the longest pooling stride, rule pool.stride
 
 
-def nearest(site: Site) -> str | None:
+def nearest(site: Site) -> Outcome:
     """Write a nearest Resize with integer scales in a mode of the DLA."""
     sizes = _sizes(site, "nearest")
     if isinstance(sizes, str):
@@ -51,12 +51,11 @@ def nearest(site: Site) -> str | None:
     wanted = [_copied(site, *pair) for pair in sizes]
     for coordinates, rounding in NEAREST_MODES:
         if [_list(coordinates, rounding, *pair) for pair in sizes] == wanted:
-            _resize(site, scales, coordinates, rounding)
-            return None
+            return _resize(site, scales, coordinates, rounding)
     return "the DLA has no mode that copies the same rows and columns"
 
 
-def linear(site: Site) -> str | None:
+def linear(site: Site) -> Outcome:
     """Write a linear Resize with integer scales in the half_pixel mode."""
     sizes = _sizes(site, "linear")
     if isinstance(sizes, str):
@@ -69,11 +68,10 @@ def linear(site: Site) -> str | None:
         place(i, n, m) != _PLACES["half_pixel"](i, n, m) for m, n in sizes for i in range(n)
     ):
         return "its coordinates are not those of half_pixel"
-    _resize(site, scales, "half_pixel", None)
-    return None
+    return _resize(site, scales, "half_pixel", None)
 
 
-def nearest_pool(site: Site) -> str | None:
+def nearest_pool(site: Site) -> Outcome:
     """Keep every k-th row and column by a MaxPool of window 1 and stride k."""
     sizes = _sizes(site, "nearest")
     if isinstance(sizes, str):
@@ -89,11 +87,10 @@ def nearest_pool(site: Site) -> str | None:
     ):
         return "it does not keep the first of each block"
     attributes = {"kernel_shape": (1, 1), "strides": steps}
-    site.draft.finish(site.made, site.draft.add("MaxPool", [site.data], attributes))
-    return None
+    return site.replaced_by(site.rewriter.add("MaxPool", [site.data], attributes))
 
 
-def linear_pool(site: Site) -> str | None:
+def linear_pool(site: Site) -> Outcome:
     """Halve a map by averages of two."""
     sizes = _sizes(site, "linear")
     if isinstance(sizes, str):
@@ -109,13 +106,12 @@ def linear_pool(site: Site) -> str | None:
     ):
         return "its coordinates are not in the middle of two"
     attributes = {"kernel_shape": steps, "strides": steps}
-    site.draft.finish(site.made, site.draft.add("AveragePool", [site.data], attributes))
-    return None
+    return site.replaced_by(site.rewriter.add("AveragePool", [site.data], attributes))
 
 
 def _sizes(site: Site, mode: str) -> tuple[tuple[int, int], tuple[int, int]] | str:
     """Height and width before and after, of a Resize of a 4-D map in one mode."""
-    came, made = image(site.data), image(site.made)
+    came, made = image(site.data), image(site.output)
     if came is None or made is None or came[:2] != made[:2]:
         return "it needs a 4-D map of known size and resizes height and width alone"
     found = site.view.attribute("mode")
@@ -159,13 +155,12 @@ def _list(coordinates: str, rounding: str, came: int, made: int) -> list[int] | 
     return [min(came - 1, max(0, rounded(place(i, made, came)))) for i in range(made)]
 
 
-def _resize(site: Site, scales: tuple[int, int], coordinates: str, rounding: str | None) -> None:
+def _resize(site: Site, scales: tuple[int, int], coordinates: str, rounding: str | None) -> Outcome:
     attributes = {
         "mode": str(site.view.attribute("mode")),
         "coordinate_transformation_mode": coordinates,
     }
     if rounding is not None:
         attributes["nearest_mode"] = rounding
-    factors = site.draft.constant(np.array([1, 1, *scales], np.float32))
-    made = site.draft.add("Resize", [site.data, None, factors], attributes)
-    site.draft.finish(site.made, made)
+    factors = site.rewriter.constant(np.array([1, 1, *scales], np.float32))
+    return site.replaced_by(site.rewriter.add("Resize", [site.data, None, factors], attributes))
