@@ -73,19 +73,19 @@ def clip(site: Site) -> Outcome:
 
 def _bounds(site: Site) -> tuple[float, float]:
     """The bounds of a Clip; infinite where left out, NaN where not constant."""
-    found = []
+    bounds = []
     for index, name, none in ((1, "min", -math.inf), (2, "max", math.inf)):
-        given, array = site.view.attribute(name), site.array(index)
+        attribute, array = site.view.attribute(name), site.array(index)
         if array is not None:
-            found.append(float(array.reshape(-1)[0]))
+            bounds.append(float(array.reshape(-1)[0]))
         elif site.value(index) is not None:
-            found.append(math.nan)
+            bounds.append(math.nan)
         else:
-            found.append(float(given) if isinstance(given, (int, float)) else none)
+            bounds.append(float(attribute) if isinstance(attribute, (int, float)) else none)
     # The largest number of the type stands for infinity.
     half = site.data.dtype == ir.DataType.FLOAT16
     largest = float(np.finfo(np.float16 if half else np.float32).max)
-    low, high = found
+    low, high = bounds
     return -math.inf if low <= -largest else low, math.inf if high >= largest else high
 
 

@@ -71,8 +71,8 @@ def identity(site: Site) -> Outcome:
     if shape is None or site.data.is_initializer():
         return "it needs a computed 4-D tensor of known size"
     parts = [site.rewriter.constant(np.full(shape[1], v), site.data) for v in (1.0, 0.0, 0.0, 1.0)]
-    made = site.rewriter.add("BatchNormalization", [site.data, *parts], {"epsilon": 0.0})
-    return site.replaced_by(made)
+    result = site.rewriter.add("BatchNormalization", [site.data, *parts], {"epsilon": 0.0})
+    return site.replaced_by(result)
 
 
 def broadcast_constant(site: Site) -> Outcome:
@@ -105,8 +105,13 @@ def broadcast_computed(site: Site) -> Outcome:
     operands: list[ir.Value | None] = []
     changed = False
     for value in site.node.inputs:
-        came = image(value)
-        if value is None or constant_of(value) is not None or came is None or _fits(came, shape):
+        operand_shape = image(value)
+        if (
+            value is None
+            or constant_of(value) is not None
+            or operand_shape is None
+            or _fits(operand_shape, shape)
+        ):
             operands.append(value)
             continue
         wide = widen(site.rewriter, value, shape)
@@ -121,12 +126,14 @@ def broadcast_computed(site: Site) -> Outcome:
 
 def expand(site: Site) -> Outcome:
     """Repeat a tensor along axes of size 1, as Expand and Tile do."""
-    came, made = image(site.data), image(site.output)
-    if came is None or made is None:
+    input_shape, output_shape = image(site.data), image(site.output)
+    if input_shape is None or output_shape is None:
         return "it needs 4-D tensors of known size"
-    if site.data.is_initializer() or any(a not in (1, b) for a, b in zip(came, made, strict=True)):
+    if site.data.is_initializer() or any(
+        a not in (1, b) for a, b in zip(input_shape, output_shape, strict=True)
+    ):
         return "it repeats an axis that is longer than 1"
-    wide = widen(site.rewriter, site.data, made)
+    wide = widen(site.rewriter, site.data, output_shape)
     if isinstance(wide, str):
         return wide
     if wide is site.data:
@@ -138,14 +145,14 @@ def widen(
     rewriter: GraphRewriter, value: ir.Value, shape: tuple[int, int, int, int]
 ) -> ir.Value | str:
     """Return `value` repeated to `shape`, or why the DLA cannot."""
-    came = image(value)
-    assert came is not None
-    if came[0] != shape[0]:
+    operand_shape = image(value)
+    assert operand_shape is not None
+    if operand_shape[0] != shape[0]:
         return "the batch would be repeated"
-    scales = [shape[axis] // came[axis] for axis in (2, 3)]
+    scales = [shape[axis] // operand_shape[axis] for axis in (2, 3)]
     if max(scales) > MAX_RESIZE:
         return f"a scale of {max(scales)} is above {MAX_RESIZE}"
-    if came[1] != shape[1]:
+    if operand_shape[1] != shape[1]:
         ones = rewriter.constant(np.ones((shape[1], 1, 1, 1)), value)
         value = rewriter.add("Conv", [value, ones], {"kernel_shape": (1, 1)})
     if max(scales) > 1:

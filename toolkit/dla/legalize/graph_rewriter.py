@@ -155,15 +155,15 @@ class GraphRewriter:
 
     def superseded(self) -> list[ir.Node]:
         """Return the replaced nodes, and those above whose results nothing else reads."""
-        dead, found = set(self.replaced), list(self.replaced)
+        dead, superseded = set(self.replaced), list(self.replaced)
         open_nodes = list(self.replaced)
         while open_nodes:
             for producer in producers([open_nodes.pop()]):
                 if producer not in dead and _is_unread(producer, dead):
                     dead.add(producer)
-                    found.append(producer)
+                    superseded.append(producer)
                     open_nodes.append(producer)
-        return found
+        return superseded
 
     def commit(self) -> None:
         """Remove what the staged nodes supersede, and the constants that only those read."""

@@ -85,7 +85,7 @@ class _DlaTarget:
         self._refused: Verdict  # what kept the first node of the accepted replacement off the DLA
 
     def start_round(self) -> None:
-        """Forget which rewrites failed: others may have made them possible."""
+        """Forget which rewrites failed: others may make them possible."""
         self._failed.clear()
 
     def still_declined(self) -> tuple[Declined, ...]:
@@ -175,7 +175,7 @@ class _DlaTarget:
         self._rewriter.roll_back()
 
     def decline(self, rule: Rewrite, node: ir.Node, reason: Reason) -> None:
-        """Note a reason for all nodes of the attempt: it need not be made at each of them."""
+        """Note a reason for all nodes of the attempt: none of them needs another one."""
         self._failed |= {(rule.id, one): reason for one in self._rewriter.replaced}
         self._note_declined(rule, node, reason)
 
@@ -259,8 +259,8 @@ def _neighbours(rewriter: GraphRewriter, superseded: list[ir.Node]) -> Iterator[
 
 
 def _in_order(graph: ir.Graph, nodes: list[ir.Node]) -> list[ir.Node]:
-    wanted = set(nodes)
-    return [node for node in graph if node in wanted] if len(wanted) > 1 else list(nodes)
+    members = set(nodes)
+    return [node for node in graph if node in members] if len(members) > 1 else list(nodes)
 
 
 def _cuts(target: _DlaTarget) -> tuple[Cut, ...]:
@@ -284,12 +284,12 @@ def _too_long(verdicts: tuple[Verdict, ...]) -> bool:
 
 
 def _below(node: ir.Node) -> set[ir.Node]:
-    found: set[ir.Node] = set()
+    below: set[ir.Node] = set()
     open_nodes = [node]
     while open_nodes:
         for value in open_nodes.pop().outputs:
             for use in value.uses():
-                if use.node not in found:
-                    found.add(use.node)
+                if use.node not in below:
+                    below.add(use.node)
                     open_nodes.append(use.node)
-    return found
+    return below

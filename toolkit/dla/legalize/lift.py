@@ -25,20 +25,20 @@ def region_of(start: ir.Node) -> tuple[ir.Node, ...]:
     """The nodes of one rank, connected to `start`, that have a 4-D form, in running order."""
     if not liftable(start):
         return ()
-    found, open_nodes = {start}, [start]
+    region, open_nodes = {start}, [start]
     while open_nodes:
         node = open_nodes.pop()
         near = [value.producer() for value in node.inputs if value is not None]
         near += [use.node for value in node.outputs for use in value.uses()]
-        for other in near:
-            if other is None or other in found or other.graph is not start.graph:
+        for neighbour in near:
+            if neighbour is None or neighbour in region or neighbour.graph is not start.graph:
                 continue
-            if liftable(other) and _rank(other) == _rank(start):
-                found.add(other)
-                open_nodes.append(other)
+            if liftable(neighbour) and _rank(neighbour) == _rank(start):
+                region.add(neighbour)
+                open_nodes.append(neighbour)
     graph = start.graph
     assert graph is not None
-    return tuple(node for node in graph if node in found)
+    return tuple(node for node in graph if node in region)
 
 
 def liftable(node: ir.Node) -> bool:
@@ -87,7 +87,7 @@ def _may_pay(region: list[ir.Node]) -> bool:
 def _emit(rewriter: GraphRewriter, region: list[ir.Node]) -> str | None:
     """Fill the rewriter with the nodes that have a form; return why the last without has none."""
     images: dict[ir.Value, ir.Value] = {}
-    made: dict[ir.Node, ir.Value] = {}
+    written: dict[ir.Node, ir.Value] = {}
     reason = None
     for node in region:
         mark = rewriter.mark()
@@ -104,10 +104,10 @@ def _emit(rewriter: GraphRewriter, region: list[ir.Node]) -> str | None:
             reason = f"'{node.name}' has no 4-D form: {lifted}"
             continue
         images |= entering
-        made[node] = images[node.outputs[0]] = lifted
-    for node, lifted in made.items():
+        written[node] = images[node.outputs[0]] = lifted
+    for node, lifted in written.items():
         old = node.outputs[0]
-        if old.is_graph_output() or any(use.node not in made for use in old.uses()):
+        if old.is_graph_output() or any(use.node not in written for use in old.uses()):
             rewriter.set_origin(node)
             rewriter.replace_uses(old, rewriter.reshape(lifted, sizes(old) or ()))
     return reason

@@ -26,34 +26,38 @@ def conditions(site: Site) -> Outcome:
     network = _network(site.node)
     for node in network:
         rewriter.replace(node)
-        given = [_mask(rewriter, value, masks) for value in node.inputs if value is not None]
-        masks[node.outputs[0]] = _written(rewriter, node.op_type, given)
+        operands = [_mask(rewriter, value, masks) for value in node.inputs if value is not None]
+        masks[node.outputs[0]] = _written(rewriter, node.op_type, operands)
     for node in network:
-        made = node.outputs[0]
-        left = [use.node for use in made.uses() if use.node not in network]
-        read = [reader for reader in dict.fromkeys(left) if _read(rewriter, reader, made, masks)]
-        if made.is_graph_output() or len(read) < len(set(left)):
+        condition = node.outputs[0]
+        outside = [use.node for use in condition.uses() if use.node not in network]
+        read = [
+            reader for reader in dict.fromkeys(outside) if _read(rewriter, reader, condition, masks)
+        ]
+        if condition.is_graph_output() or len(read) < len(set(outside)):
             rewriter.set_origin(node)
             as_boolean = {"to": ir.DataType.BOOL.value}
-            rewriter.replace_uses(made, rewriter.add_border("Cast", [masks[made]], as_boolean))
+            rewriter.replace_uses(
+                condition, rewriter.add_border("Cast", [masks[condition]], as_boolean)
+            )
     return rewriter.replacement()
 
 
 def _network(start: ir.Node) -> list[ir.Node]:
-    found, open_nodes = {start}, [start]
+    network, open_nodes = {start}, [start]
     while open_nodes:
         node = open_nodes.pop()
         near = [value.producer() for value in node.inputs if value is not None]
         near += [use.node for use in node.outputs[0].uses()]
-        for other in near:
-            if other is None or other in found or other.graph is not start.graph:
+        for neighbour in near:
+            if neighbour is None or neighbour in network or neighbour.graph is not start.graph:
                 continue
-            if other.op_type in LOGIC and image(other.outputs[0]) is not None:
-                found.add(other)
-                open_nodes.append(other)
+            if neighbour.op_type in LOGIC and image(neighbour.outputs[0]) is not None:
+                network.add(neighbour)
+                open_nodes.append(neighbour)
     graph = start.graph
     assert graph is not None
-    return [node for node in graph if node in found]
+    return [node for node in graph if node in network]
 
 
 def _mask(rewriter: GraphRewriter, value: ir.Value, masks: dict[ir.Value, ir.Value]) -> ir.Value:
@@ -68,14 +72,14 @@ def _mask(rewriter: GraphRewriter, value: ir.Value, masks: dict[ir.Value, ir.Val
     return masks[value]
 
 
-def _written(rewriter: GraphRewriter, op: str, given: Sequence[ir.Value]) -> ir.Value:
+def _written(rewriter: GraphRewriter, op: str, operands: Sequence[ir.Value]) -> ir.Value:
     if op == "Not":
-        return _inverse(rewriter, given[0])
+        return _inverse(rewriter, operands[0])
     if op == "Xor":
-        negative = rewriter.add("Mul", [given[1], rewriter.scalar(-1.0, given[1])])
-        apart = rewriter.add("Add", [negative, given[0]])
+        negative = rewriter.add("Mul", [operands[1], rewriter.scalar(-1.0, operands[1])])
+        apart = rewriter.add("Add", [negative, operands[0]])
         return rewriter.add("Mul", [apart, apart])
-    return rewriter.add("Mul" if op == "And" else "Max", given)
+    return rewriter.add("Mul" if op == "And" else "Max", operands)
 
 
 def _inverse(rewriter: GraphRewriter, mask: ir.Value) -> ir.Value:
@@ -84,7 +88,7 @@ def _inverse(rewriter: GraphRewriter, mask: ir.Value) -> ir.Value:
 
 
 def _read(
-    rewriter: GraphRewriter, reader: ir.Node, made: ir.Value, masks: dict[ir.Value, ir.Value]
+    rewriter: GraphRewriter, reader: ir.Node, condition: ir.Value, masks: dict[ir.Value, ir.Value]
 ) -> bool:
     """Write a Cast to numbers or a Where that reads a condition; False: it is neither."""
     result = reader.outputs[0]
@@ -92,14 +96,14 @@ def _read(
         return False
     if reader.op_type == "Cast" and not result.is_graph_output():
         rewriter.replace(reader)
-        rewriter.replace_uses(result, masks[made])
+        rewriter.replace_uses(result, masks[condition])
         return True
-    if reader.op_type != "Where" or reader.inputs[0] is not made or image(result) is None:
+    if reader.op_type != "Where" or reader.inputs[0] is not condition or image(result) is None:
         return False
     if not all(finite(value) for value in reader.inputs[1:]):
         return False
     rewriter.replace(reader)
-    mask = masks[made]
+    mask = masks[condition]
     parts = [
         rewriter.add("Mul", [share, value])
         for value, share in zip(reader.inputs[1:], (mask, _inverse(rewriter, mask)), strict=True)

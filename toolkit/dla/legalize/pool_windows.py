@@ -76,9 +76,9 @@ def average_conv(site: Site) -> Outcome:
 
 
 def average_inclusive(site: Site) -> Outcome:
-    """Count the padding, then scale each place by the size of its window over what it held."""
-    window, came, made = _plain(site), image(site.data), image(site.output)
-    if isinstance(window, str) or came is None or made is None:
+    """Count the padding, then scale each output by its window's size over the elements in it."""
+    window, input_shape, output_shape = _plain(site), image(site.data), image(site.output)
+    if isinstance(window, str) or input_shape is None or output_shape is None:
         return window if isinstance(window, str) else "it needs a 4-D map of known size"
     pads = window.pads or ()
     if not any(pads) or site.view.integer("count_include_pad", 0):
@@ -89,17 +89,22 @@ def average_inclusive(site: Site) -> Outcome:
         "pads": pads,
         "count_include_pad": 1,
     }
-    held = [_held(came[2 + axis], made[2 + axis], window, pads[axis], axis) for axis in range(2)]
-    scale = math.prod(window.kernel) / np.outer(held[0], held[1])
-    whole = np.broadcast_to(scale, (1, *made[1:]))
+    counts = [
+        _elements_in_windows(
+            input_shape[2 + axis], output_shape[2 + axis], window, pads[axis], axis
+        )
+        for axis in range(2)
+    ]
+    scale = math.prod(window.kernel) / np.outer(counts[0], counts[1])
+    whole = np.broadcast_to(scale, (1, *output_shape[1:]))
     average = site.rewriter.add("AveragePool", [site.data], attributes)
     scaled = site.rewriter.add("Mul", [average, site.rewriter.constant(whole, site.data)])
     return site.replaced_by(scaled)
 
 
-def _held(size: int, made: int, window: Window, pad: int, axis: int) -> list[int]:
-    """How many elements each window along an axis holds."""
-    starts = [index * window.strides[axis] - pad for index in range(made)]
+def _elements_in_windows(size: int, count: int, window: Window, pad: int, axis: int) -> list[int]:
+    """Return how many elements each window along an axis covers, padding excluded."""
+    starts = [index * window.strides[axis] - pad for index in range(count)]
     return [min(size, s + window.kernel[axis]) - max(0, s) for s in starts]
 
 

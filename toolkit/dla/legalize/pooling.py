@@ -56,10 +56,10 @@ def mean_conv(site: Site) -> Outcome:
     weight = 1.0 if site.node.op_type in SUMS else 1.0 / math.prod(window)
     taps = site.rewriter.constant(np.full((shape[1], 1, *window), weight), site.data)
     data = _prepared(site)
-    made = site.rewriter.add(
+    result = site.rewriter.add(
         "Conv", [data, taps], {"group": shape[1], "kernel_shape": window, "strides": (1, 1)}
     )
-    return _finish(site, made)
+    return _finish(site, result)
 
 
 def over_channels(site: Site) -> Outcome:
@@ -96,10 +96,10 @@ def keep_dims(site: Site) -> Outcome:
         return "it needs a 4-D map of known size whose reduced axes are dropped"
     inputs, attributes = [site.data], {"keepdims": 1}
     if site.value(1) is None:
-        made = site.rewriter.add("ReduceMax", inputs, {**attributes, "axes": tuple(sorted(axes))})
+        result = site.rewriter.add("ReduceMax", inputs, {**attributes, "axes": tuple(sorted(axes))})
     else:
-        made = site.rewriter.add("ReduceMax", [*inputs, site.value(1)], attributes)
-    return _finish(site, made)
+        result = site.rewriter.add("ReduceMax", [*inputs, site.value(1)], attributes)
+    return _finish(site, result)
 
 
 def average(
@@ -125,9 +125,9 @@ def global_average(rewriter: GraphRewriter, data: ir.Value) -> ir.Value:
     shape = image(data)
     assert shape is not None
     steps = paired(padded_steps(shape[2]), padded_steps(shape[3]))
-    made = average(rewriter, data, steps)
+    result = average(rewriter, data, steps)
     factor = _inflation(shape[2:], steps)
-    return made if factor == 1.0 else rewriter.add("Mul", [made, rewriter.scalar(factor, data)])
+    return result if factor == 1.0 else rewriter.add("Mul", [result, rewriter.scalar(factor, data)])
 
 
 def reduced_axes(site: Site) -> frozenset[int] | None:
@@ -154,12 +154,12 @@ def _spatial(
     steps = steps_of(window)
     if isinstance(steps, str):
         return steps
-    made = average(site.rewriter, _prepared(site), steps)
+    result = average(site.rewriter, _prepared(site), steps)
     factor = _inflation(window, steps)
     factor *= math.prod(window) if site.node.op_type in SUMS else 1.0
     if factor != 1.0:
-        made = site.rewriter.add("Mul", [made, site.rewriter.scalar(factor, site.data)])
-    return _finish(site, made)
+        result = site.rewriter.add("Mul", [result, site.rewriter.scalar(factor, site.data)])
+    return _finish(site, result)
 
 
 def _steps(
@@ -204,11 +204,11 @@ def _negated(rewriter: GraphRewriter, data: ir.Value) -> ir.Value:
     return rewriter.add("Mul", [data, rewriter.scalar(-1.0, data)])
 
 
-def _finish(site: Site, made: ir.Value) -> Outcome:
-    """Replace the site by `made` in the shape of the output: reduced axes may be dropped."""
+def _finish(site: Site, result: ir.Value) -> Outcome:
+    """Replace the site by `result` in the shape of the output: reduced axes may be dropped."""
     shape = site.view.outputs[0].shape
     sizes = [size for size in shape or () if isinstance(size, int)]
     if not site.view.integer("keepdims", 1):
         site.rewriter.sinks = True  # a reduction that drops its axes has always held a view
-        made = site.rewriter.reshape(made, sizes)
-    return site.replaced_by(made)
+        result = site.rewriter.reshape(result, sizes)
+    return site.replaced_by(result)

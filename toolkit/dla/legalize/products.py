@@ -25,8 +25,8 @@ def matmul_last(site: Site) -> Outcome:
     rewriter = site.rewriter
     turned = rewriter.add("Transpose", [site.data], {"perm": (0, 3, 1, 2)})
     weights = rewriter.constant(matrix.T[:, :, None, None], site.data)
-    made = rewriter.add("Conv", [turned, weights], {"kernel_shape": (1, 1)})
-    return site.replaced_by(rewriter.add("Transpose", [made], {"perm": (0, 2, 3, 1)}))
+    product = rewriter.add("Conv", [turned, weights], {"kernel_shape": (1, 1)})
+    return site.replaced_by(rewriter.add("Transpose", [product], {"perm": (0, 2, 3, 1)}))
 
 
 def long_stride(site: Site) -> Outcome:
@@ -40,11 +40,11 @@ def long_stride(site: Site) -> Outcome:
     if isinstance(block, str):
         return block
     kernel = tuple(-(-size // block) for size in window.kernel)
-    made = image(site.output) or shape
+    output_shape = image(site.output) or shape
     for axis in (0, 1):
         length = shape[2 + axis] + window.pads[axis] + window.pads[2 + axis]
         fits = (length // block - kernel[axis]) // (window.strides[0] // block) + 1
-        if shape[2 + axis] % block or fits != made[2 + axis]:
+        if shape[2 + axis] % block or fits != output_shape[2 + axis]:
             return f"the map is not made of blocks of {block}"
     data = gather_blocks(site.rewriter, site.data, space_to_depth_order(shape[1], block))
     stride = window.strides[0] // block
@@ -54,8 +54,8 @@ def long_stride(site: Site) -> Outcome:
         "pads": tuple(pad // block for pad in window.pads),
     }
     moved = site.rewriter.constant(_moved(weights, kernel, block), site.data)
-    made_by = site.rewriter.add("Conv", [data, moved, *site.node.inputs[2:]], attributes)
-    return site.replaced_by(made_by)
+    result = site.rewriter.add("Conv", [data, moved, *site.node.inputs[2:]], attributes)
+    return site.replaced_by(result)
 
 
 def _block(window: Window) -> int | str:
@@ -74,9 +74,9 @@ def _block(window: Window) -> int | str:
 
 def _moved(weights: NDArray[Any], kernel: tuple[int, ...], block: int) -> NDArray[Any]:
     """The weights for blocks moved to channels: row, column, channel, as space to depth orders."""
-    made, came, height, width = weights.shape
-    wide = np.zeros((made, came, kernel[0] * block, kernel[1] * block), weights.dtype)
+    filters, channels, height, width = weights.shape
+    wide = np.zeros((filters, channels, kernel[0] * block, kernel[1] * block), weights.dtype)
     wide[:, :, :height, :width] = weights
-    parts = wide.reshape(made, came, kernel[0], block, kernel[1], block)
-    moved: NDArray[Any] = parts.transpose(0, 3, 5, 1, 2, 4).reshape(made, -1, *kernel)
+    parts = wide.reshape(filters, channels, kernel[0], block, kernel[1], block)
+    moved: NDArray[Any] = parts.transpose(0, 3, 5, 1, 2, 4).reshape(filters, -1, *kernel)
     return moved

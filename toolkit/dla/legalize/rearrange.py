@@ -6,6 +6,7 @@ numbering the elements: where the numbers come out is what the chain does.
 """
 
 from collections.abc import Iterator
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
@@ -90,10 +91,10 @@ def focus(site: Site) -> Outcome:
     source, block = first[0], first[1]
     shape = image(source)
     order: list[NDArray[np.int64]] = []
-    for found in slices:
-        if found is None or found[0] is not source or found[1] != block or shape is None:
+    for piece in slices:
+        if piece is None or piece[0] is not source or piece[1] != block or shape is None:
             return "its inputs are not strided slices of one map"
-        rows, columns = found[2]
+        rows, columns = piece[2]
         maps = np.arange(shape[1])
         corner = [np.full(shape[1], place) for place in (rows, columns)]
         order.append(np.stack([maps, *corner], axis=1))
@@ -141,9 +142,9 @@ def view_identity(site: Site) -> Outcome:
 def view_moves(site: Site) -> Outcome:
     """Write views that move channels, or channels and space, as one convolution."""
     for source in _sources(site.output):
-        made = _moved(site.rewriter, source, site.output)
-        if made is not None:
-            return site.replaced_by(made)
+        moved = _moved(site.rewriter, source, site.output)
+        if moved is not None:
+            return site.replaced_by(moved)
     return "the views move neither channels nor blocks of a 4-D map"
 
 
@@ -191,13 +192,13 @@ def _sources(value: ir.Value) -> Iterator[ir.Value]:
             yield value
 
 
-def _numbered(made: ir.Value, source: ir.Value) -> NDArray[np.int64] | None:
-    """The place in `source` of every element of `made`; None: too many, or a size unknown."""
+def _numbered(result: ir.Value, source: ir.Value) -> NDArray[np.int64] | None:
+    """The place in `source` of every element of `result`; None: too many, or a size unknown."""
     shape = sizes(source)
     if shape is None or int(np.prod(shape)) > MAX_NUMBERED:
         return None
     chain: list[ir.Node] = []
-    value = made
+    value = result
     while value is not source:
         node = value.producer()
         assert node is not None
@@ -218,31 +219,33 @@ def _numbered(made: ir.Value, source: ir.Value) -> NDArray[np.int64] | None:
     return numbers
 
 
-def _unmoved(made: ir.Value, source: ir.Value) -> bool:
-    numbers = _numbered(made, source)
+def _unmoved(result: ir.Value, source: ir.Value) -> bool:
+    numbers = _numbered(result, source)
     return numbers is not None and bool(np.all(np.diff(numbers.reshape(-1)) == 1))
 
 
-def _moved(rewriter: GraphRewriter, source: ir.Value, made: ir.Value) -> ir.Value | None:
-    """Return `made` computed from `source` by a convolution, None where it is no such move."""
-    came, goes = image(source), image(made)
-    if came is None or goes is None or came[0] != goes[0] or 0 in (*came, *goes):
+def _moved(rewriter: GraphRewriter, source: ir.Value, result: ir.Value) -> ir.Value | None:
+    """Return `result` computed from `source` by a convolution, None where it is no such move."""
+    source_shape, result_shape = image(source), image(result)
+    if source_shape is None or result_shape is None or source_shape[0] != result_shape[0]:
         return None
-    numbers = _numbered(made, source)
-    starts = came[1] * came[2] * came[3] * np.arange(came[0])[:, None, None, None]
+    if 0 in (*source_shape, *result_shape):
+        return None
+    numbers = _numbered(result, source)
+    starts = prod(source_shape[1:]) * np.arange(source_shape[0])[:, None, None, None]
     if numbers is None or not np.array_equal(numbers, numbers[:1] + starts):
         return None  # the batch is moved
-    places = np.stack(np.unravel_index(numbers[0], came[1:]), axis=-1)
-    if came[1:] == goes[1:]:
-        return _shuffled(rewriter, source, places)
-    down, across = came[2] / goes[2], came[3] / goes[3]
+    origins = np.stack(np.unravel_index(numbers[0], source_shape[1:]), axis=-1)
+    if source_shape[1:] == result_shape[1:]:
+        return _shuffled(rewriter, source, origins)
+    down, across = source_shape[2] / result_shape[2], source_shape[3] / result_shape[3]
     if down == across > 1 and down == int(down):
-        order = places[:, 0, 0]
-        same = np.array_equal(places, _gathered_at(order, goes, int(down)))
+        order = origins[:, 0, 0]
+        same = np.array_equal(origins, _gathered_at(order, result_shape, int(down)))
         return gather_blocks(rewriter, source, order) if same else None
-    up = goes[2] // came[2]
-    is_up = goes[2:] == (up * came[2], up * came[3])
-    return _scattered(rewriter, source, places, up) if is_up else None
+    up = result_shape[2] // source_shape[2]
+    is_up = result_shape[2:] == (up * source_shape[2], up * source_shape[3])
+    return _scattered(rewriter, source, origins, up) if is_up else None
 
 
 def _shuffled(

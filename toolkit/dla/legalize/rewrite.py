@@ -1,4 +1,4 @@
-"""The form of a rewrite, of the place where it is tried, and of what legalising reports."""
+"""Rewrites, the sites where they are tried, and what legalization reports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,11 +55,11 @@ class Site:
 
     def integers(self, name: str, index: int) -> tuple[int, ...] | None:
         """Integers given as attribute `name` or as constant input `index`; None: neither."""
-        given = self.view.attribute(name)
-        if isinstance(given, tuple):
-            return tuple(int(item) for item in given)
-        if isinstance(given, int):
-            return (given,)
+        attribute = self.view.attribute(name)
+        if isinstance(attribute, tuple):
+            return tuple(int(item) for item in attribute)
+        if isinstance(attribute, int):
+            return (attribute,)
         array = self.array(index)
         return None if array is None else tuple(int(item) for item in array.reshape(-1))
 
@@ -120,7 +120,7 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A rewrite that was made: `verdict` is what kept `node` off the DLA before.
+    """A rewrite that was applied: `verdict` is what kept `node` off the DLA before.
 
     `replaced` are the nodes that are gone, `nodes` those in their place, all of which the DLA
     takes but the `borders`: views and casts left where tensors enter or leave the new form.
@@ -136,7 +136,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """A rewrite that was tried on a refused node and not made, and why."""
+    """A rewrite that was tried on a refused node and not applied, and why."""
 
     rewrite: str
     node: str

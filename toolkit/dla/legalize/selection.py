@@ -22,10 +22,10 @@ def slice_conv(site: Site) -> Outcome:
     ranges, shape = slice_ranges(site.node), image(site.data)
     if isinstance(ranges, str) or shape is None:
         return ranges if isinstance(ranges, str) else "it needs a 4-D map of known size"
-    made = cut_by_conv(site.rewriter, site.data, ranges)
-    if isinstance(made, str):
-        return made
-    return site.replaced_by(made)
+    cut = cut_by_conv(site.rewriter, site.data, ranges)
+    if isinstance(cut, str):
+        return cut
+    return site.replaced_by(cut)
 
 
 def split_conv(site: Site) -> Outcome:
@@ -41,10 +41,10 @@ def split_conv(site: Site) -> Outcome:
         ranges = [range(size) for size in shape]
         ranges[axis] = range(start, start + part[axis])
         start += part[axis]
-        made = cut_by_conv(site.rewriter, site.data, ranges)
-        if isinstance(made, str):
-            return made
-        site.rewriter.replace_uses(value, made)
+        cut = cut_by_conv(site.rewriter, site.data, ranges)
+        if isinstance(cut, str):
+            return cut
+        site.rewriter.replace_uses(value, cut)
     return site.rewriter.replacement()
 
 
@@ -68,8 +68,8 @@ def gather_slice(site: Site) -> Outcome:
     if not np.array_equal(places, np.arange(places[0], places[0] + len(places))):
         return "the indices do not follow each other"
     first = int(places[0])
-    made = crop(site.rewriter, site.data, {axis: (first, first + len(places))})
-    return site.replaced_by(made)
+    cut = crop(site.rewriter, site.data, {axis: (first, first + len(places))})
+    return site.replaced_by(cut)
 
 
 def pad_conv(site: Site) -> Outcome:
@@ -82,12 +82,12 @@ def pad_conv(site: Site) -> Outcome:
     weights = np.zeros((shape[1], 1, *kernel))
     weights[:, :, bottom, right] = 1.0
     around = (top + bottom, left + right)
-    made = site.rewriter.add(
+    padded = site.rewriter.add(
         "Conv",
         [site.data, site.rewriter.constant(weights, site.data)],
         {"group": shape[1], "kernel_shape": kernel, "pads": (*around, *around)},
     )
-    return site.replaced_by(made)
+    return site.replaced_by(padded)
 
 
 def pad_into_conv(site: Site) -> Outcome:
@@ -111,8 +111,8 @@ def pad_into_conv(site: Site) -> Outcome:
             "group": node.attributes.get_int("group", 1),
         }
         site.rewriter.replace(node)
-        made = site.rewriter.add("Conv", [site.data, *node.inputs[1:]], attributes)
-        site.rewriter.replace_uses(node.outputs[0], made)
+        result = site.rewriter.add("Conv", [site.data, *node.inputs[1:]], attributes)
+        site.rewriter.replace_uses(node.outputs[0], result)
     return site.rewriter.replacement()
 
 

@@ -48,18 +48,18 @@ def _cropped(site: Site, *, by_slice: bool) -> Outcome:
     beyond = [max(0, extra[axis] - pads[2 + axis]) for axis in range(2)]
     whole = _unpadded(site, window, (beyond[0], beyond[1]))
     bounds = {2 + axis: (pads[axis], pads[axis] + shape[2 + axis]) for axis in range(2)}
-    came = image(whole)
-    assert came is not None
-    kept = {axis: pair for axis, pair in bounds.items() if pair != (0, came[axis])}
-    made: ir.Value | str = whole
+    shape_before = image(whole)
+    assert shape_before is not None
+    kept = {axis: pair for axis, pair in bounds.items() if pair != (0, shape_before[axis])}
+    result: ir.Value | str = whole
     if kept and by_slice:
-        made = crop(site.rewriter, whole, kept)
+        result = crop(site.rewriter, whole, kept)
     elif kept:
-        ranges = [range(*bounds.get(axis, (0, came[axis]))) for axis in range(4)]
-        made = cut_by_conv(site.rewriter, whole, ranges)
-    if isinstance(made, str):
-        return made
-    return site.replaced_by(made)
+        ranges = [range(*bounds.get(axis, (0, shape_before[axis]))) for axis in range(4)]
+        result = cut_by_conv(site.rewriter, whole, ranges)
+    if isinstance(result, str):
+        return result
+    return site.replaced_by(result)
 
 
 def _window(site: Site) -> Window | str:
@@ -77,10 +77,10 @@ def _window(site: Site) -> Window | str:
 
 
 def _extra(site: Site) -> tuple[int, int]:
-    given = site.view.attribute("output_padding")
-    if not isinstance(given, tuple) or len(given) != 2:
+    padding = site.view.attribute("output_padding")
+    if not isinstance(padding, tuple) or len(padding) != 2:
         return 0, 0
-    return int(given[0]), int(given[1])
+    return int(padding[0]), int(padding[1])
 
 
 def _unpadded(site: Site, window: Window, beyond: tuple[int, int]) -> ir.Value:
@@ -98,14 +98,14 @@ def _unpadded(site: Site, window: Window, beyond: tuple[int, int]) -> ir.Value:
 
 def _ungrouped(weights: NDArray[Any], groups: int) -> NDArray[Any]:
     """Write [I, O / g, h, w] as [I, O, h, w] with zeros between the groups."""
-    came, made, *kernel = weights.shape
+    inputs, outputs, *kernel = weights.shape
     if groups == 1:
         return weights
-    whole = np.zeros((came, made * groups, *kernel), weights.dtype)
-    share = came // groups
+    whole = np.zeros((inputs, outputs * groups, *kernel), weights.dtype)
+    share = inputs // groups
     for group in range(groups):
-        rows, columns = slice(group * share, (group + 1) * share), slice(group * made, None)
-        whole[rows, columns][:, :made] = weights[rows]
+        rows, columns = slice(group * share, (group + 1) * share), slice(group * outputs, None)
+        whole[rows, columns][:, :outputs] = weights[rows]
     return whole
 
 
