@@ -10,7 +10,7 @@ from device.runtime.emulation.segment_graph import Node
 
 @dataclass(frozen=True, slots=True)
 class PoolingNode:
-    """A window that may depend on the picture: `size` None takes all of it."""
+    """A window that may depend on the input: with `size` None it covers all of it."""
 
     size: tuple[int, int] | None
     strides: tuple[int, int]
