@@ -36,14 +36,14 @@ class TimingCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def times_us(self, gpu: GpuFacts) -> Mapping[str, float]:
         """Return what was timed on this GPU, in this state."""
-        return next((one.median_us for one in self.devices if one.gpu == gpu), {})
+        return next((device.median_us for device in self.devices if device.gpu == gpu), {})
 
     def with_times(self, gpu: GpuFacts, median_us: Mapping[str, float]) -> "TimingCache":
         """Return the cache with times of a GPU added; new ones replace old ones."""
         merged = {**self.times_us(gpu), **median_us}
-        others = tuple(one for one in self.devices if one.gpu != gpu)
+        rows = tuple(device for device in self.devices if device.gpu != gpu)
         row = DeviceTimes(gpu=gpu, median_us=dict(sorted(merged.items())))
-        return TimingCache(devices=(*others, row))
+        return TimingCache(devices=(*rows, row))
 
 
 class _Version(msgspec.Struct):
@@ -69,23 +69,23 @@ def read_timings(path: Path) -> TimingCache:
         raise TimingCacheError(f"timing cache {path} cannot be read: {error.strerror}") from error
     try:
         version = msgspec.json.decode(data, type=_Version).tandem_timings
-        found = msgspec.json.decode(data, type=TimingCache) if version == FORMAT else None
+        cache = msgspec.json.decode(data, type=TimingCache) if version == FORMAT else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TimingCacheError(
             f"timing cache {path} is damaged ({error}); delete it, and it is measured again"
         ) from error
-    if found is None:
+    if cache is None:
         raise TimingCacheError(
             f"timing cache {path} has format {version}, this Tandem reads {FORMAT}; "
             "give another file"
         )
-    gpus: Sequence[GpuFacts] = [one.gpu for one in found.devices]
+    gpus: Sequence[GpuFacts] = [device.gpu for device in cache.devices]
     if len(set(gpus)) != len(gpus):
         raise TimingCacheError(
             f"timing cache {path} is damaged: it names a GPU twice; delete it, and it is "
             "measured again"
         )
-    return found
+    return cache
 
 
 def add_timings(path: Path, gpu: GpuFacts, median_us: Mapping[str, float]) -> None:

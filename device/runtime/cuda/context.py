@@ -100,11 +100,13 @@ class Context:
 
     def function(self, module: c_void_p, name: str, shared_bytes: int) -> c_void_p:
         """Return a kernel of a module, allowed to take this much shared memory."""
-        found = c_void_p()
-        self.call("cuModuleGetFunction", byref(found), module, name.encode())
+        function = c_void_p()
+        self.call("cuModuleGetFunction", byref(function), module, name.encode())
         if shared_bytes > _DEFAULT_SHARED_BYTES:
-            self._driver.call("cuFuncSetAttribute", found, MAX_DYNAMIC_SHARED_BYTES, shared_bytes)
-        return found
+            self._driver.call(
+                "cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED_BYTES, shared_bytes
+            )
+        return function
 
     def stream(self) -> "Stream":
         """Return a new queue of work."""
@@ -179,7 +181,9 @@ class Stream:
         `early`: its blocks may come to the GPU before the kernel before it in the stream has ended,
         because they wait for that by themselves. Where the driver cannot, it starts as others do.
         """
-        addresses = (c_void_p * len(parameters))(*(ctypes.addressof(one) for one in parameters))
+        addresses = (c_void_p * len(parameters))(
+            *(ctypes.addressof(parameter) for parameter in parameters)
+        )
         if early and self._starts_early:
             allowed = LaunchAttribute(id=PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
             config = LaunchConfig(

@@ -59,16 +59,16 @@ def read_gpu(index: int = 0) -> GpuFacts:
 
 def driver_version(text: str) -> str:
     """Read the version out of what the kernel module or L4T says of itself, "" if it says none."""
-    found = _DRIVER_VERSION.search(text)
-    if found is None:
+    match = _DRIVER_VERSION.search(text)
+    if match is None:
         return ""
-    return found[1] or f"{found[2]}.{found[3]}"
+    return match[1] or f"{match[2]}.{match[3]}"
 
 
 def power_mode(text: str) -> str:
     """Read nvpmodel's number of the mode out of its status, "" if it says none."""
-    found = _POWER_MODE.search(text)
-    return str(int(found[1])) if found else ""
+    match = _POWER_MODE.search(text)
+    return str(int(match[1])) if match else ""
 
 
 def _text(path: Path) -> str:

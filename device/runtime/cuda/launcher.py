@@ -27,18 +27,18 @@ class Launcher:
         Those whose kernels wait by themselves start early; the others wait for all before them.
         Raises CudaError.
         """
-        for one in launches:
-            kernel = self._implementation.kernels[one.kernel]
+        for launch in launches:
+            kernel = self._implementation.kernels[launch.kernel]
             self._stream.launch(
-                self._program.function(one.kernel),
+                self._program.function(launch.kernel),
                 (
-                    evaluate(one.grid[0], point),
-                    evaluate(one.grid[1], point),
-                    evaluate(one.grid[2], point),
+                    evaluate(launch.grid[0], point),
+                    evaluate(launch.grid[1], point),
+                    evaluate(launch.grid[2], point),
                 ),
                 kernel.threads,
                 kernel.shared_bytes,
-                [self._parameter(argument, point) for argument in one.arguments],
+                [self._parameter(argument, point) for argument in launch.arguments],
                 early=kernel.waits,
             )
 

@@ -23,7 +23,9 @@ class Program:
         Raises CudaError if the driver refuses.
         """
         self._kernels = implementation.kernels
-        self._cubins = {one.cubin: engine.entry(one.cubin) for one in implementation.kernels}
+        self._cubins = {
+            kernel.cubin: engine.entry(kernel.cubin) for kernel in implementation.kernels
+        }
         self._modules: dict[str, c_void_p] = {}
         self._functions: dict[int, c_void_p] = {}
         self._lock = threading.Lock()
@@ -41,11 +43,11 @@ class Program:
         """Return a kernel, loaded now if nobody asked for it before; raises CudaError."""
         with self._lock:
             if kernel not in self._functions:
-                one = self._kernels[kernel]
-                if one.cubin not in self._modules:
-                    self._modules[one.cubin] = self._context.load(self._cubins[one.cubin])
+                compiled = self._kernels[kernel]
+                if compiled.cubin not in self._modules:
+                    self._modules[compiled.cubin] = self._context.load(self._cubins[compiled.cubin])
                 self._functions[kernel] = self._context.function(
-                    self._modules[one.cubin], one.function, one.shared_bytes
+                    self._modules[compiled.cubin], compiled.function, compiled.shared_bytes
                 )
             return self._functions[kernel]
 

@@ -32,18 +32,18 @@ class Shared(Generic[K, V]):
         with self._lock:
             if key not in self._held:
                 self._held[key] = _Held(make(), 0)
-            held = self._held[key]
-            held.users += 1
-            return held.value
+            entry = self._held[key]
+            entry.users += 1
+            return entry.value
 
     def give_back(self, key: K) -> None:
         """Say that one user needs the value no more."""
         with self._lock:
-            held = self._held[key]
-            held.users -= 1
-            if held.users == 0:
+            entry = self._held[key]
+            entry.users -= 1
+            if entry.users == 0:
                 del self._held[key]
-                self._give_up(held.value)
+                self._give_up(entry.value)
 
     def __len__(self) -> int:
         """Return how many values are held."""

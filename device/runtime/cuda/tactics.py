@@ -27,19 +27,19 @@ def tactic_key(
     dimensions.
     """
     rows = []
-    for one in launches:
-        kernel = kernels[one.kernel]
+    for launch in launches:
+        kernel = kernels[launch.kernel]
         arguments = [
             evaluate(a.value, point) if isinstance(a, Int32) else type(a).__name__
-            for a in one.arguments
+            for a in launch.arguments
         ]
         rows.append(
             (
-                cubin_sha256(one.kernel),
+                cubin_sha256(launch.kernel),
                 kernel.function,
                 kernel.threads,
                 kernel.shared_bytes,
-                [evaluate(side, point) for side in one.grid],
+                [evaluate(side, point) for side in launch.grid],
                 arguments,
             )
         )
