@@ -1,4 +1,4 @@
-"""Puts a segment's launches into a stream: manifest values become arguments of the driver."""
+"""Enqueues a segment's launches: manifest values become arguments of the driver."""
 
 import ctypes
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ class Launcher:
     def __init__(
         self, implementation: Cuda, program: Program, workspace: int, stream: Stream
     ) -> None:
-        """Take the address of the workspace; the program stays the caller's to give back."""
+        """Take the address of the workspace; the caller releases the program."""
         self._implementation = implementation
         self._program = program
         self._workspace = workspace
         self._stream = stream
 
     def start(self, launches: Sequence[Launch], point: Sequence[int]) -> None:
-        """Put launches into the stream, one after the other, at these sizes of the dimensions.
+        """Enqueue launches, one after the other, at these sizes of the dynamic dimensions.
 
         Those whose kernels wait by themselves start early; the others wait for all before them.
         Raises CudaError.
