@@ -203,13 +203,13 @@ def test_segments_share_a_program_only_with_the_same_kernels(driver: FakeDriver)
         for name in ("first", "second")
     ]
     one, two, three = (
-        program.borrow_program(engine, implementation)  # type: ignore[arg-type]
+        program.acquire_program(engine, implementation)  # type: ignore[arg-type]
         for implementation in (cuda(kernels[0]), cuda(kernels[1]), cuda(kernels[0]))
     )
     assert one[1] is three[1]
     assert one[1] is not two[1]
     for key, _ in (one, two, three):
-        program.give_back_program(key)
+        program.release_program(key)
     assert driver.names.count("cuMemAlloc_v2") == driver.names.count("cuMemFree_v2") == 2
 
 

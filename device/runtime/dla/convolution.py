@@ -203,8 +203,8 @@ def _tap(
     (sy, sx), (dy, dx) = shape.strides, shape.dilations
     top = rows.start * sy + r * dy
     bottom = (rows.stop - 1) * sy + r * dy + 1
-    left = s * dx
-    return picture[:, top:bottom:sy, left : left + (columns - 1) * sx + 1 : sx]
+    first = s * dx
+    return picture[:, top:bottom:sy, first : first + (columns - 1) * sx + 1 : sx]
 
 
 def _by_matrices(picture: Singles, rows: slice, columns: int, kernel: ConvKernel) -> Sums:

@@ -40,7 +40,7 @@ class Product:
         """Return the INT8 result of INT8 x through the output stages."""
         if self.kind == "deconvolution":
             sums = self.sums(x)
-            return np.stack([layers.finish(one, path) for one in sums])
+            return np.stack([layers.finish(image, path) for image in sums])
         image, kernel = self._as_image(x), self._fitted(x)
         rows, columns = kernel.geometry.positions(image.shape[2], image.shape[3])
         outputs = kernel.matrices.shape[0] * kernel.matrices.shape[1]
@@ -174,8 +174,8 @@ def _bias(
 ) -> Floats | None:
     if len(node.inputs) < 3 or not node.inputs[2]:
         return None
-    found = integers.get(node.inputs[2])
-    real = constants[node.inputs[2]] if found is None else found.real()
+    quantized = integers.get(node.inputs[2])
+    real = constants[node.inputs[2]] if quantized is None else quantized.real()
     return real.astype(np.float64).reshape(-1)
 
 
@@ -185,9 +185,11 @@ def _bias_integers(
     """Return b32: as the model stores it where it has the layer's own step, else rounded to it."""
     if bias is None:
         return None
-    found = integers.get(node.inputs[2])
-    if found is not None and np.allclose(_per_channel(found.scale), step, rtol=1e-5, atol=0.0):
-        return found.stored.astype(np.int64).reshape(-1, 1, 1)
+    quantized = integers.get(node.inputs[2])
+    if quantized is not None and np.allclose(
+        _per_channel(quantized.scale), step, rtol=1e-5, atol=0.0
+    ):
+        return quantized.stored.astype(np.int64).reshape(-1, 1, 1)
     return scales.bias_integers(_per_channel(bias), step)
 
 

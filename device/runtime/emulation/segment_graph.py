@@ -48,7 +48,7 @@ class Node:
     def integers(self, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
         """Return an attribute that holds whole numbers."""
         value = self.attributes.get(key)
-        return tuple(int(one) for one in value) if isinstance(value, list) else default
+        return tuple(int(item) for item in value) if isinstance(value, list) else default
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def read_graph(engine: Engine, implementation: Portable, where: str) -> SegmentG
         )
     nodes = []
     for proto in model.graph.node:
-        attributes = {one.name: onnx.helper.get_attribute_value(one) for one in proto.attribute}
+        attributes = {item.name: onnx.helper.get_attribute_value(item) for item in proto.attribute}
         if proto.op_type == "Constant" and "value" in attributes:
             constants[proto.output[0]] = np.asarray(numpy_helper.to_array(attributes["value"]))
             continue
@@ -109,8 +109,8 @@ def read_graph(engine: Engine, implementation: Portable, where: str) -> SegmentG
     return SegmentGraph(
         tuple(nodes),
         constants,
-        {name: tuple(found) for name, found in readers.items()},
-        frozenset(one.name for one in model.graph.output),
+        {name: tuple(nodes_of) for name, nodes_of in readers.items()},
+        frozenset(item.name for item in model.graph.output),
     )
 
 
