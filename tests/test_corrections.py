@@ -348,4 +348,4 @@ def test_the_scale_rules_say_what_they_cost_where_samples_can_tell(
     counted = build_engine(model, "agx-orin-64gb", out, BuildOptions(table=ranges.table))
     assert counted.scale_rules.changes == rules.changes
     assert counted.scale_rules.effects == {}
-    assert any("effect on error is not measured" in note for note in counted.notes)
+    assert any("Give --data to measure the effect" in note for note in counted.notes)
