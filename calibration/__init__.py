@@ -1,9 +1,18 @@
-"""INT8 activation ranges from real data; knows arrays and names, never the graph.
+"""INT8 activation ranges from data; knows arrays and tensor names, never the graph.
 
-`dataset` gives samples, `observer` watches tensors, `threshold` turns what was seen into one amax
-per tensor, `calibrate` does the three in one pass, `state` keeps and merges what was seen, `table`
-keeps the result, `channels` counts what never leaves zero, and `compare` tells how far a quantised
-output is from its reference.
+calibrate         one pass over the data: samples -> histograms -> calibration table
+dataset           samples from files; `arrays` reads .npy and .npz, `iterable` Python iterables
+samples           the data set protocol, data sets in memory, batches
+observer          mergeable histograms and exact extremes of tensors
+state             histograms as a file that merges and resumes
+threshold         the methods, histogram -> amax: `entropy`, `percentile`, `mse`
+threshold_search  the threshold of least loss over the bins of a histogram
+auto              chooses the range of each tensor by trials; `trials` counts and compares them
+budget            the largest share of work in INT8 within an accuracy budget
+channels          channels that are zero in every sample
+table             the calibration table as a file
+trt_cache         TensorRT calibration caches
+compare           SQNR and cosine of two arrays; differences of two sets of ranges
 """
 
 from calibration.calibrate import (

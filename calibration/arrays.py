@@ -1,7 +1,7 @@
-"""Arrays on disk: a .npy file or the members of a .npz file, cut into samples for the inputs.
+"""Read samples from .npy files and the members of .npz files.
 
-Headers are read and checked against the length of the data first; then one sample is in memory at
-a time, never the file.
+Headers are read and checked against the length of the data first. Then one sample is in memory at a
+time, never the file.
 """
 
 import math
@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from calibration.errors import CalibrationError
 
 Sample = dict[str, NDArray[Any]]
-"""What the model is fed with: input name -> array."""
+"""Model inputs: name -> array."""
 
-# What numpy and zipfile raise for damaged files.
+# Exceptions of numpy and zipfile for damaged files.
 _DAMAGED = (
     ValueError,
     TypeError,
@@ -43,7 +43,7 @@ _DAMAGED = (
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input of the model; None is a dimension of any size. `dtype`: numpy's name."""
+    """A model input; a dimension of None has any size. `dtype`: numpy name."""
 
     name: str
     shape: tuple[int | None, ...]
@@ -52,7 +52,7 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class Cut:
-    """How an array is cut: `samples` of `shape` each, then `rest` rows too few for a batch."""
+    """The layout of an array: `samples` of `shape`, then `rest` rows that do not fill a batch."""
 
     samples: int
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ class Cut:
 
 
 def count_samples(path: Path, inputs: Sequence[InputSpec]) -> tuple[int, int]:
-    """Read the headers of a file: its samples, and its last rows too few to fill a batch."""
+    """Read the headers of a file; return its samples and the rows that do not fill a batch."""
     with ExitStack() as stack:
         cuts = [cut for _, cut in _open_arrays(path, inputs, stack)]
     if len({cut.samples for cut in cuts}) > 1:
@@ -77,21 +77,21 @@ def count_samples(path: Path, inputs: Sequence[InputSpec]) -> tuple[int, int]:
 def read_samples(
     path: Path, numbers: Sequence[int], inputs: Sequence[InputSpec]
 ) -> Iterator[Sample]:
-    """Read the samples of a file whose numbers (rising) are asked for."""
+    """Read the samples at the indices `numbers` (ascending)."""
     with ExitStack() as stack:
         streams = _open_arrays(path, inputs, stack)
-        before = 0
+        position = 0
         for number in numbers:
             sample = {}
             for spec, (stream, cut) in zip(inputs, streams, strict=True):
                 where = f"{path}, input '{spec.name}', sample {number}"
-                sample[spec.name] = _read_one(stream, cut, number - before, where)
-            before = number + 1
+                sample[spec.name] = _read_sample(stream, cut, number - position, where)
+            position = number + 1
             yield sample
 
 
 def cut_array(shape: tuple[int, ...], dtype: np.dtype[Any], spec: InputSpec, where: str) -> Cut:
-    """Say how an array of `shape` holds samples of `spec`; CalibrationError where it holds none."""
+    """Return how an array of `shape` holds samples of `spec`; raises CalibrationError if not."""
     rank = len(spec.shape)
     if dtype == np.dtype(spec.dtype):
         if len(shape) == rank + 1 and _fits(shape[1:], spec.shape):
@@ -106,9 +106,9 @@ def cut_array(shape: tuple[int, ...], dtype: np.dtype[Any], spec: InputSpec, whe
     raise misfit(shape, dtype, spec, where)
 
 
-def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
-    return len(shape) == len(wanted) and all(
-        want in (None, size) for size, want in zip(shape, wanted, strict=True)
+def _fits(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(expected) and all(
+        expected_size in (None, size) for size, expected_size in zip(shape, expected, strict=True)
     )
 
 
@@ -116,17 +116,17 @@ def misfit(
     shape: tuple[int, ...], dtype: np.dtype[Any], spec: InputSpec, where: str
 ) -> CalibrationError:
     """Return the error for an array that does not fit an input."""
-    wanted = ", ".join("any" if size is None else str(size) for size in spec.shape)
+    expected = ", ".join("any" if size is None else str(size) for size in spec.shape)
     return CalibrationError(
         f"{where} is {dtype} of shape {list(shape)}, but input '{spec.name}' takes {spec.dtype} of "
-        f"shape [{wanted}]: convert the data as the pipeline does"
+        f"shape [{expected}]: convert the data as the pipeline does"
     )
 
 
 def _open_arrays(
     path: Path, inputs: Sequence[InputSpec], stack: ExitStack
 ) -> list[tuple[IO[bytes], Cut]]:
-    """For each input a stream that stands at its first sample, and how to cut it."""
+    """Return for each input a stream at its first sample, and how to cut it."""
     try:
         if path.suffix.lower() == ".npy":
             stream: IO[bytes] = stack.enter_context(path.open("rb"))
@@ -159,14 +159,14 @@ def _open_array(stream: IO[bytes], size: int, spec: InputSpec, where: str) -> tu
         raise CalibrationError(
             f"{where} is stored column by column: save np.ascontiguousarray(array) instead"
         )
-    held, told = size - stream.tell(), math.prod(shape) * dtype.itemsize
-    if held != told or min(shape, default=0) < 0:
-        raise _damaged(where, f"{held} bytes of data, but shape {list(shape)} needs {told}")
+    actual, declared = size - stream.tell(), math.prod(shape) * dtype.itemsize
+    if actual != declared or min(shape, default=0) < 0:
+        raise _damaged(where, f"{actual} bytes of data, but shape {list(shape)} needs {declared}")
     return stream, cut
 
 
-def _read_one(stream: IO[bytes], cut: Cut, skip: int, where: str) -> NDArray[Any]:
-    """The sample after the next `skip` ones; one sample is in memory, not the file."""
+def _read_sample(stream: IO[bytes], cut: Cut, skip: int, where: str) -> NDArray[Any]:
+    """Skip `skip` samples and read the next one."""
     size = math.prod(cut.shape) * cut.dtype.itemsize
     try:
         if skip:

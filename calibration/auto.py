@@ -1,4 +1,4 @@
-"""`auto`: for each tensor the range that does least harm at the outputs, found by trying.
+"""`auto`: choose for each tensor the range with the least error at the outputs, by trials.
 
 Let y_o(s) be output o of the float model on validation sample s, and y_o(s, a) the same with ranges
 a. The error of a, and what sample s adds to it, are
@@ -6,26 +6,25 @@ a. The error of a, and what sample s adds to it, are
     E(a) = mean over s of e_s(a),
     e_s(a) = sum over o of  |y_o(s, a) - y_o(s)|^2 / mean over s' of |y_o(s')|^2
 
-so that E(a) is the sum over outputs of noise to signal: 10^(-SQNR_o / 10), each output counting for
-itself whatever its unit. The candidates of a tensor are what the methods propose for it.
+so that E(a) is the sum over outputs of the noise to signal ratio, 10^(-SQNR_o / 10), whatever their
+units. The candidates of a tensor are the ranges that the methods propose for it.
 
-1. Each method alone, everywhere: of these the start.
-2. Each tensor on its own, all other activations in floating point: the noise that it adds without
-   that of the others, its sensitivity. Noises of tensors add up in good approximation, so one that
-   adds little can gain little and is left as it is.
-3. Tensor by tensor, the most sensitive first, all others held at their current choice: each other
-   candidate.
+1. Try each method for all tensors; the best is the start.
+2. Measure each tensor alone, with all other activations in floating point: its sensitivity. Noises
+   of tensors are nearly additive, so a tensor with little noise has little to gain and is skipped.
+3. Try the other candidates tensor by tensor, the most sensitive first, with all others at their
+   current choice.
 
-Clipping harms few samples much, and rounding harms all of them a little; and data to come hold
-values that the validation samples do not. So a wider range takes the place of a narrower one where
-E is less, but a narrower one only where that is more than chance, with d_s the differences over n
-samples, and m and v their mean and variance:
+Clipping harms few samples much, rounding harms all a little, and future data hold values beyond
+the validation samples. So a wider range replaces a narrower one if E is less; a narrower one only
+if the gain is significant, with d_s the differences over n samples, m and v their mean and
+variance:
 
     m < 0   and   m^2 > z^2 v / n,   z = 2
 
-The same rule chooses the start, from the method with the widest ranges to that with the narrowest.
-A few samples are asked before all others, half of them those with the largest errors, and a
-candidate that is no better there is dropped.
+The same rule chooses the start, from the method with the widest ranges to the narrowest. A few
+samples are tried first, half of them those with the largest errors; a candidate that is no better
+on them is dropped.
 """
 
 import math
@@ -37,32 +36,32 @@ from numpy.typing import NDArray
 
 from calibration.errors import CalibrationError
 from calibration.trials import (
-    LEAST_QUICK,
+    MIN_QUICK,
     QUICK_SHARE,
     Errors,
     Progress,
     Trials,
     decibels,
     mean_of,
-    surely_less,
+    significantly_less,
 )
 
 MAX_TRIALS = 120
-"""How often the model is run over all validation samples at most; parts count as parts."""
-PROVEN = 2.0
-"""z by which a narrower range must be better."""
+"""Maximum number of runs over all validation samples; partial runs count in part."""
+SIGNIFICANT = 2.0
+"""z at which a narrower range is significantly better."""
 NEGLIGIBLE = 0.01
-"""Tensors that add less than this share of E on their own are left as they are."""
+"""Tensors whose sensitivity is below this share of E are skipped."""
 
 SAME = 0.01
-"""Candidates of a tensor that differ by less than this share are tried once: rounding noise goes
-with the square of the range, so theirs differ by less than 0.1 dB. Histogram bins are narrower."""
+"""Candidates that differ by less than this share are tried once: rounding noise is proportional to
+the square of the range, so theirs differ by less than 0.1 dB. Histogram bins are narrower."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorChoice:
-    """What was chosen for a tensor; `sensitivity`: E of it on its own, with the range that the
-    search began with, on the samples that are asked first."""
+    """The choice for a tensor; `sensitivity`: E of it alone, with its range at the start, on the
+    samples that are tried first."""
 
     tensor: str
     amax: float
@@ -72,10 +71,10 @@ class TensorChoice:
 
 @dataclass(frozen=True, slots=True)
 class AutoResult:
-    """`amax` by tensor, and why: `error` is E of it, `single` E of each method everywhere.
+    """`amax` by tensor; `error`: its E; `single`: E of each method for all tensors.
 
-    `choices` come the most sensitive first. `trials` were run; `complete` is False where
-    `max_trials` ended the search early. `start` names the method that the search began with.
+    `choices`: the most sensitive first. `trials`: number of trials; `complete` is False if
+    `max_trials` ended the search early. `start`: the method at the start.
     """
 
     amax: Mapping[str, float]
@@ -88,9 +87,9 @@ class AutoResult:
 
     @property
     def gain_db(self) -> Mapping[str, float]:
-        """By how many dB the noise is less than with each method alone.
+        """Noise reduction in dB against each method alone.
 
-        Negative where a narrower method did better on these samples, but not by more than chance.
+        Negative if a narrower method was better on these samples, but not significantly.
         """
         return {name: decibels(error, self.error) for name, error in self.single.items()}
 
@@ -109,9 +108,9 @@ def choose_ranges(
 
     `candidates`: tensor -> method -> amax, the same methods for each. `errors` measures against
     the float model; `own_errors`, for one tensor at a time, against the model whose activations
-    are all float (its weights may be INT8), None: `errors` does for both. At most `max_trials`
-    calls of the two. `single`: e_s of each method everywhere, None: to be measured. `start`: the
-    method to begin with, None: by the rule above.
+    are all float (its weights may be INT8), None: `errors`. At most `max_trials` calls of the
+    two. `single`: e_s of each method for all tensors, None: measure it. `start`: the first method,
+    None: by the rule above.
 
     Raises CalibrationError: candidates are missing or no ranges, or there are too few trials.
     """
@@ -124,130 +123,146 @@ def choose_ranges(
     search = Trials(errors, max_trials, on_progress)
     if single is None:
         single = {
-            method: search.measure({tensor: found[method] for tensor, found in candidates.items()})
+            method: search.measure(
+                {tensor: amax_of[method] for tensor, amax_of in candidates.items()}
+            )
             for method in methods
         }
-    begin = start or best_single(candidates, single)
-    choice = {tensor: found[begin] for tensor, found in candidates.items()}
-    now = single[begin] if start is None else search.measure(choice)
-    options = {tensor: _distinct(found, choice[tensor]) for tensor, found in candidates.items()}
-    first = _telling(now)
-    sensitivity = _on_their_own(search, choice, options, first, own_errors or errors)
-    least = NEGLIGIBLE * mean_of(now[first])
-    order = [tensor for tensor, noise in sensitivity.items() if noise >= least and options[tensor]]
+    first_method = start or best_single(candidates, single)
+    choice = {tensor: amax_of[first_method] for tensor, amax_of in candidates.items()}
+    current = single[first_method] if start is None else search.measure(choice)
+    options = {tensor: _distinct(amax_of, choice[tensor]) for tensor, amax_of in candidates.items()}
+    quick = _quick_samples(current)
+    sensitivity = _sensitivities(search, choice, options, quick, own_errors or errors)
+    negligible = NEGLIGIBLE * mean_of(current[quick])
+    order = [
+        tensor for tensor, noise in sensitivity.items() if noise >= negligible and options[tensor]
+    ]
     search.expect(sum(len(options[tensor]) for tensor in order))
     for tensor in sorted(order, key=lambda tensor: -sensitivity[tensor]):
         for amax in options[tensor]:
             if search.spent:
                 break
-            found = _measured(search, {**choice, tensor: amax}, now, first)
-            if found is not None and takes_over(found, now, narrower=amax < choice[tensor]):
-                choice[tensor], now = amax, found
+            candidate = _measure(search, {**choice, tensor: amax}, current, quick)
+            if candidate is not None and replaces(
+                candidate, current, narrower=amax < choice[tensor]
+            ):
+                choice[tensor], current = amax, candidate
     return AutoResult(
         amax=choice,
-        choices=_choices(candidates, choice, begin, sensitivity),
-        error=mean_of(now),
-        single={method: mean_of(found) for method, found in single.items()},
+        choices=_choices(candidates, choice, first_method, sensitivity),
+        error=mean_of(current),
+        single={method: mean_of(method_errors) for method, method_errors in single.items()},
         trials=search.trials,
         complete=not search.refused,
-        start=begin,
+        start=first_method,
     )
 
 
 def widest_first(candidates: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:
-    """The methods by the geometric mean of their ranges, the largest first."""
+    """The methods by the geometric mean of their ranges, in descending order."""
     methods = _methods(candidates)
-    width = {name: sum(math.log(found[name]) for found in candidates.values()) for name in methods}
+    width = {
+        name: sum(math.log(amax_of[name]) for amax_of in candidates.values()) for name in methods
+    }
     return tuple(sorted(methods, key=lambda name: -width[name]))
 
 
 def best_single(
     candidates: Mapping[str, Mapping[str, float]], single: Mapping[str, NDArray[np.float64]]
 ) -> str:
-    """The method that no wider one beats, and that beats wider ones by more than chance."""
-    best, *others = widest_first(candidates)
-    for method in others:
-        if takes_over(single[method], single[best], narrower=True):
+    """The method that is significantly better than wider ones."""
+    best, *narrower_methods = widest_first(candidates)
+    for method in narrower_methods:
+        if replaces(single[method], single[best], narrower=True):
             best = method
     return best
 
 
-def takes_over(found: NDArray[np.float64], now: NDArray[np.float64], *, narrower: bool) -> bool:
-    """Whether ranges with the errors `found` take the place of those with the errors `now`."""
-    return surely_less(found, now, PROVEN) if narrower else mean_of(found) < mean_of(now)
+def replaces(
+    candidate: NDArray[np.float64], current: NDArray[np.float64], *, narrower: bool
+) -> bool:
+    """True if ranges with the errors `candidate` replace those with the errors `current`."""
+    return (
+        significantly_less(candidate, current, SIGNIFICANT)
+        if narrower
+        else mean_of(candidate) < mean_of(current)
+    )
 
 
-def _telling(errors: NDArray[np.float64]) -> NDArray[np.intp]:
-    """A quarter of the samples: those with the largest errors, and as many spread evenly."""
-    count = min(errors.size, max(LEAST_QUICK, errors.size // QUICK_SHARE))
+def _quick_samples(errors: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Indices of a quarter of the samples: half with the largest errors, half spread evenly."""
+    count = min(errors.size, max(MIN_QUICK, errors.size // QUICK_SHARE))
     worst = np.argsort(-errors, kind="stable")
     spread = worst[np.arange(count - count // 2) * errors.size // (count - count // 2)]
     chosen: NDArray[np.intp] = np.unique(np.concatenate((worst[: count // 2], spread)))
     return chosen
 
 
-def _on_their_own(
+def _sensitivities(
     search: Trials,
     choice: Mapping[str, float],
     options: Mapping[str, Sequence[float]],
-    first: NDArray[np.intp],
+    quick: NDArray[np.intp],
     errors: Errors,
 ) -> dict[str, float]:
-    """E of each tensor that has a choice while all other activations are float; 0 of the others."""
+    """The sensitivity of each tensor that has a choice; 0 for the others."""
     search.expect(search.trials + len(options))
     return {
-        tensor: mean_of(search.measure({tensor: amax}, first, errors))
+        tensor: mean_of(search.measure({tensor: amax}, quick, errors))
         if options[tensor] and not search.spent
         else 0.0
         for tensor, amax in choice.items()
     }
 
 
-def _measured(
+def _measure(
     search: Trials,
     assignment: Mapping[str, float],
-    now: NDArray[np.float64],
-    first: NDArray[np.intp],
+    current: NDArray[np.float64],
+    quick_samples: NDArray[np.intp],
 ) -> NDArray[np.float64] | None:
-    """Errors on all samples; None if they are no less on the first of them."""
-    quick = search.measure(assignment, first)
-    if mean_of(quick) >= mean_of(now[first]):
+    """Errors on all samples; None if they are no less on the samples that are tried first."""
+    quick_errors = search.measure(assignment, quick_samples)
+    if mean_of(quick_errors) >= mean_of(current[quick_samples]):
         return None
-    found = np.empty_like(now)
-    rest = np.setdiff1d(np.arange(now.size), first)
-    found[first] = quick
+    errors = np.empty_like(current)
+    rest = np.setdiff1d(np.arange(current.size), quick_samples)
+    errors[quick_samples] = quick_errors
     if rest.size:
-        found[rest] = search.measure(assignment, rest)
-    return found
+        errors[rest] = search.measure(assignment, rest)
+    return errors
 
 
 def _methods(candidates: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:
-    """The methods, which must be the same for each tensor."""
+    """Return the methods; raise CalibrationError if tensors differ in them."""
     if not candidates:
         raise CalibrationError("no tensors were given to choose ranges for: give at least one")
     methods = tuple(next(iter(candidates.values())))
-    for tensor, found in candidates.items():
-        if set(found) != set(methods) or not methods:
+    for tensor, amax_of in candidates.items():
+        if set(amax_of) != set(methods) or not methods:
             raise CalibrationError(
-                f"tensor '{tensor}' has candidates by {', '.join(found) or 'no method'}, others by "
+                f"tensor '{tensor}' has candidates by {', '.join(amax_of) or 'no method'}, others "
+                "by "
                 f"{', '.join(methods) or 'no method'}: give each tensor one by each method"
             )
-        wrong = next((name for name, amax in found.items() if not 0.0 < amax < math.inf), None)
-        if wrong is not None:
+        invalid = next((name for name, amax in amax_of.items() if not 0.0 < amax < math.inf), None)
+        if invalid is not None:
             raise CalibrationError(
-                f"method {wrong} proposes amax {found[wrong]} for tensor '{tensor}', but it must "
+                f"method {invalid} proposes amax {amax_of[invalid]} for tensor '{tensor}', but it "
+                "must "
                 "be positive and finite: calibrate again"
             )
     return methods
 
 
-def _distinct(found: Mapping[str, float], start: float) -> tuple[float, ...]:
-    """The candidates, without those that are the same as `start` or as one before."""
-    kept = [start]
-    for amax in found.values():
-        if all(abs(amax - other) > SAME * max(amax, other) for other in kept):
-            kept.append(amax)
-    return tuple(kept[1:])
+def _distinct(amax_of: Mapping[str, float], start: float) -> tuple[float, ...]:
+    """The candidates that differ from `start` and from earlier ones."""
+    distinct = [start]
+    for amax in amax_of.values():
+        if all(abs(amax - known) > SAME * max(amax, known) for known in distinct):
+            distinct.append(amax)
+    return tuple(distinct[1:])
 
 
 def _choices(
@@ -258,8 +273,8 @@ def _choices(
 ) -> tuple[TensorChoice, ...]:
     rows = []
     for tensor, amax in choice.items():
-        found = candidates[tensor]
-        # Methods often agree: the one that the search began with, or the first that proposes it.
-        method = next(name for name in (start, *found) if found[name] == amax)
+        amax_of = candidates[tensor]
+        # Methods often agree: name the start, or the first method that proposes the range.
+        method = next(name for name in (start, *amax_of) if amax_of[name] == amax)
         rows.append(TensorChoice(tensor, amax, method, sensitivity[tensor]))
     return tuple(sorted(rows, key=lambda row: -row.sensitivity))

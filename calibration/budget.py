@@ -1,23 +1,22 @@
-"""`--budget`: the largest INT8 share whose metric stays within an allowed loss, by measuring.
+"""`--budget`: maximize the share of work in INT8 within an allowed loss of a metric.
 
 Let N be the nodes that can compute in INT8, M(F) the metric with the nodes F kept in floating point
-(larger is better), and macs(n) the work of a node. Wanted is
+(larger is better), and macs(n) the work of a node. The problem is
 
     min over F of  sum of macs(n) over F     with   M(F) >= limit
 
-M is known by measuring only, so the search is greedy, and every answer was measured:
+M can only be measured, so the search is greedy, and every answer is measured:
 
-1. M(N) and M({}). If all of N may be INT8, that is the answer.
-2. The cost of each node on its own: c(n) = M(N) - M(N - {n}), only n in INT8. (Leaving one node
-   out of INT8 would hide it behind another that ruins the metric just as well.) Where M(N) is
-   infinite, as a signal to noise ratio in dB is, c(n) = 10^(-M(N - {n}) / 10), the noise. Coarse
-   metrics such as mAP are flat near the float model: a fine one tells equal costs apart.
-3. Nodes by c(n) / w(n), the dearest first, with w(n) the node's share of the work and a little for
-   the node itself; the shortest beginning of this list that, kept in float, meets the limit is
-   found by bisection.
-4. Each node of it, the cheapest first, is given back to INT8 if the limit still holds then.
+1. Measure M(N) and M({}). If M({}) meets the limit, all nodes are INT8.
+2. Measure the cost of each node alone in INT8: c(n) = M(N) - M(N - {n}). (With only n in floating
+   point, another node that ruins the metric would hide it.) If M(N) is infinite, as an SQNR in dB
+   is, c(n) = 10^(-M(N - {n}) / 10), the noise. Coarse metrics such as mAP are flat near the float
+   model: a finer metric orders equal costs.
+3. Sort nodes by c(n) / w(n), descending, with w(n) the node's work plus a constant per node. Find
+   by bisection the shortest prefix of this list that, in floating point, meets the limit.
+4. Return each node of it to INT8, the cheapest first, if the limit still holds.
 
-So no single node of the answer can be given back; a better exchange of several nodes may exist.
+So no single node of the answer can return to INT8; a better exchange of several may exist.
 """
 
 import math
@@ -28,13 +27,13 @@ from typing import Literal
 from calibration.errors import CalibrationError
 
 MAX_TRIALS = 400
-"""How often the metric is measured at most."""
+"""Maximum number of measurements of the metric."""
 NODE_WEIGHT = 0.01
-"""What a node counts beside its work, as a share of the average work of a node."""
+"""Constant part of w(n), as a share of the average work of a node."""
 
 Kind = Literal["loss", "percent", "least"]
 Measure = Callable[[frozenset[str]], float]
-"""The nodes kept in floating point -> metric; not a number: worthless."""
+"""The nodes kept in floating point -> metric; NaN: unusable."""
 Progress = Callable[[int, int], None]
 """Called after each trial with (trials done, trials allowed)."""
 
@@ -43,40 +42,40 @@ EXAMPLES = "'map50:-0.5' (in its unit), 'cosine:-1%' (of the float value) or 'sq
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What is allowed: `metric` may lose `amount` (kind "loss", in its unit; "percent", of the
-    float model's value) or must be `amount` at "least"."""
+    """An accuracy budget: `metric` may lose `amount` (kind "loss", in its unit; "percent", of the
+    float model's value) or must be at least `amount` (kind "least")."""
 
     metric: str
     kind: Kind
     amount: float
 
     def limit(self, float_value: float) -> float:
-        """The least value of the metric that is allowed.
+        """The minimum of the metric.
 
-        Raises CalibrationError: the float model has less, or no loss is defined from its value.
+        Raises CalibrationError: the float model is below it, or its metric is not finite.
         """
         if self.kind != "least" and not math.isfinite(float_value):
             raise CalibrationError(
                 f"the float model's {self.metric} is {float_value}, from which no loss can be "
                 f"counted: give the least value instead, such as '{self.metric}:30'"
             )
-        least = {
+        minimum = {
             "loss": float_value - self.amount,
             "percent": float_value - abs(float_value) * self.amount / 100.0,
             "least": self.amount,
         }[self.kind]
-        if not float_value >= least:
+        if not float_value >= minimum:
             raise CalibrationError(
                 f"the float model itself has {self.metric} {float_value:g}, but the budget asks "
-                f"for at least {least:g}: ask for less"
+                f"for at least {minimum:g}: ask for less"
             )
-        return least
+        return minimum
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCost:
-    """`value`: the metric with this node alone in INT8, NaN if it was not measured; `cost`: c(n)
-    of the module (negative: chance)."""
+    """`value`: the metric with this node alone in INT8, NaN if not measured; `cost`: c(n) of the
+    module (negative: noise)."""
 
     node: str
     macs: float
@@ -85,9 +84,9 @@ class NodeCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One measurement on the way: `keep_float` so many nodes, `value` of the metric, `share` of
-    the work in INT8, and whether it `fits` the limit."""
+class BudgetTrial:
+    """A measurement: number of nodes in `keep_float`, `value` of the metric, `share` of the work in
+    INT8, and whether it `fits` the limit."""
 
     action: str
     keep_float: int
@@ -98,11 +97,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class BudgetResult:
-    """The nodes that stay in floating point, and why.
+    """The nodes that stay in floating point.
 
-    `float_value`, `int8_value`, `value`: the metric of the float model, with all nodes in INT8,
-    and of the answer; `limit` the least allowed. `share`: of the work in INT8, 0 to 1. `costs` the
-    dearest first. `complete` is False where `max_trials` ended the search early.
+    `float_value`, `int8_value`, `value`: the metric of the float model, with all nodes in INT8, and
+    of the answer; `limit`: its minimum. `share`: work in INT8, 0 to 1. `costs`: in descending
+    order. `complete` is False if `max_trials` ended the search early.
     """
 
     keep_float: frozenset[str]
@@ -112,7 +111,7 @@ class BudgetResult:
     limit: float
     share: float
     costs: tuple[NodeCost, ...]
-    path: tuple[Step, ...]
+    path: tuple[BudgetTrial, ...]
     complete: bool
 
 
@@ -143,10 +142,10 @@ def largest_int8_share(
     max_trials: int = MAX_TRIALS,
     on_progress: Progress | None = None,
 ) -> BudgetResult:
-    """Find which nodes have to stay in floating point.
+    """Find the nodes that must stay in floating point.
 
-    `macs`: the work of each node that can be INT8, in any unit. `fine` is a second metric, larger
-    is better, that tells nodes of equal cost apart. At most `max_trials` measurements.
+    `macs`: the work of each node that can be INT8, in any unit. `fine`: a second metric, larger is
+    better, that orders nodes of equal cost. At most `max_trials` measurements.
 
     Raises CalibrationError: there is nothing to choose, or no limit (see `Budget.limit`).
     """
@@ -159,15 +158,15 @@ def largest_int8_share(
     if not search.fits(int8_value):
         costs = _costs(search, float_value, fine)
         _shorten(search, [row.node for row in costs])
-        _give_back(search, [row.node for row in reversed(costs)])
-    kept, value = search.best
+        _return_to_int8(search, [row.node for row in reversed(costs)])
+    keep_float, value = search.best
     return BudgetResult(
-        keep_float=kept,
+        keep_float=keep_float,
         float_value=float_value,
         int8_value=int8_value,
         value=value,
         limit=search.limit,
-        share=search.share(kept),
+        share=search.share(keep_float),
         costs=costs,
         path=tuple(search.path),
         complete=not search.refused,
@@ -175,7 +174,7 @@ def largest_int8_share(
 
 
 class _Search:
-    """Measures, remembers what was measured, and keeps the best that fits."""
+    """Measures with a cache, and keeps the best answer within the limit."""
 
     def __init__(
         self,
@@ -186,7 +185,7 @@ class _Search:
     ) -> None:
         self.macs = macs
         self.limit = -math.inf
-        self.path: list[Step] = []
+        self.path: list[BudgetTrial] = []
         self.refused = False
         self.best = (frozenset(macs), math.nan)
         self.trials = 0
@@ -196,7 +195,7 @@ class _Search:
         self._on_progress = on_progress
 
     def share(self, keep_float: frozenset[str]) -> float:
-        """Share of the work in INT8; of the nodes where none has work."""
+        """Share of the work in INT8; share of the nodes if none has work."""
         total = math.fsum(self.macs.values())
         if total == 0.0:
             return 1.0 - len(keep_float) / len(self.macs)
@@ -211,16 +210,16 @@ class _Search:
         return value >= self.limit  # false for NaN
 
     def spent(self) -> bool:
-        """Whether no trial is left; asking means that one is wanted."""
+        """True if the limit is reached; then sets `refused`."""
         self.refused = self.refused or self.trials >= self._max_trials
         return self.trials >= self._max_trials
 
     def known(self, keep_float: frozenset[str]) -> bool:
-        """Whether this was measured before; then it is no better than the best."""
+        """True if this was measured before; then it is no better than the best."""
         return keep_float in self._known
 
     def value(self, action: str, keep_float: frozenset[str]) -> float:
-        """Measure, unless it is known; the better of what fits is remembered."""
+        """Measure, unless cached; update the best."""
         if keep_float not in self._known:
             self._known[keep_float] = self._measure(keep_float)
             self.trials += 1
@@ -228,10 +227,13 @@ class _Search:
                 self._on_progress(self.trials, self._max_trials)
         value = self._known[keep_float]
         fits = self.fits(value)
-        self.path.append(Step(action, len(keep_float), value, self.share(keep_float), fits))
-        kept, before = self.best
-        better = (self.share(keep_float), -len(keep_float)) > (self.share(kept), -len(kept))
-        if fits and (better or math.isnan(before)):
+        self.path.append(BudgetTrial(action, len(keep_float), value, self.share(keep_float), fits))
+        best_keep, best_value = self.best
+        better = (self.share(keep_float), -len(keep_float)) > (
+            self.share(best_keep),
+            -len(best_keep),
+        )
+        if fits and (better or math.isnan(best_value)):
             self.best = (keep_float, value)
         return value
 
@@ -239,10 +241,11 @@ class _Search:
 def _check(macs: Mapping[str, float], max_trials: int) -> None:
     if not macs:
         raise CalibrationError("the model has no node that can be INT8: there is nothing to budget")
-    wrong = next((name for name, work in macs.items() if not 0.0 <= work < math.inf), None)
-    if wrong is not None:
+    invalid = next((name for name, work in macs.items() if not 0.0 <= work < math.inf), None)
+    if invalid is not None:
         raise CalibrationError(
-            f"node '{wrong}' has {macs[wrong]} multiplications, but they must be finite and >= 0"
+            f"node '{invalid}' has {macs[invalid]} multiplications, but they must be finite and >= "
+            "0"
         )
     if max_trials < 2:
         raise CalibrationError(
@@ -252,20 +255,20 @@ def _check(macs: Mapping[str, float], max_trials: int) -> None:
 
 
 def _costs(search: _Search, float_value: float, fine: Measure | None) -> tuple[NodeCost, ...]:
-    """Each node alone in INT8; the dearest for its work first."""
-    everything = frozenset(search.macs)
+    """The cost of each node alone in INT8; the largest cost per work first."""
+    all_nodes = frozenset(search.macs)
     keys: dict[str, tuple[float, float]] = {}
     rows: dict[str, NodeCost] = {}
     for node, work in search.macs.items():
         if search.spent():
             break
-        others = everything - {node}
-        value = search.value(f"only {node} in INT8", others)
+        float_nodes = all_nodes - {node}
+        value = search.value(f"only {node} in INT8", float_nodes)
         cost = _cost(float_value, value)
-        second = -fine(others) if fine is not None else 0.0
+        tie_break = -fine(float_nodes) if fine is not None else 0.0
         rows[node] = NodeCost(node, work, value, cost)
-        keys[node] = (cost / search.weight(node), second)
-    # Nodes that could not be measured any more are trusted least.
+        keys[node] = (cost / search.weight(node), tie_break)
+    # Nodes that were not measured come first.
     missing = [node for node in search.macs if node not in rows]
     unknown = [NodeCost(node, search.macs[node], math.nan, math.inf) for node in missing]
     measured = sorted(rows.values(), key=lambda row: keys[row.node], reverse=True)
@@ -282,7 +285,7 @@ def _cost(float_value: float, value: float) -> float:
 
 
 def _shorten(search: _Search, order: Sequence[str]) -> None:
-    """Bisect for the shortest beginning of `order` that meets the limit in floating point."""
+    """Bisect for the shortest prefix of `order` that meets the limit in floating point."""
     low, high = 0, len(order)  # low does not fit; high, all in float, does
     while high - low > 1 and not search.spent():
         middle = (low + high) // 2
@@ -290,12 +293,12 @@ def _shorten(search: _Search, order: Sequence[str]) -> None:
         low, high = (low, middle) if search.fits(value) else (middle, high)
 
 
-def _give_back(search: _Search, order: Sequence[str]) -> None:
+def _return_to_int8(search: _Search, order: Sequence[str]) -> None:
     """Return nodes to INT8 one by one while the limit holds, until none can be returned."""
-    before: frozenset[str] | None = None
-    while search.best[0] != before and not search.refused:
-        before = search.best[0]
+    previous: frozenset[str] | None = None
+    while search.best[0] != previous and not search.refused:
+        previous = search.best[0]
         for node in order:
-            kept, _ = search.best
-            if node in kept and not search.known(kept - {node}) and not search.spent():
-                search.value(f"{node} back to INT8", kept - {node})
+            keep_float, _ = search.best
+            if node in keep_float and not search.known(keep_float - {node}) and not search.spent():
+                search.value(f"{node} back to INT8", keep_float - {node})

@@ -22,7 +22,7 @@ from calibration.threshold import amax_by_method, method_named
 Run = Callable[[Sample], Mapping[str, NDArray[Any]]]
 """Feeds of one sample -> the arrays of (at least) the requested tensors.
 
-They are counted in the thread that called it, before that thread calls it again.
+The calling thread counts them before it calls again.
 """
 Progress = Callable[[int, int], None]
 """Called after each sample with (samples done, samples expected)."""
@@ -30,9 +30,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A file that holds the state of an observation after every `every` samples.
+    """A file with the state of an observation, written after every `every` samples.
 
-    If it is there, the observation goes on from it. A kill loses `every` samples at most.
+    If it exists, the observation resumes from it. A kill loses at most `every` samples.
     """
 
     path: Path
@@ -42,10 +42,10 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Observation:
-    """What one pass saw. `histograms`: one per tensor, in the order requested for.
+    """The result of one pass. `histograms`: one per tensor, in the requested order.
 
-    `requested` samples were expected and `samples` were run; `skipped` says what could not be read.
-    `fed_sha256`: hash of all that the model was fed with.
+    `requested`: samples expected; `samples`: samples run; `skipped`: unreadable ones.
+    `fed_sha256`: hash of all model inputs.
     """
 
     histograms: Mapping[str, Histogram]
@@ -55,16 +55,16 @@ class Observation:
     fed_sha256: str
 
     def state(self, model_sha256: str) -> State:
-        """What can be written, and merged with the states of other data."""
+        """The state, which can be written and merged with those of other data."""
         return State(model_sha256, (Part(self.fed_sha256, self.samples),), self.histograms)
 
 
 @dataclass(frozen=True)
 class CalibrationResult:
-    """The table and what the user should know about how it came about.
+    """The calibration table and notes for the user.
 
     `dead`: tensors that were zero in every sample; their amax is `threshold.DEAD_AMAX`.
-    `constant`: other tensors that held one single number in every sample.
+    `constant`: other tensors that held one value in every sample.
     `samples` may be less than `requested`; `skipped` says why.
     """
 
@@ -90,18 +90,19 @@ def calibrate(
 ) -> CalibrationResult:
     """Run every sample once and give each of `tensors` an amax by `method` (a row of METHODS).
 
-    `resume`: a file that keeps the state on the way. If it is there, the pass goes on where it was
-    stopped, with the same result to the last bit; CalibrationError if it is of another model, of
-    other data or tensors. Memory: `threads` samples with the tensors that `run` returns for them,
-    and 0.6 MiB for each tensor.
+    `resume`: a checkpoint file. If it exists, the pass resumes, with the same result to the last
+    bit; CalibrationError if it is of another model, other data or tensors. Memory: `threads`
+    samples with the tensors that `run` reworkers for them, and 0.6 MiB for each tensor.
     """
-    method_named(method)  # refused before hours of running
-    keep = None if resume is None else Checkpoint(resume, model_sha256)
-    seen = observe_tensors(run, samples, tensors, on_progress, keep, count=count, threads=threads)
-    histograms = seen.histograms
+    method_named(method)  # fails before hours of running
+    checkpoint = None if resume is None else Checkpoint(resume, model_sha256)
+    observation = observe_tensors(
+        run, samples, tensors, on_progress, checkpoint, count=count, threads=threads
+    )
+    histograms = observation.histograms
     table = CalibrationTable(
         method=method,
-        samples=seen.samples,
+        samples=observation.samples,
         data_sha256=samples.sha256(),
         model_sha256=model_sha256,
         tensors=amax_by_method(histograms, [method])[method],
@@ -110,7 +111,9 @@ def calibrate(
     constant = tuple(
         name for name, histogram in histograms.items() if histogram.constant and not histogram.dead
     )
-    return CalibrationResult(table, seen.requested, seen.samples, seen.skipped, dead, constant)
+    return CalibrationResult(
+        table, observation.requested, observation.samples, observation.skipped, dead, constant
+    )
 
 
 def observe_tensors(
@@ -118,25 +121,25 @@ def observe_tensors(
     samples: Dataset,
     tensors: Sequence[str],
     on_progress: Progress | None = None,
-    keep: Checkpoint | None = None,
+    checkpoint: Checkpoint | None = None,
     *,
     count: Counts | None = None,
     threads: int = 1,
 ) -> Observation:
     """Run every sample once and merge the histograms of each of `tensors`.
 
-    `count` counts the numbers of bins, None: `observer.numpy_counts`. `threads` samples are run and
-    counted at a time, each in a thread of its own where it is more than one: `run` must allow that.
-    The result does not depend on it, nor does the error that is raised.
+    `count` counts bin numbers, None: `observer.numpy_counts`. `threads` samples are run and counted
+    at a time; with more than one, `run` must be thread-safe. Neither the result nor the error
+    depends on it.
 
-    Samples that `keep` holds already are read, to see that they are the same, but not run.
+    Samples that `checkpoint` already contains are read and hashed, but not run.
     """
     if not tensors:
         raise CalibrationError(
             "no tensors to calibrate were named: name at least one floating point tensor"
         )
-    histograms, before = _begun(keep, tensors)
-    skip = before.samples if before is not None else 0
+    histograms, saved = _resumed(checkpoint, tensors)
+    skip = saved.samples if saved is not None else 0
     tallies = _Tallies(run, histograms, count)
     digest, read, done = hashlib.sha256(), 0, 0
 
@@ -147,54 +150,60 @@ def observe_tensors(
             if on_progress is not None:
                 on_progress(done, max(read, len(samples)))
 
-    with _InTurn(threads) as turns:
+    with _OrderedWorkers(threads) as workers:
         for number, sample in enumerate(samples):
             digest_sample(digest, sample)
             read = number + 1
             if read <= skip:
                 report(1)
             else:
-                report(turns.put(tallies, number, sample))
-            if keep is not None and (read == skip or (read > skip and read % keep.every == 0)):
-                report(turns.wait())
-                before = _kept(keep, tallies.histograms(), before, Part(digest.hexdigest(), read))
-        report(turns.wait())
+                report(workers.put(tallies, number, sample))
+            if checkpoint is not None and (
+                read == skip or (read > skip and read % checkpoint.every == 0)
+            ):
+                report(workers.wait())
+                saved = _save(
+                    checkpoint, tallies.histograms(), saved, Part(digest.hexdigest(), read)
+                )
+        report(workers.wait())
     if done == 0:
         raise CalibrationError("the calibration data held no sample: give at least one")
     fed = Part(digest.hexdigest(), done)
     histograms = tallies.histograms()
-    if keep is not None:
-        _kept(keep, histograms, before, fed)
+    if checkpoint is not None:
+        _save(checkpoint, histograms, saved, fed)
     return Observation(histograms, samples.requested, done, samples.skipped, fed.sha256)
 
 
 class _Tallies:
-    """What was seen of all tensors; several threads may add samples at a time, in any order."""
+    """The histograms of all tensors while they grow; threads may add samples in any order."""
 
-    def __init__(self, run: Run, begun: Mapping[str, Histogram], count: Counts | None) -> None:
+    def __init__(self, run: Run, histograms: Mapping[str, Histogram], count: Counts | None) -> None:
         self._run = run
-        self._tallies = {name: (Tally(name, count, seen), Lock()) for name, seen in begun.items()}
+        self._tallies = {
+            name: (Tally(name, count, histogram), Lock()) for name, histogram in histograms.items()
+        }
 
     def add(self, number: int, sample: Sample) -> None:
-        found = self._run(sample)
-        for name, (tally, mine) in self._tallies.items():
-            values = _tensor(found, name, number)
-            with mine:
+        arrays = self._run(sample)
+        for name, (tally, lock) in self._tallies.items():
+            values = _tensor(arrays, name, number)
+            with lock:
                 tally.add(values, number)
 
     def histograms(self) -> dict[str, Histogram]:
         return {name: tally.histogram() for name, (tally, _) in self._tallies.items()}
 
 
-class _InTurn:
-    """Adds samples in `threads` threads, or in the caller's; their errors come in their order."""
+class _OrderedWorkers:
+    """Adds samples in `threads` threads, or in the caller's; errors are raised in sample order."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "calibrate") if threads > 1 else None
         self._waiting: deque[Future[None]] = deque()
 
-    def __enter__(self) -> "_InTurn":
+    def __enter__(self) -> "_OrderedWorkers":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -202,59 +211,60 @@ class _InTurn:
             self._pool.shutdown(cancel_futures=True)
 
     def put(self, tallies: _Tallies, number: int, sample: Sample) -> int:
-        """Add a sample now or soon; how many were added since the last call."""
+        """Add a sample now or later; return the number added since the last call."""
         if self._pool is None:
             tallies.add(number, sample)
             return 1
         # A copy: a loader may write the next sample into the same memory.
-        own = {name: array.copy() for name, array in sample.items()}
-        self._waiting.append(self._pool.submit(tallies.add, number, own))
+        copied = {name: array.copy() for name, array in sample.items()}
+        self._waiting.append(self._pool.submit(tallies.add, number, copied))
         return sum(1 for _ in self._finished(self._threads))
 
     def wait(self) -> int:
-        """Wait for all samples; how many were added since the last call."""
+        """Wait for all samples; return the number added since the last call."""
         return sum(1 for _ in self._finished(0))
 
-    def _finished(self, left: int) -> Iterator[None]:
-        while len(self._waiting) > left:
+    def _finished(self, remaining: int) -> Iterator[None]:
+        while len(self._waiting) > remaining:
             yield self._waiting.popleft().result()
 
 
-def _begun(
-    keep: Checkpoint | None, tensors: Sequence[str]
+def _resumed(
+    checkpoint: Checkpoint | None, tensors: Sequence[str]
 ) -> tuple[dict[str, Histogram], Part | None]:
-    """The histograms to begin with, and the samples that are in them."""
-    if keep is None or not keep.path.exists():
+    """The histograms of the checkpoint, or empty ones, and the samples in them."""
+    if checkpoint is None or not checkpoint.path.exists():
         return dict.fromkeys(tensors, Histogram()), None
-    state = read_state(keep.path)
-    check_same(str(keep.path), state, keep.model_sha256, dict.fromkeys(tensors))
+    state = read_state(checkpoint.path)
+    check_same(str(checkpoint.path), state, checkpoint.model_sha256, dict.fromkeys(tensors))
     if len(state.parts) != 1:
         raise CalibrationError(
-            f"{keep.path} is merged from {len(state.parts)} shards, so it has no place to go on "
+            f"{checkpoint.path} is merged from {len(state.parts)} shards, so it has no place to go "
+            "on "
             "from: observe the other data into a file of their own and merge"
         )
     return {name: state.histograms[name] for name in tensors}, state.parts[0]
 
 
-def _kept(
-    keep: Checkpoint, histograms: Mapping[str, Histogram], before: Part | None, fed: Part
+def _save(
+    checkpoint: Checkpoint, histograms: Mapping[str, Histogram], saved: Part | None, fed: Part
 ) -> Part:
-    """Write the state if it is of more samples than `before`; else it must be of the same."""
-    if before is None or fed.samples > before.samples:
-        write_state(keep.path, State(keep.model_sha256, (fed,), histograms))
-    elif fed != before:
+    """Write the state if it has more samples than `before`; else check that it is the same."""
+    if saved is None or fed.samples > saved.samples:
+        write_state(checkpoint.path, State(checkpoint.model_sha256, (fed,), histograms))
+    elif fed != saved:
         raise CalibrationError(
-            f"{keep.path} is of other data: {before.samples} samples with hash "
-            f"{before.sha256[:12]}, but now the first {fed.samples} have {fed.sha256[:12]}: give "
+            f"{checkpoint.path} is of other data: {saved.samples} samples with hash "
+            f"{saved.sha256[:12]}, but now the first {fed.samples} have {fed.sha256[:12]}: give "
             "the same data, limit and preprocessing, or remove the file"
         )
     return fed
 
 
-def _tensor(found: Mapping[str, NDArray[Any]], name: str, sample: int) -> NDArray[Any]:
-    if name not in found:
+def _tensor(arrays: Mapping[str, NDArray[Any]], name: str, sample: int) -> NDArray[Any]:
+    if name not in arrays:
         raise CalibrationError(
-            f"the model gave no tensor '{name}' in sample {sample}, only {len(found)} others: "
+            f"the model gave no tensor '{name}' in sample {sample}, only {len(arrays)} others: "
             "name tensors of this model"
         )
-    return found[name]
+    return arrays[name]

@@ -1,5 +1,4 @@
-"""How close two arrays are, a reference and what a quantised or compiled model made of it; and how
-two sets of ranges differ.
+"""Compare an array with its reference, and two sets of ranges.
 
 All sums are float64, over blocks, so that large tensors need no float64 copy. Exact for float32
 and narrower; squares of float64 inputs overflow above about 1e150.
@@ -44,13 +43,13 @@ class RangeChange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def factor(self) -> float:
-        """How many times larger the larger one is."""
+        """The larger range divided by the smaller."""
         return max(self.first, self.second) / min(self.first, self.second)
 
 
 class RangesComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """`equal` counts the tensors whose INT8 scale is the same float32; `changed` begins with the
-    largest factor; the others are names that only one of the two sets has.
+    """`equal`: number of tensors with the same float32 scale; `changed`: the largest factor first;
+    the others: names in only one of the two sets.
     """
 
     equal: int
@@ -69,7 +68,7 @@ def compare_ranges(first: Mapping[str, float], second: Mapping[str, float]) -> R
     ]
     return RangesComparison(
         equal=len(both) - len(changed),
-        changed=tuple(sorted(changed, key=lambda one: (-one.factor, one.tensor))),
+        changed=tuple(sorted(changed, key=lambda change: (-change.factor, change.tensor))),
         only_first=tuple(name for name in first if name not in second),
         only_second=tuple(name for name in second if name not in first),
     )

@@ -1,7 +1,7 @@
-"""Calibration data: a folder of pictures, .npy files or .npz files, read one sample at a time.
+"""Calibration data in files: a folder of images, .npy files or .npz files, read sample by sample.
 
-Files are taken in the order of their names. With a limit, the samples are spread evenly over all
-of them: the first hundred pictures of a data set sorted by class would show one class only.
+Files are sorted by name. With a limit, samples are spread evenly over all of them: the first
+hundred images of a data set sorted by class would show one class only.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 LoadPicture = Callable[[Path], NDArray[Any]]
-"""Read and preprocess one picture; SourceError or OSError says that it is unreadable."""
+"""Read and preprocess one image; SourceError or OSError if it is unreadable."""
 
 PICTURES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 ARRAYS = frozenset({".npy", ".npz"})
@@ -56,11 +56,11 @@ def open_dataset(
 ) -> Dataset:
     """The samples of a folder or file, at most `limit` of them, spread evenly.
 
-    Pictures go through `load_picture` and .npy files feed a model's only input; the members of a
-    .npz file are named after the inputs. An array holds one sample or many along a leading axis;
-    a missing batch axis of 1 is added. Where the input has a batch, a sample is one batch: pictures
-    are stacked, and what does not fill a batch is left out and counted. Folders are searched to any
-    depth without hidden files.
+    Images go through `load_picture`; .npy files are a model's only input; the members of a .npz
+    file are named after the inputs. An array holds one sample, or many along a leading axis; a
+    missing batch axis of 1 is added. If the input has a batch, a sample is one batch: images are
+    stacked, and rows that do not fill a batch are skipped and counted. Folders are searched
+    recursively without hidden files.
     """
     if limit is not None and limit < 1:
         raise CalibrationError(f"limit is {limit} samples, but must be at least 1: raise it")
@@ -78,14 +78,14 @@ def open_dataset(
             "configuration or use .npy files"
         )
     batch = (inputs[0].shape[:1] or (None,))[0] or 1
-    one = replace(inputs[0], shape=(1, *inputs[0].shape[1:]))
+    image_spec = replace(inputs[0], shape=(1, *inputs[0].shape[1:]))
     pictures = limit and limit * batch
-    return batched(_choose(path, files, pictures, [one], load_picture), batch)
+    return batched(_choose(path, files, pictures, [image_spec], load_picture), batch)
 
 
 @dataclass(frozen=True)
 class _File:
-    """A file with the number of samples in it and of rows that do not fill a batch."""
+    """A file with its number of samples, and of rows that do not fill a batch."""
 
     name: str
     path: Path
@@ -94,7 +94,7 @@ class _File:
 
 
 class _Files:
-    """A data set in files; `plan` says which samples of which file."""
+    """A data set in files; `plan`: file and the indices of its samples to read."""
 
     def __init__(
         self,
@@ -116,15 +116,15 @@ class _Files:
             for file, _ in self._plan
             if file.rest
         )
-        given = 0
+        readable = 0
         for file, numbers in self._plan:
             for item in self._read(file, numbers):
                 if isinstance(item, Skipped):
                     self.skipped += (item,)
                 else:
-                    given += 1
+                    readable += 1
                     yield item
-        if not given:
+        if not readable:
             first = self.skipped[0]
             raise CalibrationError(
                 f"none of {len(self)} calibration samples could be read ({first.name}: "
@@ -139,7 +139,7 @@ class _Files:
         digest = hashlib.sha256()
         for file, numbers in self._plan:
             try:
-                # Lengths first, so that no two data sets give the same stream of bytes.
+                # Lengths first, so that no two data sets have the same byte stream.
                 head = repr((file.name, file.path.stat().st_size, list(numbers)))
                 digest.update(head.encode("utf-8", "surrogateescape"))
                 with file.path.open("rb") as stream:
@@ -156,20 +156,20 @@ class _Files:
 def _find(path: Path) -> tuple[str, list[_File]]:
     """The data files at `path` in the order of their names, all of one kind."""
     if path.is_file():
-        found = [_File(path.name, path)]
+        data_files = [_File(path.name, path)]
     elif path.is_dir():
-        found = sorted(_walk(path), key=lambda file: file.name)
+        data_files = sorted(_walk(path), key=lambda file: file.name)
     else:
         raise CalibrationError(f"{path}: no such calibration data: check the path")
     kinds: dict[str, list[_File]] = {}
-    for file in found:
+    for file in data_files:
         suffix = file.path.suffix.lower()
         if suffix in PICTURES | ARRAYS:
             kinds.setdefault("picture" if suffix in PICTURES else suffix, []).append(file)
     if len(kinds) != 1:
         counts = ", ".join(f"{len(files)} {kind}" for kind, files in sorted(kinds.items()))
         raise CalibrationError(
-            f"{path} holds {counts or 'no picture, .npy or .npz'} files of {len(found)}, but "
+            f"{path} holds {counts or 'no picture, .npy or .npz'} files of {len(data_files)}, but "
             "calibration takes one kind: name a folder with pictures, .npy or .npz files"
         )
     return next(iter(kinds.items()))

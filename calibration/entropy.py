@@ -1,4 +1,4 @@
-"""The threshold that loses the least information at 128 levels, after TensorRT's calibrator."""
+"""The entropy threshold: least KL divergence at 128 levels, after TensorRT's calibrator."""
 
 import math
 from functools import lru_cache
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.observer import BINS, Histogram
-from calibration.search import LEVELS, bins_used, least_loss
+from calibration.threshold_search import LEVELS, bins_used, threshold_of_least_loss
 
 _ROWS = 256  # candidates at a time: their groups stay in the second-level cache
 _TINY = float(np.finfo(np.float64).tiny)
@@ -29,29 +29,31 @@ def entropy_amax(histogram: Histogram) -> float:
 
     The result is i * w for the least D(i), never more than max |x|. Among equal D the largest i
     wins, so data that lose nothing keep their full range. A threshold within a gap (D infinite)
-    would clip what the threshold at the beginning of the gap clips, and round more.
+    clips the same as the threshold at the start of the gap, and rounds more.
 
-    Our own are the one element of c and the zoom of `search.least_loss`, at which R counts all that
-    lies beyond the range. In the original, an outlier so far out that all else lies in fewer than
-    128 bins keeps the full range, because D is infinite at every other candidate; and no threshold
-    is below max |x| / 32. With them it can be max |x| / 2048. As in the original, all numbers in
-    the first bin of the whole range, below max |x| / 2048, count as zeros: where they are the
-    signal, take another method.
+    Differences from the original: the one element of c, and the zoom of
+    `threshold_search.threshold_of_least_loss`, at which R counts all beyond the range. In the
+    original, a far outlier that leaves all else in fewer than 128 bins keeps the full range,
+    because D is infinite at every other candidate, and no threshold is below max |x| / 32; here it
+    can be max |x| / 2048. As in the original, values in the first bin of the whole range, below
+    max |x| / 2048, count as zeros: if they are the signal, take another method.
 
-    Fewer elements than bins leave most bins empty and tell nothing of a distribution; the range is
-    then max |x|. That, too, is our own.
+    With fewer elements than bins most bins are empty; the range is then max |x|. This is another
+    difference from the original.
     """
     if histogram.elements < BINS:
         return histogram.amax
-    return least_loss(histogram, lambda seen, zoom: (entropy_divergences(seen, zoom), _TIE))
+    return threshold_of_least_loss(
+        histogram, lambda observed, zoom: (entropy_divergences(observed, zoom), _TIE)
+    )
 
 
 def entropy_divergences(histogram: Histogram, zoom: int = 0) -> NDArray[np.float64]:
     """D(i) of `entropy_amax` in nats for i = 128, 129, ... up to the bin of max |x|.
 
     With B and N the running sums of b and of [b > 0], S_g and n_g their differences over group g,
-    and m_g = S_g / n_g (its last one with c's element), all candidates follow from sums known
-    beforehand:
+    and m_g = S_g / n_g (the last one with the element of c), all candidates follow from running
+    sums:
 
         T D(i) = sum_j P[j] ln P[j] - sum_g S_g ln m_g - R ln m_127 - T ln T + T ln(sum c)
     """
@@ -60,42 +62,42 @@ def entropy_divergences(histogram: Histogram, zoom: int = 0) -> NDArray[np.float
     beyond = float(histogram.elements - int(linear.sum()))
     counts = linear[:used].astype(np.float64)
     counts[0] = counts[1]
-    held = np.concatenate(([0.0], np.cumsum(counts)))
-    filled = np.concatenate(([0.0], np.cumsum(counts > 0.0)))
+    count_sums = np.concatenate(([0.0], np.cumsum(counts)))
+    filled_sums = np.concatenate(([0.0], np.cumsum(counts > 0.0)))
     candidates = np.arange(LEVELS, used + 1)
-    last, inside, total = counts[candidates - 1], held[candidates], held[-1] + beyond
+    last, inside, total = counts[candidates - 1], count_sums[candidates], count_sums[-1] + beyond
     outside = total - inside
     in_gap = (last == 0.0) & (outside > 0.0)
-    stand_in = np.where(in_gap & (candidates == LEVELS), 1.0, 0.0)
+    added_element = np.where(in_gap & (candidates == LEVELS), 1.0, 0.0)
 
     quantised = np.empty(candidates.size)
     for start in range(0, candidates.size, _ROWS):
         rows = slice(start, start + _ROWS)
         edges = _group_edges()[: candidates.size][rows]
-        in_group = _between(held, edges)
-        mean = _between(filled, edges)
-        mean[:, -1] += stand_in[rows]
+        in_group = _between(count_sums, edges)
+        mean = _between(filled_sums, edges)
+        mean[:, -1] += added_element[rows]
         np.maximum(mean, 1.0, out=mean)
-        in_group[:, -1] += stand_in[rows]
+        in_group[:, -1] += added_element[rows]
         np.divide(in_group, mean, out=mean)
-        # S_g = 0 makes the term 0, whatever finite number stands for its logarithm.
+        # S_g = 0 makes the term 0 for any finite logarithm.
         np.log(np.maximum(mean, _TINY, out=mean), out=mean)
-        in_group[:, -1] += outside[rows] - stand_in[rows]
+        in_group[:, -1] += outside[rows] - added_element[rows]
         quantised[rows] = np.einsum("ij,ij->i", in_group, mean)
 
     reference = np.concatenate(([0.0], np.cumsum(_x_log_x(counts))))[candidates - 1]
     reference += _x_log_x(last + outside)
     divergences: NDArray[np.float64] = (reference - quantised) / total - math.log(total)
-    divergences += np.log(np.maximum(inside + stand_in, 1.0))  # 0 only within a gap
+    divergences += np.log(np.maximum(inside + added_element, 1.0))  # 0 only within a gap
     divergences[in_gap & (candidates > LEVELS)] = np.inf
     return divergences
 
 
 def _between(sums: NDArray[np.float64], edges: NDArray[np.intp]) -> NDArray[np.float64]:
     """Running sums -> the sums between the edges of each row."""
-    # "clip" changes nothing, but lets numpy leave out a copy.
-    at = np.take(sums, edges, mode="clip")
-    between: NDArray[np.float64] = np.subtract(at[:, 1:], at[:, :-1])
+    # mode "clip" avoids a copy; all indices are valid.
+    edge_sums = np.take(sums, edges, mode="clip")
+    between: NDArray[np.float64] = np.subtract(edge_sums[:, 1:], edge_sums[:, :-1])
     return between
 
 

@@ -1,4 +1,4 @@
-"""Calibration data from Python: anything that gives samples one after the other."""
+"""Calibration data from a Python iterable of samples."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
@@ -13,7 +13,7 @@ from calibration.errors import CalibrationError
 from calibration.samples import Dataset, Skipped, digest_sample
 
 Item = Mapping[str, NDArray[Any]] | NDArray[Any]
-"""A sample by the names of the inputs, or the array of a model's only input."""
+"""Input name -> array, or the array of a model's only input."""
 
 
 def iterable_dataset(
@@ -21,9 +21,9 @@ def iterable_dataset(
 ) -> Dataset:
     """Samples from an iterable, at most `limit`, checked against `inputs` as they come.
 
-    A sequence is spread over evenly and something that can be iterated again is read in each pass;
-    a generator gives its first samples and is used up by one pass, which is all that a calibration
-    needs. A missing batch axis of 1 is added. Without a length `len` is what was given so far.
+    With a limit, samples are spread evenly over a sequence; other iterables give their first ones.
+    A generator is exhausted by one pass, which is enough for a calibration. A missing batch axis of
+    1 is added. Without a length, `len` is the number of samples so far.
     """
     if limit is not None and limit < 1:
         raise CalibrationError(f"limit is {limit} samples, but must be at least 1: raise it")
@@ -39,9 +39,9 @@ class _Stream:
         self._iterable = iterable
         self._inputs = inputs
         self._limit = limit
-        self._given = 0
+        self._count = 0
         self._digest = hashlib.sha256()
-        self._used_up = False
+        self._exhausted = False
 
     @property
     def requested(self) -> int:
@@ -49,25 +49,25 @@ class _Stream:
 
     def __len__(self) -> int:
         if not isinstance(self._iterable, Sized):
-            return self._given
+            return self._count
         return min(len(self._iterable), self._limit or len(self._iterable))
 
     def __iter__(self) -> Iterator[Sample]:
-        if self._used_up:
+        if self._exhausted:
             raise CalibrationError(
                 "the iterable of calibration samples was used up by the first pass: give a list, "
                 "or an object that makes a new iterator each time"
             )
-        self._used_up = isinstance(self._iterable, Iterator)
-        self._given, self._digest = 0, hashlib.sha256()
+        self._exhausted = isinstance(self._iterable, Iterator)
+        self._count, self._digest = 0, hashlib.sha256()
         for number, item in self._chosen():
             sample = self._sample(item, number)
-            self._given += 1
+            self._count += 1
             digest_sample(self._digest, sample)
             yield sample
 
     def sha256(self) -> str:
-        """Of the samples that the latest pass has given so far."""
+        """Hash of the samples of the latest pass so far."""
         return self._digest.hexdigest()
 
     def _chosen(self) -> Iterator[tuple[int, Item]]:
@@ -82,24 +82,25 @@ class _Stream:
     def _sample(self, item: Item, number: int) -> Sample:
         if isinstance(item, np.ndarray) and len(self._inputs) == 1:
             item = {self._inputs[0].name: item}
-        wanted = sorted(spec.name for spec in self._inputs)
-        if not isinstance(item, Mapping) or sorted(item) != wanted:
-            found = sorted(item) if isinstance(item, Mapping) else type(item).__name__
+        expected = sorted(spec.name for spec in self._inputs)
+        if not isinstance(item, Mapping) or sorted(item) != expected:
+            actual = sorted(item) if isinstance(item, Mapping) else type(item).__name__
             raise CalibrationError(
-                f"calibration sample {number} feeds {found}, but the model's inputs are {wanted}: "
+                f"calibration sample {number} feeds {actual}, but the model's inputs are "
+                f"{expected}: "
                 "give every sample an array for each input"
             )
         return {spec.name: _fitted(item[spec.name], spec, number) for spec in self._inputs}
 
 
-def _fitted(found: object, spec: InputSpec, number: int) -> NDArray[Any]:
+def _fitted(array: object, spec: InputSpec, number: int) -> NDArray[Any]:
     where = f"calibration sample {number}, input '{spec.name}',"
-    if not isinstance(found, np.ndarray):
+    if not isinstance(array, np.ndarray):
         raise CalibrationError(
-            f"{where} is a {type(found).__name__}: give a numpy array of {spec.dtype}"
+            f"{where} is a {type(array).__name__}: give a numpy array of {spec.dtype}"
         )
-    cut = cut_array(found.shape, found.dtype, spec, where)
+    cut = cut_array(array.shape, array.dtype, spec, where)
     if cut.samples != 1 or cut.rest:
-        raise misfit(found.shape, found.dtype, spec, where)
-    check_finite(found, where)
-    return found.reshape(cut.shape)
+        raise misfit(array.shape, array.dtype, spec, where)
+    check_finite(array, where)
+    return array.reshape(cut.shape)

@@ -1,4 +1,4 @@
-"""The threshold that makes the mean squared quantisation error least."""
+"""The threshold of least mean squared quantisation error."""
 
 from functools import lru_cache
 
@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.observer import ALL_BINS, BINS, Histogram
-from calibration.search import LEVELS, bins_used, least_loss
+from calibration.threshold_search import LEVELS, bins_used, threshold_of_least_loss
 
 _ROWS = 128  # candidates at a time: their gathered sums stay in the second-level cache
 _TIE = 1e-13  # of the sum of squares; errors closer than the rounding of their sums are equal
@@ -15,16 +15,16 @@ _TIE = 1e-13  # of the sum of squares; errors closer than the rounding of their 
 def mse_amax(histogram: Histogram) -> float:
     """The threshold with the least sum of (x - Q(x))^2, each |x| taken as the middle of its bin.
 
-    n_j elements at c_j; for a candidate of i bins (T = i w, see `search.least_loss`) s = T / 127
+    n_j elements at c_j; for a candidate of i bins (T = i w, see `threshold_search`) s = T / 127
     and Q(c) = s min(round(c / s), 127):
 
         E(i) = sum_j n_j (c_j - Q(c_j))^2
 
     The result is T for the least E, never more than max |x|; among equal E the largest. Spread
-    within a bin adds n_j w_j^2 / 12 to every candidate alike, which changes nothing. Large elements
-    beyond the range cost what clipping them costs, at every zoom.
+    within a bin adds n_j w_j^2 / 12 to every candidate, which changes nothing. Elements beyond the
+    range add their clipping error at every zoom.
     """
-    return least_loss(histogram, squared_errors)
+    return threshold_of_least_loss(histogram, squared_errors)
 
 
 def squared_errors(histogram: Histogram, zoom: int = 0) -> tuple[NDArray[np.float64], float]:
@@ -60,7 +60,7 @@ def squared_errors(histogram: Histogram, zoom: int = 0) -> tuple[NDArray[np.floa
 def _sums(
     histogram: Histogram, zoom: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """n_j and n_j c_j of the linear bins and one bin for all beyond; sum of n_j c_j^2 / amax^2."""
+    """n_j and n_j c_j of the linear bins and of one bin beyond; sum of n_j c_j^2 / amax^2."""
     linear = histogram.linear(zoom).astype(np.float64)
     middles = (np.arange(BINS) + 0.5) * histogram.linear_width(zoom)
     edges = histogram.edges

@@ -1,15 +1,15 @@
-"""Ranges of tensors: exact extremes and a histogram of |x| that is a value and can be merged.
+"""Exact extremes of a tensor and a histogram of |x|, as a value that merges exactly.
 
 e is the least exponent with amax < 2^e. The octave [2^(k-1), 2^k) has 2048 bins of width 2^(k-12)
-for each k in e - `ZOOM` < k <= e, and [0, 2^(e-ZOOM)) has 4096 bins of the width that its upper
-half asks for. So small numbers have fine bins even beside a far outlier, and a plain histogram of
-4096 equal bins over [0, 2^(e-z)) follows for each zoom z <= ZOOM (`Histogram.linear`).
+for each k in e - `ZOOM` < k <= e, and [0, 2^(e-ZOOM)) has 4096 bins of the width of its upper half.
+So small values have fine bins even beside a far outlier, and a linear histogram of 4096 equal bins
+over [0, 2^(e-z)) follows for each zoom z <= ZOOM (`Histogram.linear`).
 
 Every width is a power of two that depends on k alone. When the range doubles, an octave keeps its
 bins, and the lowest 4096 merge in pairs, floor(floor(x / w) / 2) = floor(x / 2w), to the lower half
-of the new ones: no count is lost or moved. So the histogram of a data set does not depend on how it
-was cut into pieces or in which order the pieces were merged, down to the last bit. Since
-2^(e-1) <= amax, at least 2048 of the 4096 equal bins lie within the data's own range at any time.
+of the new ones: no count is lost or moved. So the histogram does not depend on how the data were
+split or in which order parts were merged, down to the last bit. Since 2^(e-1) <= amax, at least
+2048 of the 4096 equal bins are within the range of the data.
 """
 
 import math
@@ -26,34 +26,34 @@ from calibration.errors import CalibrationError
 BINS = 4096
 """Equal bins over a range."""
 ZOOM = 6
-"""How often the range can be halved without losing bins."""
+"""Number of times that the range can be halved without losing bins."""
 ALL_BINS = BINS + ZOOM * (BINS // 2)
-LEAST_EXPONENT = -99
-"""The range never shrinks below 2^-99, so that 1 / w stays a finite float32."""
-DEAD_BELOW = math.ldexp(1.0, LEAST_EXPONENT - 1)
+MIN_EXPONENT = -99
+"""The range is at least 2^-99, so that 1 / w is a finite float32."""
+DEAD_BELOW = math.ldexp(1.0, MIN_EXPONENT - 1)
 """A tensor whose amax is below 2^-100 carries no signal."""
 
 _LOG2_BINS = BINS.bit_length() - 1
 _OCTAVE = BINS // 2
 OCTAVES = ZOOM + _LOG2_BINS
-"""Octaves of fine bins: the lowest of `ALL_BINS` ends where the lowest octave begins."""
+"""Octaves of fine bins: the lowest of `ALL_BINS` ends where the lowest octave starts."""
 _SPARE = 8
-NUMBERS = _SPARE + OCTAVES * _OCTAVE
-"""Numbers of fine bins; see `Tally`."""
-TOGETHER = 1 << 19
-"""Elements that are counted at a time at most. Not fewer, because counting begins and ends with
-work on all bins: as much as on 100 000 elements in OpenCV."""
-_MANY = 1 << 17  # elements from which an array is counted alone; fewer wait for those to come
-_WAITING = 1 << 18  # elements of one tensor that wait at most
-_BLOCK = 1 << 16  # elements: they and their numbers stay in the second-level cache
-_MOST_COUNTED = 2**31 - 1
-_MOST_FLOAT32 = 128
+FINE_BINS = _SPARE + OCTAVES * _OCTAVE
+"""Number of fine bins; see `Tally`."""
+MAX_PER_COUNT = 1 << 19
+"""Maximum number of elements per count. Fewer are slower: a count has a fixed cost over all bins,
+that of 100 000 elements in OpenCV."""
+_COUNT_DIRECTLY_FROM = 1 << 17  # elements; smaller arrays are buffered
+_BUFFER = 1 << 18  # elements per tensor
+_BLOCK = 1 << 16  # elements; with their bin numbers they fit in the second-level cache
+_MAX_COUNTED = 2**31 - 1
+_MAX_FLOAT32_EXPONENT = 128
 _WORKING_DTYPE: dict[str, type[np.floating[Any]]] = {
     "float16": np.float32,
     "float32": np.float32,
     "float64": np.float64,
 }
-_WHOLE: dict[str, type[np.unsignedinteger[Any]]] = {"float32": np.uint32, "float64": np.uint64}
+_UNSIGNED: dict[str, type[np.unsignedinteger[Any]]] = {"float32": np.uint32, "float64": np.uint64}
 
 
 def _no_counts() -> NDArray[np.int64]:
@@ -62,14 +62,14 @@ def _no_counts() -> NDArray[np.int64]:
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """What was seen of one tensor; the default value has seen nothing.
+    """The histogram of one tensor; empty by default.
 
-    `bins`: int64 [ALL_BINS], the counts in the bins above, from small to large; `edges` says
-    where each begins. `exponent`: e. `minimum`, `maximum`: exact, in the tensor's unit.
+    `bins`: int64 [ALL_BINS], counts in ascending order of |x|; `edges`: where each bin starts.
+    `exponent`: e. `minimum`, `maximum`: exact, in the tensor's unit.
     """
 
     bins: NDArray[np.int64] = field(default_factory=_no_counts)
-    exponent: int = LEAST_EXPONENT
+    exponent: int = MIN_EXPONENT
     minimum: float = math.inf
     maximum: float = -math.inf
 
@@ -78,7 +78,7 @@ class Histogram:
 
     @property
     def amax(self) -> float:
-        """max |x|, exact; 0 if nothing was seen."""
+        """max |x|, exact; 0 if empty."""
         return max(self.maximum, -self.minimum, 0.0)
 
     @property
@@ -113,22 +113,22 @@ class Histogram:
 
     @cached_property
     def elements(self) -> int:
-        """How many numbers were seen."""
+        """Number of elements."""
         return int(self.bins.sum())
 
     @property
     def dead(self) -> bool:
-        """True if every element seen is zero (|x| < 2^-100)."""
+        """True if every element is zero (|x| < 2^-100)."""
         return self.amax < DEAD_BELOW
 
     @property
     def constant(self) -> bool:
-        """True if every element seen is the same number."""
+        """True if all elements are equal."""
         return self.minimum == self.maximum
 
 
 Counts = Callable[[NDArray[np.uint16]], NDArray[np.int32]]
-"""Numbers below `NUMBERS`, at most `TOGETHER` of them -> int32 [NUMBERS]: how often each occurs."""
+"""At most `MAX_PER_COUNT` bin numbers -> int32 [FINE_BINS]: the count of each."""
 
 
 def observe(
@@ -143,33 +143,33 @@ def observe(
 class Tally:
     """The histogram of one tensor while it grows.
 
-    It counts in finer bins than it gives: each of the `OCTAVES` octaves below 2^e has 2048, and one
-    bin is left for all below. The number of such a bin is a part of the bits of a floating point
-    number, the exponent and 11 bits of the mantissa, so that no element is put beside its bin.
+    It counts in finer bins than those of `Histogram`: each of the `OCTAVES` octaves below 2^e has
+    2048, and one bin is for all below. The number of a fine bin is a bit field of the floating
+    point value, the exponent and 11 bits of the mantissa, so that the bin is exact.
     """
 
     def __init__(
         self,
         tensor: str,
         count: Counts | None = None,
-        seen: Histogram | None = None,
+        initial: Histogram | None = None,
     ) -> None:
-        """`count`: None is `numpy_counts`. `seen`: what to begin with."""
+        """`count`: None is `numpy_counts`. `initial`: the histogram to extend."""
         self._tensor = tensor
         self._count = count or numpy_counts
-        self._numbers = np.empty(_WAITING, np.uint16)
-        self._waiting = 0
-        self._counts = np.zeros(NUMBERS, np.int32)
+        self._buffer = np.empty(_BUFFER, np.uint16)
+        self._buffered = 0
+        self._counts = np.zeros(FINE_BINS, np.int32)
         self._counted = 0
-        self._seen = seen if seen is not None else Histogram()
-        self._exponent = self._seen.exponent
-        self._minimum, self._maximum = self._seen.minimum, self._seen.maximum
+        self._merged = initial if initial is not None else Histogram()
+        self._exponent = self._merged.exponent
+        self._minimum, self._maximum = self._merged.minimum, self._merged.maximum
 
     def add(self, values: NDArray[Any], sample: int) -> None:
         """Count an array of float16, float32 or float64, any shape; it is not changed.
 
         Raises CalibrationError, naming the tensor and `sample` (0-based): the array holds NaN or
-        infinities, or is of another dtype. The tally is of no use after that.
+        infinities, or has another dtype. The tally is unusable afterwards.
         """
         working = _WORKING_DTYPE.get(values.dtype.name)
         if working is None:
@@ -177,91 +177,91 @@ class Tally:
                 f"tensor '{self._tensor}' is {values.dtype.name} in sample {sample}, but only "
                 "float16, float32 and float64 have a range: leave it out of the calibrated tensors"
             )
-        if self._exponent > _MOST_FLOAT32:  # of an earlier array
+        if self._exponent > _MAX_FLOAT32_EXPONENT:  # of an earlier array
             working = np.float64
-        # A view where the memory allows it; float16 is widened: numpy computes it one by one.
+        # A view if possible; float16 is widened because numpy has no vectorized float16.
         flat = np.ravel(values, order="K").astype(working, copy=False)
-        if flat.size and self._minimum > self._maximum:  # the first: widen once, not by parts
+        if flat.size and self._minimum > self._maximum:  # the first array: widen once, not per part
             self._widen(max(float(flat.max()), -float(flat.min())))
-        for start in range(0, flat.size, TOGETHER):
-            if not self._add_part(flat[start : start + TOGETHER]):
+        for start in range(0, flat.size, MAX_PER_COUNT):
+            if not self._add_part(flat[start : start + MAX_PER_COUNT]):
                 raise _not_finite(self._tensor, flat, sample)
 
     def histogram(self) -> Histogram:
-        """What was seen so far."""
+        """The histogram so far."""
         self._spill()
-        return Histogram(self._seen.bins, self._exponent, self._minimum, self._maximum)
+        return Histogram(self._merged.bins, self._exponent, self._minimum, self._maximum)
 
     def _add_part(self, part: NDArray[Any]) -> bool:
-        """Add at most `TOGETHER` elements; False if they are not finite."""
-        # Adding zero turns -0.0 into 0.0, which min() and max() would otherwise pick by order.
+        """Add at most `MAX_PER_COUNT` elements; False if they are not finite."""
+        # Adding zero turns -0.0 into 0.0; min() and max() would choose between them by order.
         minimum, maximum = float(part.min()) + 0.0, float(part.max()) + 0.0
         if not (math.isfinite(minimum) and math.isfinite(maximum)):
             return False
         self._minimum = min(self._minimum, minimum)
         self._maximum = max(self._maximum, maximum)
         self._widen(max(maximum, -minimum))
-        if part.size >= _MANY:
+        if part.size >= _COUNT_DIRECTLY_FROM:
             numbers = np.empty(part.size, np.uint16)
             _number_bins(part, minimum < 0.0, self._exponent, numbers)
             self._count_now(numbers)
             return True
-        if self._waiting + part.size > self._numbers.size:
-            self._count_waiting()
-        end = self._waiting + part.size
-        _number_bins(part, minimum < 0.0, self._exponent, self._numbers[self._waiting : end])
-        self._waiting = end
+        if self._buffered + part.size > self._buffer.size:
+            self._count_buffered()
+        end = self._buffered + part.size
+        _number_bins(part, minimum < 0.0, self._exponent, self._buffer[self._buffered : end])
+        self._buffered = end
         return True
 
     def _widen(self, amax: float) -> None:
-        """Let the range hold `amax`; of what is not finite nothing is said here."""
+        """Widen the range to hold `amax`, if it is finite."""
         exponent = exponent_of(amax) if math.isfinite(amax) else self._exponent
         if exponent > self._exponent:
             self._spill()
             self._exponent = exponent
 
-    def _count_waiting(self) -> None:
-        if self._waiting:
-            self._count_now(self._numbers[: self._waiting])
-            self._waiting = 0
+    def _count_buffered(self) -> None:
+        if self._buffered:
+            self._count_now(self._buffer[: self._buffered])
+            self._buffered = 0
 
     def _count_now(self, numbers: NDArray[np.uint16]) -> None:
-        if self._counted > _MOST_COUNTED - numbers.size:
+        if self._counted > _MAX_COUNTED - numbers.size:
             self._spill_counted()
         self._counts += self._count(numbers)
         self._counted += numbers.size
 
     def _spill(self) -> None:
-        self._count_waiting()
+        self._count_buffered()
         if self._counted:
             self._spill_counted()
 
     def _spill_counted(self) -> None:
-        """Move what was counted to `_seen`."""
+        """Merge the fine counts into `_merged`."""
         counted = Histogram(_coarser(self._counts), self._exponent)
-        self._seen = merge(self._seen, counted)
+        self._merged = merge(self._merged, counted)
         self._counts[:] = 0
         self._counted = 0
 
 
 def exponent_of(amax: float) -> int:
-    """The exponent of the range that holds `amax`."""
+    """The exponent of the smallest range that holds `amax`."""
     # frexp gives 0 for 0.0; a sample of zeros must not widen the range of a small tensor.
-    return max(math.frexp(amax)[1], LEAST_EXPONENT) if amax else LEAST_EXPONENT
+    return max(math.frexp(amax)[1], MIN_EXPONENT) if amax else MIN_EXPONENT
 
 
-def merge(one: Histogram, other: Histogram) -> Histogram:
+def merge(first: Histogram, second: Histogram) -> Histogram:
     """The histogram of both data together: associative, commutative, exact."""
-    exponent = max(one.exponent, other.exponent)
-    bins = _widened(one, exponent) + _widened(other, exponent)
+    exponent = max(first.exponent, second.exponent)
+    bins = _widened(first, exponent) + _widened(second, exponent)
     return Histogram(
-        bins, exponent, min(one.minimum, other.minimum), max(one.maximum, other.maximum)
+        bins, exponent, min(first.minimum, second.minimum), max(first.maximum, second.maximum)
     )
 
 
 def numpy_counts(numbers: NDArray[np.uint16]) -> NDArray[np.int32]:
-    """Count numbers with NumPy alone; whoever has something faster may bring it."""
-    return np.bincount(numbers, minlength=NUMBERS).astype(np.int32)
+    """Count bin numbers with NumPy; the default of `Counts`."""
+    return np.bincount(numbers, minlength=FINE_BINS).astype(np.int32)
 
 
 def _number_bins(
@@ -269,35 +269,33 @@ def _number_bins(
 ) -> None:
     """Write the fine bin of each |x| into `numbers`; `signed`: some may be below 0.
 
-    The `_SPARE` numbers below the first octave all mean "below it". Neighbours take them in turn:
-    where every second element is 0, as behind a rectifier, counting them in one place makes the
-    processor wait for itself.
+    The `_SPARE` numbers below the first octave all mean "below it". Neighbours use them in turn: if
+    every second element is 0, as after a ReLU, incrementing one counter would stall the processor.
     """
-    least, first, shift = _least(values.dtype.name, exponent)
-    unsigned = _WHOLE[values.dtype.name]
+    lower_limits, first, shift = _lower_limits(values.dtype.name, exponent)
+    unsigned = _UNSIGNED[values.dtype.name]
     high = np.empty(min(_BLOCK, values.size), values.dtype)
     for start in range(0, values.size, _BLOCK):
-        block, found = values[start : start + _BLOCK], numbers[start : start + _BLOCK]
+        block, block_numbers = values[start : start + _BLOCK], numbers[start : start + _BLOCK]
         scratch = high[: block.size]
         magnitudes = np.abs(block, out=scratch) if signed else block
-        np.maximum(magnitudes, least[: block.size], out=scratch)
-        # The cast keeps the lowest 16 bits, and the difference of two such numbers is right.
-        np.right_shift(scratch.view(unsigned), shift, out=found, casting="unsafe")
-        np.subtract(found, first, out=found)
+        np.maximum(magnitudes, lower_limits[: block.size], out=scratch)
+        # The cast keeps the lowest 16 bits; differences modulo 2^16 are exact.
+        np.right_shift(scratch.view(unsigned), shift, out=block_numbers, casting="unsafe")
+        np.subtract(block_numbers, first, out=block_numbers)
 
 
 @lru_cache(maxsize=16)
-def _least(dtype: str, exponent: int) -> tuple[NDArray[Any], np.uint16, int]:
-    """For a block the numbers that stand for "below the octaves", and the lowest bits of bin 0.
-
-    The last one: how many bits of the mantissa lie below a fine bin.
+def _lower_limits(dtype: str, exponent: int) -> tuple[NDArray[Any], np.uint16, int]:
+    """Return the smallest value of each spare bin, tiled over a block; the low bits of bin 0; and
+    the number of mantissa bits below a fine bin.
     """
     kind = np.finfo(dtype)
     shift = int(kind.nmant) - (_LOG2_BINS - 1)
     first = (exponent - OCTAVES + int(kind.maxexp) - 1) * _OCTAVE - _SPARE
     bits = np.arange(first, first + _SPARE, dtype=np.uint64) << np.uint64(shift)
-    least = bits.astype(_WHOLE[dtype]).view(dtype)
-    return np.tile(least, _BLOCK // _SPARE), np.uint16(first & 0xFFFF), shift
+    lower_limits = bits.astype(_UNSIGNED[dtype]).view(dtype)
+    return np.tile(lower_limits, _BLOCK // _SPARE), np.uint16(first & 0xFFFF), shift
 
 
 def _coarser(counts: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -319,9 +317,9 @@ def _paired(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 def _widened(histogram: Histogram, exponent: int) -> NDArray[np.int64]:
     """The bins of `histogram` for the range 2^exponent."""
     bins = histogram.bins
-    if histogram.elements == 0:  # no count, so none to move
+    if histogram.elements == 0:  # nothing to move
         return bins
-    # After so many doublings everything lies in the lowest bin and stays there.
+    # After so many doublings all counts are in the lowest bin.
     for _ in range(min(exponent - histogram.exponent, ZOOM + _LOG2_BINS)):
         empty = np.zeros(_OCTAVE, np.int64)
         bins = np.concatenate((_paired(bins[:BINS]), bins[BINS:], empty))

@@ -14,10 +14,10 @@ DEFAULT = "99.99"
 def percentile_amax(histogram: Histogram, percent: Fraction) -> float:
     """The upper edge of the bin that holds the k-th smallest |x| of n, k = ceil(n percent / 100).
 
-    So at least `percent` of all elements, zeros included, keep their value, and the result is above
-    the exact percentile by less than one bin: by less than 1/2048 of it, or by max |x| / 2^17 if
-    that is more. Never more than max |x|. If the k-th is in the bin of zero (a tensor that is
-    almost always zero) everything else would be clipped away; then the result is max |x|.
+    At least `percent` of all elements, zeros included, are not clipped. The result exceeds the
+    exact percentile by less than one bin: less than 1/2048 of it, or max |x| / 2^17 if that is
+    more. It is at most max |x|. If the k-th is in the bin of zero (a tensor that is almost always
+    zero), all other values would be clipped; then the result is max |x|.
     """
     rank = -(-histogram.elements * percent.numerator // (100 * percent.denominator))
     bin_of_rank = int(np.searchsorted(np.cumsum(histogram.bins), rank))
@@ -27,7 +27,7 @@ def percentile_amax(histogram: Histogram, percent: Fraction) -> float:
 
 
 def at_percent(parameter: str) -> Callable[[Histogram], float]:
-    """`percentile_amax` for a percentage written down, such as "99.9"; exact, in (0, 100]."""
+    """`percentile_amax` for a decimal percentage, such as "99.9"; exact, in (0, 100]."""
     if not parameter.replace(".", "", 1).isdigit() or not parameter.isascii():
         raise CalibrationError(
             f"the percentile is '{parameter}', but must be a number such as {DEFAULT}: write "

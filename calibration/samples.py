@@ -1,4 +1,4 @@
-"""What a data set is: samples that can be read one after the other, and what was left out."""
+"""The data set protocol, data sets in memory, and batching."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,25 +14,25 @@ from calibration.errors import CalibrationError
 
 @dataclass(frozen=True)
 class Skipped:
-    """Something that was not used, and why."""
+    """A sample that was not used, and the reason."""
 
     name: str
     reason: str
 
 
 class Dataset(Protocol):
-    """Samples that can be read again and again, the same each time."""
+    """Samples that can be read repeatedly, the same each time."""
 
     @property
     def requested(self) -> int:
-        """How many samples the user wanted."""
+        """Number of requested samples."""
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """What the latest pass could not read."""
+        """Samples that the latest pass could not read."""
 
     def __len__(self) -> int:
-        """How many samples a pass gives if all are readable."""
+        """Number of samples of a pass if all are readable."""
 
     def __iter__(self) -> Iterator[Sample]:
         """One pass."""
@@ -49,14 +49,14 @@ def memory_dataset(samples: Sequence[Sample]) -> Dataset:
 def batched(data: Dataset, batch: int) -> Dataset:
     """Samples of `batch` samples each, stacked along their first axis.
 
-    Samples at the end that do not fill a batch are left out and counted: repeating some of them
-    instead would count them twice.
+    Samples that do not fill a batch are skipped and counted; repeating samples would count them
+    twice.
     """
     return data if batch == 1 else _Batches(data, batch)
 
 
 def digest_sample(digest: "hashlib._Hash", sample: Mapping[str, NDArray[Any]]) -> None:
-    """Put the names, types, shapes and bytes of a sample into a hash."""
+    """Update a hash with the names, types, shapes and bytes of a sample."""
     for name, array in sorted(sample.items()):
         digest.update(repr((name, array.dtype.str, array.shape)).encode())
         digest.update(np.ascontiguousarray(array).data)
@@ -107,14 +107,14 @@ class _Batches:
     def __iter__(self) -> Iterator[Sample]:
         self._rest = ()
         waiting: list[Sample] = []
-        given = 0
+        batches = 0
         for sample in self._data:
             waiting.append(sample)
             if len(waiting) == self._batch:
-                yield {name: np.concatenate([one[name] for one in waiting]) for name in sample}
-                given += 1
+                yield {name: np.concatenate([item[name] for item in waiting]) for name in sample}
+                batches += 1
                 waiting.clear()
-        if not given:
+        if not batches:
             raise CalibrationError(
                 f"{len(waiting)} calibration samples do not fill one batch of {self._batch}, which "
                 f"the model's input has: give at least {self._batch}"

@@ -1,8 +1,8 @@
-"""The state of an observation, as a value and as a file: what was seen, of what, from which data.
+"""The state of an observation, as a value and as a file: histograms, model and data.
 
-States merge exactly: counts add, ranges widen without losing a count (`observer.merge`), and the
-data are listed in an order of their own. So shards that were observed apart, merged in any order
-and grouping, are the same state, bit for bit, and hold the histograms of one run over all of them.
+States merge exactly: counts add, ranges widen without losing a count (`observer.merge`), and data
+hashes are sorted. So shards merged in any order and grouping give the same state, bit for bit, with
+the histograms of one run over all of them.
 
 The file: 8 bytes `MAGIC`, the SHA-256 of the rest, the rest as MessagePack (`_File`). Counts are
 the bins from the first to the last that are not zero, in little endian order, each in the fewest
@@ -23,20 +23,20 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from calibration.errors import CalibrationError
-from calibration.observer import ALL_BINS, LEAST_EXPONENT, Histogram, exponent_of, merge
+from calibration.observer import ALL_BINS, MIN_EXPONENT, Histogram, exponent_of, merge
 from calibration.table import Sha256
 from device.files import replacing
 
 MAGIC = b"TNDMOBS\n"
-MOST_ELEMENTS = 1 << 62
-"""Two states of so many elements merge without overflow."""
+MAX_ELEMENTS = 1 << 62
+"""Two states of this size merge without overflow."""
 
 _HASH_SIZE = hashlib.sha256().digest_size
 _DTYPES = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
-    """Samples that were run: how many, and the hash of what the model was fed with."""
+    """The samples of one observation: their number, and the hash of the model inputs."""
 
     sha256: Sha256
     samples: Annotated[int, Meta(ge=1)]
@@ -44,7 +44,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """`histograms`: tensor -> what was seen. `parts`: in rising order, one for each observation."""
+    """`histograms`: by tensor. `parts`: one for each observation, ascending."""
 
     model_sha256: str
     parts: tuple[Part, ...]
@@ -52,7 +52,7 @@ class State:
 
     @property
     def samples(self) -> int:
-        """How many samples were run."""
+        """Number of samples run."""
         return sum(part.samples for part in self.parts)
 
     @property
@@ -63,36 +63,40 @@ class State:
         return hashlib.sha256("".join(part.sha256 for part in self.parts).encode()).hexdigest()
 
 
-def merge_states(one: State, other: State) -> State:
+def merge_states(first: State, second: State) -> State:
     """The state of both data together: associative, commutative, exact.
 
     Raises CalibrationError: they are of different models or tensors, or count the same data twice.
     """
-    check_same("the other state", other, one.model_sha256, one.histograms)
-    twice = {part.sha256 for part in one.parts} & {part.sha256 for part in other.parts}
-    if twice:
+    check_same("the other state", second, first.model_sha256, first.histograms)
+    duplicates = {part.sha256 for part in first.parts} & {part.sha256 for part in second.parts}
+    if duplicates:
         raise CalibrationError(
-            f"both states hold the data {min(twice)[:12]}, which would count twice: merge each "
+            f"both states hold the data {min(duplicates)[:12]}, which would count twice: merge "
+            "each "
             "shard once"
         )
     histograms = {
-        name: merge(one.histograms[name], other.histograms[name]) for name in one.histograms
+        name: merge(first.histograms[name], second.histograms[name]) for name in first.histograms
     }
-    return State(one.model_sha256, tuple(sorted((*one.parts, *other.parts))), histograms)
+    return State(first.model_sha256, tuple(sorted((*first.parts, *second.parts))), histograms)
 
 
 def check_same(where: str, state: State, model_sha256: str, tensors: Mapping[str, object]) -> None:
-    """Raise CalibrationError, which says what differs, if a state is of something else."""
+    """Raise CalibrationError if a state is of another model or of other tensors."""
     if state.model_sha256 != model_sha256:
         raise CalibrationError(
             f"{where} is of the model {state.model_sha256[:12]}, not of {model_sha256[:12]}: "
             "observe this model anew"
         )
-    less, more = tensors.keys() - state.histograms.keys(), state.histograms.keys() - tensors.keys()
-    if less or more:
+    missing, unexpected = (
+        tensors.keys() - state.histograms.keys(),
+        state.histograms.keys() - tensors.keys(),
+    )
+    if missing or unexpected:
         difference = " and ".join(
             f"{verb} {len(names)} ('{min(names)}' for one)"
-            for verb, names in (("lacks", less), ("has besides", more))
+            for verb, names in (("lacks", missing), ("has besides", unexpected))
             if names
         )
         raise CalibrationError(
@@ -105,7 +109,7 @@ class _Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A histogram; `first`: the bin of the first count, `size`: bytes of a count."""
 
     name: str
-    exponent: Annotated[int, Meta(ge=LEAST_EXPONENT, le=1024)]
+    exponent: Annotated[int, Meta(ge=MIN_EXPONENT, le=1024)]
     minimum: float
     maximum: float
     first: Annotated[int, Meta(ge=0, lt=ALL_BINS)]
@@ -114,7 +118,7 @@ class _Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """What every version of the file has; read first, so that a newer file is named as such."""
+    """Common to every version of the file; read first to detect newer files."""
 
     format: int
 
@@ -127,16 +131,16 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def encode_state(state: State) -> bytes:
-    """The file's bytes; equal states give equal bytes, in whatever order their tensors are."""
+    """The bytes of the file; equal states give equal bytes, in any order of tensors."""
     tensors = [_packed(name, state.histograms[name]) for name in sorted(state.histograms)]
     body = msgspec.msgpack.encode(_File(1, state.model_sha256, list(state.parts), tensors))
     return MAGIC + hashlib.sha256(body).digest() + body
 
 
 def decode_state(data: bytes, where: str) -> State:
-    """Read what `encode_state` wrote; anything else is a CalibrationError that begins with `where`.
+    """Read the bytes of `encode_state`; raises CalibrationError that starts with `where`.
 
-    Every length, type, name, range and count is checked: what comes out can have been observed.
+    Every length, type, name, range and count is checked.
     """
     head, body = data[: len(MAGIC) + _HASH_SIZE], data[len(MAGIC) + _HASH_SIZE :]
     if not head.startswith(MAGIC):
@@ -147,10 +151,11 @@ def decode_state(data: bytes, where: str) -> State:
             "observe again"
         )
     try:
-        found = msgspec.msgpack.decode(body, type=_Head).format
-        if found != 1:
+        version = msgspec.msgpack.decode(body, type=_Head).format
+        if version != 1:
             raise CalibrationError(
-                f"{where} has format {found}, but this version reads format 1: observe again with "
+                f"{where} has format {version}, but this version reads format 1: observe again "
+                "with "
                 "this version"
             )
         return _checked(msgspec.msgpack.decode(body, type=_File))
@@ -187,8 +192,8 @@ def _packed(name: str, histogram: Histogram) -> _Tensor:
     filled = np.flatnonzero(histogram.bins)
     first, last = (int(filled[0]), int(filled[-1]) + 1) if filled.size else (0, 0)
     bins = histogram.bins[first:last]
-    most = int(bins.max(initial=0))
-    size = next(size for size, dtype in _DTYPES.items() if most <= np.iinfo(dtype).max)
+    largest = int(bins.max(initial=0))
+    size = next(size for size, dtype in _DTYPES.items() if largest <= np.iinfo(dtype).max)
     return _Tensor(
         name=name,
         exponent=histogram.exponent,
@@ -211,11 +216,11 @@ def _checked(file: _File) -> State:
 
 
 def _unpacked(tensor: _Tensor) -> Histogram:
-    """The histogram; ValueError if no data can have it."""
+    """The histogram; ValueError if it is impossible."""
     counts = np.frombuffer(tensor.counts, _DTYPES[tensor.size])  # ValueError: not a whole number
     if tensor.first + counts.size > ALL_BINS:
         raise ValueError(f"tensor '{tensor.name}' has too many bins")
-    if sum(counts.tolist()) > MOST_ELEMENTS:
+    if sum(counts.tolist()) > MAX_ELEMENTS:
         raise ValueError(f"tensor '{tensor.name}' has more than 2^62 elements")
     bins = np.zeros(ALL_BINS, np.int64)
     bins[tensor.first : tensor.first + counts.size] = counts
@@ -225,17 +230,19 @@ def _unpacked(tensor: _Tensor) -> Histogram:
 
 
 def _check_ends(name: str, histogram: Histogram) -> None:
-    """The extremes must lie in the range and its last filled bin, or say that nothing was seen."""
-    least, most = histogram.minimum, histogram.maximum
+    """Check that the extremes are in the range and its last filled bin, or that it is empty."""
+    minimum, maximum = histogram.minimum, histogram.maximum
     if histogram.elements == 0:
-        if (least, most, histogram.exponent) != (math.inf, -math.inf, LEAST_EXPONENT):
+        if (minimum, maximum, histogram.exponent) != (math.inf, -math.inf, MIN_EXPONENT):
             raise ValueError(f"tensor '{name}' has a range but no element")
         return
-    if not (-math.inf < least <= most < math.inf):  # false for NaN, too
-        raise ValueError(f"tensor '{name}' ranges from {least} to {most}")
+    if not (-math.inf < minimum <= maximum < math.inf):  # false for NaN, too
+        raise ValueError(f"tensor '{name}' ranges from {minimum} to {maximum}")
     if histogram.exponent != exponent_of(histogram.amax):
-        raise ValueError(f"tensor '{name}' has exponent {histogram.exponent} for {least}..{most}")
+        raise ValueError(
+            f"tensor '{name}' has exponent {histogram.exponent} for {minimum}..{maximum}"
+        )
     filled: NDArray[np.intp] = np.flatnonzero(histogram.bins)
     top = int(filled[-1])
     if not histogram.edges[top] <= histogram.amax < histogram.edges[top + 1]:
-        raise ValueError(f"tensor '{name}' has its last count beside its largest number {most}")
+        raise ValueError(f"tensor '{name}' has its last count beside its largest number {maximum}")

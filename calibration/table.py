@@ -1,7 +1,7 @@
-"""The calibration table: amax per tensor, with what it was measured on, as a JSON file.
+"""The calibration table: amax per tensor and its origin, as a JSON file.
 
-Format 1 holds ranges of a model as it is; format 2 also says how its weights were adjusted before
-(`Adjustments`), so that ranges and weights always go together.
+Format 1 holds the ranges of an unchanged model; format 2 also holds the adjustments of its weights
+(`Adjustments`), so that ranges and weights stay together.
 """
 
 import math
@@ -19,14 +19,14 @@ from device.files import replacing
 QMAX = 127.0
 """Symmetric INT8 uses -127 to 127."""
 IMPORTED = "imported"
-"""The method of ranges that others measured: how, and on how many samples, is not known."""
-LARGEST_AMAX = 3.4028234663852886e38
+"""The method of imported ranges: how they were measured is not known."""
+MAX_AMAX = 3.4028234663852886e38
 """The largest float32: scales are float32 on every device."""
-LEAST_AMAX = QMAX * 2.0**-126
+MIN_AMAX = QMAX * 2.0**-126
 """Below this the scale amax / 127 would not be a normal float32."""
 
 FORMATS = (1, 2)
-# A list of numbers that spreads over lines; strings hold no line feed, so it lies in none.
+# A list of numbers over several lines; JSON strings hold no line feed.
 _NUMBERS = re.compile(rb"\[\n[-+.0-9eE,\s]*\]")
 
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -34,7 +34,7 @@ Name = Annotated[str, Meta(min_length=1)]
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """What every version of the file has; read first, so that a newer file is named as such."""
+    """Common to every version of the file; read first to detect newer files."""
 
     format: int
 
@@ -42,11 +42,10 @@ class _Head(msgspec.Struct, frozen=True):
 class Adjustments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How the model was changed before its ranges were measured; names as in the model.
 
-    `equalised`: tensor -> factors, one for each of its channels (axis 1). The tensor is divided by
-    them: the weight and bias of the layer that makes it are divided, the weight of the layer that
-    reads it is multiplied. `biases`: node -> what is added to its bias, for each output channel.
-    The numbers are rounded for short files before anything is measured with them, so they are
-    exact. Equalisation comes first.
+    `equalised`: tensor -> factors per channel (axis 1). The tensor is divided by them: weight and
+    bias of its producer are divided, the weight of its consumer is multiplied. `biases`: node ->
+    values added to its bias, per output channel. The numbers are rounded before anything is
+    measured with them, so they are exact. Equalisation comes first.
     """
 
     equalised: dict[Name, tuple[float, ...]] = {}
@@ -67,12 +66,11 @@ class Adjustments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`tensors`: name -> amax, the largest magnitude that INT8 represents, in the tensor's unit.
 
-    `method`: the row of METHODS that chose them; `methods`: tensor -> the row that chose it, where
-    that is another. `samples`: how many were run; 0 only in a dummy and where `method` is IMPORTED.
-    `data_sha256`, `model_sha256`: of the data set, or the file imported, and of the model file, 64
-    lowercase hexadecimal digits. `keep_float`: nodes that
-    stay in floating point. `dummy`: the ranges were not measured; good for timing only.
-    `adjusted`: how the model's weights have to be changed for these ranges, only in format 2.
+    `method`: the row of METHODS that chose them; `methods`: tensor -> its row, if another.
+    `samples`: how many were run; 0 only for a dummy and if `method` is IMPORTED. `data_sha256`,
+    `model_sha256`: of the data set or imported file, and of the model file, 64 lowercase
+    hexadecimal digits. `keep_float`: nodes that stay in floating point. `dummy`: the ranges were
+    not measured; for timing only. `adjusted`: changes of the model's weights, format 2 only.
     """
 
     format: Literal[1, 2] = 1
@@ -109,21 +107,21 @@ class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
                 f"only {len(set(self.keep_float))} different ones: name each node once"
             )
         for name, amax in self.tensors.items():
-            if not LEAST_AMAX <= amax <= LARGEST_AMAX:  # false for NaN, too
+            if not MIN_AMAX <= amax <= MAX_AMAX:  # false for NaN, too
                 raise CalibrationError(
-                    f"amax of tensor '{name}' is {amax}, but must lie between {LEAST_AMAX:.3g} and "
-                    f"{LARGEST_AMAX:.3g}: calibrate again"
+                    f"amax of tensor '{name}' is {amax}, but must lie between {MIN_AMAX:.3g} and "
+                    f"{MAX_AMAX:.3g}: calibrate again"
                 )
 
     def amax(self, tensor: str) -> float:
-        """The amax of `tensor`, or an error if the table lacks it."""
-        found = self.tensors.get(tensor)
-        if found is None:
+        """The amax of `tensor`; raises CalibrationError if the table lacks it."""
+        limit = self.tensors.get(tensor)
+        if limit is None:
             raise CalibrationError(
                 f"the calibration table has no tensor '{tensor}' among its {len(self.tensors)}: "
                 "calibrate this model again"
             )
-        return found
+        return limit
 
     def method_of(self, tensor: str) -> str:
         """The row of METHODS that chose the amax of `tensor`."""
@@ -135,32 +133,32 @@ class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 def rounded(values: Iterable[float], digits: int) -> tuple[float, ...]:
-    """The numbers with so many significant decimal digits, as `Adjustments` hold them."""
+    """The numbers rounded to `digits` significant decimal digits."""
     return tuple(float(f"{value:.{digits}g}") for value in values)
 
 
 def scale_of(amax: float) -> float:
-    """amax / 127, the step of symmetric INT8."""
+    """amax / 127, the scale of symmetric INT8."""
     return amax / QMAX
 
 
 def encode_table(table: CalibrationTable) -> bytes:
-    """The file's bytes: equal tables give equal bytes, and floats keep their last bit."""
+    """The bytes of the file: equal tables give equal bytes, and floats are exact."""
     canonical = msgspec.json.encode(table, order="deterministic")
     lines = msgspec.json.format(canonical, indent=2) + b"\n"
-    return _NUMBERS.sub(lambda found: b" ".join(found[0].split()), lines)
+    return _NUMBERS.sub(lambda match: b" ".join(match[0].split()), lines)
 
 
 def decode_table(data: bytes, where: str) -> CalibrationTable:
-    """Read what `encode_table` wrote; anything else is a CalibrationError that begins with `where`.
+    """Read the bytes of `encode_table`; raises CalibrationError that starts with `where`.
 
-    Every length, type, name and range is checked before a value is made.
+    Every length, type, name and range is checked.
     """
     try:
-        found = msgspec.json.decode(data, type=_Head).format
-        if found not in FORMATS:
+        version = msgspec.json.decode(data, type=_Head).format
+        if version not in FORMATS:
             raise CalibrationError(
-                f"the calibration table has format {found}, but this version reads formats 1 and "
+                f"the calibration table has format {version}, but this version reads formats 1 and "
                 "2: calibrate again with this version"
             )
         return msgspec.json.decode(data, type=CalibrationTable)
@@ -172,16 +170,17 @@ def decode_table(data: bytes, where: str) -> CalibrationTable:
         ) from error
 
 
-def _check_row(what: str, numbers: tuple[float, ...], above: float) -> None:
+def _check_row(subject: str, numbers: tuple[float, ...], lower_bound: float) -> None:
     if not numbers:
         raise CalibrationError(
-            f"the calibration table has no {what}: one for each channel is needed; calibrate again"
+            f"the calibration table has no {subject}: one for each channel is needed; calibrate "
+            "again"
         )
     for channel, number in enumerate(numbers):
-        if not (above < number < math.inf):  # false for NaN, too
+        if not (lower_bound < number < math.inf):  # false for NaN, too
             raise CalibrationError(
-                f"{what} in channel {channel} is {number}, but must be finite"
-                f"{' and positive' if above == 0.0 else ''}: calibrate again"
+                f"{subject} in channel {channel} is {number}, but must be finite"
+                f"{' and positive' if lower_bound == 0.0 else ''}: calibrate again"
             )
 
 

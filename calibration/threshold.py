@@ -1,6 +1,6 @@
-"""From the histogram of a tensor to the amax that INT8 shall represent; one row per method.
+"""Histogram -> amax; one row per method.
 
-A tensor is quantised symmetrically: q = round(x / s) clamped to [-127, 127], s = amax / 127. A
+A tensor is quantised symmetrically: q = round(x / s) clipped to [-127, 127], s = amax / 127. A
 large amax keeps outliers and rounds the rest coarsely; a small one clips outliers.
 """
 
@@ -21,16 +21,16 @@ DEAD_AMAX = 127.0 * 2.0**-24
 """amax of a tensor that is always zero: any scale represents it, and this one (2^-24) is positive,
 a power of two and still a float16."""
 
-_THREADS = 2  # NumPy leaves little to gain by more: what it computes here is short
+_THREADS = 2  # more gain little: the NumPy calls are short
 
 Choose = Callable[[Histogram], float]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way to choose amax. `choose` is called with histograms that are not dead.
+    """A method to choose amax. `choose` gets histograms that are not dead.
 
-    `with_parameter`: makes the `choose` of "name:parameter", where the method takes one.
+    `with_parameter`: parameter -> `choose`, for methods written "name:parameter".
     """
 
     name: str
@@ -52,13 +52,13 @@ def choose_amax(histogram: Histogram, method: str) -> float:
 def amax_by_method(
     histograms: Mapping[str, Histogram], methods: Iterable[str]
 ) -> dict[str, dict[str, float]]:
-    """Method -> tensor -> amax: what several methods make of one observation."""
-    found: dict[str, dict[str, float]] = {}
+    """Method -> tensor -> amax, from one observation."""
+    amax_of_method: dict[str, dict[str, float]] = {}
     with ThreadPoolExecutor(_THREADS) as pool:
         for method in methods:
             chosen = pool.map(partial(amax_of, method=method), histograms, histograms.values())
-            found[method] = dict(zip(histograms, chosen, strict=True))
-    return found
+            amax_of_method[method] = dict(zip(histograms, chosen, strict=True))
+    return amax_of_method
 
 
 def amax_of(tensor: str, histogram: Histogram, method: str) -> float:
@@ -72,7 +72,7 @@ def amax_of(tensor: str, histogram: Histogram, method: str) -> float:
 
 
 def method_named(method: str) -> Method:
-    """The row of METHODS for "name" or "name:parameter", or an error that lists what there is."""
+    """The row of METHODS for "name" or "name:parameter"; raises CalibrationError if unknown."""
     name, colon, parameter = method.partition(":")
     row = METHODS.get(name)
     if row is None:
@@ -93,7 +93,9 @@ METHODS: Mapping[str, Method] = MappingProxyType(
     {
         method.name: method
         for method in (
-            Method("minmax", lambda seen: seen.amax, "the largest |x| seen; clips nothing"),
+            Method(
+                "minmax", lambda histogram: histogram.amax, "the largest |x| seen; clips nothing"
+            ),
             Method("entropy", entropy_amax, "least KL divergence at 128 levels; clips outliers"),
             Method(
                 "percentile",

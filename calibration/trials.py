@@ -1,4 +1,4 @@
-"""Trials over validation samples: counted, limited, and compared by more than chance."""
+"""Trials over validation samples: counted, limited, and compared for significance."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -8,20 +8,20 @@ from numpy.typing import NDArray
 
 ALL = slice(None)
 QUICK_SHARE = 4
-LEAST_QUICK = 4
-"""One sample in so many is asked first, but not fewer than these: few prove nothing."""
+MIN_QUICK = 4
+"""A quick trial runs 1 / QUICK_SHARE of the samples, at least MIN_QUICK."""
 Assignment = Mapping[str, float | None]
-"""Tensor -> amax; None, or a tensor left out: in floating point."""
+"""Tensor -> amax; None or missing: in floating point."""
 SampleSelection = slice | NDArray[np.intp]
-"""Some of the samples: a slice of them, or their numbers."""
+"""A slice of the samples, or their indices."""
 Errors = Callable[[Assignment, SampleSelection], NDArray[np.float64]]
-"""Assignment and which samples -> e_s of each of them, >= 0; not finite: worthless."""
+"""(Assignment, samples) -> e_s of each sample, >= 0; not finite: unusable."""
 Progress = Callable[[int, int], None]
 """Called after each trial with (trials done, trials expected)."""
 
 
 class Trials:
-    """Counts trials and reports them; `refused` tells that one was wanted beyond the limit."""
+    """Counts and reports trials; `refused`: a trial beyond the limit was requested."""
 
     def __init__(self, errors: Errors, limit: int, on_progress: Progress | None) -> None:
         self.errors = errors
@@ -34,43 +34,45 @@ class Trials:
 
     @property
     def trials(self) -> int:
-        """How many full trials the runs so far amount to, rounded up."""
+        """The runs so far in full trials, rounded up."""
         return -(-self._runs // max(self.samples, 1))
 
     @property
     def spent(self) -> bool:
-        """Whether no trial is left; asking means that one is wanted."""
+        """True if the limit is reached; then sets `refused`."""
         self.refused = self.refused or self.trials >= self.limit
         return self.trials >= self.limit
 
     def expect(self, more: int) -> None:
-        """Say how many trials will be wanted at most from now on."""
+        """Expect at most `more` trials from now on (for progress)."""
         self._expected = min(self.trials + more, self.limit)
 
     def measure(
         self, assignment: Assignment, samples: SampleSelection = ALL, errors: Errors | None = None
     ) -> NDArray[np.float64]:
-        found = np.asarray((errors or self.errors)(assignment, samples), np.float64)
-        self.samples = max(self.samples, found.size)
-        self._runs += found.size
+        sample_errors = np.asarray((errors or self.errors)(assignment, samples), np.float64)
+        self.samples = max(self.samples, sample_errors.size)
+        self._runs += sample_errors.size
         if self._on_progress is not None:
             self._on_progress(self.trials, max(self._expected, self.trials))
-        # What is not a number is worse than any number.
-        return np.where(np.isfinite(found), found, math.inf)
+        # NaN is worse than any number.
+        return np.where(np.isfinite(sample_errors), sample_errors, math.inf)
 
 
-def surely_less(found: NDArray[np.float64], than: NDArray[np.float64], sure: float) -> bool:
-    """Whether `found` is less than `than` by more than chance; z of `calibration.auto`."""
-    if not np.isfinite(found).all():
+def significantly_less(
+    errors: NDArray[np.float64], reference: NDArray[np.float64], z: float
+) -> bool:
+    """True if `errors` are significantly less than `reference`; `z` as in `calibration.auto`."""
+    if not np.isfinite(errors).all():
         return False
-    if not np.isfinite(than).all():
+    if not np.isfinite(reference).all():
         return True
-    difference = found - than
+    difference = errors - reference
     mean = float(difference.mean())
     if difference.size < 2:
         return mean < 0.0
     variance = float(difference.var(ddof=1))
-    return mean < 0.0 and mean * mean > sure * sure * variance / difference.size
+    return mean < 0.0 and mean * mean > z * z * variance / difference.size
 
 
 def mean_of(errors: NDArray[np.float64]) -> float:
@@ -78,10 +80,10 @@ def mean_of(errors: NDArray[np.float64]) -> float:
     return float(errors.mean())
 
 
-def decibels(one: float, other: float) -> float:
-    """10 log10(one / other), 0 if both are 0."""
-    if one == other:
+def decibels(numerator: float, denominator: float) -> float:
+    """10 log10(numerator / denominator), 0 if both are 0."""
+    if numerator == denominator:
         return 0.0
-    if one == 0.0 or other == 0.0:
-        return -math.inf if one == 0.0 else math.inf
-    return 10.0 * (math.log10(one) - math.log10(other))
+    if numerator == 0.0 or denominator == 0.0:
+        return -math.inf if numerator == 0.0 else math.inf
+    return 10.0 * (math.log10(numerator) - math.log10(denominator))

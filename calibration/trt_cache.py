@@ -1,13 +1,13 @@
-"""TensorRT calibration caches: what TensorRT <= 10 reads instead of Q/DQ, the only way to its DLA.
+"""TensorRT calibration caches, which TensorRT <= 10 reads instead of Q/DQ; required for its DLA.
 
     TRT-100300-EntropyCalibration2       TRT-<version>-<algorithm>
     images: 3c010204                     <tensor>: <bits of the float32 s, big-endian, hexadecimal>
 
     s = float32(amax / 127)
 
-The product 127 s of a float32 fits a float64 exactly, so that cache -> amax -> cache keeps every
-byte. float32 has fewer numbers for s than for amax where s lies just above a power of two; what
-survives amax -> cache -> amax is therefore the scale, float32(amax / 127), always and exactly.
+The product 127 s is exact in float64, so cache -> amax -> cache keeps every byte. In the other
+direction, amax -> cache -> amax keeps the scale float32(amax / 127) exactly; amax itself may
+change, because float32 has fewer values for s than for amax just above a power of two.
 """
 
 import re
@@ -24,17 +24,16 @@ from device.files import replacing
 Algorithm = Literal[
     "EntropyCalibration2", "MinMaxCalibration", "EntropyCalibration", "LegacyCalibration"
 ]
-"""What TensorRT calls its calibrators.
+"""TensorRT's names of its calibrators.
 
-trtexec and the DLA insist on EntropyCalibration2, but only by name: scales chosen by any method are
-taken under it.
+trtexec and the DLA require the name EntropyCalibration2; the scales may come from any method.
 """
 
 DEFAULT_TENSORRT = "10.3.0"
-"""The TensorRT of JetPack 6.1 and 6.2, the newest that reads caches and comes with a DLA."""
+"""The TensorRT of JetPack 6.1 and 6.2, the newest that reads caches on a board with a DLA."""
 
 _WRITTEN: tuple[Algorithm, ...] = ("EntropyCalibration2", "MinMaxCalibration")
-# Tools that know the major version alone write 8XXX.
+# Tools that know only the major version write 8XXX.
 _VERSION = re.compile(r"[0-9][0-9X]{3}(?:[0-9]{2})?")
 _HEADER = re.compile(rf"TRT-({_VERSION.pattern})-(\w+)")
 _SCALE = re.compile(r"[0-9a-fA-F]{1,8}")
@@ -77,19 +76,19 @@ class TensorRTCache:
 
 def cache_version(tensorrt: str) -> str:
     """The header's version for a release of TensorRT: 8.5.2.2 -> 8502, 10.3.0 -> 100300."""
-    found = _RELEASE.fullmatch(tensorrt)
-    if found is None:
+    release = _RELEASE.fullmatch(tensorrt)
+    if release is None:
         raise CalibrationError(
             f"'{tensorrt}' is not a version of TensorRT: give it as 10.3.0 or 8.5.2.2"
         )
-    major, minor, patch = (int(part or 0) for part in found.groups())
+    major, minor, patch = (int(part or 0) for part in release.groups())
     unit = 10_000 if major >= _SIX_DIGITS_FROM else 1_000
     return f"{major * unit + minor * 100 + patch:04}"
 
 
 def cache_warning(tensorrt: str) -> str | None:
-    """Why a cache is of no use to a release of TensorRT; None where it is of use."""
-    cache_version(tensorrt)  # refuses what is no version
+    """Why a release of TensorRT cannot use a cache; None if it can."""
+    cache_version(tensorrt)  # raises if it is not a version
     if int(tensorrt.partition(".")[0]) < _NO_CALIBRATORS_FROM:
         return None
     return (
@@ -116,7 +115,7 @@ def amax_of(cache: TensorRTCache) -> dict[str, float]:
 
 
 def encode_cache(cache: TensorRTCache) -> str:
-    """The file's text, as TensorRT itself writes it."""
+    """The text of the file, as TensorRT writes it."""
     if cache.algorithm not in _WRITTEN:
         raise CalibrationError(
             f"caches are written for {' and '.join(_WRITTEN)}, not for {cache.algorithm}, whose "
@@ -130,23 +129,23 @@ def encode_cache(cache: TensorRTCache) -> str:
 def decode_cache(text: str, where: str) -> TensorRTCache:
     """Read a cache from its text; an error begins with `where` and the number of the line.
 
-    Taken as TensorRT and other tools leave them: lost leading zeros, capitals, CRLF, blanks at the
-    end of a line, empty lines, names with colons (the last one ends the name).
+    Accepted, as TensorRT and other tools write them: no leading zeros, capitals, CRLF, trailing
+    blanks, empty lines, names with colons (the last one ends the name).
     """
     header, *lines = text.split("\n")
     version, algorithm = _header(header, where)
     scales: dict[str, float] = {}
-    first: dict[str, int] = {}
+    line_of: dict[str, int] = {}
     for number, line in enumerate(lines, start=2):
         if not line.strip():
             continue
-        at = f"{where}, line {number}"
-        name, scale = _entry(line, at)
+        place = f"{where}, line {number}"
+        name, scale = _entry(line, place)
         if name in scales:
             raise CalibrationError(
-                f"{at}: tensor '{name}' has a scale on line {first[name]} already: remove one"
+                f"{place}: tensor '{name}' has a scale on line {line_of[name]} already: remove one"
             )
-        scales[name], first[name] = scale, number
+        scales[name], line_of[name] = scale, number
     return TensorRTCache(version, algorithm, scales)
 
 
@@ -180,40 +179,41 @@ def write_cache(path: Path, cache: TensorRTCache) -> None:
 
 
 def _header(line: str, where: str) -> tuple[str, Algorithm]:
-    found = _HEADER.fullmatch(line.rstrip())
-    algorithm = next((a for a in get_args(Algorithm) if found and found[2] == a), None)
-    if found is None or algorithm is None:
+    match = _HEADER.fullmatch(line.rstrip())
+    algorithm = next((a for a in get_args(Algorithm) if match and match[2] == a), None)
+    if match is None or algorithm is None:
         raise CalibrationError(
             f"{where}, line 1: found '{line.rstrip()[:80]}' where a TensorRT cache has "
             f"TRT-<version>-<algorithm> with one of {', '.join(get_args(Algorithm))}: "
             "give a calibration cache"
         )
-    return found[1], algorithm
+    return match[1], algorithm
 
 
-def _entry(line: str, at: str) -> tuple[str, float]:
+def _entry(line: str, where: str) -> tuple[str, float]:
     name, colon, digits = line.rpartition(":")
     digits = digits.strip()
     if not colon or not _SCALE.fullmatch(digits):
         raise CalibrationError(
-            f"{at}: found '{line.strip()[:80]}' where a tensor's name, a colon and 1 to 8 "
+            f"{where}: found '{line.strip()[:80]}' where a tensor's name, a colon and 1 to 8 "
             "hexadecimal digits belong: restore the file"
         )
     scale: float = struct.unpack(">f", bytes.fromhex(digits.zfill(8)))[0]
     if not 0.0 < scale < float("inf"):  # false for NaN, too
         raise CalibrationError(
-            f"{at}: the scale of tensor '{name}' is {scale} (bits {digits}), but must be positive "
+            f"{where}: the scale of tensor '{name}' is {scale} (bits {digits}), but must be "
+            "positive "
             "and finite: calibrate again"
         )
     try:
         _check_name(name)
     except CalibrationError as error:
-        raise CalibrationError(f"{at}: {error}") from error
+        raise CalibrationError(f"{where}: {error}") from error
     return name, scale
 
 
 def _check_name(name: str) -> None:
-    """Refuse names that no line of the file can hold, or that readers would break in two."""
+    """Refuse names that do not fit on one line of the file."""
     if not name or "\n" in name or "\r" in name or not _is_unicode(name):
         raise CalibrationError(
             f"a TensorRT cache cannot hold a tensor named {name!r}: give it a name of one line"

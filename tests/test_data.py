@@ -239,10 +239,10 @@ def test_an_observation_of_a_generator_goes_on_with_a_new_one(tmp_path):
         return sample
 
     with pytest.raises(KeyboardInterrupt):
-        observe_tensors(stop, open_data(iter(vectors(8)), [VECTOR]), ["x"], keep=keep)
+        observe_tensors(stop, open_data(iter(vectors(8)), [VECTOR]), ["x"], checkpoint=keep)
     ran = []
     source = open_data(iter(vectors(8)), [VECTOR])
-    observe_tensors(lambda sample: ran.append(1) or sample, source, ["x"], keep=keep)
+    observe_tensors(lambda sample: ran.append(1) or sample, source, ["x"], checkpoint=keep)
     assert len(ran) == 4
 
 

@@ -9,7 +9,7 @@ from dla_layers import as_convolution, workbook_rows
 
 from toolkit.dla.cycles import sequence
 from toolkit.dla.cycles.configurations import CONFIGURATIONS, Config
-from toolkit.dla.cycles.estimate import each_way, estimate
+from toolkit.dla.cycles.estimate import all_modes, estimate
 from toolkit.dla.cycles.layers import ConvLayer, LayerError
 from toolkit.dla.cycles.result import Cycles
 from toolkit.dla.cycles.sources import inferred_fields, source_of
@@ -19,7 +19,7 @@ RESNET = [as_convolution(row) for row in workbook_rows("ResNet50")]
 
 
 def by_mode(layer: ConvLayer, config: Config = FULL) -> dict[str, Cycles]:
-    return {cycles.mode: cycles for cycles in each_way(layer, config)}
+    return {cycles.mode: cycles for cycles in all_modes(layer, config)}
 
 
 # The walk: the sequencer's counters, one package at a time, written from the description alone.
@@ -155,8 +155,8 @@ def test_full_stripes_and_groups_make_the_well_known_product() -> None:
 
 def test_the_first_layer_of_resnet_in_its_three_modes() -> None:
     first = as_convolution(workbook_rows("ResNet50")[0], image=True)
-    ways = by_mode(first)
-    assert {mode: cycles.mac for mode, cycles in ways.items()} == {
+    modes = by_mode(first)
+    assert {mode: cycles.mac for mode, cycles in modes.items()} == {
         "direct": 1_229_312,
         "image": 175_616,
         "image, 2 rows joined": 100_352,
@@ -244,8 +244,8 @@ def test_floating_point_halves_the_kernels_of_a_group() -> None:
 
 def test_winograd_saves_nine_quarters() -> None:
     layer = ConvLayer(channels=128, height=56, width=56, kernels=64, kernel=(3, 3), pads=(1,) * 4)
-    ways = by_mode(layer, replace(FULL, uses_winograd=True))
-    assert ways["direct"].mac / ways["Winograd"].mac == 2.25
+    modes = by_mode(layer, replace(FULL, uses_winograd=True))
+    assert modes["direct"].mac / modes["Winograd"].mac == 2.25
     assert "Winograd" not in by_mode(layer)
     assert "Winograd" not in by_mode(layer, replace(CONFIGURATIONS["nv_large"], uses_winograd=True))
     assert "Winograd" not in by_mode(
@@ -272,10 +272,10 @@ def test_groups_are_cut_where_atoms_end() -> None:
     assert set(by_mode(layer)) == {"dense", "group by group"}
     assert set(by_mode(replace(layer, channels=512, kernels=512))) == {"dense", "group by group"}
     thin = replace(layer, channels=192, kernels=192, groups=12)
-    ways = by_mode(thin)
-    assert set(ways) == {"dense", "slices", "group by group"}
+    modes = by_mode(thin)
+    assert set(modes) == {"dense", "slices", "group by group"}
     alone = estimate(replace(thin, channels=32, kernels=32, groups=1), FULL)
-    assert ways["slices"].mac == 6 * alone.mac
+    assert modes["slices"].mac == 6 * alone.mac
 
 
 def test_a_unit_for_depthwise_takes_its_channels_at_once() -> None:

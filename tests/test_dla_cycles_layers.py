@@ -8,10 +8,10 @@ from dla_layers import as_convolution, workbook_rows
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from toolkit.dla.cycles.buffer import Split, data_entries, split
+from toolkit.dla.cycles.buffer import BufferSplit, data_entries, split
 from toolkit.dla.cycles.configurations import CONFIGURATIONS
 from toolkit.dla.cycles.convolution import Residency
-from toolkit.dla.cycles.estimate import each_way, estimate
+from toolkit.dla.cycles.estimate import all_modes, estimate
 from toolkit.dla.cycles.layers import (
     ConvLayer,
     Deconvolution,
@@ -30,11 +30,11 @@ UNBOUND = replace(FULL, port_bytes=10**9)
 
 def direct(layer: ConvLayer, bytes_per_clock: float = 64.0) -> Cycles:
     return next(
-        c for c in each_way(layer, FULL, bytes_per_clock=bytes_per_clock) if c.mode == "direct"
+        c for c in all_modes(layer, FULL, bytes_per_clock=bytes_per_clock) if c.mode == "direct"
     )
 
 
-def laid(layer: ConvLayer) -> Split:
+def laid(layer: ConvLayer) -> BufferSplit:
     taps = layer.kernel[0] * layer.kernel[1]
     return split(layer, FULL, data_entries(layer, FULL), taps)
 
@@ -187,7 +187,7 @@ def test_a_buffer_binds_where_reading_once_would_not() -> None:
 def test_free_parameters_scale_their_part() -> None:
     plain = direct(FLAT, 10.0)
     half = replace(FULL, mac_efficiency=0.5, memory_efficiency=0.25, layer_overhead=1000)
-    slowed = each_way(FLAT, half, bytes_per_clock=10.0)[0]
+    slowed = all_modes(FLAT, half, bytes_per_clock=10.0)[0]
     assert slowed.mac == 2 * plain.mac
     assert slowed.memory == pytest.approx(4 * plain.memory)
     assert (plain.overhead, slowed.overhead) == (2 * 70, 2 * 1000)

@@ -12,7 +12,7 @@ from toolkit.dla.rules.formats import (
     FORMAT,
     FORMAT_RULES,
     FORMATS,
-    Border,
+    BoundaryTensor,
     common_format,
     format_bytes,
 )
@@ -47,11 +47,11 @@ def border(
     shape: tuple[int, ...] = (1, 3, 8, 8),
     precision: str = "int8",
     **options: object,
-) -> Border:
-    return Border("x", name, side, shape, precision, **options)
+) -> BoundaryTensor:
+    return BoundaryTensor("x", name, side, shape, precision, **options)
 
 
-def hwc4(**options: object) -> Border:
+def hwc4(**options: object) -> BoundaryTensor:
     return border("dla_hwc4", **options)
 
 
@@ -102,7 +102,7 @@ def refused_by(subject: object, situation: Situation) -> set[str]:
         Core: CORE_RULES,
         Loadable: LOADABLE_RULES,
         PoolLimit: POOL_RULES,
-        Border: FORMAT_RULES,
+        BoundaryTensor: FORMAT_RULES,
     }[type(subject)]
     return {verdict.rule for verdict in judge_subject(rules, subject, situation)}
 

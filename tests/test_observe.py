@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from calibration import memory_dataset, observe_tensors
-from calibration.observer import NUMBERS, TOGETHER, numpy_counts, observe
+from calibration.observer import FINE_BINS, MAX_PER_COUNT, numpy_counts, observe
 from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
@@ -137,8 +137,8 @@ def test_a_graph_is_observed_as_one_sample_after_the_other_would_be(
 
 
 def test_opencv_counts_what_numpy_counts(rng: np.random.Generator) -> None:
-    for size in (1, 1000, TOGETHER):
-        numbers = rng.integers(0, NUMBERS, size).astype(np.uint16)
+    for size in (1, 1000, MAX_PER_COUNT):
+        numbers = rng.integers(0, FINE_BINS, size).astype(np.uint16)
         numbers[: size // 2] = 0  # what a rectifier gives
         np.testing.assert_array_equal(opencv_counts(numbers), numpy_counts(numbers))
     values = rng.normal(size=100_000).astype(np.float32)

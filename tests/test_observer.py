@@ -14,7 +14,7 @@ from calibration.errors import CalibrationError
 from calibration.observer import (
     ALL_BINS,
     BINS,
-    LEAST_EXPONENT,
+    MIN_EXPONENT,
     ZOOM,
     Histogram,
     Tally,
@@ -156,7 +156,7 @@ def test_zeros_are_dead_and_one_number_is_constant():
     zeros = observe("x", np.array([0.0, -0.0], np.float32), 0)
     assert zeros.dead
     assert zeros.constant
-    assert zeros.exponent == LEAST_EXPONENT
+    assert zeros.exponent == MIN_EXPONENT
     ones = observe("x", np.ones(5), 0)
     assert ones.constant
     assert not ones.dead
@@ -204,17 +204,17 @@ def test_a_tally_of_arrays_in_any_order_and_grouping_is_the_histogram_of_the_who
     for array in shuffled[:cut]:
         tally.add(array, 0)
     # Looking at it on the way, or going on from there, changes nothing.
-    for going_on in (tally, Tally("x", seen=tally.histogram())):
+    for going_on in (tally, Tally("x", initial=tally.histogram())):
         for array in shuffled[cut:]:
             going_on.add(array, 0)
         assert _state(going_on.histogram()) == _state(whole)
 
 
 def test_arrays_of_every_size_and_width_are_counted_where_parts_are_small(rng, monkeypatch):
-    monkeypatch.setattr(observer, "TOGETHER", 64)
-    monkeypatch.setattr(observer, "_MANY", 16)
-    monkeypatch.setattr(observer, "_WAITING", 32)
-    monkeypatch.setattr(observer, "_MOST_COUNTED", 200)
+    monkeypatch.setattr(observer, "MAX_PER_COUNT", 64)
+    monkeypatch.setattr(observer, "_COUNT_DIRECTLY_FROM", 16)
+    monkeypatch.setattr(observer, "_BUFFER", 32)
+    monkeypatch.setattr(observer, "_MAX_COUNTED", 200)
     for _ in range(20):
         arrays = [
             (rng.standard_t(1, size=int(rng.integers(0, 300))) * 10.0 ** rng.integers(-4, 4))

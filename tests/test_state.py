@@ -167,7 +167,7 @@ def _stopped_after(count, data, path, every=4, threads=1):
             run_or_stop,
             memory_dataset(data),
             TENSORS,
-            keep=Checkpoint(path, MODEL, every),
+            checkpoint=Checkpoint(path, MODEL, every),
             threads=threads,
         )
 
@@ -183,7 +183,7 @@ def test_a_stopped_observation_goes_on_and_loses_one_batch_at_most(tmp_path, cou
         lambda sample: ran.append(sample) or run(sample),
         memory_dataset(data),
         TENSORS,
-        keep=Checkpoint(path, MODEL, 4),
+        checkpoint=Checkpoint(path, MODEL, 4),
         threads=threads,
     )
     assert len(ran) == 16 - count // 4 * 4
@@ -220,7 +220,7 @@ def test_a_state_of_something_else_is_refused_and_kept(tmp_path, change, words):
     data = memory_dataset(change.get("data", samples(16, 7)))
     keep = Checkpoint(path, change.get("model", MODEL), 4)
     with pytest.raises(CalibrationError, match=words):
-        observe_tensors(run, data, change.get("tensors", TENSORS), keep=keep)
+        observe_tensors(run, data, change.get("tensors", TENSORS), checkpoint=keep)
     assert path.read_bytes() == before
 
 
@@ -229,7 +229,10 @@ def test_merged_shards_have_no_place_to_go_on_from(tmp_path):
     write_state(tmp_path / "s", merge_states(one, other))
     with pytest.raises(CalibrationError, match="merged from 2 shards"):
         observe_tensors(
-            run, memory_dataset(samples(2, 1)), TENSORS, keep=Checkpoint(tmp_path / "s", MODEL)
+            run,
+            memory_dataset(samples(2, 1)),
+            TENSORS,
+            checkpoint=Checkpoint(tmp_path / "s", MODEL),
         )
 
 

@@ -13,8 +13,8 @@ from msgspec import structs
 
 from calibration.errors import CalibrationError
 from calibration.table import (
-    LARGEST_AMAX,
-    LEAST_AMAX,
+    MAX_AMAX,
+    MIN_AMAX,
     Adjustments,
     CalibrationTable,
     decode_table,
@@ -32,7 +32,7 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9
 @st.composite
 def tables(draw):
     """Any table, with and without what came later."""
-    tensors = draw(st.dictionaries(NAMES, st.floats(LEAST_AMAX, LARGEST_AMAX), max_size=8))
+    tensors = draw(st.dictionaries(NAMES, st.floats(MIN_AMAX, MAX_AMAX), max_size=8))
     some = draw(st.lists(st.sampled_from(sorted(tensors)), unique=True)) if tensors else []
     dummy = draw(st.booleans())
     return CalibrationTable(

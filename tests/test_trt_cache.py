@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibration.errors import CalibrationError
-from calibration.table import LARGEST_AMAX, LEAST_AMAX, CalibrationTable
+from calibration.table import MAX_AMAX, MIN_AMAX, CalibrationTable
 from calibration.trt_cache import (
     TensorRTCache,
     amax_of,
@@ -69,7 +69,7 @@ def test_ranges_give_the_same_bytes_back(cache: TensorRTCache) -> None:
 
 
 @settings(max_examples=300)
-@given(st.dictionaries(NAMES, st.floats(LEAST_AMAX, LARGEST_AMAX), max_size=8))
+@given(st.dictionaries(NAMES, st.floats(MIN_AMAX, MAX_AMAX), max_size=8))
 def test_ranges_keep_their_float32_scale_and_are_fixed_from_then_on(amax: dict[str, float]) -> None:
     once = amax_of(decode_cache(encode_cache(cache_of(amax, "8502")), "x"))
     assert list(once) == list(amax)

@@ -1,4 +1,4 @@
-"""Cycles of a DLA as a pure function of layer and configuration; knows nothing of the toolkit.
+"""Cycles of a DLA as a pure function of layer and configuration, independent of the toolkit.
 
     layer = ConvLayer(channels=64, height=56, width=56, kernels=64, kernel=(3, 3), pads=(1,) * 4)
     cycles = estimate(layer, CONFIGURATIONS["xavier"], bytes_per_clock=20.0)
@@ -14,9 +14,9 @@ Layers (`layers.py`; pairs are (rows, columns), `precision` is "int8" or "fp16")
     Lrn(channels, height, width, batch, precision)
 Functions (`estimate.py`, `result.py`, `convolution.py`):
     estimate(layer, config, *, bytes_per_clock, sram_bytes_per_clock, residency) -> Cycles
-    each_way(the same) -> list[Cycles]: all ways that `estimate` takes the least of
+    all_modes(the same) -> list[Cycles]: all modes, of which `estimate` returns the fastest
     time_range(cycles, clock_mhz) -> TimeRange(optimistic_us, total_us, pessimistic_us)
-    Residency(input, output, weights): which tensors of a convolution lie in SRAM
+    Residency(input, output, weights): the tensors of a convolution that are in SRAM
 Configurations (`configurations.py`): CONFIGURATIONS[name] -> Config, where name is nv_full,
     nv_large, nv_medium_1024_full, nv_medium_512, nv_small_256, nv_small_256_full, nv_small, xavier
     or orin. Vary them with dataclasses.replace. Free parameters: mac_efficiency, memory_efficiency,
@@ -27,4 +27,7 @@ Result (`result.py`): Cycles(mode, weight_mode, mac, data, weights, fill, output
     overhead, optimistic, pessimistic, total, bound_by, bytes_read, bytes_written, bytes_sram,
     bytes_refetched, chunks, hardware_layers, macs), where bound_by is "MACs", "weights streaming",
     "buffer", "output stage" or "memory".
+Internals: `conv_modes.py` modes of the MAC array; `sequence.py` its clocks; `buffer.py` the
+    convolution buffer; `post_processing.py` output stage, pooling and normalisation units;
+    `standalone_layers.py` layers without the array; `workbook.py` NVIDIA's roofline for comparison.
 """

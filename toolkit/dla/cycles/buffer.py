@@ -1,10 +1,10 @@
-"""How a convolution is laid into the convolution buffer, and what it has to read again.
+"""The layout of a convolution in the convolution buffer, and what is read again.
 
-The whole input of a hardware layer lies in the buffer before its first package; weights come
-kernel group by kernel group. What does not fit is cut along the height into several hardware
-layers. Rules as in the open compiler (nvdla/sw,
+The whole input of a hardware layer is in the buffer before its first package; weights arrive by
+kernel group. A layer that does not fit is split along the height into several hardware layers.
+Rules as in the open compiler (nvdla/sw,
 umd/core/src/compiler/engine-ast/ConvCoreNode.cpp, lines 1490-1760, 2190-2362 and 2558-2740); the
-compilers for Xavier and Orin are closed and may cut otherwise.
+compilers for Xavier and Orin are closed and may split differently.
 """
 
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ WeightMode = Literal["all weights", "two kernel groups", "one kernel group", "we
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One hardware layer: input rows that it reads and output rows that it makes."""
+    """One hardware layer: its input rows and output rows."""
 
     in_rows: int
     out_rows: int
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """How the buffer is divided. `fits` False: the open compiler would refuse this layer."""
+class BufferSplit:
+    """The division of the buffer. `fits` False: the open compiler would refuse this layer."""
 
     weight_mode: WeightMode
     data_banks: int
@@ -42,7 +42,7 @@ class Split:
 def data_entries(layer: ConvLayer, config: Config, image_channels: int = 0) -> int:
     """Return the buffer entries of one input row; `image_channels`: of a pixel, 0 for features.
 
-    Features are stored in memory atoms, several to an entry; three of four take a whole one.
+    Features are stored in memory atoms, several per entry; three of four take a whole one.
     """
     size = BYTES_PER_ELEMENT[layer.precision]
     if image_channels:
@@ -55,59 +55,59 @@ def data_entries(layer: ConvLayer, config: Config, image_channels: int = 0) -> i
     return whole * layer.width + part
 
 
-def split(layer: ConvLayer, config: Config, entries: int, taps: int) -> Split:
-    """Return how the layer is laid into the buffer.
+def split(layer: ConvLayer, config: Config, entries: int, taps: int) -> BufferSplit:
+    """Return the division of the buffer for a layer.
 
-    entries: what one input row takes there; taps: weights of a kernel and channel (9 for 3x3).
+    entries: buffer entries of one input row; taps: weights per kernel and channel (9 for 3x3).
 
-    The order of preference is the compiler's: everything; all rows with two kernel groups in
+    Order of preference, as in the compiler: all rows with all weights, with two kernel groups in
     turn, or with one; else fewer rows with all weights if they take at most `split_weight_banks`,
     with two groups, with one.
     """
     per_bank = config.bank_bytes // config.entry_bytes
     data = _up(entries * layer.height, per_bank)
-    every = _weight_banks(layer, config, layer.kernels, taps)
+    all_weights = _weight_banks(layer, config, layer.kernels, taps)
     group = _weight_banks(layer, config, config.kernels_at_once(layer.precision), taps)
     choices: tuple[tuple[WeightMode, int], ...] = (
-        ("all weights", every),
+        ("all weights", all_weights),
         ("two kernel groups", 2 * group),
         ("one kernel group", group),
     )
-    whole = (Chunk(layer.height, layer.out_height),)
+    single_chunk = (Chunk(layer.height, layer.out_height),)
     for mode, banks in choices:
         if data + banks <= config.banks:
-            return Split(mode, data, banks, whole)
+            return BufferSplit(mode, data, banks, single_chunk)
     refused = False
     for mode, banks in choices:
         if banks <= config.split_weight_banks:
             rows = (config.banks - banks) * per_bank // entries
             if rows >= layer.extent[0]:
-                left = config.banks - banks
-                return Split(mode, left, banks, _chunks(layer, rows), fits=not refused)
+                data_banks = config.banks - banks
+                return BufferSplit(mode, data_banks, banks, _chunks(layer, rows), fits=not refused)
             refused = True
     return _forced(layer, config, entries, per_bank)
 
 
-def _forced(layer: ConvLayer, config: Config, entries: int, per_bank: int) -> Split:
-    """Return halves for a layer that the open compiler refuses, to have a cost at all."""
+def _forced(layer: ConvLayer, config: Config, entries: int, per_bank: int) -> BufferSplit:
+    """Split the buffer in halves for a layer that the open compiler refuses, to give it a cost."""
     banks = config.banks // 2
     rows = max(banks * per_bank // entries, layer.extent[0])
     chunks = _chunks(layer, rows)
-    return Split("weights in parts", banks, config.banks - banks, chunks, fits=False)
+    return BufferSplit("weights in parts", banks, config.banks - banks, chunks, fits=False)
 
 
 def _chunks(layer: ConvLayer, rows: int) -> tuple[Chunk, ...]:
     """Return the hardware layers of at most `rows` input rows; neighbours overlap by the kernel."""
     chunks = []
-    done = 0
-    while done < layer.out_height:
-        top = min(max(0, done * layer.stride[0] - layer.pads[0]), layer.height - 1)
-        above = max(0, layer.pads[0] - done * layer.stride[0])
-        left = layer.out_height - done
-        here = (rows + above - layer.extent[0]) // layer.stride[0] + 1
-        out_rows = left if top + rows >= layer.height else min(left, here)
+    computed = 0
+    while computed < layer.out_height:
+        top = min(max(0, computed * layer.stride[0] - layer.pads[0]), layer.height - 1)
+        padding_rows = max(0, layer.pads[0] - computed * layer.stride[0])
+        remaining = layer.out_height - computed
+        covered = (rows + padding_rows - layer.extent[0]) // layer.stride[0] + 1
+        out_rows = remaining if top + rows >= layer.height else min(remaining, covered)
         chunks.append(Chunk(min(rows, layer.height - top), out_rows))
-        done += out_rows
+        computed += out_rows
     return tuple(chunks)
 
 

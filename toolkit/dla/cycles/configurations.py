@@ -1,7 +1,7 @@
-"""What is fixed in silicon, or guessed of it: one row a DLA, one field a quantity of its cycles.
+"""Hardware parameters of each DLA, known or inferred: one row per DLA.
 
-A row is a plain value: vary it with `dataclasses.replace(ORIN, atomic_k=32)`. `sources.py` says for
-every field of every row where its value comes from and how firm it is.
+Vary a row with `dataclasses.replace(ORIN, atomic_k=32)`. `sources.py` gives the source and
+certainty of every field of every row.
 """
 
 from dataclasses import dataclass, replace
@@ -25,13 +25,12 @@ class Config:
     `entry_bytes`; split layers give weights at most `split_weight_banks`. Output: `sdp_x` and
     `sdp_y` elements (0: no such unit), `pdp` and `cdp` INT8 elements. Memory: `port_bytes` and
     `sram_port_bytes` (0: no second port), features in atoms of `memory_atom_bytes`. Units:
-    `winograd`, `image_post_extension` (rows of a picture joined).
+    `winograd`, `image_post_extension` (rows of an image joined).
 
-    Free parameters, for fitting to a compiler and a board: `uses_winograd` (3x3 convolutions may
-    run that way), `depthwise_channels` (channels that a depthwise unit would take at once, 0: none,
-    groups go the long way), `mac_efficiency` and `memory_efficiency` (scale rates, (0, 1]),
-    `overlap` (share of the input's fill that hides behind other work, [0, 1]) and `layer_overhead`
-    (clocks per hardware layer).
+    Free parameters, for fitting to a compiler and a board: `uses_winograd` (for 3x3 convolutions),
+    `depthwise_channels` (channels per step of a depthwise unit, 0: no such unit), `mac_efficiency`
+    and `memory_efficiency` (scale rates, (0, 1]), `overlap` (share of the input's fill that is
+    hidden by other work, [0, 1]) and `layer_overhead` (clocks per hardware layer).
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""A convolution as hardware layers: what each way of computing it costs in clocks and bytes.
+"""A convolution as hardware layers: clocks and bytes of each plan.
 
-The hardware of v1 knows no groups: a grouped or depthwise layer runs densely with zeros, or as
-several hardware layers. Which of these a compiler takes is its choice; `conv_plans` lists them.
+The hardware of v1 has no groups: a grouped or depthwise layer runs densely with zeros, or as
+several hardware layers. The compiler chooses; `conv_plans` lists the plans.
 """
 
 import math
@@ -9,19 +9,19 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from toolkit.dla.cycles import buffer, post, sequence, ways
+from toolkit.dla.cycles import buffer, conv_modes, post_processing, sequence
 from toolkit.dla.cycles.configurations import BYTES_PER_ELEMENT, Config
-from toolkit.dla.cycles.engines import pool_work
 from toolkit.dla.cycles.layers import ConvLayer
-from toolkit.dla.cycles.result import Plan, Work
+from toolkit.dla.cycles.result import LayerPlan, LayerWork
+from toolkit.dla.cycles.standalone_layers import pool_work
 
-PARAMETER_BYTES = 4  # of an output channel: bias and scale, operands of 16 bits (sdp_x)
-WEIGHT_UNIT_BYTES = 128  # weights in memory end at a multiple (ConvCoreNode.cpp, format of weights)
+PARAMETER_BYTES = 4  # per output channel: bias and scale, operands of 16 bits (sdp_x)
+WEIGHT_UNIT_BYTES = 128  # alignment of weights in memory (ConvCoreNode.cpp, format of weights)
 
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Which tensors of a layer lie in the SRAM instead of DRAM."""
+    """The tensors of a layer that are in SRAM instead of DRAM."""
 
     input: bool = False
     output: bool = False
@@ -31,99 +31,112 @@ class Residency:
 IN_DRAM = Residency()
 
 
-def conv_plans(layer: ConvLayer, config: Config, residency: Residency = IN_DRAM) -> Iterator[Plan]:
-    """Yield each way in which this DLA can compute the layer.
+def conv_plans(
+    layer: ConvLayer, config: Config, residency: Residency = IN_DRAM
+) -> Iterator[LayerPlan]:
+    """Yield each plan by which this DLA can compute the layer.
 
     Raises LayerError: the DLA has no unit that a fused operation needs.
     """
     if layer.groups > 1:
         yield from _grouped(layer, config, residency)
         return
-    for way in ways.ways(layer, config):
-        parts = _frames(layer, way, config, residency, batch=layer.batch)
-        yield Plan(mode=way.mode, parts=parts, macs=layer.macs)
+    for mode in conv_modes.conv_modes(layer, config):
+        parts = _frames(layer, mode, config, residency, batch=layer.batch)
+        yield LayerPlan(mode=mode.name, parts=parts, macs=layer.macs)
     if _may_share_weights(layer, config):
-        yield _together(layer, config, residency)
+        yield _shared_weights(layer, config, residency)
 
 
 def _frames(
     layer: ConvLayer,
-    way: ways.Way,
+    mode: conv_modes.ConvMode,
     config: Config,
-    inside: Residency,
+    residency: Residency,
     *,
     batch: int,
-    together: int = 1,
-) -> tuple[Work, ...]:
-    """Return the work of `batch` turns of `together` frames each, all computed in this way."""
-    split = buffer.split(layer, config, way.entries, way.taps)
-    flies = _pool_flies(layer, split, config)
+    frames_per_pass: int = 1,
+) -> tuple[LayerWork, ...]:
+    """Return the work of `batch` passes of `frames_per_pass` frames each, in one mode."""
+    split = buffer.split(layer, config, mode.entries, mode.taps)
+    pool_on_the_fly = _pool_on_the_fly(layer, split, config)
     runs = Counter(chunk.out_rows for chunk in split.chunks)
-    output = together * sum(
-        post.conv_output_cycles(layer, rows, config, flying=flies) * count
+    output = frames_per_pass * sum(
+        post_processing.conv_output_cycles(layer, rows, config, flying=pool_on_the_fly) * count
         for rows, count in runs.items()
     )
-    weights = _weight_bytes(layer, way.taps)
-    loads = split.weight_reads(batch)
-    picture = sum(chunk.in_rows for chunk in split.chunks) * way.row_bytes * batch
-    once = way.row_bytes * layer.height * batch
-    frames = batch * together
-    extra = PARAMETER_BYTES * layer.kernels * len(split.chunks) * batch
+    weight_bytes = _weight_bytes(layer, mode.taps)
+    weight_reads = split.weight_reads(batch)
+    input_bytes = sum(chunk.in_rows for chunk in split.chunks) * mode.row_bytes * batch
+    input_bytes_once = mode.row_bytes * layer.height * batch
+    frames = batch * frames_per_pass
+    extra_bytes = PARAMETER_BYTES * layer.kernels * len(split.chunks) * batch
     if layer.eltwise:
-        extra += _made_bytes(layer, config, pooled=False) * frames
-    made = _made_bytes(layer, config, pooled=flies) * frames
-    work = Work(
-        sequence=sequence.added(way.run(rows).times(count * batch) for rows, count in runs.items()),
+        extra_bytes += _output_bytes(layer, config, pooled=False) * frames
+    output_bytes = _output_bytes(layer, config, pooled=pool_on_the_fly) * frames
+    work = LayerWork(
+        sequence=sequence.total_of(
+            mode.run(rows).times(count * batch) for rows, count in runs.items()
+        ),
         output=output * batch,
-        read=picture * (not inside.input) + weights * loads * (not inside.weights) + extra,
-        written=made * (not inside.output),
-        fill=picture * (not inside.input),
-        refetch=(picture - once) * (not inside.input)
-        + weights * (loads - 1) * (not inside.weights),
-        sram=picture * inside.input + weights * loads * inside.weights + made * inside.output,
-        sram_fill=picture * inside.input,
+        read=input_bytes * (not residency.input)
+        + weight_bytes * weight_reads * (not residency.weights)
+        + extra_bytes,
+        written=output_bytes * (not residency.output),
+        fill=input_bytes * (not residency.input),
+        refetch=(input_bytes - input_bytes_once) * (not residency.input)
+        + weight_bytes * (weight_reads - 1) * (not residency.weights),
+        sram=input_bytes * residency.input
+        + weight_bytes * weight_reads * residency.weights
+        + output_bytes * residency.output,
+        sram_fill=input_bytes * residency.input,
         layers=len(split.chunks) * batch,
         chunks=len(split.chunks),
         weight_mode=split.weight_mode,
     )
-    if layer.pool is None or flies:
+    if layer.pool is None or pool_on_the_fly:
         return (work,)
-    return (work, pool_work(replace(layer.pool, batch=batch * together), config))
+    return (work, pool_work(replace(layer.pool, batch=batch * frames_per_pass), config))
 
 
 def _may_share_weights(layer: ConvLayer, config: Config) -> bool:
-    """Return whether frames can share weights: one output each, all of them in the buffer."""
+    """Return True if frames can share weights: one output each, all of them in the buffer."""
     size = min(layer.batch, config.max_batch)
     if size == 1 or layer.out_height * layer.out_width > 1:
         return False
-    way = ways.direct(layer, config, size)
-    split = buffer.split(layer, config, way.entries, way.taps)
+    mode = conv_modes.direct(layer, config, size)
+    split = buffer.split(layer, config, mode.entries, mode.taps)
     return split.fits and len(split.chunks) == 1
 
 
-def _together(layer: ConvLayer, config: Config, residency: Residency) -> Plan:
+def _shared_weights(layer: ConvLayer, config: Config, residency: Residency) -> LayerPlan:
     """Return a fully connected layer whose frames share each package of weights."""
     size = min(layer.batch, config.max_batch)
-    turns, rest = divmod(layer.batch, size)
+    passes, rest = divmod(layer.batch, size)
     parts = _frames(
-        layer, ways.direct(layer, config, size), config, residency, batch=turns, together=size
+        layer,
+        conv_modes.direct(layer, config, size),
+        config,
+        residency,
+        batch=passes,
+        frames_per_pass=size,
     )
     if rest:
-        way = ways.direct(layer, config, rest)
-        parts += _frames(layer, way, config, residency, batch=1, together=rest)
-    return Plan(mode=f"direct, {size} frames together", parts=parts, macs=layer.macs)
+        mode = conv_modes.direct(layer, config, rest)
+        parts += _frames(layer, mode, config, residency, batch=1, frames_per_pass=rest)
+    return LayerPlan(mode=f"direct, {size} frames together", parts=parts, macs=layer.macs)
 
 
-def _grouped(layer: ConvLayer, config: Config, residency: Residency) -> Iterator[Plan]:
-    """Yield a layer with groups: dense, as slices of whole atoms, group by group.
+def _grouped(layer: ConvLayer, config: Config, residency: Residency) -> Iterator[LayerPlan]:
+    """Yield the plans of a grouped layer: dense, as slices of whole atoms, group by group.
 
-    Group by group wants every group's channels in atoms of their own, as the bytes show.
+    Group by group needs the channels of every group in separate atoms, which adds bytes.
     """
     channels, kernels = layer.channels // layer.groups, layer.kernels // layer.groups
     if config.depthwise_channels and channels == 1:
-        way = ways.depthwise(layer, config)
-        parts = _frames(layer, way, config, residency, batch=layer.batch)
-        yield Plan(mode=way.mode, parts=parts, macs=layer.macs)
+        mode = conv_modes.depthwise(layer, config)
+        parts = _frames(layer, mode, config, residency, batch=layer.batch)
+        yield LayerPlan(mode=mode.name, parts=parts, macs=layer.macs)
     atom = config.memory_atom_bytes // BYTES_PER_ELEMENT[layer.precision]
     aligned = math.lcm(atom // math.gcd(atom, channels), atom // math.gcd(atom, kernels))
     sizes = {min(aligned, layer.groups): "slices", 1: "group by group", layer.groups: "dense"}
@@ -132,11 +145,13 @@ def _grouped(layer: ConvLayer, config: Config, residency: Residency) -> Iterator
         parts = tuple(work.times(count) for work in _slice(layer, size, config, residency))
         if rest:
             parts += _slice(layer, rest, config, residency)
-        yield Plan(mode=name, parts=parts, macs=layer.macs)
+        yield LayerPlan(mode=name, parts=parts, macs=layer.macs)
 
 
-def _slice(layer: ConvLayer, groups: int, config: Config, residency: Residency) -> tuple[Work, ...]:
-    """Return so many groups as one dense convolution, without the others."""
+def _slice(
+    layer: ConvLayer, groups: int, config: Config, residency: Residency
+) -> tuple[LayerWork, ...]:
+    """Return `groups` groups as one dense convolution."""
     kernels = layer.kernels // layer.groups * groups
     part = replace(
         layer,
@@ -146,13 +161,17 @@ def _slice(layer: ConvLayer, groups: int, config: Config, residency: Residency) 
         image=False,
         pool=replace(layer.pool, channels=kernels) if layer.pool else None,
     )
-    return _frames(part, ways.direct(part, config), config, residency, batch=layer.batch)
+    return _frames(part, conv_modes.direct(part, config), config, residency, batch=layer.batch)
 
 
-def _pool_flies(layer: ConvLayer, split: buffer.Split, config: Config) -> bool:
-    """Return whether pooling follows without memory: not behind a split layer, not too wide."""
+def _pool_on_the_fly(layer: ConvLayer, split: buffer.BufferSplit, config: Config) -> bool:
+    """Return True if pooling runs on the fly: not after a split layer, not too wide."""
     pool = layer.pool
-    return pool is not None and len(split.chunks) == 1 and post.pool_parts(pool, config) == 1
+    return (
+        pool is not None
+        and len(split.chunks) == 1
+        and post_processing.pool_parts(pool, config) == 1
+    )
 
 
 def _weight_bytes(layer: ConvLayer, taps: int) -> int:
@@ -162,9 +181,9 @@ def _weight_bytes(layer: ConvLayer, taps: int) -> int:
     return -(-size // WEIGHT_UNIT_BYTES) * WEIGHT_UNIT_BYTES
 
 
-def _made_bytes(layer: ConvLayer, config: Config, *, pooled: bool) -> int:
-    """Return the bytes of a frame's output, before or behind its pooling."""
+def _output_bytes(layer: ConvLayer, config: Config, *, pooled: bool) -> int:
+    """Return the bytes of a frame's output, before or after its pooling."""
     last = layer.pool if layer.pool and pooled else layer
-    return post.tensor_bytes(
+    return post_processing.tensor_bytes(
         layer.kernels, last.out_height, last.out_width, config, layer.precision
     )

@@ -1,11 +1,10 @@
-"""The cycles of one layer on one DLA: the front of the package."""
+"""The cycles of one layer on one DLA: the entry point of the package."""
 
 import math
 from collections.abc import Iterator
 
 from toolkit.dla.cycles.configurations import Config
 from toolkit.dla.cycles.convolution import IN_DRAM, Residency, conv_plans
-from toolkit.dla.cycles.engines import lrn_work, pointwise_work, pool_work
 from toolkit.dla.cycles.layers import (
     ConvLayer,
     Deconvolution,
@@ -14,8 +13,9 @@ from toolkit.dla.cycles.layers import (
     Pointwise,
     Pool,
 )
-from toolkit.dla.cycles.post import tensor_bytes
-from toolkit.dla.cycles.result import Cycles, Plan, Work, plan_cycles
+from toolkit.dla.cycles.post_processing import tensor_bytes
+from toolkit.dla.cycles.result import Cycles, LayerPlan, LayerWork, plan_cycles
+from toolkit.dla.cycles.standalone_layers import lrn_work, pointwise_work, pool_work
 
 
 def estimate(
@@ -26,14 +26,14 @@ def estimate(
     sram_bytes_per_clock: float = math.inf,
     residency: Residency = IN_DRAM,
 ) -> Cycles:
-    """Return the cycles of the layer in the cheapest way that this DLA can compute it.
+    """Return the cycles of the layer in the cheapest mode of this DLA.
 
-    bytes_per_clock: what memory gives this DLA, in bytes per clock of the DLA (GB/s x 1000 / MHz);
-    never more than its port takes. sram_bytes_per_clock: likewise. residency: which tensors of a
-    convolution lie in the SRAM. Raises LayerError: this DLA cannot compute the layer.
+    bytes_per_clock: memory bandwidth of this DLA in bytes per clock of the DLA (GB/s x 1000 / MHz),
+    limited by its port. sram_bytes_per_clock: likewise. residency: the tensors of a convolution
+    that are in SRAM. Raises LayerError: this DLA cannot compute the layer.
     """
     return min(
-        each_way(
+        all_modes(
             layer,
             config,
             bytes_per_clock=bytes_per_clock,
@@ -44,7 +44,7 @@ def estimate(
     )
 
 
-def each_way(
+def all_modes(
     layer: Layer,
     config: Config,
     *,
@@ -52,7 +52,7 @@ def each_way(
     sram_bytes_per_clock: float = math.inf,
     residency: Residency = IN_DRAM,
 ) -> list[Cycles]:
-    """Return the cycles of every way to compute the layer, named by `mode`; see `estimate`."""
+    """Return the cycles of every mode of the layer; see `estimate`."""
     _check(layer, config, bytes_per_clock, sram_bytes_per_clock, residency)
     return [
         plan_cycles(plan, config, bytes_per_clock, sram_bytes_per_clock)
@@ -78,25 +78,25 @@ def _check(
         raise LayerError(f"{config.name} has no port to an SRAM; leave the tensors in DRAM.")
 
 
-def _plans(layer: Layer, config: Config, residency: Residency) -> Iterator[Plan]:
+def _plans(layer: Layer, config: Config, residency: Residency) -> Iterator[LayerPlan]:
     if isinstance(layer, ConvLayer):
         yield from conv_plans(layer, config, residency)
     elif isinstance(layer, Deconvolution):
         yield from _deconvolution_plans(layer, config, residency)
     elif isinstance(layer, Pointwise):
-        yield Plan(mode="output stage", parts=(pointwise_work(layer, config),))
+        yield LayerPlan(mode="output stage", parts=(pointwise_work(layer, config),))
     elif isinstance(layer, Pool):
-        yield Plan(mode="pooling", parts=(pool_work(layer, config),))
+        yield LayerPlan(mode="pooling", parts=(pool_work(layer, config),))
     else:
-        yield Plan(mode="normalisation", parts=(lrn_work(layer, config),))
+        yield LayerPlan(mode="normalisation", parts=(lrn_work(layer, config),))
 
 
 def _deconvolution_plans(
     layer: Deconvolution, config: Config, residency: Residency
-) -> Iterator[Plan]:
+) -> Iterator[LayerPlan]:
     """Yield a deconvolution: one convolution for each phase of its stride, then interleaving.
 
-    Each phase makes one output for every input position, with the kernel's weights of that phase.
+    Each phase computes one output for every input position, with its part of the kernel.
     """
     rows, columns = layer.stride
     kernel = (-(-layer.kernel[0] // rows), -(-layer.kernel[1] // columns))
@@ -117,8 +117,8 @@ def _deconvolution_plans(
         * rows
         * columns
     )
-    interleave = (Work(read=size, written=size),) if rows * columns > 1 else ()
+    interleave = (LayerWork(read=size, written=size),) if rows * columns > 1 else ()
     for plan in conv_plans(phase, config, residency):
         parts = tuple(work.times(rows * columns) for work in plan.parts)
         mode = f"{plan.mode}, {rows * columns} phases"
-        yield Plan(mode=mode, parts=parts + interleave, macs=layer.macs)
+        yield LayerPlan(mode=mode, parts=parts + interleave, macs=layer.macs)

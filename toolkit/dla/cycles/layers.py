@@ -1,4 +1,4 @@
-"""What the cycle functions take: a layer as shapes, without weights, names or graph."""
+"""Layers as shapes, without weights, names or graph: the input of the cycle functions."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,15 +10,15 @@ Stage = Literal["x", "y"]
 
 
 class LayerError(TandemError):
-    """A layer has a size that no layer can have, or that the DLA at hand cannot compute."""
+    """A layer has an impossible size, or one that this DLA cannot compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Max or average pooling of a tensor (channels, height, width), `batch` frames of it.
+    """Max or average pooling of `batch` frames of (channels, height, width).
 
-    As the `pool` of a ConvLayer the first three are those of the convolution's output. Kernels
-    beyond the hardware's 8 are computed in steps: give each step.
+    As the `pool` of a ConvLayer, these are of the convolution's output. Kernels beyond the
+    hardware's 8 are computed in steps: give each step.
     """
 
     channels: int
@@ -47,14 +47,13 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvLayer:
-    """A convolution (a fully connected layer is one with a 1x1 output) and what is fused behind it.
+    """A convolution (a fully connected layer is one with a 1x1 output) and its fused operations.
 
     Pairs are (rows, columns); `pads` is (top, left, bottom, right), like ONNX. `kernels` is the
-    output channels of all groups together. `image`: this layer may read the picture through the
-    image unit (first layer, 1, 3 or 4 channels). `eltwise`: a second tensor of the output's shape
-    is read and combined in the first (`x`) or last (`y`) unit of the output stage. `table`: the
-    activation is a table (sigmoid, tanh), which sits in the last unit. `pool` is applied behind
-    it, without a round trip through memory where that is possible.
+    output channels of all groups. `image`: this layer may read the image through the image unit
+    (first layer, 1, 3 or 4 channels). `eltwise`: a second tensor of the output's shape is read and
+    combined in the first (`x`) or last (`y`) unit of the output stage. `table`: the activation is a
+    table (sigmoid, tanh), in the last unit. `pool`: applied to the output, on the fly if possible.
     """
 
     channels: int
@@ -131,16 +130,16 @@ class Deconvolution:
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates: every input meets every tap of the kernel."""
+        """Multiply-accumulates: every input times every tap of the kernel."""
         taps = self.kernel[0] * self.kernel[1] * self.channels // self.groups
         return self.batch * self.height * self.width * self.kernels * taps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pointwise:
-    """Work of the output stage alone: scale, activation, sum of `operands` tensors, or a copy.
+    """The output stage alone: scale, activation, sum of `operands` tensors, or a copy.
 
-    `stage` is `y` for tables (sigmoid, tanh) and whatever the compiler puts into the last unit.
+    `stage` is `y` for tables (sigmoid, tanh) and other operations of the last unit.
     """
 
     channels: int

@@ -1,26 +1,25 @@
-"""What the cycle functions return, and how its parts make a time."""
+"""The result of the cycle functions: work of a plan -> cycles -> time."""
 
 import math
 from dataclasses import dataclass
 from typing import Literal
 
 from toolkit.dla.cycles.configurations import Config
-from toolkit.dla.cycles.sequence import NOTHING, Sequence
+from toolkit.dla.cycles.sequence import NOTHING, MacSequence
 
 Bound = Literal["MACs", "weights streaming", "buffer", "output stage", "memory"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What one or more hardware layers do, before any rate of memory is known.
+class LayerWork:
+    """The work of hardware layers, independent of memory bandwidth.
 
-    `refetch` is the part of the bytes read that a larger buffer would have saved; `fill` is the
-    part that must be in the buffer before the array can start. Bytes are those of memory (DRAM)
-    and, in `sram` and `sram_fill`, those of tensors that lie in the SRAM instead. `layers` is
-    hardware layers.
+    `refetch`: bytes read that a larger buffer would save; `fill`: bytes that must be in the buffer
+    before the array starts. `sram` and `sram_fill`: bytes of tensors in SRAM; the others are DRAM.
+    `layers`: hardware layers.
     """
 
-    sequence: Sequence = NOTHING
+    sequence: MacSequence = NOTHING
     output: float = 0.0
     read: int = 0
     written: int = 0
@@ -32,9 +31,9 @@ class Work:
     chunks: int = 1
     weight_mode: str = ""
 
-    def times(self, count: int) -> "Work":
+    def times(self, count: int) -> "LayerWork":
         """Return the work of `count` such layers one after another."""
-        return Work(
+        return LayerWork(
             sequence=self.sequence.times(count),
             output=self.output * count,
             read=self.read * count,
@@ -51,16 +50,15 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycles:
-    """Clocks of one layer, by what takes them, and the bytes that it moves.
+    """Clocks of one layer by unit, and its memory traffic.
 
     mac: the array's sequence (`data` of it with data on the array, `weights` what the weights
     alone would need from the buffer). fill: reading the input, which comes first. output_stage:
-    scaling, activation, pooling. memory: all bytes. overhead: start and drain of the hardware
-    layers. `optimistic` lets everything overlap; `pessimistic` fills the buffer first; `total`
-    lies between by the configuration's `overlap`. bound_by: what would have to be faster. mode:
-    how the array runs it; weight_mode: what the buffer holds of the weights ("" without weights).
-    macs: products of the layer as written. chunks: parts along the height. hardware_layers: with
-    groups and frames.
+    scaling, activation, pooling. memory: all traffic. overhead: start and drain of the hardware
+    layers. `optimistic`: all units overlap; `pessimistic`: the buffer is filled first; `total` is
+    between them by the configuration's `overlap`. bound_by: the bottleneck. mode: that of the
+    array; weight_mode: the weights in the buffer ("" without weights). macs: of the layer as
+    written. chunks: parts along the height. hardware_layers: with groups and frames.
     """
 
     mode: str
@@ -86,26 +84,26 @@ class Cycles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class LayerPlan:
     """One way to compute a layer: work whose parts wait for each other. macs: of the layer."""
 
     mode: str
-    parts: tuple[Work, ...]
+    parts: tuple[LayerWork, ...]
     macs: int = 0
 
 
 def plan_cycles(
-    plan: Plan, config: Config, bytes_per_clock: float, sram_per_clock: float
+    plan: LayerPlan, config: Config, bytes_per_clock: float, sram_per_clock: float
 ) -> Cycles:
-    """Return the cycles of a plan where memory gives so many bytes a clock of the DLA."""
+    """Return the cycles of a plan at a memory bandwidth in bytes per clock of the DLA."""
     parts = [_part_cycles(part, config, bytes_per_clock, sram_per_clock) for part in plan.parts]
     return _one_after_another(plan, parts)
 
 
 def _part_cycles(
-    work: Work, config: Config, bytes_per_clock: float, sram_per_clock: float
+    work: LayerWork, config: Config, bytes_per_clock: float, sram_per_clock: float
 ) -> Cycles:
-    """Return the cycles of work where memory gives so many bytes a clock of the DLA."""
+    """Return the cycles of work at a memory bandwidth in bytes per clock of the DLA."""
     rate = min(bytes_per_clock, config.port_bytes) * config.memory_efficiency
     sram_rate = min(sram_per_clock, config.sram_port_bytes) * config.memory_efficiency or math.inf
     moved = work.read + work.written
@@ -142,8 +140,8 @@ def _part_cycles(
     )
 
 
-def _one_after_another(plan: Plan, parts: list[Cycles]) -> Cycles:
-    """Return the sum of the plan's parts; the longest says what binds."""
+def _one_after_another(plan: LayerPlan, parts: list[Cycles]) -> Cycles:
+    """Return the sum of the plan's parts; the longest gives the bottleneck."""
     longest = max(parts, key=lambda part: part.total)
     return Cycles(
         mode=plan.mode,
@@ -169,8 +167,8 @@ def _one_after_another(plan: Plan, parts: list[Cycles]) -> Cycles:
     )
 
 
-def _bound(work: Work, mac: float, memory: float, memory_once: float) -> Bound:
-    """Return what would have to be faster. The buffer, where memory binds only by reading again."""
+def _bound(work: LayerWork, mac: float, memory: float, memory_once: float) -> Bound:
+    """Return the bottleneck; "buffer" if memory is the bottleneck only because of refetches."""
     if memory > max(mac, work.output):
         return "memory" if memory_once > max(mac, work.output) else "buffer"
     if work.output > mac:
@@ -188,7 +186,7 @@ class TimeRange:
 
 
 def time_range(cycles: Cycles, clock_mhz: float) -> TimeRange:
-    """Return the time of a layer at a clock of the DLA; its bytes a clock must be of that clock."""
+    """Return the time of a layer at a clock of the DLA; bytes per clock must be of that clock."""
     return TimeRange(
         cycles.optimistic / clock_mhz, cycles.total / clock_mhz, cycles.pessimistic / clock_mhz
     )

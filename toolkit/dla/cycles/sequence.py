@@ -1,18 +1,17 @@
-"""The order in which the MAC array works through a convolution, counted in clocks.
+"""The sequence of the MAC array over a convolution, in clocks.
 
 From the sequencer of the open hardware (nvdla/hw, branch nvdlav1,
 vmod/nvdla/csc/NV_NVDLA_CSC_sg.v, lines 2925-2955, 5072-5116 and 7190-7275; branch master for the
 smaller rows of the table). Loops from outside to inside: kernel group > stripe of output
 positions > block of channels > kernel row > kernel column. One turn of the innermost loop is a
-package. It lasts as long as the longest of
+package. Its duration is the maximum of
 
     its data: stripe x batch        clocks
     the minimum of the pipeline     clocks
-    the weights of the group, on their way from the buffer to the array.
+    the transfer of the group's weights from the buffer to the array.
 
-Everything of a layer follows from how the output positions divide into stripes, so that the sum
-over all packages has a closed form. Stride and dilation cost nothing; padding costs like any
-position.
+The division of output positions into stripes determines everything, so the sum over all packages
+has a closed form. Stride and dilation cost nothing; padding costs like any position.
 """
 
 from collections.abc import Iterable
@@ -25,29 +24,29 @@ WINOGRAD_CHANNELS = 4  # channels of a package in that mode: 4 x 4 x 4 = 64 prod
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
-    """Clocks of the array: in all, with data on it, and what the weights alone would need."""
+class MacSequence:
+    """Clocks of the array: total, with data, and those that the weights alone need."""
 
     cycles: int
     data: int
     weights: int
 
-    def times(self, count: int) -> "Sequence":
+    def times(self, count: int) -> "MacSequence":
         """Return the sequence of `count` such layers one after another."""
-        return Sequence(self.cycles * count, self.data * count, self.weights * count)
+        return MacSequence(self.cycles * count, self.data * count, self.weights * count)
 
 
-NOTHING = Sequence(0, 0, 0)
+NOTHING = MacSequence(0, 0, 0)
 
 
-def added(sequences: Iterable[Sequence]) -> Sequence:
+def total_of(sequences: Iterable[MacSequence]) -> MacSequence:
     """Return the sequence of all these layers one after another."""
     cycles = data = weights = 0
-    for each in sequences:
-        cycles += each.cycles
-        data += each.data
-        weights += each.weights
-    return Sequence(cycles, data, weights)
+    for part in sequences:
+        cycles += part.cycles
+        data += part.data
+        weights += part.weights
+    return MacSequence(cycles, data, weights)
 
 
 def direct(
@@ -58,7 +57,7 @@ def direct(
     config: Config,
     precision: Precision,
     batch: int = 1,
-) -> Sequence:
+) -> MacSequence:
     """Return the sequence of a direct convolution.
 
     positions: output rows x columns; packages: kernel rows x columns x blocks of channels;
@@ -79,8 +78,8 @@ def image(
     config: Config,
     precision: Precision,
     joined: int,
-) -> Sequence:
-    """Return the sequence of a convolution that reads a picture: its stripes end with each line.
+) -> MacSequence:
+    """Return the sequence of a convolution of an image: its stripes end with each line.
 
     joined: input rows that one package takes at once (1, 2 or 4); stripes are rounded up to it.
     """
@@ -92,23 +91,23 @@ def image(
 
 
 def direct_stripes(positions: int, config: Config, batch: int = 1) -> list[tuple[int, int]]:
-    """Return (length, how many) of the stripes that the output positions are cut into.
+    """Return (length, count) of the stripes of the output positions.
 
-    A stripe is `lower` long until what is left fits one of at most `upper`. Larger batches have
-    shorter stripes, so that no more partial sums are open than the accumulator holds.
+    A stripe has length `lower` until the rest fits one of at most `upper`. Larger batches have
+    shorter stripes, so that the accumulator holds all partial sums.
     """
     lower, upper = _limits(config, batch)
     stripes = []
-    left = positions
-    if config.long_stripes and left >= 2 * upper:
-        count = left // upper - 1
+    remaining = positions
+    if config.long_stripes and remaining >= 2 * upper:
+        count = remaining // upper - 1
         stripes.append((upper, count))
-        left -= upper * count
-    if left > upper:
-        count = -(-(left - upper) // lower)
+        remaining -= upper * count
+    if remaining > upper:
+        count = -(-(remaining - upper) // lower)
         stripes.append((lower, count))
-        left -= lower * count
-    stripes.append((left, 1))
+        remaining -= lower * count
+    stripes.append((remaining, 1))
     return stripes
 
 
@@ -125,7 +124,7 @@ def _over_groups(
     kernels: int,
     config: Config,
     precision: Precision,
-) -> Sequence:
+) -> MacSequence:
     at_once = config.kernels_at_once(precision)
     groups, rest = divmod(kernels, at_once)
     data = sum(length * count for length, count in lengths)
@@ -137,10 +136,10 @@ def _over_groups(
         cycles += number * sum(max(length, floor) * count for length, count in lengths)
         weights += number * stripes * clocks
     total_groups = groups + (1 if rest else 0)
-    return Sequence(packages * cycles, packages * total_groups * data, packages * weights)
+    return MacSequence(packages * cycles, packages * total_groups * data, packages * weights)
 
 
 def weight_clocks(kernels: int, config: Config, precision: Precision) -> int:
-    """Return the clocks that the weights of one package take from the buffer to the array."""
+    """Return the clocks to transfer the weights of one package from the buffer to the array."""
     size = kernels * config.atomic_c * BYTES_PER_ELEMENT[precision]
     return -(-size // config.weight_bytes)

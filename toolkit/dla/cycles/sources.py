@@ -1,8 +1,8 @@
-"""Where the figures of `configurations.py` come from, field by field, and how firm they are.
+"""Sources of the figures of `configurations.py`, field by field, and their certainty.
 
-`documented`: in the open hardware's specification or source, or published by NVIDIA. `observed`:
-seen in a simulation of the open hardware. `inferred`: a guess with a reason, to be fitted, and
-shown as such wherever a result rests on it.
+`documented`: in the open hardware's specification or source, or published by NVIDIA. `observed`: in
+a simulation of the open hardware. `inferred`: a reasoned guess, to be fitted, and marked wherever a
+result depends on it.
 """
 
 from dataclasses import dataclass, fields
@@ -15,7 +15,7 @@ Certainty = Literal["documented", "observed", "inferred"]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a value comes from and how firm it is."""
+    """The source of a value and its certainty."""
 
     certainty: Certainty
     text: str
@@ -40,7 +40,7 @@ RATES = ("sdp_x", "sdp_y", "pdp", "cdp")
 PORTS = ("port_bytes", "sram_port_bytes")
 UNITS = ("winograd", "image_post_extension", "max_batch")
 
-# The first row that holds both name and field counts.
+# The first row with both name and field counts.
 ROWS: tuple[tuple[tuple[str, ...], tuple[str, ...], Certainty, str], ...] = (
     (EVERY, ("name", "generation"), "documented", "the published name"),
     (

@@ -1,9 +1,9 @@
-"""The assumptions of NVIDIA's published performance workbook, so that they can be told from ours.
+"""The model of NVIDIA's published performance workbook, to compare with ours.
 
 The workbook (nvdla/hw, perf/NVDLA_OpenSource_Performance.xlsx) is a roofline, not a measurement:
 every layer takes the longer of its memory traffic and its multiply-accumulates, layers follow
 each other without overlap, every 3x3 convolution runs as Winograd, pooling and element-wise sums
-ride along for nothing. Sizes are in KB of 1024 bytes, one byte an element. The published frame
+are free. Sizes are in KB of 1024 bytes, one byte an element. The published frame
 rates of the seven configurations (nvdla/doc, hw/v1/primer) are this formula for ResNet-50.
 
 Three things differ from sheet to sheet: the fields of `Rules`, one row of `RULES` a sheet.
@@ -61,7 +61,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What differs between sheets: how kernels are padded, how re-reading is decided, FC batch."""
+    """Differences between sheets: padding of kernels, refetch rule, fully connected batch."""
 
     kernel_unit: int = 16
     traffic: Traffic = "weights against input"
@@ -78,7 +78,7 @@ RULES: dict[str, Rules] = {
 
 @dataclass(frozen=True, slots=True)
 class SheetRow:
-    """A row's results. Cycles are of the DLA's clock; `pole` is what took the longest."""
+    """A row's results. Cycles are of the DLA's clock; `pole`: the bottleneck."""
 
     input_kb: float
     output_kb: float
@@ -120,7 +120,7 @@ def mac_cycles(layer: SheetLayer, rules: Rules, machine: Machine) -> float:
 
 
 def dram_kb(layer: SheetLayer, rules: Rules, machine: Machine) -> float:
-    """Return the KB read and written: input or weights again where the buffer cannot keep them."""
+    """Return the KB read and written; input or weights are refetched if the buffer is too small."""
     inputs = _input_kb(layer, layer.size[0])
     weights = _weight_kb(layer, layer.kernels)
     written = _output_kb(layer) * (2 if layer.eltwise else 1)
@@ -137,7 +137,7 @@ def dram_kb(layer: SheetLayer, rules: Rules, machine: Machine) -> float:
 
 
 def transfer_cycles(kb: float, gb_s: float, machine: Machine) -> int:
-    """Return the clocks of a transfer, where a KB is 1000 bytes of the rate, as in the workbook."""
+    """Return the clocks of a transfer; as in the workbook, a KB is 1000 bytes of the rate."""
     return math.ceil(kb * machine.clock_mhz / gb_s)
 
 

@@ -1,4 +1,4 @@
-"""Every rule that speaks of a node: its value, its limit, and why it holds or not."""
+"""Explain the rules on a node: the value, the limit, and why a rule does not apply."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal
 from device.engine.manifest import Precision
 from device.profile import Dla
 from toolkit.dla.rules.notes import Note, notes_on
-from toolkit.dla.rules.rule import Certainty, Rule, S_contra, Seen, Situation
+from toolkit.dla.rules.rule import Certainty, Fact, Rule, S_contra, Situation
 from toolkit.dla.rules.verdicts import RULES, situation_of
 from toolkit.graph.node_view import NodeView
 
@@ -20,8 +20,8 @@ NOTHING = "nothing that it limits, or not known"
 class RuleLine:
     """One rule on one node.
 
-    `actual` is what was found ("" where the rule does not apply), `why` what keeps it from
-    applying: the precision, the DLA's generation, the version, or that there is nothing to judge.
+    `actual`: the value of the node ("" if the rule does not apply). `why`: why it does not apply:
+    precision, generation of the DLA, TensorRT version, or nothing to judge.
     """
 
     rule: str
@@ -36,7 +36,7 @@ class RuleLine:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """All rules on one node in the order of the table, and the remarks on its operator."""
+    """All rules on a node in table order, and the remarks on its operator."""
 
     node: str
     op: str
@@ -52,9 +52,9 @@ class Explanation:
 def explain(
     view: NodeView, dla: Dla, tensorrt: str | None, precision: Precision
 ) -> tuple[RuleLine, ...]:
-    """Return every rule that speaks of the node's operator, in the order of the table.
+    """Return every rule on the node's operator, in table order.
 
-    `tensorrt` None takes the version of the generation's last JetPack. The lines "refused" are the
+    `tensorrt` None: the version of the generation's last JetPack. The lines "refused" are the
     verdicts of `judge`.
 
     Raises PlanError: `tensorrt` is not numbers separated by dots.
@@ -77,19 +77,19 @@ def explain_node(
 def rule_lines(
     rules: Sequence[Rule[S_contra]], subject: S_contra, situation: Situation
 ) -> tuple[RuleLine, ...]:
-    """Return one line for each of `rules` that speaks of `subject`."""
+    """Return a line for each of `rules` that binds `subject`."""
     return tuple(_line(rule, subject, situation) for rule in rules if rule.binds(subject.op))
 
 
 def _line(rule: Rule[S_contra], subject: S_contra, situation: Situation) -> RuleLine:
-    why, actual, hint = rule.idle(situation), "", ""
+    why, actual, hint = rule.why_inactive(situation), "", ""
     status: Status = "does not apply"
     if not why:
-        seen, verdict = rule.see(subject), rule.verdict(subject)
+        facts, verdict = rule.facts(subject), rule.verdict(subject)
         if verdict is not None:
             actual, status, hint = verdict.actual, "refused", verdict.hint
-        elif seen:
-            actual, status = _strongest(seen).text, "ok"
+        elif facts:
+            actual, status = _strongest(facts).text, "ok"
         else:
             why = NOTHING
     return RuleLine(
@@ -104,10 +104,10 @@ def _line(rule: Rule[S_contra], subject: S_contra, situation: Situation) -> Rule
     )
 
 
-def _strongest(seen: Sequence[Seen]) -> Seen:
+def _strongest(facts: Sequence[Fact]) -> Fact:
     """Return the largest number, or the first of other values."""
-    numbers = [s.value for s in seen if isinstance(s.value, (int, float))]
-    return seen[numbers.index(max(numbers))] if len(numbers) == len(seen) else seen[0]
+    numbers = [fact.value for fact in facts if isinstance(fact.value, (int, float))]
+    return facts[numbers.index(max(numbers))] if len(numbers) == len(facts) else facts[0]
 
 
 _HEADINGS: tuple[tuple[Status, str], ...] = (
@@ -118,7 +118,7 @@ _HEADINGS: tuple[tuple[Status, str], ...] = (
 
 
 def render_explanation(explanation: Explanation) -> str:
-    """Return an explanation as text: what refuses first, then what holds, then what is idle."""
+    """Return an explanation as text: refusals, then fulfilled rules, then the others."""
     situation = explanation.situation
     version = ".".join(map(str, situation.tensorrt))
     lines = [
@@ -127,10 +127,10 @@ def render_explanation(explanation: Explanation) -> str:
     ]
     width = max((len(line.rule) for line in explanation.lines), default=0)
     for status, heading in _HEADINGS:
-        found = explanation.with_status(status)
-        if found:
+        status_lines = explanation.with_status(status)
+        if status_lines:
             lines += ["", heading]
-            for line in found:
+            for line in status_lines:
                 lines += _text(line, width)
     if explanation.notes:
         lines += ["", "remarks"]
@@ -147,11 +147,11 @@ def _summary(explanation: Explanation) -> str:
 
 
 def _text(line: RuleLine, width: int) -> list[str]:
-    found = {
+    statement = {
         "refused": f"{line.actual}, but {line.limit}",
         "ok": f"{line.actual}: {line.limit}",
         "does not apply": f"({line.why}) {line.limit}",
     }[line.status]
     indent = " " * (width + 4)
-    text = [f"  {line.rule.ljust(width)}  {found}", f"{indent}{line.certainty}: {line.source}"]
+    text = [f"  {line.rule.ljust(width)}  {statement}", f"{indent}{line.certainty}: {line.source}"]
     return text + ([f"{indent}helps: {line.hint}"] if line.hint else [])

@@ -1,7 +1,7 @@
-"""How tensors may lie in memory where they enter or leave the DLA, and the bytes they take there.
+"""Memory formats of tensors that enter or leave the DLA, and their bytes.
 
-`FORMATS` are the formats with their padding, `FORMAT_RULES` what a tensor must fulfil to have one.
-Between GPU and DLA the formats that both have need no reformat (DLA software FAQ): `common_format`.
+`FORMATS`: the formats with their padding. `FORMAT_RULES`: what a tensor must fulfil for a format. A
+format that GPU and DLA share needs no reformat between them (DLA software FAQ): `common_format`.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Literal
 
 from device.engine.manifest import Precision
 from toolkit.dla.rules.memory import BYTES
-from toolkit.dla.rules.rule import YES, AtMost, Generation, OneOf, Rule, Seen
+from toolkit.dla.rules.rule import YES, AtMost, Fact, Generation, OneOf, Rule
 from toolkit.dla.rules.sources import FAQ, GUIDE_RUNTIME, HEADER
 from toolkit.graph.node_view import NodeView
 
@@ -19,15 +19,15 @@ Side = Literal["input", "output"]
 FormatName = Literal["dla_linear", "dla_hwc4", "chw16", "chw32"]
 Shape4 = tuple[int, int, int, int]
 
-# Bytes to which a row of DLA_HWC4 is filled up.
+# Alignment of a row of DLA_HWC4, in bytes.
 ROW_BYTES: dict[Generation, int] = {"v1": 32, "v2": 64}
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format of tensors at the border of the DLA; `name` is the word of trtexec.
+    """A format of tensors that cross to or from the DLA; `name` is that of trtexec.
 
-    `padded` returns the shape in memory of N, C, H, W with elements of so many bytes.
+    `padded`: (N, C, H, W), element bytes, generation -> padded shape in memory.
     """
 
     name: FormatName
@@ -73,10 +73,10 @@ FORMAT: dict[str, Format] = {row.name: row for row in FORMATS}
 
 
 @dataclass(frozen=True, slots=True)
-class Border:
+class BoundaryTensor:
     """A tensor that enters or leaves a segment on the DLA, in one format.
 
-    `readers` are the nodes of the segment that read it, `reader_precision` what they compute in.
+    `readers`: nodes of the segment that read it; `reader_precision`: their precision.
     """
 
     name: str
@@ -89,54 +89,62 @@ class Border:
 
     @property
     def op(self) -> str:
-        """The format, which rows name."""
+        """The format, to which rules refer."""
         return self.format
 
 
-def _precision(border: Border) -> tuple[Seen, ...]:
-    return (Seen(border.precision, f"'{border.name}' in {border.precision}"),)
+def _precision(tensor: BoundaryTensor) -> tuple[Fact, ...]:
+    return (Fact(tensor.precision, f"'{tensor.name}' in {tensor.precision}"),)
 
 
-def _groups(border: Border) -> tuple[Seen, ...]:
-    convs = [view for view in border.readers if view.op == "Conv"]
-    found = [(view.integer("group", 1), view.name) for view in convs]
-    return tuple(Seen(count, f"{count} groups of '{name}'") for count, name in found)
+def _rank(tensor: BoundaryTensor) -> tuple[Fact, ...]:
+    return (Fact(len(tensor.shape), f"rank {len(tensor.shape)} of '{tensor.name}'"),)
+
+
+def _readers(tensor: BoundaryTensor) -> tuple[Fact, ...]:
+    return tuple(Fact(view.op, f"read by {view.op} '{view.name}'") for view in tensor.readers)
+
+
+def _groups(tensor: BoundaryTensor) -> tuple[Fact, ...]:
+    convolutions = [view for view in tensor.readers if view.op == "Conv"]
+    groups = [(view.integer("group", 1), view.name) for view in convolutions]
+    return tuple(Fact(count, f"{count} groups of '{name}'") for count, name in groups)
 
 
 HWC4 = frozenset({"dla_hwc4"})
 
-FORMAT_RULES: tuple[Rule[Border], ...] = (
+FORMAT_RULES: tuple[Rule[BoundaryTensor], ...] = (
     Rule(id="format.rank", ops=None, limit="tensors must be 4-D",
-         see=lambda at: (Seen(len(at.shape), f"rank {len(at.shape)} of '{at.name}'"),),
+         facts=_rank,
          allowed=OneOf((4,)), source=HEADER),
     Rule(id="format.precision", ops=frozenset({"dla_linear", "dla_hwc4"}), limit="it must be {}",
-         see=_precision, allowed=OneOf(("fp16", "int8")), source=GUIDE_RUNTIME),
+         facts=_precision, allowed=OneOf(("fp16", "int8")), source=GUIDE_RUNTIME),
     Rule(id="chw16.precision", ops=frozenset({"chw16"}), limit="it must be {}",
-         see=_precision, allowed=OneOf(("fp16",)), source=GUIDE_RUNTIME),
+         facts=_precision, allowed=OneOf(("fp16",)), source=GUIDE_RUNTIME),
     Rule(id="chw32.precision", ops=frozenset({"chw32"}), limit="it must be {}",
-         see=_precision, allowed=OneOf(("int8",)), source=GUIDE_RUNTIME),
+         facts=_precision, allowed=OneOf(("int8",)), source=GUIDE_RUNTIME),
     Rule(id="hwc4.side", ops=HWC4, limit="it must be an {}",
-         see=lambda at: (Seen(at.side, f"'{at.name}' is an {at.side}"),),
+         facts=lambda tensor: (Fact(tensor.side, f"'{tensor.name}' is an {tensor.side}"),),
          allowed=OneOf(("input",)), source=GUIDE_RUNTIME),
     Rule(id="hwc4.channels", ops=HWC4, limit="there must be {} channels",
-         see=lambda at: tuple(Seen(c, f"{c} channels") for c in at.shape[1:2]),
+         facts=lambda tensor: tuple(Fact(c, f"{c} channels") for c in tensor.shape[1:2]),
          allowed=OneOf((1, 3, 4)), source=GUIDE_RUNTIME),
     Rule(id="hwc4.reader", ops=HWC4, limit="the first layer must be a {}",
-         see=lambda at: tuple(Seen(v.op, f"read by {v.op} '{v.name}'") for v in at.readers),
+         facts=_readers,
          allowed=OneOf(("Conv",)), source=GUIDE_RUNTIME),
     Rule(id="hwc4.precision", ops=HWC4, limit="it must have the precision of the first convolution",
-         see=lambda at: (Seen(at.reader_precision in (None, at.precision),
-                              f"'{at.name}' in {at.precision}, convolution in "
-                              f"{at.reader_precision}"),),
+         facts=lambda tensor: (Fact(tensor.reader_precision in (None, tensor.precision),
+                              f"'{tensor.name}' in {tensor.precision}, convolution in "
+                              f"{tensor.reader_precision}"),),
          allowed=YES, source=FAQ),
     Rule(id="hwc4.groups", ops=HWC4, limit="a convolution must have {} groups",
-         see=_groups, allowed=AtMost(4), source=HEADER),
+         facts=_groups, allowed=AtMost(4), source=HEADER),
 )
 # fmt: on
 
 
 def common_format(precision: Precision) -> Format | None:
-    """Return the format that GPU and DLA both have, None for a precision without one."""
+    """Return the format that GPU and DLA share, None for a precision without one."""
     return next((row for row in FORMATS if row.on_gpu and precision in row.precisions), None)
 
 

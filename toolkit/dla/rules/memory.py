@@ -1,7 +1,7 @@
-"""What one DLA core can hold: loadables, their weights and intermediates, and the memory pools.
+"""Memory limits of a DLA core: loadables, their weights and intermediates, and memory pools.
 
-The rows bind what runs together, not a node: a `Core`, a `Loadable` (one segment on the DLA), a
-`PoolLimit` that a build asks for. `rule.judge_subject` applies them.
+These rules bind a `Core`, a `Loadable` (one segment on the DLA) or a `PoolLimit` of a build, not a
+node. `rule.judge_subject` applies them.
 """
 
 import math
@@ -15,10 +15,10 @@ from toolkit.dla.rules.rule import (
     NEWEST,
     YES,
     AtMost,
+    Fact,
     Generation,
     OneOf,
     Rule,
-    Seen,
 )
 from toolkit.dla.rules.sources import GUIDE, HEADER, HEADER_85, V1, V2
 from toolkit.graph.node_view import NodeView, TensorView
@@ -30,7 +30,7 @@ BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2, "int8": 1}
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """A DLA core and the number of loadables that it is to hold at once."""
+    """A DLA core and its number of loadables."""
 
     name: str
     loadables: int
@@ -39,10 +39,9 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Loadable:
-    """A segment on the DLA: the batches of its nodes, and the bytes that it keeps.
+    """A segment on the DLA: the batches of its nodes, and its memory.
 
-    `intermediate_bytes` sums the tensors that do not leave the segment, `weight_bytes` the stored
-    constants.
+    `intermediate_bytes`: tensors that do not leave the segment; `weight_bytes`: stored constants.
     """
 
     name: str
@@ -54,14 +53,14 @@ class Loadable:
 
 @dataclass(frozen=True, slots=True)
 class PoolLimit:
-    """The size that a build sets for one pool; `name` is the word of trtexec."""
+    """The size that a build sets for a pool; `name` is that of trtexec."""
 
     name: PoolName
     size_bytes: int
 
     @property
     def op(self) -> str:
-        """The name of the pool, which rows name."""
+        """The name of the pool, to which rules refer."""
         return self.name
 
 
@@ -86,65 +85,66 @@ POOLS: tuple[Pool, ...] = (  # NvInfer.h 10.3, MemoryPoolType
 )
 
 
-def _loadables(core: Core) -> tuple[Seen, ...]:
-    return (Seen(core.loadables, f"{core.loadables} loadables"),)
+def _loadables(core: Core) -> tuple[Fact, ...]:
+    return (Fact(core.loadables, f"{core.loadables} loadables"),)
 
 
-# The guide of 8.2 to 8.4 says 4 and logs of TensorRT 5 to 7 say 8; of 8.0 and 8.1 nothing is known,
-# so they get the smaller number.
+# The guide of 8.2 to 8.4 says 4, logs of TensorRT 5 to 7 say 8. Versions 8.0 and 8.1 are unknown
+# and
+# get the smaller number.
 CORE_RULES: tuple[Rule[Core], ...] = (
     Rule(id="G6", ops=None, limit="a core holds {} loadables",
-         see=_loadables, allowed=AtMost(16), tensorrt=((8, 5), NEWEST), source=GUIDE),
+         facts=_loadables, allowed=AtMost(16), tensorrt=((8, 5), NEWEST), source=GUIDE),
     Rule(id="G6.8-4", ops=None, limit="up to TensorRT 8.4 a core holds {} loadables",
-         see=_loadables, allowed=AtMost(4), tensorrt=((8,), (8, 5)),
+         facts=_loadables, allowed=AtMost(4), tensorrt=((8,), (8, 5)),
          source="TensorRT 8.2 to 8.4 developer guides"),
     Rule(id="G6.7", ops=None, limit="up to TensorRT 7 a core holds {} loadables",
-         see=_loadables, allowed=AtMost(8), tensorrt=(FLOOR, (8,)),
+         facts=_loadables, allowed=AtMost(8), tensorrt=(FLOOR, (8,)),
          source="TensorRT logs", certainty="observed"),
 )
 
 
-def _batches(loadable: Loadable) -> tuple[Seen, ...]:
-    found = sorted(set(loadable.batches))
-    return (Seen(len(found), f"batches {', '.join(map(str, found))}"),) if found else ()
+def _batches(loadable: Loadable) -> tuple[Fact, ...]:
+    batches = sorted(set(loadable.batches))
+    return (Fact(len(batches), f"batches {', '.join(map(str, batches))}"),) if batches else ()
 
 
 LOADABLE_RULES: tuple[Rule[Loadable], ...] = (
     Rule(id="G7", ops=None, limit="all layers of a loadable must have one batch",
-         see=_batches, allowed=OneOf((1,)), source=GUIDE,
+         facts=_batches, allowed=OneOf((1,)), source=GUIDE,
          hint="cut the segment where the batch changes"),
     Rule(id="G8", ops=None, limit="the intermediates of a loadable must be below 1 GiB",
-         see=lambda held: _size(held.intermediate_bytes, "intermediates"),
+         facts=lambda loadable: _size(loadable.intermediate_bytes, "intermediates"),
          allowed=AtMost(GIB - 1), source=HEADER, hint="cut the segment in two"),
     Rule(id="G9", ops=None, limit="the weights of a loadable must be below 512 MiB",
-         see=lambda held: _size(held.weight_bytes, "weights"),
+         facts=lambda loadable: _size(loadable.weight_bytes, "weights"),
          allowed=AtMost(512 * MIB - 1), source="NvInferRuntime.h 10.3",
          hint="cut the segment in two"),
 )
 
 
-def _size(count: int, what: str) -> tuple[Seen, ...]:
-    return (Seen(count, f"{count} bytes of {what}"),)
+def _size(count: int, content: str) -> tuple[Fact, ...]:
+    return (Fact(count, f"{count} bytes of {content}"),)
 
 
-def _power_of_two(pool: PoolLimit) -> tuple[Seen, ...]:
+def _power_of_two(pool: PoolLimit) -> tuple[Fact, ...]:
     size = pool.size_bytes
-    return (Seen(size >= 4 * KIB and size & (size - 1) == 0, f"{size} bytes"),)
+    return (Fact(size >= 4 * KIB and size & (size - 1) == 0, f"{size} bytes"),)
 
 
-def _pool_bytes(pool: PoolLimit) -> tuple[Seen, ...]:
+def _pool_bytes(pool: PoolLimit) -> tuple[Fact, ...]:
     return _size(pool.size_bytes, pool.name)
 
 
 POOL_RULES: tuple[Rule[PoolLimit], ...] = (
     Rule(id="pool.size", ops=None, limit="a pool must be a power of two of 4 KiB or more",
-         see=_power_of_two, allowed=YES, source=HEADER),
+         facts=_power_of_two, allowed=YES, source=HEADER),
     Rule(id="sram.v1", ops=o.ops("dlaSRAM"), generations=V1,
          limit="Xavier has 4 MiB of SRAM for both cores",
-         see=_pool_bytes, allowed=AtMost(4 * MIB), source=HEADER_85),
+         facts=_pool_bytes, allowed=AtMost(4 * MIB), source=HEADER_85),
     Rule(id="sram.v2", ops=o.ops("dlaSRAM"), generations=V2,
          limit="Orin has 1 MiB of SRAM for each core",
-         see=_pool_bytes, allowed=AtMost(MIB), source=HEADER_85),
+         facts=_pool_bytes, allowed=AtMost(MIB), source=HEADER_85),
 )
 # fmt: on
 
@@ -152,9 +152,9 @@ POOL_RULES: tuple[Rule[PoolLimit], ...] = (
 def stored_bytes(view: NodeView, precision: Precision, generation: Generation) -> int:
     """Return the bytes that the constants of a node take in a loadable.
 
-    Weights of convolutions have the precision. All other constants are FP19 in 4 bytes on Orin,
-    their channels filled up to 16 (FP16) or 32 (INT8) (TensorRT guide, inference on Orin). Biases
-    count 4 bytes, for no source says less. Shapes, axes and bounds are no weights.
+    Weights of convolutions are stored in the precision. All other constants are FP19 in 4 bytes on
+    Orin, their channels padded to 16 (FP16) or 32 (INT8) (TensorRT guide, inference on Orin).
+    Biases count 4 bytes, because no source says less. Shapes, axes and bounds are not counted.
     """
     if view.op in o.WEIGHTED:
         kernel, *rest = [_elements(tensor) for tensor in view.constants] or [0]
@@ -163,17 +163,17 @@ def stored_bytes(view: NodeView, precision: Precision, generation: Generation) -
         return 0
     if generation == "v1":
         return sum(_elements(tensor) for tensor in view.constants) * BYTES[precision]
-    filled = 16 if precision == "fp16" else 32
-    return sum(4 * _filled_elements(tensor, filled) for tensor in view.constants)
+    channel_unit = 16 if precision == "fp16" else 32
+    return sum(4 * _padded_elements(tensor, channel_unit) for tensor in view.constants)
 
 
 def _elements(tensor: TensorView) -> int:
     return math.prod(size for size in tensor.shape or () if isinstance(size, int))
 
 
-def _filled_elements(tensor: TensorView, unit: int) -> int:
-    """Count elements, the channels (third from the end, or all of a vector) filled up to `unit`."""
+def _padded_elements(tensor: TensorView, unit: int) -> int:
+    """Count elements with channels (third from the end, or all of a vector) padded to `unit`."""
     shape = tuple(size for size in tensor.shape or () if isinstance(size, int))
-    at = -3 if len(shape) >= 3 else 0
-    channels = shape[at] if len(shape) == 1 or len(shape) >= 3 else 1
+    channel_axis = -3 if len(shape) >= 3 else 0
+    channels = shape[channel_axis] if len(shape) == 1 or len(shape) >= 3 else 1
     return _elements(tensor) // max(1, channels) * (-(-channels // unit) * unit)

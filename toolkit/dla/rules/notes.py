@@ -1,4 +1,4 @@
-"""What is known of operators on the DLA beyond limits: remarks that refuse nothing."""
+"""Remarks on operators on the DLA that are not limits."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from toolkit.dla.rules.sources import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """One remark and where it holds; `ops` None: of every operator that the DLA takes."""
+    """A remark and where it applies; `ops` None: every operator that the DLA supports."""
 
     id: str
     ops: frozenset[str] | None

@@ -1,6 +1,6 @@
-"""Which ONNX operators the DLA of Orin takes through TensorRT, and what helps for the others.
+"""ONNX operators that the DLA of Orin supports through TensorRT, and hints for the others.
 
-Read from NVIDIA's operator matrix (Deep-Learning-Accelerator-SW, operators/README, June 2024),
+From NVIDIA's operator matrix (Deep-Learning-Accelerator-SW, operators/README, June 2024),
 extended by the DLA layer restrictions of TensorRT's documentation.
 """
 
@@ -47,9 +47,9 @@ _TABLE: tuple[tuple[Status, str], ...] = (
 STATUS: dict[str, Status] = {op: status for status, names in _TABLE for op in names.split()}
 
 
-def with_status(wanted: Status) -> frozenset[str]:
+def with_status(requested: Status) -> frozenset[str]:
     """Return the operators of one status."""
-    return frozenset(op for op, status in STATUS.items() if status == wanted)
+    return frozenset(op for op, status in STATUS.items() if status == requested)
 
 
 FROM_8_6_12 = with_status("native from 8.6.12")

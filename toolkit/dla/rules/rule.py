@@ -1,4 +1,4 @@
-"""The form of a DLA rule (what it reads, what it allows, where it holds) and of its verdict."""
+"""DLA rules: the facts that they read, the values that they allow, where they apply."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,34 +17,34 @@ NEWEST: Version = (9999,)
 ALL_PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
 
 
-class Judged(Protocol):
-    """What rules can judge: it has a name, and `op` is the operator or kind that rules name."""
+class Subject(Protocol):
+    """What rules judge: a node, tensor, loadable, pool or core; `op`: its operator or kind."""
 
     @property
     def name(self) -> str:
-        """The name that a verdict gives."""
+        """The name in verdicts."""
 
     @property
     def op(self) -> str:
         """The operator or kind."""
 
 
-S_contra = TypeVar("S_contra", bound=Judged, contravariant=True)
+S_contra = TypeVar("S_contra", bound=Subject, contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One value that a rule found, and how it is said ("kernel 3x3")."""
+class Fact:
+    """A value that a rule judges, and its text ("kernel 3x3")."""
 
     value: Value
     text: str
 
 
 class Allowed(Protocol):
-    """The values that a rule lets pass; as text it follows "must be"."""
+    """The values that a rule allows; its text follows "must be"."""
 
     def admits(self, value: Value) -> bool:
-        """Tell whether a value passes."""
+        """Return True if the value is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Within:
     high: float
 
     def admits(self, value: Value) -> bool:
-        """Tell whether a number, or every number of a tuple, lies in the range."""
+        """Return True if a number, or every number of a tuple, is in the range."""
         numbers = value if isinstance(value, tuple) else (value,)
         return all(not isinstance(n, str) and self.low <= n <= self.high for n in numbers)
 
@@ -70,7 +70,7 @@ class AtMost:
     high: float
 
     def admits(self, value: Value) -> bool:
-        """Tell whether a number is small enough."""
+        """Return True if a number is at most `high`."""
         return isinstance(value, (int, float)) and value <= self.high
 
     def __str__(self) -> str:
@@ -84,12 +84,12 @@ class OneOf:
     values: tuple[Value, ...]
 
     def admits(self, value: Value) -> bool:
-        """Tell whether a value is one of them."""
+        """Return True if the value is one of them."""
         return value in self.values
 
     def __str__(self) -> str:
-        *most, last = (str(value) for value in self.values)
-        return f"{', '.join(most)} or {last}" if most else last
+        *rest, last = (str(value) for value in self.values)
+        return f"{', '.join(rest)} or {last}" if rest else last
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class WithinOrLong:
     lengths: tuple[int, ...]
 
     def admits(self, value: Value) -> bool:
-        """Tell whether the window (a tuple) is small, or one wide and of a listed length."""
+        """Return True if the window (a tuple) is small, or 1 wide and of a listed length."""
         if not isinstance(value, tuple):
             return False
         small = all(1 <= number <= self.side for number in value)
@@ -118,7 +118,7 @@ class NotSquare:
     high: int
 
     def admits(self, value: Value) -> bool:
-        """Tell whether the window (a tuple) has unequal sides or a side outside the range."""
+        """Return True if the window (a tuple) has unequal sides or a side outside the range."""
         square = isinstance(value, tuple) and len(set(value)) == 1
         return not square or not (isinstance(value, tuple) and self.low <= value[0] <= self.high)
 
@@ -126,13 +126,13 @@ class NotSquare:
         return f"no square of [{self.low}, {self.high}]"
 
 
-YES = OneOf((True,))  # for what the text alone says
-NEVER = OneOf(())  # whatever the rule reads keeps the node off the DLA
+YES = OneOf((True,))  # the fact is True or False
+NEVER = OneOf(())  # every value is refused
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a build is for: the DLA's generation, the TensorRT and the precision."""
+    """The target of a build: DLA generation, TensorRT version and precision."""
 
     generation: Generation
     tensorrt: Version
@@ -141,18 +141,18 @@ class Situation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(Generic[S_contra]):
-    """One limit: which operators it binds, when, what it reads and what it allows.
+    """A limit: the operators that it binds, where it applies, the facts and the allowed values.
 
-    `ops` None binds every operator. `limit` says the limit, "{}" in it standing for `allowed`.
-    `see` returns all values that `allowed` must admit; none: there is nothing to judge, or it is
-    not known (rule G5 refuses every node of unknown shape). `tensorrt` is the first version bound
-    and the first one free. `hint` names the rewrite that helps, for all operators or by operator.
+    `ops` None binds every operator. `limit`: the text, "{}" in it is replaced by `allowed`.
+    `facts` returns all values that `allowed` must admit; none: nothing to judge, or unknown (rule
+    G5 refuses every node of unknown shape). `tensorrt`: the first version bound and the first one
+    not bound. `hint`: the rewrite that helps, for all operators or by operator.
     """
 
     id: str
     ops: frozenset[str] | None
     limit: str
-    see: Callable[[S_contra], tuple[Seen, ...]]
+    facts: Callable[[S_contra], tuple[Fact, ...]]
     allowed: Allowed
     source: str
     generations: tuple[Generation, ...] = ("v1", "v2")
@@ -163,39 +163,41 @@ class Rule(Generic[S_contra]):
 
     @property
     def limit_text(self) -> str:
-        """The limit in words, with what is allowed."""
+        """The text of the limit with the allowed values."""
         return self.limit.format(self.allowed)
 
     def binds(self, op: str) -> bool:
-        """Tell whether the rule speaks of an operator at all."""
+        """Return True if the rule binds an operator."""
         return self.ops is None or op in self.ops
 
-    def idle(self, situation: Situation) -> str:
-        """Return why the rule does not hold in a situation, "" where it holds."""
-        first, free = self.tensorrt
+    def why_inactive(self, situation: Situation) -> str:
+        """Return why the rule does not apply in a situation, "" if it does."""
+        first, end = self.tensorrt
         if situation.precision not in self.precisions:
             return f"precision {situation.precision}"
         if situation.generation not in self.generations:
             return f"DLA {situation.generation}"
-        if not first <= situation.tensorrt < free:
+        if not first <= situation.tensorrt < end:
             return f"TensorRT {'.'.join(map(str, situation.tensorrt))}"
         return ""
 
-    def broken(self, subject: S_contra) -> Seen | None:
-        """Return the first value that is not allowed, None where all are."""
-        return next((s for s in self.see(subject) if not self.allowed.admits(s.value)), None)
+    def broken(self, subject: S_contra) -> Fact | None:
+        """Return the first value that is not allowed, None if all are."""
+        return next(
+            (fact for fact in self.facts(subject) if not self.allowed.admits(fact.value)), None
+        )
 
     def verdict(self, subject: S_contra) -> "Verdict | None":
-        """Return why the rule refuses, None where it does not."""
-        found = self.broken(subject)
-        if found is None:
+        """Return why the rule refuses, None if it does not."""
+        violation = self.broken(subject)
+        if violation is None:
             return None
         return Verdict(
             rule=self.id,
             node=subject.name,
             limit=self.limit_text,
-            actual=found.text,
-            reason=f"{found.text}, but {self.limit_text}",
+            actual=violation.text,
+            reason=f"{violation.text}, but {self.limit_text}",
             hint=self.hint if isinstance(self.hint, str) else self.hint.get(subject.op, ""),
             certainty=self.certainty,
         )
@@ -203,7 +205,7 @@ class Rule(Generic[S_contra]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Why a node may not run on the DLA: the rule, its limit, what was found, and what helps."""
+    """Why a node may not run on the DLA: the rule, its limit, the actual value, and a hint."""
 
     rule: str
     node: str
@@ -217,10 +219,10 @@ class Verdict:
 def judge_subject(
     rules: Sequence[Rule[S_contra]], subject: S_contra, situation: Situation
 ) -> tuple[Verdict, ...]:
-    """Return the verdicts of the rules that bind `subject` and hold in `situation`."""
-    holding = (r for r in rules if r.binds(subject.op) and not r.idle(situation))
-    found = (rule.verdict(subject) for rule in holding)
-    return tuple(verdict for verdict in found if verdict is not None)
+    """Return the verdicts of the rules that bind `subject` and apply in `situation`."""
+    active = (rule for rule in rules if rule.binds(subject.op) and not rule.why_inactive(situation))
+    verdicts = (rule.verdict(subject) for rule in active)
+    return tuple(verdict for verdict in verdicts if verdict is not None)
 
 
 def parse_version(text: str) -> Version:

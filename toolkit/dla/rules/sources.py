@@ -1,4 +1,4 @@
-"""Where the rules of the DLA come from, and the sets of precisions and generations they name."""
+"""Sources of the DLA rules, and the sets of precisions and generations in them."""
 
 from device.engine.manifest import Precision
 from toolkit.dla.rules.rule import Generation

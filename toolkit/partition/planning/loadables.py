@@ -103,7 +103,7 @@ def _mib(count: int) -> str:
 def _most(rules: Sequence[Rule[S_contra]], family: str, situation: Situation) -> tuple[str, int]:
     """Return the row of a family of rules that holds, and the largest number that it allows."""
     for row in rules:
-        if row.id.partition(".")[0] == family and not row.idle(situation):
+        if row.id.partition(".")[0] == family and not row.why_inactive(situation):
             assert isinstance(row.allowed, AtMost)
             return row.id, int(row.allowed.high)
     # FP32: no row holds, for nothing may run there; the strictest row is as good as any.

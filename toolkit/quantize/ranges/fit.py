@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from calibration.auto import AutoResult, best_single, choose_ranges, takes_over, widest_first
+from calibration.auto import AutoResult, best_single, choose_ranges, replaces, widest_first
 from calibration.calibrate import Observation
 from calibration.dataset import Sample
 from calibration.observer import Histogram, merge
@@ -174,7 +174,7 @@ def _starting_method(
     best, noise, error = order[0], fitted.noise, single[order[0]][fitted.judges]
     for method in order:
         uncorrected_error = single[method][fitted.judges]
-        if method != best and takes_over(uncorrected_error, error, narrower=True):
+        if method != best and replaces(uncorrected_error, error, narrower=True):
             best, noise, error = method, fitted.noise, uncorrected_error
         if method in (order[0], *lowest_error):
             complete = with_operands(fitted.graph, fitted.candidates[method])
@@ -185,7 +185,7 @@ def _starting_method(
             corrected_error = corrected_noise.errors(
                 trial_ranges(fitted.trial, complete), fitted.judges
             )
-            if takes_over(corrected_error, error, narrower=True):
+            if replaces(corrected_error, error, narrower=True):
                 best, noise, error = method, corrected_noise, corrected_error
     return best, noise
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from calibration.calibrate import Checkpoint, Observation, Progress, Run, observe_tensors
 from calibration.dataset import Dataset
-from calibration.observer import NUMBERS
+from calibration.observer import FINE_BINS
 from pipelines.vision import cv2
 from toolkit.errors import BuildError, first_line
 from toolkit.graph.extract import MAX_IR_VERSION, external_weights
@@ -173,5 +173,5 @@ def opencv_counts(numbers: NDArray[np.uint16]) -> NDArray[np.int32]:
 
     OpenCV counts in float32, exact up to 2^24: more than one call counts.
     """
-    counts = cv2.calcHist([numbers.reshape(1, -1)], [0], None, [NUMBERS], [0, NUMBERS])
+    counts = cv2.calcHist([numbers.reshape(1, -1)], [0], None, [FINE_BINS], [0, FINE_BINS])
     return np.asarray(counts, np.float32).reshape(-1).astype(np.int32)

@@ -1,44 +1,44 @@
-"""The ways in which the array can run a convolution without groups: direct, image, Winograd.
+"""The modes in which the array runs a convolution without groups: direct, image, Winograd.
 
-A way says how the input lies in the buffer and how many packages an output position takes; the
-rest of the model does not ask which it is.
+A mode gives the buffer layout of the input and the packages per output position; the rest of the
+model does not depend on the mode.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from toolkit.dla.cycles import buffer, post, sequence
+from toolkit.dla.cycles import buffer, post_processing, sequence
 from toolkit.dla.cycles.configurations import BYTES_PER_ELEMENT, Config
 from toolkit.dla.cycles.layers import ConvLayer
 
-# A picture of three channels lies in memory as four (formats of the image unit, hwarch).
-PICTURE_CHANNELS = {1: 1, 3: 4, 4: 4}
-# Input rows that one package joins, and what the channels of a kernel row and of a step may be at
-# most (unit_description, "post-extension").
+# An image of three channels is stored with four (formats of the image unit, hwarch).
+IMAGE_CHANNELS = {1: 1, 3: 4, 4: 4}
+# Input rows that one package joins, and the maximum channels of a kernel row and of a stride
+# (unit_description, "post-extension").
 JOINED_ROWS = ((2, 32), (4, 16))
 WINOGRAD_TAPS = 16  # weights of a 3x3 kernel after their transform to 4x4
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ConvMode:
     """How the array runs a layer.
 
-    entries: of the buffer for one input row (of all frames at once); row_bytes: of that row in
-    memory; taps: weights of a kernel and channel; run: output rows of one hardware layer -> its
+    entries: buffer entries of one input row (of all frames at once); row_bytes: of that row in
+    memory; taps: weights per kernel and channel; run: output rows of one hardware layer -> its
     sequence.
     """
 
-    mode: str
+    name: str
     entries: int
     row_bytes: int
     taps: int
-    run: Callable[[int], sequence.Sequence]
+    run: Callable[[int], sequence.MacSequence]
 
 
-def ways(layer: ConvLayer, config: Config) -> Iterator[Way]:
-    """Yield every way in which the array can run the layer, frame by frame."""
+def conv_modes(layer: ConvLayer, config: Config) -> Iterator[ConvMode]:
+    """Yield every mode in which the array can run the layer, frame by frame."""
     yield direct(layer, config)
-    if layer.image and layer.channels in PICTURE_CHANNELS and layer.dilation == (1, 1):
+    if layer.image and layer.channels in IMAGE_CHANNELS and layer.dilation == (1, 1):
         for rows in _joinable_rows(layer, config):
             yield image(layer, config, rows)
     plain = layer.kernel == (3, 3) and layer.stride == layer.dilation == (1, 1)
@@ -46,12 +46,12 @@ def ways(layer: ConvLayer, config: Config) -> Iterator[Way]:
         yield winograd(layer, config)
 
 
-def direct(layer: ConvLayer, config: Config, batch: int = 1) -> Way:
-    """Return direct convolution, of `batch` frames at once (fully connected layers only)."""
+def direct(layer: ConvLayer, config: Config, batch: int = 1) -> ConvMode:
+    """Return direct convolution of `batch` frames at once (fully connected layers only)."""
     taps = layer.kernel[0] * layer.kernel[1]
     packages = taps * -(-layer.channels // config.atomic_c)
-    return Way(
-        mode="direct",
+    return ConvMode(
+        name="direct",
         entries=buffer.data_entries(layer, config) * batch,
         row_bytes=_feature_row(layer, config) * batch,
         taps=taps,
@@ -66,13 +66,13 @@ def direct(layer: ConvLayer, config: Config, batch: int = 1) -> Way:
     )
 
 
-def image(layer: ConvLayer, config: Config, joined: int) -> Way:
-    """Return convolution of a picture: kernel columns, and `joined` of its rows, as channels."""
-    stored = PICTURE_CHANNELS[layer.channels]
+def image(layer: ConvLayer, config: Config, joined: int) -> ConvMode:
+    """Return convolution of an image: kernel columns, and `joined` of its rows, as channels."""
+    stored = IMAGE_CHANNELS[layer.channels]
     extended = stored * layer.kernel[1] * joined
     packages = -(-layer.kernel[0] // joined) * -(-extended // config.atomic_c)
-    return Way(
-        mode="image" if joined == 1 else f"image, {joined} rows joined",
+    return ConvMode(
+        name="image" if joined == 1 else f"image, {joined} rows joined",
         entries=buffer.data_entries(layer, config, stored),
         row_bytes=layer.width * stored * BYTES_PER_ELEMENT[layer.precision],
         taps=layer.kernel[0] * layer.kernel[1],
@@ -88,15 +88,15 @@ def image(layer: ConvLayer, config: Config, joined: int) -> Way:
     )
 
 
-def winograd(layer: ConvLayer, config: Config) -> Way:
-    """Return Winograd's 3x3: a 4x4 input tile makes 2x2 outputs, four channels a package.
+def winograd(layer: ConvLayer, config: Config) -> ConvMode:
+    """Return Winograd 3x3: a 4x4 input tile gives 2x2 outputs, four channels a package.
 
-    The stripes are those of direct convolution, counted in tiles: not checked against the hardware.
+    Stripes are those of direct convolution, in tiles: not verified against the hardware.
     """
     columns = -(-layer.out_width // 4) * 4
     packages = -(-layer.channels // sequence.WINOGRAD_CHANNELS)
-    return Way(
-        mode="Winograd",
+    return ConvMode(
+        name="Winograd",
         entries=buffer.data_entries(layer, config),
         row_bytes=_feature_row(layer, config),
         taps=WINOGRAD_TAPS,
@@ -110,27 +110,27 @@ def winograd(layer: ConvLayer, config: Config) -> Way:
     )
 
 
-def depthwise(layer: ConvLayer, config: Config) -> Way:
-    """Return a unit for depthwise convolution, if there is one: no open hardware has it."""
+def depthwise(layer: ConvLayer, config: Config) -> ConvMode:
+    """Return the mode of a depthwise unit, if there is one: no open hardware has it."""
     taps = layer.kernel[0] * layer.kernel[1]
     turns = taps * -(-layer.kernels // config.depthwise_channels)
 
-    def run(rows: int) -> sequence.Sequence:
+    def run(rows: int) -> sequence.MacSequence:
         clocks = rows * layer.out_width * turns
-        return sequence.Sequence(clocks, clocks, 0)
+        return sequence.MacSequence(clocks, clocks, 0)
 
     entries = buffer.data_entries(layer, config)
-    return Way("depthwise unit", entries, _feature_row(layer, config), taps, run)
+    return ConvMode("depthwise unit", entries, _feature_row(layer, config), taps, run)
 
 
 def _feature_row(layer: ConvLayer, config: Config) -> int:
-    channels = post.padded_channels(layer.channels, config, layer.precision)
+    channels = post_processing.padded_channels(layer.channels, config, layer.precision)
     return layer.width * channels * BYTES_PER_ELEMENT[layer.precision]
 
 
 def _joinable_rows(layer: ConvLayer, config: Config) -> Iterator[int]:
     yield 1
-    stored = PICTURE_CHANNELS[layer.channels]
+    stored = IMAGE_CHANNELS[layer.channels]
     if config.image_post_extension:
         for rows, limit in JOINED_ROWS:
             if stored * max(layer.kernel[1], layer.stride[1]) <= limit:
