@@ -1,7 +1,7 @@
-"""Least squares on the published figures: what `scripts/fit_costs.py` does with the rows.
+"""Least squares on the published figures, for `scripts/fit_costs.py`.
 
-Everything is fitted as logarithms of ratios, robustly (soft L1), so that twice too long and twice
-too short count alike and a few odd rows do not pull. Rows of one kind of source share one weight.
+Residuals are logarithms of ratios with a robust loss (soft L1): factors of 2 and 1/2 count equally,
+and outliers have little influence. Rows of one kind of source share one weight.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from scripts.cost_rows import PARTS, Board, Case
 from toolkit.graph.node_view import views
 from toolkit.partition.costs.dla import DlaParameters, DlaRates, DlaWork, dla_times, dla_work
 from toolkit.partition.costs.energy import EnergyParameters, active_w, work_mj
-from toolkit.partition.costs.fusion import Kernel, fuse
+from toolkit.partition.costs.fusion import FusedKernel, fuse
 from toolkit.partition.costs.gpu import (
     Array,
     GpuParameters,
@@ -27,12 +27,12 @@ from toolkit.partition.costs.gpu import (
     GpuWork,
     gpu_times,
     gpu_work,
-    tilings,
+    tile_costs,
 )
 from toolkit.partition.costs.hardware import Hardware, at_clocks, hardware
 
 ARRAYS = 4  # of v1 that v2's peak makes: 8203 INT8 products a clock (profiles) against 2048
-SCALE = 0.15  # log ratio at which a residual begins to count less than squared
+SCALE = 0.15  # log ratio above which the loss is less than quadratic
 NEVER_ON_DLA = frozenset({"Transpose", "TopK", "Softmax", "EfficientNMS_TRT", "NMS_TRT"})
 
 GPU_START = GpuParameters(
@@ -49,7 +49,7 @@ GPU_START = GpuParameters(
 
 @dataclass(frozen=True)
 class DlaFit:
-    """What is fitted of the DLA: see `toolkit.partition.costs.constants.DlaCosts`."""
+    """The fitted constants of the DLA; see `toolkit.partition.costs.constants.DlaCosts`."""
 
     array_efficiency: float = 0.8
     fp16_share: float = 0.3
@@ -61,7 +61,7 @@ class DlaFit:
     crossing_us: float = 50.0
 
     def parameters(self) -> DlaParameters:
-        """Return the part that layers take."""
+        """Return the constants of layer times."""
         return DlaParameters(
             array_efficiency=self.array_efficiency,
             fp16_share=self.fp16_share,
@@ -89,14 +89,14 @@ def board_of(board: Board) -> Hardware:
 
 
 @cache
-def _kernels(network: str, side: int | None, batch: int, case: "_Key") -> tuple[Kernel, ...]:
+def _kernels(network: str, side: int | None, batch: int, case: "_Key") -> tuple[FusedKernel, ...]:
     model: ir.Model = case.case.model(batch)
     return fuse(views(model.graph))
 
 
 @dataclass(frozen=True)
 class _Key:
-    """A case that hashes as nothing, so that the cache looks at the network alone."""
+    """A case with a constant hash, so that the cache key is the network alone."""
 
     case: Case
 
@@ -107,12 +107,12 @@ class _Key:
         return True
 
 
-def kernels_of(case: Case, batch: int) -> tuple[Kernel, ...]:
+def kernels_of(case: Case, batch: int) -> tuple[FusedKernel, ...]:
     """Return the kernels of a case's network at a batch."""
     return _kernels(case.network, case.side, 1 if case.network in PARTS else batch, _Key(case))
 
 
-def dla_kernels(case: Case) -> tuple[Kernel, ...]:
+def dla_kernels(case: Case) -> tuple[FusedKernel, ...]:
     """Return the kernels of one frame that run on the DLA."""
     return tuple(k for k in kernels_of(case, 1) if k.head.op not in NEVER_ON_DLA)
 
@@ -127,40 +127,48 @@ def half_heads(case: Case) -> frozenset[str]:
     )
 
 
-def _joined(parts: Sequence[Array]) -> Array:
+def _concatenated(parts: Sequence[Array]) -> Array:
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
 class GpuRows:
-    """GPU cases as one long array of kernels."""
+    """GPU cases as one array of kernels."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
         self.cases = tuple(cases)
-        works = [gpu_work(kernels_of(case, case.batch), case.precision) for case in cases]
-        self.at = np.repeat(np.arange(len(cases)), [len(work.bytes) for work in works])
-        joined = [_joined([getattr(w, f.name) for w in works]) for f in fields(GpuWork)]
+        work_of = [gpu_work(kernels_of(case, case.batch), case.precision) for case in cases]
+        self.at = np.repeat(np.arange(len(cases)), [len(work.bytes) for work in work_of])
+        work_columns = [
+            _concatenated([getattr(w, f.name) for w in work_of]) for f in fields(GpuWork)
+        ]
         rates = [
             GpuRates.of(board_of(c.board), c.precision, cuda_graph=c.family == "MLPerf")
             for c in cases
         ]
-        held = [np.array([getattr(r, f.name) for r in rates])[self.at] for f in fields(GpuRates)]
-        # Networks repeat their blocks, and sources their boards: every kernel is priced once.
-        kinds, self.kind = np.unique(np.array([*joined, *held]), axis=1, return_inverse=True)
-        self.work = GpuWork(*kinds[: len(joined)])
-        self.rates = GpuRates(*kinds[len(joined) :])
-        self.ways = tilings(self.work, self.rates)
+        rate_columns = [
+            np.array([getattr(r, f.name) for r in rates])[self.at] for f in fields(GpuRates)
+        ]
+        # Networks repeat blocks and sources repeat boards: every distinct kernel is priced once.
+        kinds, self.kind = np.unique(
+            np.array([*work_columns, *rate_columns]), axis=1, return_inverse=True
+        )
+        self.work = GpuWork(*kinds[: len(work_columns)])
+        self.rates = GpuRates(*kinds[len(work_columns) :])
+        self.tile_costs = tile_costs(self.work, self.rates)
         self.empty = (self.work.bytes == 0) & (self.work.matrix + self.work.separable == 0)
         self.share = np.array([1 / c.batch if c.measure != "latency" else 1.0 for c in cases])
 
-    def predicted(self, given: GpuParameters) -> Array:
+    def predicted(self, parameters: GpuParameters) -> Array:
         """Return ms of each case: of a run (latency) or of an image (rate)."""
-        total = np.where(self.empty, 0.0, gpu_times(self.work, self.rates, given, self.ways).total)
+        total = np.where(
+            self.empty, 0.0, gpu_times(self.work, self.rates, parameters, self.tile_costs).total
+        )
         summed = np.bincount(self.at, total[self.kind], minlength=len(self.cases))
         return np.asarray(summed / 1e3 * self.share)
 
 
 class DlaRows:
-    """DLA cases as one long array of layers; two cores share the work of a rate in halves."""
+    """DLA cases as one array of layers; two cores share the work of a rate equally."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
         self.cases = tuple(cases)
@@ -171,7 +179,7 @@ class DlaRows:
         ]
         self.at = np.repeat(np.arange(len(cases)), [len(work.bytes) for work in works])
         self.work = DlaWork(
-            *[_joined([getattr(w, f.name) for w in works]) for f in fields(DlaWork)]
+            *[_concatenated([getattr(w, f.name) for w in works]) for f in fields(DlaWork)]
         )
         rates = [DlaRates.of(board) for board in boards]
         self.rates = DlaRates(
@@ -184,11 +192,11 @@ class DlaRows:
         self.loadables = np.array([loadables for loadables, _ in cuts])
         self.crossings = np.array([crossings for _, crossings in cuts])
 
-    def predicted(self, given: DlaFit) -> Array:
+    def predicted(self, fitted: DlaFit) -> Array:
         """Return ms of each case: of a run (latency) or of an image (rate)."""
-        total = dla_times(self.work, self.rates, given.parameters()).total
+        total = dla_times(self.work, self.rates, fitted.parameters()).total
         layers = np.bincount(self.at, total, minlength=len(self.cases)) * self.frames
-        fixed = self.loadables * given.submission_us + self.crossings * given.crossing_us
+        fixed = self.loadables * fitted.submission_us + self.crossings * fitted.crossing_us
         return np.asarray((layers + fixed / self.runs) / 1e3 / self.cores)
 
 
@@ -204,7 +212,7 @@ def _cuts_of(case: Case) -> tuple[int, int]:
 
 
 def weights(cases: Sequence[Case], group: Callable[[Case], object]) -> Array:
-    """Return weights by which every group counts as the square root of its rows."""
+    """Return weights so that each group counts as the square root of its rows."""
     count = Counter(group(case) for case in cases)
     raw = np.array([count[group(case)] ** -0.5 for case in cases])
     return np.asarray(raw / np.sqrt(np.mean(raw**2)))
@@ -219,27 +227,27 @@ class Fitted:
 
 
 def solve(
-    residuals: Callable[[Array], Array], start: Sequence[float], most: Sequence[float]
+    residuals: Callable[[Array], Array], start: Sequence[float], upper: Sequence[float]
 ) -> Fitted:
     """Minimise residuals over positive values, each at most `most`."""
     logs = np.log(np.array(start))
-    found = least_squares(
+    solution = least_squares(
         lambda q: residuals(np.exp(q)),
-        np.minimum(logs, np.log(most) - 1e-6),
-        bounds=(np.log(1e-6), np.log(most)),
+        np.minimum(logs, np.log(upper) - 1e-6),
+        bounds=(np.log(1e-6), np.log(upper)),
         loss="soft_l1",
         f_scale=SCALE,
         xtol=1e-6,
         ftol=1e-6,
     )
-    freedom = max(1, len(found.fun) - len(found.x))
-    hessian = found.jac.T @ found.jac + 1e-9 * np.eye(len(found.x))
-    spread = np.linalg.inv(hessian) * 2 * found.cost / freedom
-    return Fitted(tuple(np.exp(found.x)), tuple(np.sqrt(np.maximum(0, np.diag(spread)))))
+    freedom = max(1, len(solution.fun) - len(solution.x))
+    hessian = solution.jac.T @ solution.jac + 1e-9 * np.eye(len(solution.x))
+    spread = np.linalg.inv(hessian) * 2 * solution.cost / freedom
+    return Fitted(tuple(np.exp(solution.x)), tuple(np.sqrt(np.maximum(0, np.diag(spread)))))
 
 
-GPU_MOST = (1.0, 1.0, 1.0, 10.0, 10.0, 1.0, 1e5, 1.0)
-DLA_MOST = (1.0, 1.0, 1.0, 1.0, 100.0, 100.0, 200.0, 200.0)
+GPU_UPPER = (1.0, 1.0, 1.0, 10.0, 10.0, 1.0, 1e5, 1.0)
+DLA_UPPER = (1.0, 1.0, 1.0, 1.0, 100.0, 100.0, 200.0, 200.0)
 
 
 def fit_gpu(
@@ -254,7 +262,7 @@ def fit_gpu(
         return np.asarray(weight * (np.log(rows.predicted(GpuParameters(*values))) - logs))
 
     names = [field.name for field in fields(GpuParameters)]
-    fitted = solve(residuals, [getattr(start, name) for name in names], GPU_MOST)
+    fitted = solve(residuals, [getattr(start, name) for name in names], GPU_UPPER)
     return GpuParameters(*fitted.values), fitted
 
 
@@ -272,23 +280,25 @@ def fit_dla(
     has = [bool(np.any(weight[v2 == side] > 0)) for side in (False, True)]
 
     def both(values: Array) -> DlaFit:
-        given = list(values)
+        fitted_values = list(values)
         for first in (2, 4):
             if not all(has):
-                given[first] = given[first + 1] = given[first + int(has[1])]
-        return DlaFit(*given)
+                fitted_values[first] = fitted_values[first + 1] = fitted_values[first + int(has[1])]
+        return DlaFit(*fitted_values)
 
     def residuals(values: Array) -> Array:
-        given = both(values)
+        fitted_values = both(values)
         rest = [
-            (np.log(given.crossing_us) - np.log(crossing_us)) / 0.25,
-            (np.log(given.submission_us) - np.log(30.0)) / 1.0,
+            (np.log(fitted_values.crossing_us) - np.log(crossing_us)) / 0.25,
+            (np.log(fitted_values.submission_us) - np.log(30.0)) / 1.0,
             *[(np.log(v) - np.log(d)) / 3 for v, d in zip(values, _START_DLA, strict=True)],
         ]
-        return np.concatenate([weight * (np.log(rows.predicted(given)) - logs), np.array(rest)])
+        return np.concatenate(
+            [weight * (np.log(rows.predicted(fitted_values)) - logs), np.array(rest)]
+        )
 
-    begin = start or DlaFit()
-    fitted = solve(residuals, [getattr(begin, f.name) for f in fields(DlaFit)], DLA_MOST)
+    initial = start or DlaFit()
+    fitted = solve(residuals, [getattr(initial, f.name) for f in fields(DlaFit)], DLA_UPPER)
     return both(np.array(fitted.values)), fitted
 
 
@@ -296,13 +306,13 @@ _START_DLA = tuple(getattr(DlaFit(), field.name) for field in fields(DlaFit))
 
 
 def together(gpu_ms: float, dla_ms: float) -> float:
-    """Return ms of an image where the GPU and two DLA cores share the images."""
+    """Return ms per image if the GPU and two DLA cores share the images."""
     return 1 / (1 / gpu_ms + 1 / dla_ms)
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """What runs in a row of power: board, engines at work, and their work a second."""
+class PowerDraw:
+    """A row of power: board, busy processors, and their work per second."""
 
     board: Hardware
     gpu: bool
@@ -313,32 +323,38 @@ class Drawn:
     gpu_bytes: float
     dla_bytes: float
 
-    def watts(self, given: EnergyParameters, *, idle: bool = True) -> float:
+    def watts(self, parameters: EnergyParameters, *, idle: bool = True) -> float:
         """Return the power of the board, or of the engines alone."""
-        power = given.idle_w if idle else 0.0
+        power = parameters.idle_w if idle else 0.0
         engines: tuple[tuple[Processor, int, float, float], ...] = (
             ("gpu", int(self.gpu), self.gpu_macs, self.gpu_bytes),
             ("dla0", self.cores, self.dla_macs, self.dla_bytes),
         )
         for engine, cores, macs, moved in engines:
-            power += cores * active_w(self.board, engine, given)
+            power += cores * active_w(self.board, engine, parameters)
             work = work_mj(
-                self.board, engine, given, macs=macs, moved=moved, precision=self.precision
+                self.board, engine, parameters, macs=macs, moved=moved, precision=self.precision
             )
             power += 1e-3 * work
         return power
 
 
 def fit_energy(
-    drawn: Sequence[tuple[Drawn, float]], ratios: Sequence[tuple[Drawn, Drawn, float, float]]
+    drawn: Sequence[tuple[PowerDraw, float]],
+    ratios: Sequence[tuple[PowerDraw, PowerDraw, float, float]],
 ) -> tuple[EnergyParameters, Fitted]:
     """Fit powers in W, and ratios of work for each joule: (dla, gpu, ratio of rates, published)."""
 
     def residuals(values: Array) -> Array:
-        given = EnergyParameters(*values)
-        power = [np.log(row.watts(given) / watts) for row, watts in drawn]
+        parameters = EnergyParameters(*values)
+        power = [np.log(row.watts(parameters) / watts) for row, watts in drawn]
         share = [
-            np.log(rate * gpu.watts(given, idle=False) / dla.watts(given, idle=False) / published)
+            np.log(
+                rate
+                * gpu.watts(parameters, idle=False)
+                / dla.watts(parameters, idle=False)
+                / published
+            )
             for dla, gpu, rate, published in ratios
         ]
         prior = [(np.log(v) - np.log(s)) / 1.5 for v, s in zip(values, _START_ENERGY, strict=True)]
@@ -348,5 +364,5 @@ def fit_energy(
     return EnergyParameters(*fitted.values), fitted
 
 
-# Idle from the one board that was measured so; bytes as LPDDR5 with controller; the rest by size.
+# Idle power from the one measured board; bytes as LPDDR5 with controller; the rest by size.
 _START_ENERGY = (7.6, 0.4, 1.0, 0.5, 0.3, 60.0, 2.0)

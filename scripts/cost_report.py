@@ -104,21 +104,21 @@ _REASONS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
 )
 
 
-def report(found: "Everything") -> str:
+def report(fit_run: "Everything") -> str:
     """Return docs/COSTS.md."""
-    times, checks = found.times, found.checks
+    times, checks = fit_run.times, fit_run.checks
     parts = [
         EQUATIONS,
-        _counts(found),
+        _counts(fit_run),
         _tables("Reached on the fitted rows", times, lambda p: p.ratio),
         _outside("Each device left out in turn", times, lambda p: p.without_device),
         _outside("Each model left out in turn", times, lambda p: p.without_model, by_model=True),
         _tables("Rows that no fit has seen", checks, lambda p: p.ratio, CHECK_WORDS),
-        _worst(found),
-        _contention(found),
-        _energy(found),
-        _constants(found),
-        _rows(found),
+        _worst(fit_run),
+        _contention(fit_run),
+        _energy(fit_run),
+        _constants(fit_run),
+        _rows(fit_run),
     ]
     return "\n".join(parts)
 
@@ -129,12 +129,12 @@ stated, taken at the highest), ResNet-18, ResNet-50 and MobileNetV2 on Orin Nano
 """
 
 
-def _counts(found: "Everything") -> str:
-    reasons = Counter(row.reason for row in found.left)
-    used = len(found.times) + sum(p.case.measure == "power" for p in found.power)
+def _counts(fit_run: "Everything") -> str:
+    reasons = Counter(row.reason for row in fit_run.unused)
+    used = len(fit_run.times) + sum(p.case.measure == "power" for p in fit_run.power)
     lines = [
         "## Rows used and left out\n",
-        f"{len(found.times)} rows of time and {len(found.power)} of power are used "
+        f"{len(fit_run.times)} rows of time and {len(fit_run.power)} of power are used "
         f"({used} together), {sum(reasons.values())} are left out or checked apart:\n",
         "| rows | why |\n|---:|---|",
         *[f"| {count} | {reason} |" for reason, count in reasons.most_common()],
@@ -163,9 +163,9 @@ def _grouped(
 ) -> list[str]:
     groups: dict[str, list[float]] = defaultdict(list)
     for row in rows:
-        at = value(row)
-        if at is not None:
-            groups[key(row.case)].append(at)
+        number = value(row)
+        if number is not None:
+            groups[key(row.case)].append(number)
     return [_line(name, groups[name]) for name in sorted(groups)]
 
 
@@ -195,8 +195,8 @@ def _outside(
     by_model: bool = False,
 ) -> str:
     def ratio(row: "Prediction") -> float | None:
-        at = value(row)
-        return None if at is None else at / row.case.value
+        number = value(row)
+        return None if number is None else number / row.case.value
 
     lines = _grouped(rows, lambda c: "**all**", ratio)
     lines += _grouped(rows, lambda c: "GPU" if c.engine == "gpu" else "DLA", ratio)
@@ -214,21 +214,23 @@ def _reason(case: Case) -> str:
     return next((why for why, holds in _REASONS if holds(case)), "no reason found")
 
 
-def _worst(found: "Everything") -> str:
-    every = [*found.times, *found.power, *found.checks]
-    off = sorted((p for p in every if abs(p.ratio - 1) > 0.35), key=lambda p: -abs(p.ratio - 1))
+def _worst(fit_run: "Everything") -> str:
+    predictions = [*fit_run.times, *fit_run.power, *fit_run.checks]
+    outliers = sorted(
+        (p for p in predictions if abs(p.ratio - 1) > 0.35), key=lambda p: -abs(p.ratio - 1)
+    )
     rows = [
-        f"| {'check ' if p in found.checks else ''}{p.case.line} | {p.case.device} "
+        f"| {'check ' if p in fit_run.checks else ''}{p.case.line} | {p.case.device} "
         f"| {_what(p.case)} | {p.case.value:.3g} | {p.predicted:.3g} | {p.ratio:.2f} "
         f"| {_reason(p.case)} |"
-        for p in off
+        for p in outliers
     ]
     head = (
         "| line | device | row | published | predicted | ratio | likely reason |\n"
         "|---:|---|---|---:|---:|---:|---|"
     )
     return (
-        f"## The {len(off)} rows that are off by more than 35 %\n\n{head}\n"
+        f"## The {len(outliers)} rows that are off by more than 35 %\n\n{head}\n"
         + "\n".join(rows)
         + "\n"
     )
@@ -239,9 +241,9 @@ def _what(case: Case) -> str:
     return f"{case.network}{side} b{case.batch} {case.precision} {case.engine} {case.measure}"
 
 
-def _contention(found: "Everything") -> str:
-    errors = found.contention_errors
-    crossings = ", ".join(f"{value:.0f}" for _, _, value in found.crossings)
+def _contention(fit_run: "Everything") -> str:
+    errors = fit_run.contention_errors
+    crossings = ", ".join(f"{value:.0f}" for _, _, value in fit_run.crossings)
     return (
         "## Contention and crossings\n\n"
         f"On the {len(errors)} cells of PCCS (AGX Xavier) the slowdown is off by "
@@ -249,19 +251,19 @@ def _contention(found: "Everything") -> str:
         "both DLA cores together (engine gpu+2dla above) are the sum of single rates: published "
         "sums show hardly any contention there.\n\n"
         f"Transitions on the DLA as HaX-CoNN measured them, in us: {crossings}; without the "
-        f"copying their median is {found.crossing_us:.0f}.\n"
+        f"copying their median is {fit_run.crossing_us:.0f}.\n"
     )
 
 
-def _energy(found: "Everything") -> str:
+def _energy(fit_run: "Everything") -> str:
     power = [
         f"| {p.case.line} | {_what(p.case) if p.case.value > 8 else 'idle'} | "
         f"{_clocks(p.case)} | {p.case.value:.1f} | {p.predicted:.1f} | {p.ratio:.2f} |"
-        for p in found.power
+        for p in fit_run.power
     ]
     ratios = [
         f"| {model} | {mode} | {seen:.1f} | {predicted:.1f} | {predicted / seen:.2f} |"
-        for model, mode, predicted, seen in found.ratios
+        for model, mode, predicted, seen in fit_run.ratios
     ]
     return (
         "## Energy\n\nPower in W, all on AGX Orin; MLPerf measures at the wall.\n\n"
@@ -276,25 +278,25 @@ def _energy(found: "Everything") -> str:
 
 def _clocks(case: Case) -> str:
     if case.board.clocks is not None:
-        given = case.board.clocks
-        return f"GPU {given.gpu_mhz or 'max'}, DLA {given.dla_mhz or 'max'}"
+        clocks = case.board.clocks
+        return f"GPU {clocks.gpu_mhz or 'max'}, DLA {clocks.dla_mhz or 'max'}"
     return case.board.mode or "highest"
 
 
-def _constants(found: "Everything") -> str:
+def _constants(fit_run: "Everything") -> str:
     rows = []
     for group, values, fit in (
-        ("gpu", found.gpu, found.gpu_fit),
-        ("dla", found.dla, found.dla_fit),
-        ("energy", found.energy, found.energy_fit),
+        ("gpu", fit_run.gpu, fit_run.gpu_fit),
+        ("dla", fit_run.dla, fit_run.dla_fit),
+        ("energy", fit_run.energy, fit_run.energy_fit),
     ):
         for name, error in zip(values.__dataclass_fields__, fit.errors, strict=True):
             spread = 2.718281828**error
             rows.append(f"| {group}.{name} | {getattr(values, name):.4g} | {spread:.2f} |")
     for name, value, error in zip(
         ("free_share", "full_share", "slope"),
-        found.contention,
-        found.contention_fit.errors,
+        fit_run.contention,
+        fit_run.contention_fit.errors,
         strict=True,
     ):
         rows.append(f"| contention.{name} | {value:.4g} | {2.718281828**error:.2f} |")
@@ -306,7 +308,7 @@ def _constants(found: "Everything") -> str:
     return f"## Constants\n\n{words}\n{head}\n" + "\n".join(rows) + "\n"
 
 
-def _rows(found: "Everything") -> str:
+def _rows(fit_run: "Everything") -> str:
     head = (
         "| line | source | device | clocks | row | published | predicted | ratio "
         "| without device | without model |\n"
@@ -324,8 +326,8 @@ def _rows(found: "Everything") -> str:
             f"| {outside[0]} | {outside[1]} |"
         )
 
-    times = [line(p, str(p.case.line)) for p in sorted(found.times, key=lambda p: p.case.line)]
-    checks = [line(p, str(p.case.line)) for p in found.checks]
+    times = [line(p, str(p.case.line)) for p in sorted(fit_run.times, key=lambda p: p.case.line)]
+    checks = [line(p, str(p.case.line)) for p in fit_run.checks]
     return (
         "## Row by row\n\nms of a run (latency) or of an image (rate). `line` is that of "
         "`configs/published_figures.csv`; the last two columns are the ratio when the row's "

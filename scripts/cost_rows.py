@@ -1,7 +1,7 @@
-"""Published figures in a normal form: each row of configs/published_figures.csv used, or why not.
+"""Parse the published figures: each row of configs/published_figures.csv as a case, or unused.
 
-Tables of aliases turn devices, power modes and models as their sources write them into profiles,
-clocks and networks of `scripts.networks`. A row that no table knows is left out and says so.
+Tables of aliases map devices, power modes and models of the sources to profiles, clocks and
+networks of `scripts.networks`. A row that no table contains is unused, with the reason.
 """
 
 import csv
@@ -30,7 +30,7 @@ CHECKS = configs.ROOT / "published_checks.csv"  # rows that no fit has seen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """A published device as a profile at a power mode or at clocks of its own."""
+    """A published device: a profile with a power mode or clocks."""
 
     profile: str
     mode: str | None = None
@@ -69,7 +69,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class UnusedRow:
     """A row that is not used, and why."""
 
     line: int
@@ -267,29 +267,33 @@ _WITH_MEANS = tuple(
 
 
 def _copied(row: Raw) -> bool:
-    """Say whether a collection repeats a run that the file holds from its own source."""
-    again = ("v2.0 closed NVIDIA", "v2.1 closed NVIDIA", "v3.0 closed NVIDIA")
-    same = any(run in row["source"] for run in again) and "cm4mlperf" in row["source"]
-    return same or ("pagesize.4k" in row["source"] and row["metric"] in ("fps", "board_power_w"))
+    """Return True if a collection repeats a run that the file has from its original source."""
+    copied_runs = ("v2.0 closed NVIDIA", "v2.1 closed NVIDIA", "v3.0 closed NVIDIA")
+    from_collection = (
+        any(run in row["source"] for run in copied_runs) and "cm4mlperf" in row["source"]
+    )
+    return from_collection or (
+        "pagesize.4k" in row["source"] and row["metric"] in ("fps", "board_power_w")
+    )
 
 
 _FREQUENCY = re.compile(r"soc_(gpu|dla|emc)_freq=(\d+)")
 
 
 def _board(row: Raw) -> Board | None:
-    """Return the board of a row; runs at clocks of their own carry them in the notes."""
+    """Return the board of a row; runs at other clocks have them in the notes."""
     known = BOARDS.get((row["device"], row["power_mode"]))
     if known is not None:
         return known
-    found = {part: int(hz) / 1e6 for part, hz in _FREQUENCY.findall(row["notes"])}
-    if "Orin" not in row["device"] or not found.get("gpu"):
+    clocks_mhz = {part: int(hz) / 1e6 for part, hz in _FREQUENCY.findall(row["notes"])}
+    if "Orin" not in row["device"] or not clocks_mhz.get("gpu"):
         return None
     return Board(
         profile=_ORIN,
         clocks=Clocks(
-            gpu_mhz=found["gpu"],
-            dla_mhz=min(1600.0, found["dla"]) if found.get("dla") else None,
-            emc_mhz=found["emc"] if found.get("emc") else None,
+            gpu_mhz=clocks_mhz["gpu"],
+            dla_mhz=min(1600.0, clocks_mhz["dla"]) if clocks_mhz.get("dla") else None,
+            emc_mhz=clocks_mhz["emc"] if clocks_mhz.get("emc") else None,
         ),
     )
 
@@ -311,7 +315,7 @@ def _batches(row: Raw) -> tuple[int, int]:
     return int(gpu.group(1)) if gpu else default, int(dla.group(1)) if dla else 1
 
 
-# Reasons to leave a row out, the first that holds. Each reads the row as the file has it.
+# Reasons not to use a row; the first that applies counts.
 _REASONS: tuple[tuple[str, Callable[[Raw], bool]], ...] = (
     (
         "rounded copy of a measured row",
@@ -404,18 +408,18 @@ _REASONS: tuple[tuple[str, Callable[[Raw], bool]], ...] = (
 )
 
 
-def read_rows(path: Path = FIGURES) -> tuple[list[Case], list[LeftOut]]:
-    """Return every row of a file of published figures, used or left out."""
-    cases, left = [], []
+def read_rows(path: Path = FIGURES) -> tuple[list[Case], list[UnusedRow]]:
+    """Return the rows of a file of published figures: (cases, unused rows)."""
+    cases, unused = [], []
     with path.open(newline="") as file:
         for line, row in enumerate(csv.DictReader(file), start=2):
             reason = next((name for name, holds in _REASONS if holds(row)), None)
             case = None if reason else _case(line, row)
             if case is None:
-                left.append(LeftOut(line, reason or "not of a kind that is fitted"))
+                unused.append(UnusedRow(line, reason or "not of a kind that is fitted"))
             else:
                 cases.append(case)
-    return cases, left
+    return cases, unused
 
 
 def _case(line: int, row: Raw) -> Case | None:

@@ -23,9 +23,9 @@ from scripts.cost_fit import (
     ARRAYS,
     DlaFit,
     DlaRows,
-    Drawn,
     Fitted,
     GpuRows,
+    PowerDraw,
     board_of,
     fit_dla,
     fit_energy,
@@ -35,7 +35,7 @@ from scripts.cost_fit import (
     together,
 )
 from scripts.cost_report import report
-from scripts.cost_rows import CHECKS, FIGURES, MODELS, Board, Case, LeftOut, read_rows
+from scripts.cost_rows import CHECKS, FIGURES, MODELS, Board, Case, UnusedRow, read_rows
 from toolkit.partition.costs.bytes import moved_bytes
 from toolkit.partition.costs.energy import EnergyParameters
 from toolkit.partition.costs.gpu import Array, GpuParameters
@@ -56,7 +56,7 @@ CUT_ELEMENTS = dict(
 
 @dataclass(frozen=True)
 class Prediction:
-    """A row and what the model says of it; `left_out_*`: fitted without its device or model."""
+    """A row and its prediction; `without_*`: fitted without its device or model."""
 
     case: Case
     predicted: float
@@ -71,7 +71,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Everything:
-    """All that a run of the fit found."""
+    """The result of a fit: constants, errors and predictions."""
 
     gpu: GpuParameters
     gpu_fit: Fitted
@@ -88,7 +88,7 @@ class Everything:
     power: tuple[Prediction, ...]
     ratios: tuple[tuple[str, str, float, float], ...]
     checks: tuple[Prediction, ...]
-    left: tuple[LeftOut, ...]
+    unused: tuple[UnusedRow, ...]
 
 
 def main() -> None:
@@ -96,19 +96,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write configs/costs.toml")
     parser.add_argument("--write-docs", action="store_true", help="write docs/COSTS.md")
-    given = parser.parse_args()
-    found = fit_everything()
-    text = report(found)
+    arguments = parser.parse_args()
+    fit_run = fit_everything()
+    text = report(fit_run)
     print(text.split("## Row by row")[0])
-    if given.write:
-        (configs.ROOT / "costs.toml").write_text(constants_text(found))
-    if given.write_docs:
+    if arguments.write:
+        (configs.ROOT / "costs.toml").write_text(constants_text(fit_run))
+    if arguments.write_docs:
         DOCS.write_text(text)
 
 
 def fit_everything() -> Everything:
     """Run every fit and every check."""
-    cases, left = read_rows()
+    cases, unused = read_rows()
     raw = list(csv.DictReader(FIGURES.open(newline="")))
     gpu_rows = GpuRows([c for c in cases if c.engine == "gpu" and c.measure in TIMES])
     dla_rows = DlaRows([c for c in cases if c.engine in ("dla0", "2dla") and c.measure in TIMES])
@@ -151,7 +151,7 @@ def fit_everything() -> Everything:
             Prediction(case, float(value))
             for case, value in zip(checks, check_rows.predicted(gpu), strict=True)
         ),
-        left=tuple(left),
+        unused=tuple(unused),
     )
 
 
@@ -165,22 +165,22 @@ class Rows(Protocol[P_contra]):
         ...
 
 
-def _predictions(rows: Rows[P], given: P, again: Callable[[Array], P]) -> Iterable[Prediction]:
+def _predictions(rows: Rows[P], parameters: P, refit: Callable[[Array], P]) -> Iterable[Prediction]:
     """Predict all rows, and each with its device and with its model left out of the fit."""
-    full = rows.predicted(given)
-    outside = []
+    fitted = rows.predicted(parameters)
+    held_out = []
     for names in (
         [case.device for case in rows.cases],
         [model_of(case.network) for case in rows.cases],
     ):
         values = np.zeros(len(names))
         for name in sorted(set(names)):
-            out = np.array([n == name for n in names])
-            values[out] = rows.predicted(again(1.0 - out))[out]
-        outside.append(values)
+            excluded = np.array([n == name for n in names])
+            values[excluded] = rows.predicted(refit(1.0 - excluded))[excluded]
+        held_out.append(values)
     for index, case in enumerate(rows.cases):
         yield Prediction(
-            case, float(full[index]), float(outside[0][index]), float(outside[1][index])
+            case, float(fitted[index]), float(held_out[0][index]), float(held_out[1][index])
         )
 
 
@@ -192,10 +192,10 @@ def model_of(network: str) -> str:
 
 def _combined(cases: Sequence[Case], gpu: GpuParameters, dla: DlaFit) -> Iterable[Prediction]:
     """Predict rows where the GPU and both cores share the images, by their single rates."""
-    alone = GpuRows([replace(c, engine="gpu") for c in cases]).predicted(gpu)
-    cores = DlaRows([replace(c, engine="2dla") for c in cases]).predicted(dla)
-    for case, one, other in zip(cases, alone, cores, strict=True):
-        yield Prediction(case, together(float(one), float(other)))
+    gpu_alone = GpuRows([replace(c, engine="gpu") for c in cases]).predicted(gpu)
+    dla_alone = DlaRows([replace(c, engine="2dla") for c in cases]).predicted(dla)
+    for case, gpu_ms, dla_ms in zip(cases, gpu_alone, dla_alone, strict=True):
+        yield Prediction(case, together(float(gpu_ms), float(dla_ms)))
 
 
 def _crossings(raw: Sequence[dict[str, str]]) -> Iterable[tuple[int, float, float]]:
@@ -216,17 +216,17 @@ def _fit_contention(
     peak = load_profile("agx-xavier-32gb").memory.bandwidth_gbps.value
     cells = [row for row in raw if row["metric"] == "achieved_bw_gbps"]
     own = np.array([float(row["input"].split()[1]) for row in cells]) / peak
-    other = np.array([float(row["notes"].split("demand ")[1].split()[0]) for row in cells]) / peak
-    seen = own * peak / np.array([float(row["value"]) for row in cells])
+    others = np.array([float(row["notes"].split("demand ")[1].split()[0]) for row in cells]) / peak
+    slowdowns = own * peak / np.array([float(row["value"]) for row in cells])
 
     def factor(values: Array) -> Array:
         return np.asarray(
-            1 + values[2] * np.maximum(0, own - values[0]) * np.minimum(other, values[1])
+            1 + values[2] * np.maximum(0, own - values[0]) * np.minimum(others, values[1])
         )
 
-    fitted = solve(lambda v: np.log(factor(v) / seen), (0.2, 0.4, 5.0), (1.0, 1.0, 100.0))
+    fitted = solve(lambda v: np.log(factor(v) / slowdowns), (0.2, 0.4, 5.0), (1.0, 1.0, 100.0))
     values = (fitted.values[0], fitted.values[1], fitted.values[2])
-    return values, fitted, tuple(abs(factor(np.array(values)) / seen - 1))
+    return values, fitted, tuple(abs(factor(np.array(values)) / slowdowns - 1))
 
 
 def _work_of(case: Case) -> tuple[float, float]:
@@ -237,7 +237,7 @@ def _work_of(case: Case) -> tuple[float, float]:
     return macs / case.batch, moved / case.batch
 
 
-def _drawing(case: Case, gpu: GpuParameters, dla: DlaFit) -> Drawn:
+def _drawing(case: Case, gpu: GpuParameters, dla: DlaFit) -> PowerDraw:
     """Return what runs while a case runs, at the rates that the model predicts."""
     uses_gpu = "gpu" in case.engine
     cores = 2 if "2dla" in case.engine else int(case.engine == "dla0")
@@ -250,7 +250,7 @@ def _drawing(case: Case, gpu: GpuParameters, dla: DlaFit) -> Drawn:
     if cores:
         engine: Any = "2dla" if cores == 2 else "dla0"
         dla_s = 1e3 / float(DlaRows([replace(rate, engine=engine)]).predicted(dla)[0])
-    return Drawn(
+    return PowerDraw(
         board=board_of(case.board),
         gpu=uses_gpu,
         cores=cores,
@@ -264,7 +264,7 @@ def _drawing(case: Case, gpu: GpuParameters, dla: DlaFit) -> Drawn:
 
 def _drawn(
     cases: Sequence[Case], raw: Sequence[dict[str, str]], gpu: GpuParameters, dla: DlaFit
-) -> tuple[list[tuple[Drawn, Case]], list[tuple[str, str, Drawn, Drawn, float, float]]]:
+) -> tuple[list[tuple[PowerDraw, Case]], list[tuple[str, str, PowerDraw, PowerDraw, float, float]]]:
     """Return the rows of power, and the ratios of work for each joule of DLA and GPU."""
     rows = []
     time_of = {
@@ -284,7 +284,7 @@ def _drawn(
         ):
             case = _power_case(line, row, board)
             if row["model"] == "idle":
-                nothing = Drawn(board_of(board), False, 0, "int8", 0, 0, 0, 0)
+                nothing = PowerDraw(board_of(board), False, 0, "int8", 0, 0, 0, 0)
                 rows.append((nothing, replace(case, engine="dla0")))
             else:
                 rows.append((_drawing(case, gpu, dla), case))
@@ -318,7 +318,7 @@ def _rails(raw: Sequence[dict[str, str]]) -> Iterable[tuple[int, dict[str, str]]
 
 def _rail_ratio(
     line: int, row: dict[str, str], gpu: GpuParameters, dla: DlaFit
-) -> tuple[str, str, Drawn, Drawn, float, float]:
+) -> tuple[str, str, PowerDraw, PowerDraw, float, float]:
     """Return both engines at work without memory, and how much faster the DLA is."""
     board = Board(profile="agx-orin-64gb", mode=row["power_mode"])
     batch = int(row["batch"].split("GPU ")[1]) if "GPU" in row["batch"] else 1
@@ -332,11 +332,15 @@ def _rail_ratio(
 
 def _constant(value: float, error: float | None, source: str, note: str = "") -> dict[str, Any]:
     spread = None if error is None else float(f"{np.exp(error):.3g}")
-    sure = "low" if spread is None or spread > 1.5 else "medium" if spread > 1.15 else "high"
-    held: dict[str, Any] = {"value": float(f"{value:.4g}"), "source": source, "confidence": sure}
+    confidence = "low" if spread is None or spread > 1.5 else "medium" if spread > 1.15 else "high"
+    entry: dict[str, Any] = {
+        "value": float(f"{value:.4g}"),
+        "source": source,
+        "confidence": confidence,
+    }
     if spread is not None:
-        held["spread"] = spread
-    return held | ({"note": note} if note else {})
+        entry["spread"] = spread
+    return entry | ({"note": note} if note else {})
 
 
 _NOTES = {
@@ -353,23 +357,25 @@ _NOTES = {
 }
 
 
-def constants_text(found: Everything) -> str:
+def _group(
+    title: str, values: GpuParameters | DlaFit | EnergyParameters, fit: Fitted, source: str
+) -> dict[str, Any]:
+    """Return the constants of one table of costs.toml."""
+    names = [field.name for field in fields(values)]
+    return {
+        name: _constant(getattr(values, name), error, source, _NOTES.get(f"{title}.{name}", ""))
+        for name, error in zip(names, fit.errors, strict=True)
+    }
+
+
+def constants_text(fit_run: Everything) -> str:
     """Return configs/costs.toml."""
-    gpu_rows = sum(p.case.engine == "gpu" for p in found.times)
-    dla_rows = sum(p.case.engine in ("dla0", "2dla") for p in found.times)
+    gpu_rows = sum(p.case.engine == "gpu" for p in fit_run.times)
+    dla_rows = sum(p.case.engine in ("dla0", "2dla") for p in fit_run.times)
     by = "scripts/fit_costs.py, {} rows of configs/published_figures.csv"
 
-    def group(
-        of: str, values: GpuParameters | DlaFit | EnergyParameters, fit: Fitted, source: str
-    ) -> dict[str, Any]:
-        names = [field.name for field in fields(values)]
-        return {
-            name: _constant(getattr(values, name), error, source, _NOTES.get(f"{of}.{name}", ""))
-            for name, error in zip(names, fit.errors, strict=True)
-        }
-
-    gpu = group("gpu", found.gpu, found.gpu_fit, by.format(gpu_rows))
-    dla = group("dla", found.dla, found.dla_fit, by.format(dla_rows))
+    gpu = _group("gpu", fit_run.gpu, fit_run.gpu_fit, by.format(gpu_rows))
+    dla = _group("dla", fit_run.dla, fit_run.dla_fit, by.format(dla_rows))
     for generation in ("v1", "v2"):
         dla[generation] = {
             name: dla.pop(f"{name}_{generation}") for name in ("bandwidth_share", "layer_us")
@@ -379,22 +385,22 @@ def constants_text(found: Everything) -> str:
         ARRAYS, None, "configs/profiles: the peak of v2 is 4.0 times that of v1 a clock"
     )
     estimate = "estimate of the authors: nothing is published for these models"
-    energy = group(
+    energy = _group(
         "energy",
-        found.energy,
-        found.energy_fit,
-        by.format(len(found.power)) + f" and {len(found.ratios)} ratios",
+        fit_run.energy,
+        fit_run.energy_fit,
+        by.format(len(fit_run.power)) + f" and {len(fit_run.ratios)} ratios",
     )
     contention = {
-        name: _constant(value, error, by.format(len(found.contention_errors)) + " (PCCS)")
+        name: _constant(value, error, by.format(len(fit_run.contention_errors)) + " (PCCS)")
         for name, value, error in zip(
             ("free_share", "full_share", "slope"),
-            found.contention,
-            found.contention_fit.errors,
+            fit_run.contention,
+            fit_run.contention_fit.errors,
             strict=True,
         )
     }
-    held = {
+    constants = {
         "gpu": gpu,
         "dla": dla,
         "cpu": {
@@ -406,20 +412,20 @@ def constants_text(found: Everything) -> str:
         "contention": contention,
         "energy": energy,
         "residuals": {
-            name: _residuals([p for p in found.times if p.case.engine in engines])
+            name: _residuals([p for p in fit_run.times if p.case.engine in engines])
             for name, engines in (
                 ("gpu", ("gpu",)),
                 ("dla", ("dla0", "2dla")),
                 ("gpu_and_dla", ("gpu+2dla",)),
             )
         }
-        | {"power": _residuals(found.power)},
+        | {"power": _residuals(fit_run.power)},
     }
     head = (
         "# Constants of the cost model. Written by scripts/fit_costs.py --write; do not edit.\n"
         "# spread: the factor by which a value may be off, from the fit. See docs/COSTS.md.\n\n"
     )
-    return head + tomli_w.dumps(held)
+    return head + tomli_w.dumps(constants)
 
 
 def _residuals(rows: Sequence[Prediction]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scheduling_problems import THREE, TWO, fewest_segments, problem_of, random_network
 
-from toolkit.partition.solver.segmentation import graph_of, pieces, segments_of
+from toolkit.partition.solver.segmentation import components, graph_of, segments_of
 
 
 def random_case(rng: np.random.Generator, processors: tuple[str, ...]):
@@ -48,7 +48,7 @@ def test_pieces_are_connected_and_whole(rng):
     for _ in range(20):
         net, homes = random_case(rng, TWO)
         graph, row = graph_of(net), [homes[task.name] for task in net.tasks]
-        found = pieces(graph, row, "dla0")
+        found = components(graph, row, "dla0")
         owner = {task: number for number, piece in enumerate(found) for task in piece}
         assert sorted(owner) == [i for i, home in enumerate(row) if home == "dla0"]
         for parent, child in graph.arcs:

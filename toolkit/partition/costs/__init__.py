@@ -1,8 +1,14 @@
-"""What nodes take on each processor, in time and energy, fitted to published measurements.
+"""Time and energy of nodes on each processor, fitted to published measurements.
 
-`model.CostModel` is the front: the costs of one graph on one board in one power mode.
-`hardware.py` reads rates and clocks from a profile, `fusion.py` says which nodes run as one,
-`gpu.py` and `dla.py` hold the formulas of time, `memory.py` contention, `energy.py` power,
-`constants.py` the fitted values (`configs/costs.toml`), `measured.py` times from a board, which go
-before all of these.
+model      entry point: the costs of one graph on one board in one power mode
+hardware   rates and clocks of a profile
+fusion     nodes that run as one kernel
+gpu        formulas of time on the GPU
+dla        formulas of time on the DLA
+memory     slowdown by memory contention
+energy     formulas of power and energy
+bytes      sizes of tensors, bytes moved by kernels
+shapes     shapes as numbers
+constants  the fitted values (`configs/costs.toml`)
+measured   times measured on a board, which replace predictions
 """

@@ -2,24 +2,24 @@
 
 from device.engine.manifest import Precision
 from toolkit.graph.node_view import TensorView
-from toolkit.partition.costs.fusion import Kernel
+from toolkit.partition.costs.fusion import FusedKernel
 
 WIDTH: dict[Precision, int] = {"fp32": 4, "fp16": 2, "int8": 1}
 DTYPE_BYTES = {"int64": 8, "float64": 8, "uint64": 8, "int32": 4, "uint32": 4, "int16": 2}
 
 
 def tensor_bytes(tensor: TensorView, precision: Precision) -> int | None:
-    """Return the size of a tensor at the precision of the engine, None where it is unknown."""
+    """Return the bytes of a tensor at the precision of the engine, None if unknown."""
     if tensor.elements is None:
         return None
     width = WIDTH[precision] if tensor.is_float else DTYPE_BYTES.get(tensor.dtype, 1)
     return tensor.elements * width
 
 
-def moved_bytes(kernel: Kernel, precision: Precision) -> tuple[int, int]:
-    """Return the bytes that a kernel reads and writes, weights included.
+def moved_bytes(kernel: FusedKernel, precision: Precision) -> tuple[int, int]:
+    """Return the bytes that a kernel reads and writes, with weights.
 
-    A join copies only the parts that no kernel could write in place. Unknown shapes count nothing.
+    A Concat copies only the inputs that cannot be written in place. Unknown shapes count 0.
     """
     if kernel.kind == "free":
         return 0, 0

@@ -9,10 +9,10 @@ from device.profile import Confidence
 
 
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One constant: its value, what it rests on, and how far to trust it.
+    """A constant with its source and confidence.
 
-    `spread` is the factor by which the value may be off: the fit's standard error, None where the
-    value was not fitted.
+    `spread`: the factor by which the value may be off (standard error of the fit), None if it was
+    not fitted.
     """
 
     value: float
@@ -32,33 +32,33 @@ class GpuCosts(_Group, frozen=True, kw_only=True):
     array_efficiency: Constant  # of the matrix rate, with the largest tile of outputs
     fp32_share: Constant  # of that efficiency, in FP32
     separable_efficiency: Constant  # of the CUDA cores' rate, in depthwise convolutions
-    output_cycles: Constant  # an SM's clocks for each output of a product
-    curve_cycles: Constant  # more of them where a sigmoid or the like follows
+    output_cycles: Constant  # clocks of an SM for each output of a GEMM
+    curve_cycles: Constant  # additional clocks if a sigmoid or similar follows
     bandwidth_share: Constant  # of the memory's peak
-    kernel_cycles: Constant  # clocks of a kernel with nothing to do
-    graph_share: Constant  # of those, when a CUDA graph launches it
+    kernel_cycles: Constant  # clocks of an empty kernel
+    graph_share: Constant  # of those, in a CUDA graph
 
 
 class DlaGeneration(_Group, frozen=True, kw_only=True):
-    """What differs between the generations of the DLA."""
+    """Constants of one generation of the DLA."""
 
     bandwidth_share: Constant  # of the memory's peak, for one core
-    layer_us: Constant  # of a layer with nothing to do
+    layer_us: Constant  # of an empty layer
 
 
 class DlaCosts(_Group, frozen=True, kw_only=True):
     """Layers of the DLA; formulas in `toolkit/partition/costs/dla.py`."""
 
-    array_efficiency: Constant  # of the cycles that the array's sequence takes
+    array_efficiency: Constant  # of the cycles of the array
     fp16_share: Constant  # of the prior FP16 rate of v2
-    arrays: Constant  # v2 as so many arrays of v1, side by side
+    arrays: Constant  # v2 as this number of v1 arrays in parallel
     submission_us: Constant  # of a loadable
     v1: DlaGeneration
     v2: DlaGeneration
 
 
 class CpuCosts(_Group, frozen=True, kw_only=True):
-    """The CPU, for which nothing is published: estimates."""
+    """The CPU: estimates, nothing is published."""
 
     gmacs: Constant
     bandwidth_share: Constant
@@ -68,23 +68,23 @@ class CpuCosts(_Group, frozen=True, kw_only=True):
 class CrossingCosts(_Group, frozen=True, kw_only=True):
     """Passing tensors between processors."""
 
-    us: Constant  # of one crossing, without the copying
+    us: Constant  # of one crossing, without the copy
 
 
 class Contention(_Group, frozen=True, kw_only=True):
-    """Slowdown by others that use the memory; formula in `toolkit/partition/costs/memory.py`."""
+    """Slowdown by memory contention; formula in `toolkit/partition/costs/memory.py`."""
 
-    free_share: Constant  # of the peak: own demand below which others do no harm
-    full_share: Constant  # of the peak: others' demand beyond which they do no more
-    slope: Constant  # slowdown for each share of the peak of own and of others' demand
+    free_share: Constant  # of the peak: own demand below which there is no slowdown
+    full_share: Constant  # of the peak: others' demand at which the slowdown saturates
+    slope: Constant  # slowdown per share of the peak of own and of others' demand
 
 
 class EnergyCosts(_Group, frozen=True, kw_only=True):
     """Power and energy; formulas in `toolkit/partition/costs/energy.py`."""
 
     idle_w: Constant  # the whole board
-    sm_w: Constant  # one SM at work, at 1 GHz
-    dla_w: Constant  # one DLA core at work, at 1 GHz
+    sm_w: Constant  # one busy SM at 1 GHz
+    dla_w: Constant  # one busy DLA core at 1 GHz
     mac_pj: Constant  # one INT8 multiply-accumulate on the GPU at 1 GHz; wider ones cost by width
     dla_mac_pj: Constant  # the same on the DLA
     byte_pj: Constant  # one byte to or from memory
@@ -92,7 +92,7 @@ class EnergyCosts(_Group, frozen=True, kw_only=True):
 
 
 class Residuals(_Group, frozen=True, kw_only=True):
-    """How far predictions are from the rows of one engine, as the fit left them."""
+    """Errors of the fitted predictions against the rows of one engine."""
 
     rows: int
     median_error: float
@@ -100,7 +100,7 @@ class Residuals(_Group, frozen=True, kw_only=True):
 
 
 class Costs(_Group, frozen=True, kw_only=True):
-    """All constants of the cost model, and what the fit reached."""
+    """All constants of the cost model, and the errors of the fit."""
 
     gpu: GpuCosts
     dla: DlaCosts

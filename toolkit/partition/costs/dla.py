@@ -1,8 +1,8 @@
-"""The time of DLA layers: the cycles of `toolkit.dla.cycles`, with fitted shares of its rates.
+"""The time of DLA layers: the cycles of `toolkit.dla.cycles`, with fitted efficiencies.
 
-Each kernel becomes a layer of the cycle model, which says how long the array's sequence, the output
-stage and the memory take. The largest of the three, and what an empty layer takes, is its time.
-Batch counts frame by frame: the DLA does not gain from it.
+Each kernel becomes a layer of the cycle model, which gives the cycles of array, output stage and
+memory. Its time is the maximum of the three plus the overhead of an empty layer. Batch multiplies
+the time: the DLA does not gain from it.
 """
 
 from collections.abc import Sequence
@@ -26,23 +26,24 @@ from toolkit.dla.cycles.layers import (
 from toolkit.dla.cycles.result import Cycles
 from toolkit.graph.node_view import NodeView
 from toolkit.partition.costs.bytes import moved_bytes
-from toolkit.partition.costs.fusion import Kernel
+from toolkit.partition.costs.fusion import FusedKernel
 from toolkit.partition.costs.gpu import Array, Quantity, Times
 from toolkit.partition.costs.hardware import Generation, Hardware
 from toolkit.partition.costs.shapes import known, product
 
 TABLES = frozenset({"Sigmoid", "Tanh", "Softplus", "Mish", "HardSigmoid", "HardSwish"})
 SUMS = frozenset({"Add", "Sum", "Sub", "Mul", "Max", "Min"})
-PICTURE_CHANNELS = 4  # that the image unit takes (NVDLA's hardware specification, image mode)
-# The ways to compute a layer are compared at this rate of memory, bytes a clock; the fitted shares
-# give 30 to 70 (AGX Xavier and AGX Orin at their highest clocks).
+IMAGE_CHANNELS = 4  # of the image unit (NVDLA hardware specification, image mode)
+# Modes of a layer are compared at this memory bandwidth in bytes per clock; the fitted shares give
+# 30
+# to 70 (AGX Xavier and AGX Orin at their highest clocks).
 COMPARED_AT = 40.0
 
 
 @dataclass(frozen=True)
 class DlaWork:
-    """Layers as arrays, one element each: clocks of array and output stage, bytes, and 1 where the
-    array computes in FP16; `layers` counts a layer for each frame, 0 where nothing runs.
+    """Layers as arrays, one element each: clocks of array and output stage, bytes, 1 for FP16, and
+    the number of layers (one per frame, 0 if nothing runs).
     """
 
     mac: Array
@@ -54,10 +55,10 @@ class DlaWork:
 
 @dataclass(frozen=True)
 class DlaRates:
-    """Where layers run; each may be a number or an element for each layer."""
+    """Rates of a DLA core; scalars, or one element per layer."""
 
     mhz: Quantity
-    bandwidth: Quantity  # bytes a microsecond
+    bandwidth: Quantity  # bytes per microsecond
     v2: Quantity  # 1 on the second generation
 
     @staticmethod
@@ -68,7 +69,7 @@ class DlaRates:
 
 @dataclass(frozen=True)
 class DlaParameters:
-    """The constants that the times rest on, as numbers; pairs are (v1, v2)."""
+    """The constants of DLA times as numbers; pairs are (v1, v2)."""
 
     array_efficiency: float
     fp16_share: float
@@ -77,11 +78,11 @@ class DlaParameters:
 
 
 def configuration(generation: Generation, arrays: int) -> tuple[Config, int]:
-    """Return the cycle model of a generation, and how many of its arrays work side by side.
+    """Return the cycle model of a generation, and its number of parallel arrays.
 
-    Per-layer overheads are fitted here, so the model's own are left out. v2 is taken as `arrays`
-    arrays of v1 on positions of their own: single layers of 64 channels reach more of its peak than
-    one array of 128 channels could.
+    Per-layer overheads are fitted here, so those of the model are 0. v2 is modelled as `arrays`
+    arrays of v1 on separate positions: layers of 64 channels reach more of its peak than one array
+    of 128 channels could.
     """
     if generation == "v1":
         return replace(CONFIGURATIONS["xavier"], layer_overhead=0), 1
@@ -97,20 +98,20 @@ def configuration(generation: Generation, arrays: int) -> tuple[Config, int]:
 
 
 def dla_work(
-    kernels: Sequence[Kernel],
+    kernels: Sequence[FusedKernel],
     precision: Precision,
     generation: Generation,
     arrays: int,
     half: frozenset[str] = frozenset(),
 ) -> DlaWork:
-    """Return the work of kernels; the kernels of the nodes in `half` compute in FP16."""
+    """Return the work of kernels; those of the nodes in `half` compute in FP16."""
     config, count = configuration(generation, arrays)
     rows: list[tuple[float, ...]] = []
     for index, kernel in enumerate(kernels):
-        kind: DlaPrecision = "int8" if precision == "int8" else "fp16"
+        kernel_precision: DlaPrecision = "int8" if precision == "int8" else "fp16"
         if kernel.head.name in half:
-            kind = "fp16"
-        cycles = _cycles(kernel, kind, config, first=index == 0)
+            kernel_precision = "fp16"
+        cycles = _cycles(kernel, kernel_precision, config, first=index == 0)
         frames = _frames(kernel)
         if cycles is None:
             moved = float(sum(moved_bytes(kernel, precision)))
@@ -118,85 +119,92 @@ def dla_work(
             continue
         mac = cycles.mac / (count if kernel.kind == "matrix" else 1)
         moved = float(cycles.bytes_read + cycles.bytes_written)
-        one = (mac, cycles.output_stage, moved)
-        rows.append((*[frames * value for value in one], float(kind == "fp16"), frames))
+        frame_work = (mac, cycles.output_stage, moved)
+        rows.append(
+            (*[frames * value for value in frame_work], float(kernel_precision == "fp16"), frames)
+        )
     columns = np.array(rows, dtype=np.float64).reshape(len(rows), len(fields(DlaWork))).T
     return DlaWork(*columns)
 
 
-def dla_times(work: DlaWork, rates: DlaRates, given: DlaParameters) -> Times:
-    """Return the times of layers that run one after another on one core."""
-    share = np.where(work.half * rates.v2, given.fp16_share, 1.0)
-    array = work.mac / (given.array_efficiency * share)
-    band = np.where(rates.v2, given.bandwidth_share[1], given.bandwidth_share[0])
-    overhead = np.where(rates.v2, given.layer_us[1], given.layer_us[0])
+def dla_times(work: DlaWork, rates: DlaRates, parameters: DlaParameters) -> Times:
+    """Return the times of layers in sequence on one core."""
+    share = np.where(work.half * rates.v2, parameters.fp16_share, 1.0)
+    array = work.mac / (parameters.array_efficiency * share)
+    bandwidth_share = np.where(
+        rates.v2, parameters.bandwidth_share[1], parameters.bandwidth_share[0]
+    )
+    overhead = np.where(rates.v2, parameters.layer_us[1], parameters.layer_us[0])
     return Times(
         compute=np.maximum(array, work.output) / rates.mhz,
-        memory=work.bytes / (rates.bandwidth * band),
+        memory=work.bytes / (rates.bandwidth * bandwidth_share),
         overhead=work.layers * overhead,
     )
 
 
-def _frames(kernel: Kernel) -> float:
-    """Return the frames of a batch: the leading dimension."""
-    made = known(kernel.head.outputs[0].shape) if kernel.head.outputs else None
-    return float(made[0]) if made is not None and len(made) > 1 else 1.0
+def _frames(kernel: FusedKernel) -> float:
+    """Return the batch: the leading dimension."""
+    output_shape = known(kernel.head.outputs[0].shape) if kernel.head.outputs else None
+    return float(output_shape[0]) if output_shape is not None and len(output_shape) > 1 else 1.0
 
 
 def _cycles(
-    kernel: Kernel, precision: DlaPrecision, config: Config, *, first: bool
+    kernel: FusedKernel, precision: DlaPrecision, config: Config, *, first: bool
 ) -> Cycles | None:
-    """Return the cycles of a kernel, None where the cycle model has no such layer."""
+    """Return the cycles of a kernel, None if the cycle model has no such layer."""
     if kernel.kind == "free":
         return None
     try:
         layer = layer_of(kernel, precision, first=first)
         return None if layer is None else estimate(layer, config, bytes_per_clock=COMPARED_AT)
-    except LayerError:  # shapes that no DLA takes: the rules refuse the node
+    except LayerError:  # unsupported shapes: the rules refuse the node
         return None
 
 
-def layer_of(kernel: Kernel, precision: DlaPrecision, *, first: bool) -> Layer | None:
-    """Return one frame of a kernel as a layer of the cycle model, None where it has none.
+def layer_of(kernel: FusedKernel, precision: DlaPrecision, *, first: bool) -> Layer | None:
+    """Return one frame of a kernel as a layer of the cycle model, None if it has none.
 
     Raises LayerError: the model has no such layer.
     """
     view = kernel.head
     data = view.input(0)
-    taken = None if data is None else known(data.shape)
-    made = known(view.outputs[0].shape) if view.outputs else None
-    if taken is None or made is None:
+    input_shape = None if data is None else known(data.shape)
+    output_shape = known(view.outputs[0].shape) if view.outputs else None
+    if input_shape is None or output_shape is None:
         return None
-    if view.op in ("Conv", "ConvTranspose") and len(taken) == 4:
-        return _convolution(kernel, taken, made, precision, first=first)
+    if view.op in ("Conv", "ConvTranspose") and len(input_shape) == 4:
+        return _convolution(kernel, input_shape, output_shape, precision, first=first)
     if view.op in ("Gemm", "MatMul"):
-        batch = product(taken[1:-1])  # rows of one frame
+        batch = product(input_shape[1:-1])  # rows of one frame
         return ConvLayer(
-            channels=taken[-1],
+            channels=input_shape[-1],
             height=1,
             width=1,
-            kernels=made[-1],
+            kernels=output_shape[-1],
             batch=batch,
             precision=precision,
         )
-    if len(taken) != 4:
+    if len(input_shape) != 4:
         return None
     if kernel.kind == "pool":
-        return _pool(view, taken, precision)
-    return _output_stage(kernel, taken, made, precision)
+        return _pool(view, input_shape, precision)
+    return _output_stage(kernel, input_shape, output_shape, precision)
 
 
 def _output_stage(
-    kernel: Kernel, taken: tuple[int, ...], made: tuple[int, ...], precision: DlaPrecision
+    kernel: FusedKernel,
+    input_shape: tuple[int, ...],
+    output_shape: tuple[int, ...],
+    precision: DlaPrecision,
 ) -> Layer:
-    """Return a layer that the array has no part in."""
-    _, channels, height, width = taken
+    """Return a layer without the MAC array."""
+    _, channels, height, width = input_shape
     if kernel.head.op == "LRN":
         return Lrn(channels=channels, height=height, width=width, precision=precision)
     return Pointwise(
-        channels=made[1] if len(made) == 4 else channels,
-        height=made[2] if len(made) == 4 else height,
-        width=made[3] if len(made) == 4 else width,
+        channels=output_shape[1] if len(output_shape) == 4 else channels,
+        height=output_shape[2] if len(output_shape) == 4 else height,
+        width=output_shape[3] if len(output_shape) == 4 else width,
         operands=max(1, len(kernel.reads)),
         stage="y" if any(node.op in TABLES for node in kernel.nodes) else "x",
         precision=precision,
@@ -204,9 +212,9 @@ def _output_stage(
 
 
 def _convolution(
-    kernel: Kernel,
-    taken: tuple[int, ...],
-    made: tuple[int, ...],
+    kernel: FusedKernel,
+    input_shape: tuple[int, ...],
+    output_shape: tuple[int, ...],
     precision: DlaPrecision,
     *,
     first: bool,
@@ -214,7 +222,7 @@ def _convolution(
     view, window = kernel.head, kernel.head.window
     if window is None or window.pads is None:
         return None
-    _, channels, height, width = taken
+    _, channels, height, width = input_shape
     size = (window.kernel[0], window.kernel[1])
     stride = (window.strides[0], window.strides[1])
     groups = view.integer("group", 1)
@@ -223,7 +231,7 @@ def _convolution(
             channels=channels,
             height=height,
             width=width,
-            kernels=made[1],
+            kernels=output_shape[1],
             kernel=size,
             stride=stride,
             groups=groups,
@@ -234,21 +242,21 @@ def _convolution(
         channels=channels,
         height=height,
         width=width,
-        kernels=made[1],
+        kernels=output_shape[1],
         kernel=size,
         stride=stride,
         pads=(top, left, bottom, right),
         dilation=(window.dilations[0], window.dilations[1]),
         groups=groups,
         precision=precision,
-        image=first and channels <= PICTURE_CHANNELS,
+        image=first and channels <= IMAGE_CHANNELS,
         eltwise="x" if _adds(kernel) else None,
         table=any(node.op in TABLES for node in kernel.nodes),
     )
 
 
-def _adds(kernel: Kernel) -> bool:
-    """Say whether a second tensor comes in behind the convolution."""
+def _adds(kernel: FusedKernel) -> bool:
+    """Return True if the epilogue of the convolution reads a second tensor."""
     own = {tensor.name for tensor in kernel.head.activations}
     return any(
         node.op in SUMS and any(tensor in kernel.reads for tensor in node.activations)
@@ -256,17 +264,17 @@ def _adds(kernel: Kernel) -> bool:
     ) or any(tensor.name not in own for tensor in kernel.reads)
 
 
-def _pool(view: NodeView, taken: tuple[int, ...], precision: DlaPrecision) -> Pool | None:
-    _, channels, height, width = taken
+def _pool(view: NodeView, input_shape: tuple[int, ...], precision: DlaPrecision) -> Pool | None:
+    _, channels, height, width = input_shape
     if view.op.startswith("Global"):
         size, stride, pads = (height, width), (1, 1), (0, 0, 0, 0)
     elif view.window is None or view.window.pads is None or len(view.window.kernel) != 2:
         return None
     else:
-        window, given = view.window, view.window.pads
+        window, window_pads = view.window, view.window.pads
         size = (window.kernel[0], window.kernel[1])
         stride = (window.strides[0], window.strides[1])
-        pads = (given[0], given[1], given[2], given[3])
+        pads = (window_pads[0], window_pads[1], window_pads[2], window_pads[3])
     return Pool(
         channels=channels,
         height=height,

@@ -1,8 +1,8 @@
-"""Power and energy: what is switched on, what is computed and what is moved.
+"""Power and energy: idle power, busy processors, multiply-accumulates and memory traffic.
 
-The board draws its idle power whatever it does. A busy processor adds power with its clock (and the
-voltage that rises with it), a product adds energy with its width, a byte moved adds its own.
-Constants come from boards of the T234; others are taken as like it.
+The idle power of the board is constant. A busy processor adds power that rises with its clock (and
+voltage), a multiply-accumulate adds energy by its width, a byte moved adds its own. Constants come
+from boards of the T234; other boards are assumed to be like it.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from toolkit.partition.costs.hardware import Hardware
 
 @dataclass(frozen=True)
 class EnergyParameters:
-    """The constants that energies rest on, as numbers."""
+    """The constants of energy as numbers."""
 
     idle_w: float
     sm_w: float
@@ -25,29 +25,33 @@ class EnergyParameters:
     clock_exponent: float
 
 
-def active_w(board: Hardware, processor: Processor, given: EnergyParameters) -> float:
-    """Return the power that a busy processor adds to the idle board, without work and bytes."""
+def active_w(board: Hardware, processor: Processor, parameters: EnergyParameters) -> float:
+    """Return the power in W that a busy processor adds, without computation and traffic."""
     if processor == "gpu":
-        return given.sm_w * board.sms * float((board.gpu_mhz / 1e3) ** given.clock_exponent)
+        return (
+            parameters.sm_w * board.sms * float((board.gpu_mhz / 1e3) ** parameters.clock_exponent)
+        )
     if processor.startswith("dla"):
-        return given.dla_w * float((board.dla_mhz / 1e3) ** given.clock_exponent)
+        return parameters.dla_w * float((board.dla_mhz / 1e3) ** parameters.clock_exponent)
     return 0.0
 
 
 def work_mj(
     board: Hardware,
     processor: Processor,
-    given: EnergyParameters,
+    parameters: EnergyParameters,
     *,
     macs: float,
     moved: float,
     precision: Precision,
 ) -> float:
-    """Return the energy in mJ of products and bytes."""
-    picojoules = moved * given.byte_pj
+    """Return the energy in mJ of multiply-accumulates and traffic."""
+    picojoules = moved * parameters.byte_pj
     gpu, dla = processor == "gpu", processor.startswith("dla")
     if gpu or dla:
-        mhz, mac_pj = (board.gpu_mhz, given.mac_pj) if gpu else (board.dla_mhz, given.dla_mac_pj)
-        voltage = float((mhz / 1e3) ** (given.clock_exponent - 1))
+        mhz, mac_pj = (
+            (board.gpu_mhz, parameters.mac_pj) if gpu else (board.dla_mhz, parameters.dla_mac_pj)
+        )
+        voltage = float((mhz / 1e3) ** (parameters.clock_exponent - 1))
         picojoules += macs * mac_pj * WIDTH[precision] * voltage
     return picojoules * 1e-9

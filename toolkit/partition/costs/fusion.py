@@ -1,9 +1,9 @@
-"""Which nodes run as one kernel: TensorRT's fusions, as far as its documents and logs show them.
+"""Fuse nodes into kernels as TensorRT does, as far as its documents and logs show.
 
-A convolution or product takes the normalisation, activation, sum and other pointwise work behind it
-along; pointwise work alone forms chains; tensors are joined where their parts are written, so that
-only parts that are themselves cut out of another tensor are copied. The DLA fuses alike: its output
-stage scales, sums and rectifies, and joins and cuts are addresses.
+A convolution or GEMM has normalisation, activation, Add and other pointwise nodes in its epilogue;
+other pointwise nodes form chains. A Concat is in place: only inputs that are slices of another
+tensor are copied. The DLA fuses likewise: its output stage scales, adds and rectifies, and Concat
+and Slice are addresses.
 """
 
 from collections.abc import Sequence
@@ -29,12 +29,11 @@ SHAPES = frozenset({"Shape", "Constant", "ConstantOfShape", "Size", "Range"})
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
-    """Nodes that run as one; `head` does the work and carries the cost.
+class FusedKernel:
+    """Nodes that run as one kernel; `head` carries the cost.
 
-    `reads` and `writes` are the activations that pass in from and out to other kernels (of a join:
-    the parts that it must copy), `constants` the weights. A kernel of kind "free" only renames,
-    cuts or joins addresses.
+    `reads` and `writes`: activations from and to other kernels (of a Concat: the inputs that it
+    must copy); `constants`: the weights. A kernel of kind "free" is only a view.
     """
 
     kind: Kind
@@ -45,33 +44,33 @@ class Kernel:
 
     @property
     def constants(self) -> tuple[TensorView, ...]:
-        """The weights and other constants of all its nodes."""
+        """The constants of all nodes."""
         return tuple(tensor for view in self.nodes for tensor in view.constants)
 
 
 class _Group:
-    """Nodes gathered so far; the last one's output is what a follower may join behind."""
+    """Nodes of a kernel so far; a pointwise node may be fused after the last one."""
 
-    def __init__(self, view: NodeView, order: int, made_by: dict[str, "_Group"]) -> None:
-        self.copied = _copied(view, made_by)
+    def __init__(self, view: NodeView, order: int, producer_of: dict[str, "_Group"]) -> None:
+        self.copied = _copied(view, producer_of)
         self.kind = _kind(view, copies=bool(self.copied))
         self.order = order
         self.views = [view]
 
 
-def fuse(views: Sequence[NodeView]) -> tuple[Kernel, ...]:
-    """Return the kernels of a graph in running order; every node is in exactly one."""
+def fuse(views: Sequence[NodeView]) -> tuple[FusedKernel, ...]:
+    """Return the kernels of a graph in execution order; every node is in exactly one."""
     groups: list[_Group] = []
-    made_by: dict[str, _Group] = {}
+    producer_of: dict[str, _Group] = {}
     for view in views:
-        group = _joined(view, made_by)
+        group = _fusable_group(view, producer_of)
         if group is None:
-            group = _Group(view, len(groups), made_by)
+            group = _Group(view, len(groups), producer_of)
             groups.append(group)
         else:
             group.views.append(view)
         for tensor in view.outputs:
-            made_by[tensor.name] = group
+            producer_of[tensor.name] = group
     readers: dict[str, set[int]] = {}
     for group in groups:
         for view in group.views:
@@ -80,25 +79,25 @@ def fuse(views: Sequence[NodeView]) -> tuple[Kernel, ...]:
     return tuple(_kernel(group, readers) for group in groups)
 
 
-def alone(view: NodeView) -> Kernel:
+def alone(view: NodeView) -> FusedKernel:
     """Return the kernel of one node without its neighbours."""
     return _kernel(_Group(view, 0, {}), {})
 
 
-def _joined(view: NodeView, made_by: dict[str, _Group]) -> _Group | None:
-    """Return the group behind which a pointwise node can run in the same kernel.
+def _fusable_group(view: NodeView, producer_of: dict[str, _Group]) -> _Group | None:
+    """Return the group that a pointwise node can be fused into.
 
-    It is the latest that the node reads: a kernel that took the node earlier would wait for one
-    that may read its own results (the gate of a squeeze-and-excitation block).
+    It is the latest group that the node reads: an earlier one would wait for a kernel that may read
+    its results (the gate of a squeeze-and-excitation block).
     """
     if view.op not in POINTWISE or not view.outputs:
         return None
-    read = [(made_by[t.name], t.elements) for t in view.activations if t.name in made_by]
+    read = [(producer_of[t.name], t.elements) for t in view.activations if t.name in producer_of]
     if not read:
         return None
     latest = max((group for group, _ in read), key=lambda group: group.order)
-    whole = any(g is latest and size == view.outputs[0].elements for g, size in read)
-    return latest if whole and latest.kind in ("matrix", "pointwise") else None
+    same_size = any(g is latest and size == view.outputs[0].elements for g, size in read)
+    return latest if same_size and latest.kind in ("matrix", "pointwise") else None
 
 
 def _kind(view: NodeView, *, copies: bool) -> Kind:
@@ -115,28 +114,28 @@ def _kind(view: NodeView, *, copies: bool) -> Kind:
     return "other"
 
 
-def _copied(view: NodeView, made_by: dict[str, _Group]) -> tuple[TensorView, ...]:
-    """Return the parts of a join that no kernel can write straight into the joined tensor."""
+def _copied(view: NodeView, producer_of: dict[str, _Group]) -> tuple[TensorView, ...]:
+    """Return the inputs of a Concat that cannot be written in place."""
     if view.op != "Concat":
         return ()
     return tuple(
         tensor
         for tensor in view.activations
-        if (group := made_by.get(tensor.name)) is None or group.views[0].op in CUTS
+        if (group := producer_of.get(tensor.name)) is None or group.views[0].op in CUTS
     )
 
 
-def _kernel(group: _Group, readers: dict[str, set[int]]) -> Kernel:
+def _kernel(group: _Group, readers: dict[str, set[int]]) -> FusedKernel:
     inside = {tensor.name for view in group.views for tensor in view.outputs}
     reads: dict[str, TensorView] = {}
     writes: list[TensorView] = []
     for view in group.views:
         reads |= {t.name: t for t in view.activations if t.name not in inside}
         for tensor in view.outputs:
-            used = readers.get(tensor.name, set())
-            if not used or used - {group.order}:
+            reader_groups = readers.get(tensor.name, set())
+            if not reader_groups or reader_groups - {group.order}:
                 writes.append(tensor)
-    return Kernel(
+    return FusedKernel(
         kind=group.kind,
         head=group.views[0],
         nodes=tuple(group.views),

@@ -1,4 +1,4 @@
-"""Rates and clocks of a profile in one of its power modes: what the formulas read of a board."""
+"""Rates and clocks of a profile in one of its power modes."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +13,7 @@ TENSOR_FLOAT32_SHARE = 0.5  # of the FP16 rate: NVIDIA A100 whitepaper, 156 agai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks:
-    """Clocks in MHz and SMs in use; None: the profile's own, at its highest."""
+    """Clocks in MHz and SMs in use; None: the maximum of the profile."""
 
     gpu_mhz: float | None = None
     dla_mhz: float | None = None
@@ -23,10 +23,10 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """A board at given clocks. Rates are multiply-accumulates of one SM a clock.
+    """A board at given clocks. Rates are multiply-accumulates per SM and clock.
 
-    `cuda_rate` is FP32 on the CUDA cores; `matrix_rates` those of products at each precision.
-    `bandwidth` is bytes a microsecond of the memory, at its peak.
+    `cuda_rate`: FP32 on the CUDA cores; `matrix_rates`: GEMM at each precision. `bandwidth`: peak
+    memory bandwidth in bytes per microsecond.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Hardware:
     sm: int
 
     def matrix_rate(self, precision: Precision) -> float:
-        """Return the multiply-accumulates of one SM a clock in products."""
+        """Return the multiply-accumulates per SM and clock of a GEMM."""
         return dict(self.matrix_rates)[precision]
 
 
@@ -57,7 +57,7 @@ def clocks_of(mode: PowerMode) -> Clocks:
 
 
 def hardware(profile: Profile, power_mode: str | None = None) -> Hardware:
-    """Return the board in a power mode, None: everything at its highest.
+    """Return the board in a power mode, None: maximum clocks.
 
     Raises ProfileError: the profile has no such mode.
     """
@@ -94,7 +94,7 @@ def at_clocks(profile: Profile, clocks: Clocks) -> Hardware:
 
 
 def _rates(gpu: Gpu) -> tuple[float, dict[Precision, float]]:
-    """Return products an SM and clock: on the CUDA cores, and at each precision."""
+    """Return rates per SM and clock: on the CUDA cores, and of a GEMM at each precision."""
     per = 1e12 / 2 / (gpu.sm_count.value * gpu.max_mhz.value * 1e6)
     fp32, fp16 = gpu.fp32_tflops.value * per, gpu.fp16_tflops.value * per
     fp16 = max(fp32, fp16)

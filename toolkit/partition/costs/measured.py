@@ -1,4 +1,4 @@
-"""Times measured on a board, which go before what the model predicts.
+"""Times measured on a board, which replace predictions.
 
 A TOML or JSON file, for instance:
 
@@ -12,8 +12,8 @@ A TOML or JSON file, for instance:
     processor = "gpu"            # "dla" holds for both cores
     time_us = 41.5
 
-The first of several nodes carries the time and the others take none. Energy stays the model's: its
-share of the time is kept.
+The first of several nodes gets the time, the others 0. Energy stays the model's, scaled with the
+time.
 """
 
 from collections.abc import Collection
@@ -27,7 +27,7 @@ from device.errors import ConfigError
 
 
 class MeasuredTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What some nodes took together on a processor, in microseconds."""
+    """The time of nodes that ran together on a processor, in microseconds."""
 
     nodes: tuple[str, ...]
     processor: Literal["gpu", "dla", "dla0", "dla1", "cpu"]
@@ -35,7 +35,7 @@ class MeasuredTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A file of measured times: on which board, at which precision, and where from."""
+    """A file of measured times, with board, precision and source."""
 
     profile: str
     precision: Precision
@@ -44,16 +44,16 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     power_mode: str | None = None
 
     def by_node(self, processor: Processor) -> dict[str, float]:
-        """Return the time of every measured node on a processor; exact names go before "dla"."""
-        found: dict[str, float] = {}
+        """Return the time of every measured node on a processor; exact names override "dla"."""
+        times: dict[str, float] = {}
         for general in (True, False):
             for row in self.times:
                 if row.processor == ("dla" if general else processor) and (
                     not general or processor.startswith("dla")
                 ):
-                    found |= dict.fromkeys(row.nodes, 0.0)
-                    found[row.nodes[0]] = row.time_us
-        return found
+                    times |= dict.fromkeys(row.nodes, 0.0)
+                    times[row.nodes[0]] = row.time_us
+        return times
 
 
 def load_measured(path: Path) -> Measured:
@@ -89,15 +89,16 @@ def check_measured(
 ) -> None:
     """Refuse times of another board, mode, precision or model.
 
-    Raises ConfigError, which names the first thing that does not fit.
+    Raises ConfigError, which names the first mismatch.
     """
-    for what, held, asked in (
+    for field, measured_value, planned in (
         ("profile", measured.profile, profile),
         ("precision", measured.precision, precision),
     ):
-        if held != asked:
+        if measured_value != planned:
             raise ConfigError(
-                f"The measured times are for {what} {held!r}, the plan for {asked!r}: measure "
+                f"The measured times are for {field} {measured_value!r}, the plan for {planned!r}: "
+                "measure "
                 "there, or leave the file out."
             )
     if measured.power_mode is not None and measured.power_mode != power_mode:
@@ -106,9 +107,9 @@ def check_measured(
             f"{power_mode!r}: plan for that mode, or leave the file out."
         )
     known = set(nodes)
-    strange = next((n for row in measured.times for n in row.nodes if n not in known), None)
-    if strange is not None:
+    unknown = next((n for row in measured.times for n in row.nodes if n not in known), None)
+    if unknown is not None:
         raise ConfigError(
-            f"The measured times name a node {strange!r} that the model does not have: name "
+            f"The measured times name a node {unknown!r} that the model does not have: name "
             "nodes as the plan does."
         )

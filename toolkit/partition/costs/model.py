@@ -4,8 +4,8 @@
     model.node("conv1", "dla0").time_us
     model.crossing(100_352, "gpu", "dla0").time_us
 
-A node costs what it costs between its neighbours on the same processor: of nodes that run as one
-kernel the first carries the cost and the rest are free. `alone` prices a node without neighbours.
+The cost of a node assumes its neighbours on the same processor: of nodes fused into one kernel the
+first carries the cost and the rest are free. `alone` prices a node without neighbours.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from toolkit.partition.costs.bytes import moved_bytes
 from toolkit.partition.costs.constants import Constant, Costs, load_costs
 from toolkit.partition.costs.dla import DlaParameters, DlaRates, dla_times, dla_work
 from toolkit.partition.costs.energy import EnergyParameters, active_w, work_mj
-from toolkit.partition.costs.fusion import Kernel, alone, fuse
+from toolkit.partition.costs.fusion import FusedKernel, alone, fuse
 from toolkit.partition.costs.gpu import GpuParameters, GpuRates, Times, gpu_times, gpu_work
 from toolkit.partition.costs.hardware import Hardware, hardware
 from toolkit.partition.costs.measured import Measured, check_measured
@@ -33,9 +33,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NodeCost:
-    """What a node takes on a processor. `bound_by` says what would have to be faster.
+    """The cost of a node on a processor; `bound_by`: the bottleneck.
 
-    `read_bytes` and `written_bytes` cross the memory; `energy_mj` is beyond the idle board.
+    `read_bytes`, `written_bytes`: memory traffic; `energy_mj`: beyond the idle board.
     """
 
     time_us: float
@@ -46,14 +46,14 @@ class NodeCost:
 
     @property
     def bandwidth_gbps(self) -> float:
-        """What the node moves while it runs, in GB/s: its demand on the shared memory."""
+        """The demand on the shared memory, in GB/s."""
         moved = self.read_bytes + self.written_bytes
         return moved / self.time_us / 1e3 if self.time_us else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class CrossingCost:
-    """What passing tensors to another processor takes, beyond the idle board."""
+    """The cost of passing a tensor to another processor, beyond the idle board."""
 
     time_us: float
     energy_mj: float
@@ -63,7 +63,7 @@ FREE = NodeCost(0.0, 0.0, 0, 0, "nothing")
 
 
 class CostModel:
-    """Costs of the nodes of one graph; everything is computed once, on first use."""
+    """Costs of the nodes of one graph, computed on first use."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class CostModel:
     ) -> None:
         """Prepare the costs of `views` (names distinct) on a profile.
 
-        `power_mode` None takes every clock at its highest. `cuda_graph`: one launch for the whole
-        segment. Raises ProfileError: no such mode; ConfigError: `measured` is of something else.
+        `power_mode` None: maximum clocks. `cuda_graph`: one launch for the whole segment. Raises
+        ProfileError: no such mode; ConfigError: `measured` does not match.
         """
         self._views = tuple(views)
         self._precision: Precision = precision
@@ -110,38 +110,38 @@ class CostModel:
 
     @property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
-        """The nodes that run as one, in running order; the first of each carries the cost."""
+        """The nodes of each kernel, in execution order; the first of each carries the cost."""
         return tuple(tuple(view.name for view in kernel.nodes) for kernel in self._kernels)
 
     @property
     def idle_w(self) -> float:
-        """The power of the board with nothing to do, in W."""
+        """The idle power of the board, in W."""
         return self._constants.energy.idle_w.value
 
     def node(self, name: str, processor: Processor) -> NodeCost:
-        """Return what a node costs among its neighbours on the same processor.
+        """Return the cost of a node among its neighbours on the same processor.
 
-        Raises ValueError: the board has no such processor; KeyError: the graph no such node.
+        Raises ValueError: the board has no such processor; KeyError: the graph has no such node.
         """
         if processor not in self._rows:
             self._rows[processor] = self._priced(processor)
         return self._rows[processor][name]
 
     def alone(self, view: NodeView, processor: Processor) -> NodeCost:
-        """Return what a node costs as a kernel of its own."""
+        """Return the cost of a node as a separate kernel."""
         kernel = alone(view)
         return self._costs_of((kernel,), processor)[0]
 
     def segment_overhead_us(self, processor: Processor) -> float:
-        """Return what starting a segment takes: a loadable's submission on the DLA."""
+        """Return the time to start a segment: submission of a loadable on the DLA."""
         if processor.startswith("dla"):
             return self._constants.dla.submission_us.value
         return 0.0
 
     def crossing(self, size: int, source: Processor, target: Processor) -> CrossingCost:
-        """Return what passing `size` bytes between two processors takes: switch and reformat.
+        """Return the cost of passing `size` bytes between two processors: switch and reformat.
 
-        The bytes are read and written once more, in the other's format.
+        The bytes are read and written once more, in the other format.
         """
         if source == target:
             return CrossingCost(0.0, 0.0)
@@ -153,17 +153,17 @@ class CostModel:
         )
 
     def slowdown(self, own_gbps: float, other_gbps: float) -> float:
-        """Return the factor by which a processor's time grows beside others' use of the memory."""
+        """Return the factor by which a processor's time grows under memory contention."""
         return slowdown(
             own_gbps, other_gbps, self._board.bandwidth / 1e3, self._constants.contention
         )
 
     def active_w(self, processor: Processor) -> float:
-        """Return the power that a busy processor adds, without its products and bytes, in W."""
+        """Return the power in W that a busy processor adds, without computation and traffic."""
         return active_w(self._board, processor, energy_parameters(self._constants))
 
-    def price(self, kernels: Sequence[Kernel], processor: Processor) -> list[NodeCost]:
-        """Return what nodes that run as one cost together, measured times first.
+    def price(self, kernels: Sequence[FusedKernel], processor: Processor) -> list[NodeCost]:
+        """Return the cost of each kernel; measured times replace predictions.
 
         Raises ValueError: the board has no such processor.
         """
@@ -179,16 +179,16 @@ class CostModel:
         ]
 
     def _priced(self, processor: Processor) -> Mapping[str, NodeCost]:
-        found = {view.name: FREE for view in self._views}
+        cost_of = {view.name: FREE for view in self._views}
         costs = self.price(self._kernels, processor)
         for kernel, cost in zip(self._kernels, costs, strict=True):
-            found[kernel.head.name] = cost
-        return found
+            cost_of[kernel.head.name] = cost
+        return cost_of
 
-    def _costs_of(self, kernels: Sequence[Kernel], processor: Processor) -> list[NodeCost]:
+    def _costs_of(self, kernels: Sequence[FusedKernel], processor: Processor) -> list[NodeCost]:
         times = self._times(kernels, processor)
         power = self.active_w(processor)
-        given = energy_parameters(self._constants)
+        parameters = energy_parameters(self._constants)
         rows = []
         for index, kernel in enumerate(kernels):
             read, written = moved_bytes(kernel, self._precision)
@@ -196,7 +196,7 @@ class CostModel:
             energy = power * time * 1e-3 + work_mj(
                 self._board,
                 processor,
-                given,
+                parameters,
                 macs=float(kernel.head.macs or 0) if kernel.kind == "matrix" else 0.0,
                 moved=read + written,
                 precision=self._precision,
@@ -206,25 +206,25 @@ class CostModel:
             )
         return rows
 
-    def _times(self, kernels: Sequence[Kernel], processor: Processor) -> Times:
-        board, given = self._board, self._constants
-        free = np.array([kernel.kind == "free" for kernel in kernels])
+    def _times(self, kernels: Sequence[FusedKernel], processor: Processor) -> Times:
+        board, constants = self._board, self._constants
+        is_free = np.array([kernel.kind == "free" for kernel in kernels])
         if processor == "cpu":
-            return _cpu_times(kernels, board, given, self._precision)
+            return _cpu_times(kernels, board, constants, self._precision)
         if processor == "gpu" and board.has_gpu:
             work = gpu_work(kernels, self._precision)
             rates = GpuRates.of(board, self._precision, cuda_graph=self._graph)
-            times = gpu_times(work, rates, gpu_parameters(given))
-            return Times(times.compute, times.memory, np.where(free, 0.0, times.overhead))
+            times = gpu_times(work, rates, gpu_parameters(constants))
+            return Times(times.compute, times.memory, np.where(is_free, 0.0, times.overhead))
         if processor in ("dla0", "dla1")[: board.dla_cores] and board.dla is not None:
-            arrays = round(given.dla.arrays.value)
+            arrays = round(constants.dla.arrays.value)
             layers = dla_work(kernels, self._precision, board.dla, arrays)
-            return dla_times(layers, DlaRates.of(board), dla_parameters(given))
+            return dla_times(layers, DlaRates.of(board), dla_parameters(constants))
         raise ValueError(f"profile {board.name} has no {processor}")
 
 
 def _retimed(cost: NodeCost, time_us: float) -> NodeCost:
-    """Return a cost at a measured time; a node that was free keeps taking no energy."""
+    """Return a cost at a measured time; a free node has no energy."""
     share = time_us / cost.time_us if cost.time_us else 0.0
     return NodeCost(
         time_us, cost.energy_mj * share, cost.read_bytes, cost.written_bytes, "measured"
@@ -242,16 +242,16 @@ def _bound(times: Times, index: int) -> Bound:
 
 
 def _cpu_times(
-    kernels: Sequence[Kernel], board: Hardware, given: Costs, precision: Precision
+    kernels: Sequence[FusedKernel], board: Hardware, constants: Costs, precision: Precision
 ) -> Times:
-    """Return times on the CPU: estimates, for no figures are published."""
+    """Return times on the CPU: estimates, no figures are published."""
     macs = np.array([float(kernel.head.macs or 0) for kernel in kernels])
     moved = np.array([float(sum(moved_bytes(kernel, precision))) for kernel in kernels])
     busy = np.array([float(kernel.kind != "free") for kernel in kernels])
     return Times(
-        compute=busy * macs / (given.cpu.gmacs.value * 1e3),
-        memory=moved / (board.bandwidth * given.cpu.bandwidth_share.value),
-        overhead=busy * given.cpu.node_us.value,
+        compute=busy * macs / (constants.cpu.gmacs.value * 1e3),
+        memory=moved / (board.bandwidth * constants.cpu.bandwidth_share.value),
+        overhead=busy * constants.cpu.node_us.value,
     )
 
 

@@ -7,12 +7,12 @@ from device.engine.manifest import Dim
 
 
 def known(shape: tuple[Dim, ...] | None) -> tuple[int, ...] | None:
-    """Return a shape with every dimension known, a dynamic leading one as 1, else None."""
+    """Return a shape with a dynamic leading dimension as 1, None if another is unknown."""
     if shape is None:
         return None
     sizes = [1 if i == 0 and not isinstance(dim, int) else dim for i, dim in enumerate(shape)]
-    whole = tuple(dim for dim in sizes if isinstance(dim, int))
-    return whole if len(whole) == len(sizes) else None
+    static = tuple(dim for dim in sizes if isinstance(dim, int))
+    return static if len(static) == len(sizes) else None
 
 
 def product(dims: Sequence[int]) -> int:

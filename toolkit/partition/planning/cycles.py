@@ -18,7 +18,7 @@ from toolkit.graph.node_view import NodeView
 from toolkit.graph.segment import PlannedSegment
 from toolkit.partition.costs.constants import load_costs
 from toolkit.partition.costs.dla import configuration, layer_of
-from toolkit.partition.costs.fusion import Kernel, fuse
+from toolkit.partition.costs.fusion import FusedKernel, fuse
 from toolkit.partition.costs.model import CostModel, dla_parameters
 
 
@@ -86,7 +86,9 @@ def cycles_of(
     )
 
 
-def _layer(kernel: Kernel, segment: str, costs: CostModel, *, first: bool) -> LayerCycles | None:
+def _layer(
+    kernel: FusedKernel, segment: str, costs: CostModel, *, first: bool
+) -> LayerCycles | None:
     board = costs.board
     constants = load_costs()
     assert board.dla is not None  # the caller has DLA segments

@@ -15,7 +15,7 @@ from toolkit.dla.rules.memory import stored_bytes
 from toolkit.dla.rules.rule import Generation
 from toolkit.graph.node_view import NodeView, TensorView
 from toolkit.partition.costs.bytes import tensor_bytes
-from toolkit.partition.costs.fusion import Kernel, fuse
+from toolkit.partition.costs.fusion import FusedKernel, fuse
 from toolkit.partition.costs.model import CostModel, CrossingCost, NodeCost
 from toolkit.partition.solver.problem import Direction, Flow, Limits, Network, Problem, Task
 
@@ -82,7 +82,7 @@ def formulate(
     return Formulated(Network(name, tasks, flows, rate_hz), nodes)
 
 
-def _parts(kernel: Kernel, off_dla: frozenset[str]) -> tuple[Kernel, ...]:
+def _parts(kernel: FusedKernel, off_dla: frozenset[str]) -> tuple[FusedKernel, ...]:
     """Return the parts that the rules make of a kernel, in running order."""
     runs = [tuple(run) for _, run in groupby(kernel.nodes, lambda v: v.name in off_dla)]
     return (kernel,) if len(runs) == 1 else tuple(part for run in runs for part in fuse(run))
@@ -106,7 +106,7 @@ def _shares(whole: NodeCost, own: Sequence[NodeCost]) -> list[NodeCost]:
 
 
 def _extra(
-    parts: Sequence[Kernel],
+    parts: Sequence[FusedKernel],
     own: Sequence[NodeCost],
     shared: Sequence[NodeCost],
     off_dla: frozenset[str],
@@ -130,7 +130,7 @@ def _extra(
 
 
 def _tasks(
-    kernels: Sequence[Kernel],
+    kernels: Sequence[FusedKernel],
     off_dla: frozenset[str],
     prices: Mapping[Processor, Sequence[NodeCost]],
     costs: CostModel,
@@ -142,14 +142,14 @@ def _tasks(
         yield _task(kernel, found, _stored(kernel, costs.precision, generation))
 
 
-def _stored(kernel: Kernel, precision: Precision, generation: Generation | None) -> int:
+def _stored(kernel: FusedKernel, precision: Precision, generation: Generation | None) -> int:
     """Return the bytes of a kernel's constants in a loadable; 0 on a board without a DLA."""
     if generation is None:
         return 0
     return sum(stored_bytes(view, precision, generation) for view in kernel.nodes)
 
 
-def _task(kernel: Kernel, found: Mapping[Processor, NodeCost], stored: int) -> Task:
+def _task(kernel: FusedKernel, found: Mapping[Processor, NodeCost], stored: int) -> Task:
     return Task(
         name=kernel.head.name,
         time_us={p: cost.time_us for p, cost in found.items()},

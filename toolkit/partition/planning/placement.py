@@ -20,7 +20,7 @@ from toolkit.partition.planning.objectives import Goal
 from toolkit.partition.solver.assess import assess, overloads, utilisation, value_of, violations
 from toolkit.partition.solver.baselines import costs_of, dla_with_fallback, gpu_only, greedy
 from toolkit.partition.solver.problem import Limits, Placement, Problem, Solution
-from toolkit.partition.solver.segmentation import graph_of, pieces
+from toolkit.partition.solver.segmentation import components, graph_of
 from toolkit.partition.solver.solve import solve
 
 ALLOWED = "no rule of the DLA refuses it, and the plan is best with it there"
@@ -151,7 +151,7 @@ def _stayed(
         for t in network.tasks
     ]
     reasons: dict[str, str] = {}
-    for piece in pieces(graph_of(network), homes, "cpu"):
+    for piece in components(graph_of(network), homes, "cpu"):
         tasks = [network.tasks[index] for index in piece]
         nodes = [view.name for task in tasks for view in made.nodes[task.name]]
         moved: dict[str, Processor] = {**placed, **{task.name: "dla0" for task in tasks}}

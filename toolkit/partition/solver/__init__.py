@@ -1,4 +1,16 @@
-"""Which processor runs what: the exact placement solver and the simulator of what it predicts.
+"""Find the processor of every task: exact solver and simulator. Independent of ONNX.
 
-Nothing here knows of ONNX: values come in (`problem.py`) and values go out.
+problem         values of a placement problem and its solution
+solve           the best placement, proven or with a gap
+milp            a mixed-integer linear program, solved by HiGHS
+milp_placement  the program of every objective but the makespan
+milp_makespan   the program of the makespan
+merge           merges tasks that are never separated
+join_cores      two DLA cores as one, for a bound
+intervals       heuristic placements to start from
+baselines       placements without a solver
+segmentation    segments and connected components of a placement
+assess          segments, crossings, latency, load and energy of a placement
+simulate        discrete-event simulation under traffic
+contention      slowdown by shared memory
 """

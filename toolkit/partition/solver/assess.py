@@ -1,6 +1,6 @@
-"""What a placement costs by the model: segments, crossings, latency, loads, energy, limits.
+"""The cost of a placement: segments, crossings, latency, load, energy, limits.
 
-This is the one definition of every figure; the solver's programs are checked against it.
+This is the definition of every figure; the solver's programs are checked against it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,14 +17,14 @@ from toolkit.partition.solver.problem import (
     Segment,
     crossing_cost,
 )
-from toolkit.partition.solver.segmentation import Graph, graph_of, pieces, segments_of
+from toolkit.partition.solver.segmentation import TaskGraph, components, graph_of, segments_of
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A tensor that passes to another processor; `before`: the segment that first needs it.
+    """A tensor that passes to another processor; `before`: the first segment that reads it.
 
-    A tensor that the network's caller reads has `before` = the number of segments.
+    For an output of the network, `before` is the number of segments.
     """
 
     flow: Flow
@@ -34,7 +34,7 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one frame of one network costs. `load_us` is how long it keeps each processor busy."""
+    """The cost of one frame of a network. `load_us`: busy time of each processor."""
 
     segments: tuple[Segment, ...]
     crossings: tuple[Crossing, ...]
@@ -44,26 +44,29 @@ class Cost:
 
 
 def assess(
-    problem: Problem, network: Network, placed: Mapping[str, Processor], graph: Graph | None = None
+    problem: Problem,
+    network: Network,
+    placed: Mapping[str, Processor],
+    graph: TaskGraph | None = None,
 ) -> Cost:
-    """Return the cost of one frame; segments run one after the other."""
-    cuts = segments_of(network, placed, problem.segment_us, graph)
-    crossed = tuple(_crossings(network, placed, cuts))
+    """Return the cost of one frame; segments run in sequence."""
+    segments = segments_of(network, placed, problem.segment_us, graph)
+    crossings = tuple(_crossings(network, placed, segments))
     load = dict.fromkeys(problem.processors, 0.0)
     energy = 0.0
     for task in network.tasks:
-        home = placed[task.name]
-        load[home] += task.time_us[home]
-        energy += task.energy_mj.get(home, 0.0)
-    for cut in cuts:
-        load[cut.processor] += problem.segment_us.get(cut.processor, 0.0)
-        energy += problem.segment_mj.get(cut.processor, 0.0)
-    waits = sum(crossing_cost(c.flow.crossing_us, c.direction) for c in crossed)
-    energy += sum(crossing_cost(c.flow.crossing_mj, c.direction) for c in crossed)
+        processor = placed[task.name]
+        load[processor] += task.time_us[processor]
+        energy += task.energy_mj.get(processor, 0.0)
+    for segment in segments:
+        load[segment.processor] += problem.segment_us.get(segment.processor, 0.0)
+        energy += problem.segment_mj.get(segment.processor, 0.0)
+    waits = sum(crossing_cost(c.flow.crossing_us, c.direction) for c in crossings)
+    energy += sum(crossing_cost(c.flow.crossing_mj, c.direction) for c in crossings)
     latency = sum(load.values()) + waits
     if problem.crossing_on is not None:
         load[problem.crossing_on] += waits
-    return Cost(cuts, crossed, latency, load, energy)
+    return Cost(segments, crossings, latency, load, energy)
 
 
 def value_of(problem: Problem, objective: Objective, costs: Mapping[str, Cost]) -> float:
@@ -78,7 +81,7 @@ def value_of(problem: Problem, objective: Objective, costs: Mapping[str, Cost]) 
 
 
 def utilisation(problem: Problem, costs: Mapping[str, Cost]) -> dict[Processor, float]:
-    """Return the share of time that each processor is busy, us per frame where there is no rate."""
+    """Return the share of time that each processor is busy, us per frame without a rate."""
     rates = {network.name: rate_of(network) for network in problem.networks}
     return {
         processor: sum(
@@ -96,39 +99,41 @@ def rate_of(network: Network) -> float:
 
 
 def time_scale(problem: Problem, name: str) -> float:
-    """Return what turns us per frame into the unit of loads: seconds under a rate, else us."""
+    """Return the factor from us per frame to the unit of load: seconds under a rate, else us."""
     rates = {network.name: network.rate_hz for network in problem.networks}
     return 1.0 if rates[name] is None else 1e-6
 
 
 def share_of(problem: Problem, processor: Processor) -> float:
-    """Return how much of the load on `processor` one core of it bears."""
+    """Return the share of the load on `processor` that one core carries."""
     return 0.5 if problem.alternate_dlas and processor == "dla0" else 1.0
 
 
 def violations(problem: Problem, placement: Placement, costs: Mapping[str, Cost]) -> list[str]:
-    """Return, in words, the limits that a placement breaks; see `overloads` for rates."""
+    """Return the limits that a placement violates, as text; see `overloads` for rates."""
     limits = problem.limits
-    found: list[str] = []
+    violated: list[str] = []
     for network in problem.networks:
         cost = costs[network.name]
         switches = len(cost.segments) - 1
         if limits.max_switches is not None and switches > limits.max_switches:
-            found.append(f"{network.name}: {switches} switches, at most {limits.max_switches}")
-        crossed = len(cost.crossings)
-        if limits.max_crossings is not None and crossed > limits.max_crossings:
-            found.append(f"{network.name}: {crossed} crossings, at most {limits.max_crossings}")
-        found.extend(_bad_pieces(problem, network, placement[network.name]))
+            violated.append(f"{network.name}: {switches} switches, at most {limits.max_switches}")
+        crossings = len(cost.crossings)
+        if limits.max_crossings is not None and crossings > limits.max_crossings:
+            violated.append(
+                f"{network.name}: {crossings} crossings, at most {limits.max_crossings}"
+            )
+        violated.extend(_bad_component_texts(problem, network, placement[network.name]))
     for core in dlas(problem):
         loadables = sum(s.processor == core for cost in costs.values() for s in cost.segments)
         if loadables > limits.max_loadables:
-            most = f"at most {limits.max_loadables} ({limits.loadables_rule})"
-            found.append(f"{core}: {loadables} loadables, {most}")
-    return found
+            limit = f"at most {limits.max_loadables} ({limits.loadables_rule})"
+            violated.append(f"{core}: {loadables} loadables, {limit}")
+    return violated
 
 
 def overloads(problem: Problem, costs: Mapping[str, Cost]) -> list[str]:
-    """Return, in words, the processors that the rates keep busy for longer than allowed."""
+    """Return the processors that the rates overload, as text."""
     if any(network.rate_hz is None for network in problem.networks):
         return []
     return [
@@ -144,8 +149,8 @@ def dlas(problem: Problem) -> tuple[Processor, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class BadPiece:
-    """A connected piece on one DLA core that breaks a limit of loadables."""
+class BadComponent:
+    """A connected component on a DLA core that violates a limit of loadables."""
 
     processor: Processor
     tasks: tuple[int, ...]
@@ -153,31 +158,31 @@ class BadPiece:
     text: str
 
 
-def bad_pieces(
-    problem: Problem, network: Network, placed: Mapping[str, Processor], graph: Graph
-) -> Iterator[BadPiece]:
-    """Yield the pieces that are too small to be worth a loadable or too large for one."""
-    homes = [placed[task.name] for task in network.tasks]
+def bad_components(
+    problem: Problem, network: Network, placed: Mapping[str, Processor], graph: TaskGraph
+) -> Iterator[BadComponent]:
+    """Yield the components that are too small or too large for a loadable."""
+    processors = [placed[task.name] for task in network.tasks]
     limits = problem.limits
     for core in dlas(problem):
-        for piece in pieces(graph, homes, core):
-            tasks = [network.tasks[index] for index in piece]
+        for component in components(graph, processors, core):
+            tasks = [network.tasks[index] for index in component]
             time = sum(task.time_us[core] for task in tasks)
             weights = sum(task.weight_bytes for task in tasks)
             inside = intermediate_bytes(network, {task.name for task in tasks})
             if time < limits.min_segment_us:
                 text = f"{time:.4g} us, at least {limits.min_segment_us:.4g}"
-                yield BadPiece(core, piece, True, text)
+                yield BadComponent(core, component, True, text)
             if weights >= limits.weight_bytes:
                 text = f"{weights} bytes of weights, below {limits.weight_bytes} (G9)"
-                yield BadPiece(core, piece, False, text)
+                yield BadComponent(core, component, False, text)
             if inside >= limits.intermediate_bytes:
                 text = f"{inside} bytes of intermediates, below {limits.intermediate_bytes} (G8)"
-                yield BadPiece(core, piece, False, text)
+                yield BadComponent(core, component, False, text)
 
 
 def intermediate_bytes(network: Network, inside: set[str]) -> int:
-    """Return the bytes of tensors that are made and only read by the tasks `inside`."""
+    """Return the bytes of tensors that only the tasks `inside` write and read."""
     return sum(
         flow.bytes
         for flow in network.flows
@@ -185,33 +190,33 @@ def intermediate_bytes(network: Network, inside: set[str]) -> int:
     )
 
 
-def _bad_pieces(
+def _bad_component_texts(
     problem: Problem, network: Network, placed: Mapping[str, Processor]
 ) -> Iterator[str]:
-    for bad in bad_pieces(problem, network, placed, graph_of(network)):
+    for bad in bad_components(problem, network, placed, graph_of(network)):
         first = network.tasks[bad.tasks[0]].name
         yield f"{network.name}: the piece of '{first}' on {bad.processor}: {bad.text}"
 
 
 def _crossings(
-    network: Network, placed: Mapping[str, Processor], cuts: tuple[Segment, ...]
+    network: Network, placed: Mapping[str, Processor], segments: tuple[Segment, ...]
 ) -> Iterator[Crossing]:
-    home = {task: index for index, cut in enumerate(cuts) for task in cut.tasks}
+    segment_of = {task: index for index, segment in enumerate(segments) for task in segment.tasks}
     for flow in network.flows:
         source: Processor = "gpu" if flow.source is None else placed[flow.source]
         first: dict[Direction, int] = {}
         for target in flow.targets:
             direction = direction_of(source, placed[target])
             if direction is not None:
-                first[direction] = min(home[target], first.get(direction, len(cuts)))
+                first[direction] = min(segment_of[target], first.get(direction, len(segments)))
         if flow.output and source != "gpu":
-            first.setdefault("to_gpu", len(cuts))
+            first.setdefault("to_gpu", len(segments))
         for direction, before in first.items():
             yield Crossing(flow, direction, before)
 
 
 def direction_of(source: Processor, target: Processor) -> Direction | None:
-    """Return how a tensor passes between two processors, None on the same one."""
+    """Return the direction between two processors, None on the same one."""
     if source == target:
         return None
     if target == "gpu":

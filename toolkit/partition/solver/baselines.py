@@ -1,4 +1,4 @@
-"""Placements that need no solver: what to compare a plan with, and where the solver starts."""
+"""Placements without a solver: baselines of a plan, and starting points of the solver."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ def gpu_only(problem: Problem) -> Placement:
 
 
 def dla_with_fallback(problem: Problem) -> Placement:
-    """Return every task on the DLA that can run there; networks take the cores in turn."""
+    """Return every supported task on the DLA; networks alternate between cores."""
     cores = dlas(problem)
 
     def preferred(number: int) -> tuple[Processor, ...]:
@@ -25,13 +25,13 @@ def dla_with_fallback(problem: Problem) -> Placement:
 
 
 def greedy(problem: Problem, objective: Objective) -> Placement:
-    """Return the islands of the naive placement on the DLA, the largest first, each if it pays.
+    """Move the DLA segments of `dla_with_fallback` from the GPU to the DLA, the largest first.
 
-    From all on the GPU, each island moves to the core where the objective is least, if it is then
-    less than before and no limit is broken that was kept.
+    Each moves to the core with the smallest objective, if that is smaller than before and no
+    further limit is violated.
     """
     placement = {name: dict(homes) for name, homes in gpu_only(problem).items()}
-    best = _judged(problem, objective, placement)
+    best = _ranking(problem, objective, placement)
     for network, island in _islands(problem):
         choice: dict[str, Processor] | None = None
         for core in dlas(problem):
@@ -39,9 +39,9 @@ def greedy(problem: Problem, objective: Objective) -> Placement:
             if len(moved) < len(island):
                 continue
             trial = placement | {network.name: placement[network.name] | moved}
-            judged = _judged(problem, objective, trial)
-            if judged < best:
-                best, choice = judged, moved
+            ranking = _ranking(problem, objective, trial)
+            if ranking < best:
+                best, choice = ranking, moved
         if choice is not None:
             placement[network.name] |= choice
     return placement
@@ -53,23 +53,23 @@ def costs_of(problem: Problem, placement: Placement) -> dict[str, Cost]:
 
 
 def _islands(problem: Problem) -> list[tuple[Network, tuple[Task, ...]]]:
-    naive = dla_with_fallback(problem)
-    found = []
+    fallback = dla_with_fallback(problem)
+    islands = []
     for network in problem.networks:
         tasks = {task.name: task for task in network.tasks}
-        for cut in segments_of(network, naive[network.name], problem.segment_us):
-            if cut.processor != "gpu":
-                found.append((network, tuple(tasks[name] for name in cut.tasks)))
-    return sorted(found, key=lambda island: -sum(t.time_us.get("gpu", 0.0) for t in island[1]))
+        for segment in segments_of(network, fallback[network.name], problem.segment_us):
+            if segment.processor != "gpu":
+                islands.append((network, tuple(tasks[name] for name in segment.tasks)))
+    return sorted(islands, key=lambda island: -sum(t.time_us.get("gpu", 0.0) for t in island[1]))
 
 
-def _judged(problem: Problem, objective: Objective, placement: Placement) -> tuple[int, float]:
-    """Return how many limits are broken, and the objective."""
+def _ranking(problem: Problem, objective: Objective, placement: Placement) -> tuple[int, float]:
+    """Return the number of violated limits, and the objective."""
     costs = costs_of(problem, placement)
-    broken = violations(problem, placement, costs)
+    violated = violations(problem, placement, costs)
     if objective != "utilisation":
-        broken += overloads(problem, costs)
-    return len(broken), value_of(problem, objective, costs)
+        violated += overloads(problem, costs)
+    return len(violated), value_of(problem, objective, costs)
 
 
 def _placed(problem: Problem, order: Callable[[int], tuple[Processor, ...]]) -> Placement:

@@ -1,4 +1,4 @@
-"""How processors slow each other down over the memory that they share."""
+"""Slowdown of processors by shared memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from device.engine.manifest import Processor
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Up to a demand, the percentage of speed lost: (demand + offset) * percent_per_gbps."""
+    """Up to `below_gbps`, the loss of speed in percent: (demand + offset) * percent_per_gbps."""
 
     below_gbps: float
     offset_gbps: float
@@ -17,7 +17,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class OwnDemand:
-    """Speed as a piecewise linear function of the own demand, whenever anything runs beside it."""
+    """Speed as a piecewise linear function of the own demand, if anything else runs."""
 
     regions: Mapping[Processor, Sequence[Region]]
 
@@ -28,22 +28,22 @@ class OwnDemand:
         rows = self.regions[processor]
         row = next((row for row in rows if own_gbps < row.below_gbps), rows[-1])
         lost = (own_gbps + row.offset_gbps) * row.percent_per_gbps / 100
-        return min(1.0, max(_LEAST, 1 - lost))
+        return min(1.0, max(_MIN_SPEED, 1 - lost))
 
 
 @dataclass(frozen=True, slots=True)
 class SharedBandwidth:
-    """Speed by fair shares: where demands exceed what the memory gives, all lose the same share."""
+    """Speed by fair shares: if demands exceed the bandwidth, all lose the same share."""
 
     gbps: float
 
     def speed(self, processor: Processor, own_gbps: float, other_gbps: float) -> float:
         """Return the share of its speed that a processor keeps."""
-        wanted = own_gbps + other_gbps
-        return 1.0 if own_gbps <= 0 or wanted <= self.gbps else self.gbps / wanted
+        demand = own_gbps + other_gbps
+        return 1.0 if own_gbps <= 0 or demand <= self.gbps else self.gbps / demand
 
 
-_LEAST = 0.05  # keeps time finite where a line is drawn beyond what was measured
+_MIN_SPEED = 0.05  # keeps time finite where a line is extrapolated
 
 _XAVIER_DLA = (Region(27.9, 0.0, 1.0), Region(float("inf"), 49.0, 0.35))
 # Lines fitted by PCCS (MICRO 2021) on Jetson AGX Xavier, as HaX-CoNN's artifact holds them

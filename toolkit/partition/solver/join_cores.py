@@ -1,7 +1,7 @@
-"""Two DLA cores as one of half the load: a problem that is quick to solve and bounds the real one.
+"""Two DLA cores as one with half the load: a relaxation that is fast to solve.
 
-Whatever runs on both cores can run on the joined one: it crosses no more often, starts no more
-segments, and the busier core bears at least half of what both bear.
+Any placement on both cores is possible on the joined core: it has no more crossings and segments,
+and the busier core carries at least half of the load of both.
 """
 
 import sys
@@ -15,7 +15,7 @@ CORES: tuple[Processor, Processor] = ("dla0", "dla1")
 
 
 def join_cores(problem: Problem) -> Problem | None:
-    """Return the problem with its two cores joined, None where there are not two."""
+    """Return the problem with its two cores joined, None if there are not two."""
     if not {"dla0", "dla1"} <= set(problem.processors):
         return None
     limits = replace(
@@ -27,7 +27,7 @@ def join_cores(problem: Problem) -> Problem | None:
     return replace(
         problem,
         networks=tuple(
-            replace(network, tasks=tuple(_on_one(task) for task in network.tasks))
+            replace(network, tasks=tuple(_on_joined_core(task) for task in network.tasks))
             for network in problem.networks
         ),
         processors=tuple(p for p in problem.processors if p != "dla1"),
@@ -39,9 +39,9 @@ def join_cores(problem: Problem) -> Problem | None:
 
 
 def part_cores(problem: Problem, joined: Placement) -> Placement:
-    """Return a placement of the joined problem with each network on the core that has less to do.
+    """Return a placement of the joined problem with each network on the less loaded core.
 
-    A task that the core cannot run stays on the other.
+    Tasks that this core cannot run go to the second core.
     """
     busy: dict[Processor, float] = {"dla0": 0.0, "dla1": 0.0}
     order = sorted(problem.networks, key=lambda net: -_dla_us(net.tasks, joined[net.name]))
@@ -49,18 +49,18 @@ def part_cores(problem: Problem, joined: Placement) -> Placement:
     for network in order:
         rate = network.rate_hz or 1.0
         core: Processor = "dla0" if busy["dla0"] <= busy["dla1"] else "dla1"
-        other: Processor = "dla1" if core == "dla0" else "dla0"
+        second_core: Processor = "dla1" if core == "dla0" else "dla0"
         busy[core] += rate * _dla_us(network.tasks, joined[network.name])
         placement[network.name] = {
             task.name: joined[network.name][task.name]
             if joined[network.name][task.name] == "gpu"
-            else (core if core in task.time_us else other)
+            else (core if core in task.time_us else second_core)
             for task in network.tasks
         }
     return placement
 
 
-def _on_one(task: Task) -> Task:
+def _on_joined_core(task: Task) -> Task:
     return replace(
         task, time_us=_cheaper(task.time_us), energy_mj=_cheaper(task.energy_mj, task.time_us)
     )
@@ -69,7 +69,7 @@ def _on_one(task: Task) -> Task:
 def _cheaper(
     figures: Mapping[Processor, float], among: Mapping[Processor, float] | None = None
 ) -> dict[Processor, float]:
-    """Return figures with the smaller of both cores on the first, if `among` has either."""
+    """Return figures with the minimum of both cores on the first, if `among` has either."""
     joined: dict[Processor, float] = {p: figure for p, figure in figures.items() if p == "gpu"}
     among = figures if among is None else among
     both = [figures.get(core, 0.0) for core in CORES if core in among]

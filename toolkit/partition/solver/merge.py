@@ -1,8 +1,8 @@
-"""Join tasks that need never part, so that the programs get smaller without losing an optimum.
+"""Merge tasks that need never be separated: smaller programs with the same optimum.
 
-A task that takes no time and no energy, reads one tensor of one task that nobody else reads, and
-makes nothing dearer to pass on than what it reads, may as well run where that task runs: no load,
-crossing, energy or number of segments grows by it. (Activations in a layer's kernel, reshapes.)
+A task without time and energy, which is the only reader of one tensor and whose output costs no
+more to cross, runs with its producer at no cost: no load, crossing, energy or number of segments
+grows. (Activations fused into a kernel, reshapes.)
 """
 
 from collections.abc import Mapping
@@ -16,23 +16,25 @@ _DIRECTIONS: tuple[Direction, ...] = ("to_dla", "to_gpu", "between_dlas")
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A smaller network and, for each task of the original, the task that stands for it."""
+    """A smaller network and the representative of each original task."""
 
     network: Network
-    stand_in: Mapping[str, str]
+    representative: Mapping[str, str]
 
     def expand(self, placed: Mapping[str, Processor]) -> dict[str, Processor]:
         """Return the placement of the original tasks."""
-        return {name: placed[stand_in] for name, stand_in in self.stand_in.items()}
+        return {
+            name: placed[representative] for name, representative in self.representative.items()
+        }
 
     def shrink(self, placed: Mapping[str, Processor]) -> dict[str, Processor]:
-        """Return the placement of the tasks that stand for others."""
-        return {name: placed[name] for name in dict.fromkeys(self.stand_in.values())}
+        """Return the placement of the representatives."""
+        return {name: placed[name] for name in dict.fromkeys(self.representative.values())}
 
 
 def merge(problem: Problem, network: Network) -> Merged:
-    """Return the network with such tasks joined; the network itself where limits could matter."""
-    stand_in = {task.name: task.name for task in network.tasks}
+    """Return the network with such tasks merged; unchanged if limits could matter."""
+    representative = {task.name: task.name for task in network.tasks}
     if _limits_are_far(problem, network):
         tasks = {task.name: task for task in network.tasks}
         reads: dict[str, list[Flow]] = {name: [] for name in tasks}
@@ -45,8 +47,8 @@ def merge(problem: Problem, network: Network) -> Merged:
         for task in network.tasks:
             source = _host(problem, task, tasks, reads[task.name], makes)
             if source is not None:
-                stand_in[task.name] = stand_in[source]
-    return Merged(_joined(network, stand_in), stand_in)
+                representative[task.name] = representative[source]
+    return Merged(_merged_network(network, representative), representative)
 
 
 def _limits_are_far(problem: Problem, network: Network) -> bool:
@@ -65,43 +67,54 @@ def _host(
     reads: list[Flow],
     makes: Mapping[str, list[Flow]],
 ) -> str | None:
-    """Return the task beside which `task` may always run, if there is one."""
+    """Return the task with which `task` may always run, if any."""
     if len(reads) != 1 or reads[0].source is None:
         return None
-    given, source = reads[0], tasks[reads[0].source]
-    made = makes[task.name]
-    if len(given.targets) != 1 or given.output or len(made) > 1 or task.lane != source.lane:
+    input_flow, source = reads[0], tasks[reads[0].source]
+    output_flows = makes[task.name]
+    if (
+        len(input_flow.targets) != 1
+        or input_flow.output
+        or len(output_flows) > 1
+        or task.lane != source.lane
+    ):
         return None
     allowed = [p for p in problem.processors if p in source.time_us]
     if any(task.time_us.get(p, 1.0) or task.energy_mj.get(p, 0.0) for p in allowed):
         return None
     if any(task.time_us[p] < 0 for p in task.time_us):
         return None
-    split = len(problem.processors) > 2 and any(len(f.targets) > 1 or f.output for f in made)
-    return None if split or any(_dearer(flow, given) for flow in made) else source.name
+    split = len(problem.processors) > 2 and any(
+        len(f.targets) > 1 or f.output for f in output_flows
+    )
+    return (
+        None
+        if split or any(_costs_more(flow, input_flow) for flow in output_flows)
+        else source.name
+    )
 
 
-def _dearer(flow: Flow, than: Flow) -> bool:
-    """Return whether some crossing of `flow` costs more than that of `than`."""
-    pairs = ((flow.crossing_us, than.crossing_us), (flow.crossing_mj, than.crossing_mj))
+def _costs_more(flow: Flow, reference: Flow) -> bool:
+    """Return True if a crossing of `flow` costs more than that of `reference`."""
+    pairs = ((flow.crossing_us, reference.crossing_us), (flow.crossing_mj, reference.crossing_mj))
     return any(
-        crossing_cost(mine, direction) > crossing_cost(theirs, direction)
-        for mine, theirs in pairs
+        crossing_cost(own_costs, direction) > crossing_cost(reference_costs, direction)
+        for own_costs, reference_costs in pairs
         for direction in _DIRECTIONS
     )
 
 
-def _joined(network: Network, stand_in: Mapping[str, str]) -> Network:
-    tasks = tuple(task for task in network.tasks if stand_in[task.name] == task.name)
+def _merged_network(network: Network, representative: Mapping[str, str]) -> Network:
+    tasks = tuple(task for task in network.tasks if representative[task.name] == task.name)
     flows = tuple(
         replace(
             flow,
-            source=None if flow.source is None else stand_in[flow.source],
-            targets=tuple(dict.fromkeys(stand_in[name] for name in flow.targets)),
+            source=None if flow.source is None else representative[flow.source],
+            targets=tuple(dict.fromkeys(representative[name] for name in flow.targets)),
         )
         for flow in network.flows
         if flow.source is None
         or not flow.targets
-        or any(stand_in[name] != stand_in[flow.source] for name in flow.targets)
+        or any(representative[name] != representative[flow.source] for name in flow.targets)
     )
     return replace(network, tasks=tasks, flows=flows)

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from toolkit.errors import PlanError
 
-GAP = 1e-7  # relative; closer than this counts as proven
-# A search ends here on every machine alike, so that the same input gives the same plan.
+GAP = 1e-7  # relative; a smaller gap counts as proven
+# The search ends here on every machine, so that the same input gives the same plan.
 NODES = 20_000
 _SEED = 1
-_INTEGRALITY = 1e-6  # HiGHS's own tolerance of integer values
+_INTEGRALITY = 1e-6  # the integer tolerance of HiGHS
 
 
 Values = npt.NDArray[np.float64]
@@ -25,7 +25,7 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class Expr:
-    """A linear expression: a constant and the factors of columns."""
+    """A linear expression: a constant and coefficients of columns."""
 
     constant: float = 0.0
     terms: dict[int, float] = field(default_factory=dict)
@@ -58,7 +58,7 @@ def total(exprs: Iterable[Expr]) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the solver found: no `values` if there is no solution, or none was found in time."""
+    """The result of the solver; `values` None: infeasible, or no solution in time."""
 
     values: Values | None
     bound: float
@@ -72,7 +72,7 @@ class Program:
         self._lower: list[float] = []
         self._upper: list[float] = []
         self._whole: list[bool] = []
-        self._rows: list[tuple[float, float, dict[int, float]]] = []  # least, most, factors
+        self._rows: list[tuple[float, float, dict[int, float]]] = []  # lower, upper, factors
 
     def column(self, lower: float, upper: float, *, whole: bool = False) -> Expr:
         """Add a variable."""
@@ -85,17 +85,17 @@ class Program:
         """Add a variable that is 0 or 1."""
         return self.column(0.0, 1.0, whole=True)
 
-    def at_least(self, expr: Expr, least: float = 0.0) -> None:
-        """Demand that an expression is at least a number; demands without columns are dropped."""
+    def at_least(self, expr: Expr, lower: float = 0.0) -> None:
+        """Require that an expression is at least a number; trivial constraints are dropped."""
         terms = {column: factor for column, factor in expr.terms.items() if factor}
         if terms:
-            self._rows.append((least - expr.constant, math.inf, terms))
-        elif expr.constant < least - _INTEGRALITY:
+            self._rows.append((lower - expr.constant, math.inf, terms))
+        elif expr.constant < lower - _INTEGRALITY:
             self._rows.append((1.0, 0.0, {}))  # cannot be met
 
-    def at_most(self, expr: Expr, most: float) -> None:
-        """Demand that an expression is at most a number."""
-        self.at_least(Expr(most).add(expr, -1.0))
+    def at_most(self, expr: Expr, upper: float) -> None:
+        """Require that an expression is at most a number."""
+        self.at_least(Expr(upper).add(expr, -1.0))
 
     def minimise(
         self,
@@ -106,9 +106,9 @@ class Program:
     ) -> Outcome:
         """Solve to proven optimality, or as far as `seconds` and `nodes` of the search tree allow.
 
-        `start`: the binaries of a solution to begin with.
+        `start`: the binaries of a feasible solution.
         """
-        if any(least > most for least, most, _ in self._rows):
+        if any(lower > upper for lower, upper, _ in self._rows):
             return Outcome(None, math.inf, infeasible=True)
         solver = highspy.Highs()  # type: ignore[no-untyped-call]
         for name, value in _options(seconds, nodes):
@@ -128,8 +128,8 @@ class Program:
             cost[column] = factor
         lp.col_cost_, lp.offset_ = cost, goal.constant
         lp.col_lower_, lp.col_upper_ = np.array(self._lower), np.array(self._upper)
-        lp.row_lower_ = np.array([least for least, _, _ in self._rows])
-        lp.row_upper_ = np.array([most for _, most, _ in self._rows])
+        lp.row_lower_ = np.array([lower for lower, _, _ in self._rows])
+        lp.row_upper_ = np.array([upper for _, upper, _ in self._rows])
         kinds = highspy.HighsVarType
         lp.integrality_ = [kinds.kInteger if whole else kinds.kContinuous for whole in self._whole]
         starts = np.cumsum([0, *(len(terms) for _, _, terms in self._rows)])
@@ -152,8 +152,9 @@ def _options(seconds: float, nodes: int) -> tuple[tuple[str, bool | int | float 
         ("mip_allow_restart", False),
         ("mip_pscost_minreliable", 1),
         ("mip_max_nodes", nodes),
-        # Searches for better solutions by programs of their own: good ones are known at the start,
-        # and of DenseNet-121's time they took two thirds.
+        # Improvement heuristics: good solutions are known at the start, and these took two thirds
+        # of
+        # the time on DenseNet-121.
         ("mip_heuristic_run_rins", False),
         ("mip_heuristic_run_rens", False),
     )
@@ -174,8 +175,8 @@ def _outcome(solver: highspy.Highs) -> Outcome:
     if status not in known:
         raise PlanError(f"HiGHS stopped with '{solver.modelStatusToString(status)}'; report it")
     info = solver.getInfo()
-    found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-    values = np.array(solver.getSolution().col_value) if found else None
+    feasible = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    values = np.array(solver.getSolution().col_value) if feasible else None
     integral = solver.getLp().integrality_
     bound = info.mip_dual_bound if len(integral) else info.objective_function_value
     return Outcome(values, bound, infeasible=False)

@@ -1,10 +1,10 @@
-"""One frame of each network as soon as possible: where tasks run, how networks are cut, what waits.
+"""The makespan of one frame of each network: placement, segments and their order.
 
-Each network has a fixed number of slots. A slot is a segment on one processor; tasks lie in slots
-so that none runs before what it reads. Slots of one network follow one another; those of different
-networks on one processor are put in order by binaries. A crossing delays the network and keeps
-nobody busy, whatever `crossing_on` says: it may take place in any gap from where the tensor is made
-to where it is first needed. Contention is left out.
+Each network has a fixed number of slots. A slot is a segment on one processor; tasks are in slots
+by dependency order. Slots of one network run in sequence; binaries order those of different
+networks on one processor. A crossing delays the network but occupies no processor, whatever
+`crossing_on` is: it takes place in any gap between the producer of the tensor and its first reader.
+Contention is not modelled.
 """
 
 import time
@@ -29,7 +29,7 @@ from toolkit.partition.solver.problem import (
 )
 from toolkit.partition.solver.segmentation import Lane, graph_of, lane_of
 
-DEFAULT_SWITCHES = 3  # HaX-CoNN and AxoNN both find that one or two switches are usually best
+DEFAULT_SWITCHES = 3  # HaX-CoNN and AxoNN: one or two switches are usually best
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,15 @@ class _Slots:
     """The expressions of one network; lists have one entry a slot."""
 
     network: Network
-    inside: Mapping[tuple[str, int, Lane], Expr]  # 1 where a task lies in a slot on a lane
-    done: Mapping[tuple[str, int], Expr]  # 1 where a task lies in this slot or before
+    inside: Mapping[tuple[str, int, Lane], Expr]  # 1 if a task is in a slot on a lane
+    done: Mapping[tuple[str, int], Expr]  # 1 if a task is in this slot or before
     lane: Sequence[Mapping[Lane, Expr]]
     start: Sequence[Expr]
     time_us: Sequence[Expr]
     wait: Sequence[Expr]  # before each slot, and one after the last
 
     def uses(self, slot: int, processor: Processor) -> Expr:
-        """Return 1 where a slot lies on a processor."""
+        """Return 1 if a slot is on a processor."""
         return total(used for lane, used in self.lane[slot].items() if lane[0] == processor)
 
     def end(self, slot: int) -> Expr:
@@ -54,10 +54,10 @@ class _Slots:
 
 
 def solve_makespan(problem: Problem, seconds: float) -> Solution:
-    """Return the placement and order that end first; see the module for what is modelled.
+    """Return the placement and order with the shortest makespan; see the module docstring.
 
     A network has at most `limits.max_switches` + 1 slots, `DEFAULT_SWITCHES` + 1 if that is None.
-    Raises PlanError if nothing keeps the limits, or nothing was found in the time.
+    Raises PlanError if the limits are infeasible, or no solution was found in the time.
     """
     began = time.perf_counter()
     merged = {net.name: merge(problem, net) for net in problem.networks}
@@ -77,8 +77,8 @@ def solve_makespan(problem: Problem, seconds: float) -> Solution:
         program.at_most(loadables, float(problem.limits.max_loadables))
     orders = [
         before
-        for one, other in combinations(parts, 2)
-        for before in _exclude(program, problem, one, other, horizon)
+        for first, second in combinations(parts, 2)
+        for before in _exclude(program, problem, first, second, horizon)
     ]
     outcome = program.minimise(end, seconds, _in_turn(small, parts, orders))
     if outcome.values is None:
@@ -92,7 +92,7 @@ def _range(part: _Slots) -> range:
 
 
 def _horizon(problem: Problem) -> float:
-    """Return a time by which some order surely ends: all networks in turn, on the GPU if they can.
+    """Return an upper bound of the makespan: all networks in sequence, on the GPU if supported.
 
     Otherwise every task at its slowest, with every crossing and the start of every slot.
     """
@@ -113,8 +113,8 @@ _DIRECTIONS: tuple[Direction, ...] = ("to_dla", "to_gpu")
 
 
 def _slot_count(problem: Problem, network: Network) -> int:
-    most = problem.limits.max_switches
-    return min(len(network.tasks), (DEFAULT_SWITCHES if most is None else most) + 1)
+    max_switches = problem.limits.max_switches
+    return min(len(network.tasks), (DEFAULT_SWITCHES if max_switches is None else max_switches) + 1)
 
 
 def _slots(program: Program, problem: Problem, network: Network, horizon: float) -> _Slots:
@@ -165,7 +165,7 @@ def _slots(program: Program, problem: Problem, network: Network, horizon: float)
 
 
 def _busy(problem: Problem, part: _Slots, slot: int, processor: Processor) -> Expr:
-    """Return how long a slot keeps a processor busy."""
+    """Return the busy time of a processor in a slot."""
     busy = Expr().add(part.uses(slot, processor), problem.segment_us.get(processor, 0.0))
     for task in part.network.tasks:
         lane = lane_of(processor, task.lane)
@@ -175,23 +175,27 @@ def _busy(problem: Problem, part: _Slots, slot: int, processor: Processor) -> Ex
 
 
 def _limit_loadable(program: Program, problem: Problem, part: _Slots, slot: int) -> None:
-    """Keep a slot on the DLA within what one loadable may hold; too careful with intermediates."""
+    """Limit a slot on the DLA to one loadable; conservative for intermediates."""
     limits, tasks = problem.limits, {task.name: task for task in part.network.tasks}
-    made = dict.fromkeys(tasks, 0)
+    output_bytes = dict.fromkeys(tasks, 0)
     for flow in part.network.flows:
         if flow.source is not None:
-            made[flow.source] += flow.bytes
+            output_bytes[flow.source] += flow.bytes
     for core in dlas(problem):
-        on = {n: e for (n, s, lane), e in part.inside.items() if s == slot and lane[0] == core}
-        weights = total(Expr().add(e, float(tasks[name].weight_bytes)) for name, e in on.items())
+        on_core = {n: e for (n, s, lane), e in part.inside.items() if s == slot and lane[0] == core}
+        weights = total(
+            Expr().add(e, float(tasks[name].weight_bytes)) for name, e in on_core.items()
+        )
         if sum(task.weight_bytes for task in tasks.values()) >= limits.weight_bytes:
             program.at_most(weights, limits.weight_bytes - 1.0)
-        if sum(made.values()) >= limits.intermediate_bytes:
-            inner = total(Expr().add(e, float(made[name])) for name, e in on.items())
+        if sum(output_bytes.values()) >= limits.intermediate_bytes:
+            inner = total(Expr().add(e, float(output_bytes[name])) for name, e in on_core.items())
             program.at_most(inner, limits.intermediate_bytes - 1.0)
         if limits.min_segment_us:
-            lasting = total(Expr().add(e, tasks[name].time_us[core]) for name, e in on.items())
-            program.at_least(lasting.add(part.uses(slot, core), -limits.min_segment_us))
+            duration = total(
+                Expr().add(e, tasks[name].time_us[core]) for name, e in on_core.items()
+            )
+            program.at_least(duration.add(part.uses(slot, core), -limits.min_segment_us))
 
 
 def _waits(
@@ -203,19 +207,19 @@ def _waits(
     done: Mapping[tuple[str, int], Expr],
     count: int,
 ) -> list[Expr]:
-    """Return how long the network waits for crossings before each slot and after the last."""
+    """Return the wait for crossings before each slot and after the last."""
     waits = [Expr() for _ in range(count + 1)]
     crossings = Expr()
-    by = _HomesBySlot(problem, network, inside, count)
+    placed = _ProcessorsBySlot(problem, network, inside, count)
     for flow in network.flows:
-        for direction, needs in _needs(problem, flow, by, count):
+        for direction, needs in _needs(problem, flow, placed, count):
             price = crossing_cost(flow.crossing_us, direction)
             so_far = Expr()
             for slot in range(count + 1):
                 crosses = program.column(0.0, 1.0)
                 if flow.source is not None:
-                    made = done[flow.source, slot - 1] if slot else Expr()
-                    program.at_least(made - crosses)
+                    produced = done[flow.source, slot - 1] if slot else Expr()
+                    program.at_least(produced - crosses)
                 waits[slot].add(crosses, price)
                 so_far.add(crosses)
                 for need in needs[slot]:
@@ -226,8 +230,8 @@ def _waits(
     return waits
 
 
-class _HomesBySlot:
-    """Where tasks are, counted up to a slot."""
+class _ProcessorsBySlot:
+    """Processors of tasks, cumulative over slots."""
 
     def __init__(
         self,
@@ -246,28 +250,28 @@ class _HomesBySlot:
         self._last = count - 1
 
     def upto(self, task: str, processor: Processor, slot: int) -> Expr:
-        """Return 1 where a task lies on a processor in this slot or before."""
+        """Return 1 if a task is on a processor in this slot or before."""
         return self._upto[task, processor, min(slot, self._last)]
 
     def ever(self, task: str, processor: Processor) -> Expr:
-        """Return 1 where a task lies on a processor."""
+        """Return 1 if a task is on a processor."""
         return self._upto[task, processor, self._last]
 
 
 def _needs(
-    problem: Problem, flow: Flow, by: _HomesBySlot, count: int
+    problem: Problem, flow: Flow, placed: _ProcessorsBySlot, count: int
 ) -> Iterable[tuple[Direction, list[list[Expr]]]]:
-    """Yield each direction with, for each slot, what the crossings up to it must be at least."""
+    """Yield each direction with lower bounds of the crossings up to each slot."""
     cores, slots = dlas(problem), range(count + 1)
-    gpu = Expr(1.0) if flow.source is None else by.ever(flow.source, "gpu")
+    gpu = Expr(1.0) if flow.source is None else placed.ever(flow.source, "gpu")
     to_dla = [
         [
-            total(by.upto(name, core, slot) for core in cores) - (Expr(1.0) - gpu)
+            total(placed.upto(name, core, slot) for core in cores) - (Expr(1.0) - gpu)
             for name in flow.targets
         ]
         for slot in slots
     ]
-    to_gpu = [[by.upto(name, "gpu", slot) - gpu for name in flow.targets] for slot in slots]
+    to_gpu = [[placed.upto(name, "gpu", slot) - gpu for name in flow.targets] for slot in slots]
     if flow.output:
         to_gpu[count].append(Expr(1.0) - gpu)
     if cores:
@@ -279,7 +283,7 @@ def _needs(
             "between_dlas",
             [
                 [
-                    by.upto(name, b, slot) + by.ever(source, a) - Expr(1.0)
+                    placed.upto(name, b, slot) + placed.ever(source, a) - Expr(1.0)
                     for name in flow.targets
                     for a, b in (cores, cores[::-1])
                 ]
@@ -289,22 +293,24 @@ def _needs(
 
 
 def _exclude(
-    program: Program, problem: Problem, one: _Slots, other: _Slots, horizon: float
+    program: Program, problem: Problem, first_part: _Slots, second_part: _Slots, horizon: float
 ) -> list[Expr]:
-    """Let no two slots of two networks share a processor at a time; return what orders them."""
-    first = {(i, j): program.binary() for i in _range(one) for j in _range(other)}
-    for (i, j), before in first.items():
+    """Exclude slots of two networks from sharing a processor; return the order binaries."""
+    precedes = {(i, j): program.binary() for i in _range(first_part) for j in _range(second_part)}
+    for (i, j), before in precedes.items():
         if i:
-            program.at_least(first[i - 1, j] - before)  # what starts before i starts before j too
+            program.at_least(
+                precedes[i - 1, j] - before
+            )  # what starts before i starts before j too
         if j:
-            program.at_least(before - first[i, j - 1])
+            program.at_least(before - precedes[i, j - 1])
         for processor in problem.processors:
-            apart = Expr(2.0) - one.uses(i, processor) - other.uses(j, processor)
-            gap = other.start[j] - one.end(i)
+            apart = Expr(2.0) - first_part.uses(i, processor) - second_part.uses(j, processor)
+            gap = second_part.start[j] - first_part.end(i)
             program.at_least(gap.add(Expr(1.0) - before + apart, horizon))
-            gap = one.start[i] - other.end(j)
+            gap = first_part.start[i] - second_part.end(j)
             program.at_least(gap.add(before + apart, horizon))
-    return list(first.values())
+    return list(precedes.values())
 
 
 def _in_turn(problem: Problem, parts: Sequence[_Slots], orders: Sequence[Expr]) -> dict[int, float]:
@@ -350,7 +356,7 @@ def _jobs(
                 slots.append((slot, home[0][1], {name for name, _ in home}, waiting))
                 waiting = 0.0
         after = waiting + part.wait[-1].at(values)
-        stand_in = merged[part.network.name].stand_in
+        stand_in = merged[part.network.name].representative
         times = {task.name: task.time_us for task in part.network.tasks}
         for slot, processor, names, wait in slots:
             tasks = tuple(name for name, stands in stand_in.items() if stands in names)
@@ -364,7 +370,7 @@ def _jobs(
 
 
 def _solution(jobs: Sequence[_Job], bound: float, seconds: float) -> Solution:
-    """Start each job as soon as it can in the solver's order; no tolerance is left in the times."""
+    """Start each job as early as possible in the solver's order, without solver tolerance."""
     free: dict[str, float] = {}
     numbers: dict[str, int] = {}
     schedule, end = [], 0.0

@@ -1,12 +1,12 @@
 """The placement of networks as a linear program: every objective but the makespan.
 
-For each task and each processor but one that it may run on there is a binary. A tensor's crossing
-is a variable at least the difference of its ends. With two lanes the least number of segments on a
-processor is the largest number of times that a path through the graph enters it; a potential along
-the dependencies counts that. With more lanes it can be larger, so the program's value is a bound:
-`solve` compares it with the assessed one and forbids what the program got wrong.
+Each task has a binary for each supported processor but one. A crossing is a variable that is at
+least the difference of its ends. With two lanes the minimum number of segments on a processor is
+the maximum number of times that a path enters it; a potential along the dependencies counts that.
+With more lanes it can be larger, so the program's value is a bound: `solve` compares it with the
+assessed value and forbids placements that the program underestimates.
 
-Without starting costs, limits and rates the program is a minimum cut, whose relaxation is whole.
+Without start costs, limits and rates the program is a minimum cut with an integral relaxation.
 """
 
 from collections.abc import Mapping
@@ -25,14 +25,14 @@ from toolkit.partition.solver.problem import (
     Task,
     crossing_cost,
 )
-from toolkit.partition.solver.segmentation import Graph, graph_of
+from toolkit.partition.solver.segmentation import TaskGraph, graph_of
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkPart:
     """The expressions of one network in a program."""
 
-    on: Mapping[tuple[str, Processor], Expr]  # 1 where the task runs on the processor
+    on: Mapping[tuple[str, Processor], Expr]  # 1 if the task runs on the processor
     segments: Mapping[Processor, Expr]
     latency_us: Expr
     load_us: Mapping[Processor, Expr]
@@ -41,21 +41,21 @@ class NetworkPart:
 
 @dataclass(frozen=True, slots=True)
 class PlacementProgram:
-    """A program, its objective and where its networks are in it."""
+    """A program, its objective and the expressions of its networks."""
 
     program: Program
     goal: Expr
     parts: Mapping[str, NetworkPart]
 
     def forbid_all(self, network: str, homes: Mapping[str, Processor]) -> None:
-        """Demand that one of these tasks of a network runs elsewhere."""
+        """Require that one of these tasks of a network runs elsewhere."""
         on = self.parts[network].on
         self.program.at_least(
             total(Expr(1.0) - on[name, home] for name, home in homes.items()), 1.0
         )
 
     def forbid_placement(self, placement: Placement) -> None:
-        """Demand that some task of some network runs elsewhere."""
+        """Require that some task of some network runs elsewhere."""
         self.program.at_least(
             total(
                 Expr(1.0) - self.parts[name].on[task, home]
@@ -68,7 +68,7 @@ class PlacementProgram:
     def forbid_alone(
         self, network: str, inside: tuple[str, ...], around: tuple[str, ...], processor: Processor
     ) -> None:
-        """Demand that tasks do not run together on a processor unless one around them joins."""
+        """Require that tasks do not run together on a processor without one of their neighbours."""
         on = self.parts[network].on
         leaving = total(Expr(1.0) - on[name, processor] for name in inside)
         joining = total(on.get((name, processor), Expr()) for name in around)
@@ -123,7 +123,7 @@ def _network_part(program: Program, problem: Problem, network: Network) -> Netwo
     graph = graph_of(network)
     on: dict[tuple[str, Processor], Expr] = {}
     for task in network.tasks:
-        on |= _homes(program, problem, task)
+        on |= _task_binaries(program, problem, task)
     first = _first_lane(program, problem, graph)
     segments = {
         p: _segments(program, network, graph, on, p, first=first.get(p))
@@ -162,19 +162,21 @@ def _network_part(program: Program, problem: Problem, network: Network) -> Netwo
     return NetworkPart(on, segments, latency, load, energy)
 
 
-def _homes(program: Program, problem: Problem, task: Task) -> dict[tuple[str, Processor], Expr]:
-    """Return where a task may run: the last processor is what the others leave."""
+def _task_binaries(
+    program: Program, problem: Problem, task: Task
+) -> dict[tuple[str, Processor], Expr]:
+    """Return the binaries of a task; one processor is the complement of the others."""
     allowed = [p for p in problem.processors if p in task.time_us]
-    homes = {(task.name, p): Expr() for p in problem.processors}
+    binaries = {(task.name, p): Expr() for p in problem.processors}
     rest = Expr(1.0)
     for processor in allowed[1:]:
         chosen = program.binary()
-        homes[task.name, processor] = chosen
+        binaries[task.name, processor] = chosen
         rest = rest - chosen
     if len(allowed) > 2:
         program.at_least(rest)
-    homes[task.name, allowed[0]] = rest
-    return homes
+    binaries[task.name, allowed[0]] = rest
+    return binaries
 
 
 def _crossings(
@@ -183,16 +185,16 @@ def _crossings(
     """Return a variable for each direction in which the tensor can cross."""
     gpu = Expr(1.0) if flow.source is None else on[flow.source, "gpu"]
     readers = [on[name, "gpu"] for name in flow.targets]
-    found: dict[Direction, Expr] = {}
-    found["to_dla"] = _largest(program, [gpu - reader for reader in readers])
+    crossings: dict[Direction, Expr] = {}
+    crossings["to_dla"] = _largest(program, [gpu - reader for reader in readers])
     leaving = [reader - gpu for reader in readers]
     if flow.output:
         leaving.append(Expr(1.0) - gpu)
-    found["to_gpu"] = _largest(program, leaving)
+    crossings["to_gpu"] = _largest(program, leaving)
     if len(problem.processors) > 2 and flow.source is not None:
-        one, other = dlas(problem)
-        ends = ((one, other), (other, one))
-        found["between_dlas"] = _largest(
+        first_core, second_core = dlas(problem)
+        ends = ((first_core, second_core), (second_core, first_core))
+        crossings["between_dlas"] = _largest(
             program,
             [
                 on[flow.source, a] + on[name, b] - Expr(1.0)
@@ -200,7 +202,7 @@ def _crossings(
                 for a, b in ends
             ],
         )
-    return found
+    return crossings
 
 
 def _largest(program: Program, exprs: list[Expr]) -> Expr:
@@ -216,30 +218,30 @@ def _largest(program: Program, exprs: list[Expr]) -> Expr:
     return result
 
 
-def _first_lane(program: Program, problem: Problem, graph: Graph) -> dict[Processor, Expr]:
-    """Return which of two processors begins, if paths could begin on both: they cannot both."""
+def _first_lane(program: Program, problem: Problem, graph: TaskGraph) -> dict[Processor, Expr]:
+    """Return which of two processors runs first, if paths could start on both."""
     if len(problem.processors) != 2 or sum(not parents for parents in graph.parents) < 2:
         return {}
     begins = program.binary()
-    one, other = problem.processors
-    return {one: begins, other: Expr(1.0) - begins}
+    first_processor, second_processor = problem.processors
+    return {first_processor: begins, second_processor: Expr(1.0) - begins}
 
 
 def _segments(
     program: Program,
     network: Network,
-    graph: Graph,
+    graph: TaskGraph,
     on: Mapping[tuple[str, Processor], Expr],
     processor: Processor,
     *,
     first: Expr | None,
 ) -> Expr:
-    """Return a variable that is at least the times a path enters `processor`.
+    """Return a variable that is at least the number of times a path enters `processor`.
 
-    `first` is 1 if a segment on the processor begins the network, None where that needs no say.
+    `first` is 1 if a segment on the processor starts the network, None if that is implied.
     """
     tasks = network.tasks
-    most = program.column(0.0, float(len(tasks)))
+    entries = program.column(0.0, float(len(tasks)))
     depth = [program.column(0.0, float(len(tasks))) for _ in tasks]
     opening = Expr() if first is None else program.column(0.0, 1.0)
     for index, task in enumerate(tasks):
@@ -255,11 +257,11 @@ def _segments(
             program.at_least(depth[index] - depth[parent])
             program.at_least(depth[index] - depth[parent] - (here - there))
         if not graph.children[index]:
-            program.at_least(most - depth[index])
-    return most
+            program.at_least(entries - depth[index])
+    return entries
 
 
 def _counted(problem: Problem, processor: Processor) -> bool:
-    """Return whether the number of segments matters on a processor."""
+    """Return True if the number of segments matters on a processor."""
     costs = problem.segment_us.get(processor, 0.0) or problem.segment_mj.get(processor, 0.0)
     return bool(costs) or problem.limits.max_switches is not None or processor != "gpu"

@@ -12,9 +12,10 @@ from typing import Literal, Protocol
 from device.engine.manifest import Processor
 from toolkit.errors import PlanError
 
-# "latency": time of one frame alone, all networks added up. "utilisation": the busiest processor's
-# share of time at the rates (of networks without one: its time per frame, in us). "energy" per
-# second at the rates, or per frame. "gpu_time" likewise. "makespan": one frame of each network.
+# "latency": time of a single frame, summed over networks. "utilisation": share of time of the
+# busiest
+# processor at the rates (without a rate: us per frame). "energy": per second at the rates, or per
+# frame. "gpu_time": likewise. "makespan": one frame of each network.
 Objective = Literal["latency", "utilisation", "energy", "gpu_time", "makespan"]
 Direction = Literal["to_dla", "to_gpu", "between_dlas"]
 Placement = Mapping[str, Mapping[str, Processor]]  # network -> task -> processor
@@ -23,19 +24,19 @@ PROCESSORS: tuple[Processor, ...] = ("gpu", "dla0", "dla1")
 
 
 class Contention(Protocol):
-    """How much slower a processor runs while others load the memory."""
+    """Slowdown of a processor by the memory traffic of others."""
 
     def speed(self, processor: Processor, own_gbps: float, other_gbps: float) -> float:
-        """Return the share of its speed alone that is left, above 0 and at most 1."""
+        """Return the speed relative to running alone, in (0, 1]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One node, or several that are never parted.
+    """One node, or several that are never separated.
 
-    A processor that is absent from `time_us` may not run the task. `memory_gbps` is what the task
-    draws from memory while it runs alone. DLA tasks of different `lane` never share a loadable
+    A processor that is absent from `time_us` cannot run the task. `memory_gbps`: memory demand when
+    it runs alone. DLA tasks of different `lane` never share a loadable
     (rule G7: one batch size in each).
     """
 
@@ -49,12 +50,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """One tensor: the task that makes it and those that read it.
+    """A tensor: its producer and its readers.
 
-    It crosses at most once in each direction, however many read it there. `source` None: an input
-    of the network, which lies where the GPU reads it; `output`: the network's caller reads it
-    there. A direction that is absent costs nothing, except that "between_dlas" then costs both
-    others.
+    It crosses at most once in each direction, for any number of readers. `source` None: an input of
+    the network, in GPU memory; `output`: an output of the network, in GPU memory. A direction that
+    is absent costs nothing, except "between_dlas", which then costs the sum of both others.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Tasks in an order in which they can run, and the tensors between them."""
+    """Tasks in a valid execution order, and the tensors between them."""
 
     name: str
     tasks: tuple[Task, ...]
@@ -78,13 +78,12 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a placement must keep to.
+    """Limits of a placement.
 
-    `max_crossings` and `max_switches` hold for each network: tensors that cross, and times that a
-    frame passes from one segment to the next. `max_loadables` holds for each DLA core over all
-    networks (rule `loadables_rule`). Each loadable must hold fewer bytes than `weight_bytes` (G9)
-    and `intermediate_bytes` (G8). No connected piece on the DLA may take less than
-    `min_segment_us`.
+    `max_crossings` and `max_switches` apply to each network: tensors that cross, and changes of
+    segment in a frame. `max_loadables` applies to each DLA core over all networks (rule
+    `loadables_rule`). Each loadable must be below `weight_bytes` (G9) and `intermediate_bytes`
+    (G8). Each connected component on the DLA must take at least `min_segment_us`.
     """
 
     max_crossings: int | None = None
@@ -98,13 +97,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Networks, the processors they share, and what holds for all of them.
+    """Networks, their shared processors, and common limits.
 
-    `segment_us` and `segment_mj`: the cost of starting a segment. `crossing_on` is the processor
-    that is busy while a tensor crosses; None: the tensor is late, but nobody is busy.
-    `utilisation_limit`: the share of time that rates may fill of any processor.
-    `alternate_dlas`: every loadable is loaded on both cores and frames take turns; tasks are then
-    placed on "dla0" only.
+    `segment_us` and `segment_mj`: the cost of starting a segment. `crossing_on`: the processor that
+    is busy during a crossing; None: a delay without load. `utilisation_limit`: maximum utilisation
+    of any processor at the rates. `alternate_dlas`: every loadable is on both cores and frames
+    alternate; tasks are then placed on "dla0" only.
     """
 
     networks: tuple[Network, ...]
@@ -123,7 +121,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of a network that runs in one go; tasks are in running order."""
+    """A part of a network that runs without a switch; tasks are in execution order."""
 
     network: str
     processor: Processor
@@ -132,7 +130,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """When a segment of one frame ran."""
+    """The execution of a segment of one frame."""
 
     network: str
     frame: int
@@ -144,7 +142,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """A placement, its value by the model, and how far from the best it can be at most.
+    """A placement, its value by the model, and a bound of the best value.
 
     `value` and `bound` are in the unit of the objective (us, mJ or a share of time). `proven`: no
     placement is better. `schedule` is set for the makespan.
@@ -152,7 +150,7 @@ class Solution:
 
     objective: Objective
     placement: Placement
-    segments: tuple[Segment, ...]  # of all networks, each in running order
+    segments: tuple[Segment, ...]  # of all networks, each in execution order
     value: float
     bound: float
     proven: bool
@@ -161,19 +159,19 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """The share of the value by which a better placement could undercut it."""
+        """The maximum relative improvement by a better placement."""
         return 0.0 if self.value <= 0 else max(0.0, (self.value - self.bound) / self.value)
 
 
 def crossing_cost(costs: Mapping[Direction, float], direction: Direction) -> float:
-    """Return the cost of a crossing; between DLAs it is both others unless it is given."""
+    """Return the cost of a crossing; between DLAs it defaults to the sum of both others."""
     if direction == "between_dlas" and direction not in costs:
         return costs.get("to_gpu", 0.0) + costs.get("to_dla", 0.0)
     return costs.get(direction, 0.0)
 
 
 def _check(problem: Problem) -> None:
-    """Raise PlanError for names that do not fit together and tasks that nothing can run."""
+    """Raise PlanError for inconsistent names and tasks that no processor supports."""
     names = [network.name for network in problem.networks]
     if len(set(names)) != len(names):
         raise PlanError(f"networks of one workload need different names, found {names}")

@@ -1,9 +1,8 @@
-"""Cut a placed network into the fewest segments, and find its connected pieces.
+"""Split a placed network into the fewest segments, and find its connected components.
 
-A running order of segments is a path through sets of finished tasks: each step picks a lane (a
-processor and, on the DLA, a batch size) and runs all that can run there. Running less never helps,
-so a shortest path over the lanes picked is the best cut. With two lanes they alternate and there
-is nothing to search but the first one.
+An order of segments is a path through sets of finished tasks: each step selects a lane (a processor
+and, on the DLA, a batch size) and runs all ready tasks there. Running fewer never helps, so a
+shortest path over lanes is optimal. Two lanes alternate, so that only the first one is searched.
 """
 
 import heapq
@@ -15,23 +14,23 @@ from toolkit.partition.solver.problem import Network, Segment
 
 Lane = tuple[Processor, str]
 
-_MAX_STATES = 4000  # beyond it the search keeps to one next lane; placements so torn are no plans
+_MAX_STATES = 4000  # beyond it the search is greedy; placements this fragmented are no plans
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
-    """The tasks of a network by index, with the tasks that each needs and those that need it."""
+class TaskGraph:
+    """The dependencies between the tasks of a network, by index."""
 
     parents: tuple[tuple[int, ...], ...]
     children: tuple[tuple[int, ...], ...]
 
     @property
     def arcs(self) -> Iterator[tuple[int, int]]:
-        """All pairs of a task and one that reads from it, by the reader."""
+        """All pairs (producer, reader), by the reader."""
         return ((u, v) for v, sources in enumerate(self.parents) for u in sources)
 
 
-def graph_of(network: Network) -> Graph:
+def graph_of(network: Network) -> TaskGraph:
     """Return the dependencies of a network's tasks."""
     rank = {task.name: index for index, task in enumerate(network.tasks)}
     parents: list[set[int]] = [set() for _ in rank]
@@ -41,7 +40,7 @@ def graph_of(network: Network) -> Graph:
             source = rank[flow.source or ""]
             parents[rank[target]].add(source)
             children[source].add(rank[target])
-    return Graph(
+    return TaskGraph(
         tuple(tuple(sorted(p)) for p in parents), tuple(tuple(sorted(c)) for c in children)
     )
 
@@ -50,9 +49,9 @@ def segments_of(
     network: Network,
     placement: Mapping[str, Processor],
     segment_us: Mapping[Processor, float],
-    graph: Graph | None = None,
+    graph: TaskGraph | None = None,
 ) -> tuple[Segment, ...]:
-    """Return the segments in running order that cost the least to start, then the fewest."""
+    """Return the segments in execution order with the lowest start cost, then the fewest."""
     graph = graph or graph_of(network)
     lanes = [lane_of(placement[task.name], task.lane) for task in network.tasks]
     cuts: list[Segment] = []
@@ -62,25 +61,25 @@ def segments_of(
     return tuple(cuts)
 
 
-def pieces(
-    graph: Graph, homes: Sequence[Processor], processor: Processor
+def components(
+    graph: TaskGraph, processors: Sequence[Processor], processor: Processor
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the connected sets of tasks on `processor`, by their first task."""
-    found: list[tuple[int, ...]] = []
+    """Return the connected components of tasks on `processor`, by their first task."""
+    components: list[tuple[int, ...]] = []
     seen: set[int] = set()
-    for start, home in enumerate(homes):
+    for start, home in enumerate(processors):
         if home != processor or start in seen:
             continue
         stack, members = [start], {start}
         while stack:
             task = stack.pop()
-            for other in graph.parents[task] + graph.children[task]:
-                if homes[other] == processor and other not in members:
-                    members.add(other)
-                    stack.append(other)
+            for neighbour in graph.parents[task] + graph.children[task]:
+                if processors[neighbour] == processor and neighbour not in members:
+                    members.add(neighbour)
+                    stack.append(neighbour)
         seen |= members
-        found.append(tuple(sorted(members)))
-    return tuple(found)
+        components.append(tuple(sorted(members)))
+    return tuple(components)
 
 
 def lane_of(processor: Processor, lane: str) -> Lane:
@@ -89,27 +88,27 @@ def lane_of(processor: Processor, lane: str) -> Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """A way to have finished some tasks: the tasks of the last segment, and the run before it."""
+class _Path:
+    """A path to a set of finished tasks: the last segment, and the path before it."""
 
     lane: Lane
     members: tuple[int, ...]
-    before: "_Run | None"
+    before: "_Path | None"
 
 
 def _search(
-    graph: Graph, lanes: Sequence[Lane], segment_us: Mapping[Processor, float]
+    graph: TaskGraph, lanes: Sequence[Lane], segment_us: Mapping[Processor, float]
 ) -> list[tuple[Lane, tuple[int, ...]]]:
     """Return the lane and tasks of each segment: the cheapest path to all tasks finished."""
     kinds = sorted(set(lanes), key=lambda lane: (lane[0] != "gpu", lane))
-    everything = (1 << len(lanes)) - 1
+    all_tasks = (1 << len(lanes)) - 1
     queue: list[tuple[float, int, int, int]] = [(0.0, 0, 0, 0)]  # cost, segments, number, done
-    runs: list[_Run | None] = [None]
+    runs: list[_Path | None] = [None]
     settled: set[int] = set()
     while queue:
         cost, count, number, done = heapq.heappop(queue)
         run = runs[number]
-        if done == everything:
+        if done == all_tasks:
             return _path(run)
         if done in settled:
             continue
@@ -121,7 +120,7 @@ def _search(
             if not members:
                 continue
             after = done | sum(1 << index for index in members)
-            runs.append(_Run(lane, members, run))
+            runs.append(_Path(lane, members, run))
             entry = (cost + segment_us.get(lane[0], 0.0), count + 1, len(runs) - 1, after)
             heapq.heappush(queue, entry)
         if len(settled) > _MAX_STATES:
@@ -129,8 +128,8 @@ def _search(
     return []
 
 
-def _ready(graph: Graph, lanes: Sequence[Lane], lane: Lane, done: int) -> tuple[int, ...]:
-    """Return all tasks that can run on `lane` without leaving it, given those that are done."""
+def _ready(graph: TaskGraph, lanes: Sequence[Lane], lane: Lane, done: int) -> tuple[int, ...]:
+    """Return all tasks that can run on `lane` without leaving it, after those that are done."""
     members: list[int] = []
     for index, home in enumerate(lanes):
         if home != lane or done >> index & 1:
@@ -141,7 +140,7 @@ def _ready(graph: Graph, lanes: Sequence[Lane], lane: Lane, done: int) -> tuple[
     return tuple(members)
 
 
-def _path(run: _Run | None) -> list[tuple[Lane, tuple[int, ...]]]:
+def _path(run: _Path | None) -> list[tuple[Lane, tuple[int, ...]]]:
     path = []
     while run is not None:
         path.append((run.lane, run.members))

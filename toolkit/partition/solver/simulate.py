@@ -1,8 +1,7 @@
-"""What a placement does under traffic: a discrete-event simulation of frames, queues, processors.
+"""Discrete-event simulation of a placement under traffic: frames, queues, processors.
 
-A frame runs its segments one after the other; before a segment come the crossings that it waits
-for. A processor runs one thing at a time, in the order in which it was asked. Under contention the
-speed of all that runs changes whenever something starts or ends.
+A frame runs its segments in sequence, each after its crossings. A processor runs one segment at a
+time, first come first served. Under contention all speeds change when a segment starts or ends.
 """
 
 import heapq
@@ -22,9 +21,9 @@ CROSSING = -1  # the segment number of intervals in which tensors cross
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """How frames of a network come: every 1 / `rate_hz`, or `in_flight` at a time, back to back.
+    """Arrivals of a network: every 1 / `rate_hz`, or `in_flight` frames back to back.
 
-    Networks without traffic of their own come at their rate, or one at a time if they have none.
+    Networks without traffic arrive at their rate, or one frame at a time without a rate.
     """
 
     network: str
@@ -35,7 +34,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class NetworkReport:
-    """What frames of one network met, of those that ended after the warm-up."""
+    """Statistics of the frames of a network that ended after the warm-up."""
 
     network: str
     frames: int
@@ -48,12 +47,12 @@ class NetworkReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a simulation found after the warm-up; `power_mw` leaves out what idles."""
+    """Statistics of a simulation after the warm-up; `power_mw` is without idle power."""
 
     networks: tuple[NetworkReport, ...]
     utilisation: Mapping[Processor, float]
     power_mw: float
-    intervals: tuple[Interval, ...]  # from the start, in order of their ends
+    intervals: tuple[Interval, ...]  # from time 0, in order of their ends
 
     def of(self, network: str) -> NetworkReport:
         """Return the report of one network."""
@@ -62,7 +61,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """One stretch of a frame: work on a processor, or a wait where that is None."""
+    """One part of a frame: work on a processor, or a delay if that is None."""
 
     segment: int
     processor: Processor | None
@@ -78,25 +77,25 @@ def simulate(
     duration_us: float,
     warmup_us: float = 0.0,
 ) -> Report:
-    """Return what happens from 0 to `duration_us`; figures count from `warmup_us` on.
+    """Simulate from 0 to `duration_us`; statistics start at `warmup_us`.
 
     Raises PlanError for traffic of a network that is not in the problem.
     """
-    given = {entry.network: entry for entry in traffic}
-    if unknown := given.keys() - {network.name for network in problem.networks}:
+    traffic_of = {entry.network: entry for entry in traffic}
+    if unknown := traffic_of.keys() - {network.name for network in problem.networks}:
         raise PlanError(f"traffic names network '{min(unknown)}', which the problem does not hold")
     streams = []
     for network in problem.networks:
         cost = assess(problem, network, placement[network.name])
-        entry = given.get(network.name, Traffic(network.name, network.rate_hz))
+        entry = traffic_of.get(network.name, Traffic(network.name, network.rate_hz))
         streams.append(_Stream(network.name, legs_of(problem, network, cost), cost, entry))
-    run = _Run(problem, streams, duration_us)
+    run = _Simulation(problem, streams, duration_us)
     run.go()
     return _report(problem, run, warmup_us, duration_us)
 
 
 def legs_of(problem: Problem, network: Network, cost: Cost) -> tuple[Leg, ...]:
-    """Return the stretches of one frame in order; a segment draws its tasks' mean from memory."""
+    """Return the legs of a frame in order; a segment has the mean memory demand of its tasks."""
     tasks = {task.name: task for task in network.tasks}
     legs: list[Leg] = []
     for number in range(len(cost.segments) + 1):
@@ -108,18 +107,20 @@ def legs_of(problem: Problem, network: Network, cost: Cost) -> tuple[Leg, ...]:
         if waits:
             legs.append(Leg(CROSSING, problem.crossing_on, waits))
         if number < len(cost.segments):
-            home = cost.segments[number].processor
+            processor = cost.segments[number].processor
             inside = [tasks[name] for name in cost.segments[number].tasks]
-            work = sum(task.time_us[home] for task in inside)
-            moved = sum(task.time_us[home] * task.memory_gbps.get(home, 0.0) for task in inside)
-            time = work + problem.segment_us.get(home, 0.0)
-            legs.append(Leg(number, home, time, moved / time if time else 0.0))
+            work = sum(task.time_us[processor] for task in inside)
+            moved = sum(
+                task.time_us[processor] * task.memory_gbps.get(processor, 0.0) for task in inside
+            )
+            time = work + problem.segment_us.get(processor, 0.0)
+            legs.append(Leg(number, processor, time, moved / time if time else 0.0))
     return tuple(legs)
 
 
 @dataclass(slots=True)
 class _Stream:
-    """A network with its traffic, and what became of its frames."""
+    """A network with its traffic, and the latencies of its frames."""
 
     name: str
     legs: tuple[Leg, ...]
@@ -133,13 +134,13 @@ class _Stream:
 class _Frame:
     stream: int
     number: int
-    came_us: float
+    arrival_us: float
     leg: int = 0
 
 
 @dataclass(slots=True)
 class _Running:
-    """A leg that runs: where, since when, until when at its present speed."""
+    """A running leg: processor, start, and end at its current speed."""
 
     frame: _Frame
     leg: Leg
@@ -149,8 +150,8 @@ class _Running:
     speed: float = 1.0
 
 
-class _Run:
-    """The state of a simulation: the time, what runs, what waits, what comes."""
+class _Simulation:
+    """The state of a simulation: time, running legs, queues, arrivals."""
 
     def __init__(self, problem: Problem, streams: Sequence[_Stream], duration_us: float) -> None:
         self._contention = problem.contention
@@ -159,31 +160,31 @@ class _Run:
         self._now = 0.0
         self._running: list[_Running] = []
         self._queues: dict[Processor, deque[_Frame]] = {}
-        self._coming: list[tuple[float, int]] = []  # (time, stream)
+        self._arrivals: list[tuple[float, int]] = []  # (time, stream)
         self.intervals: list[Interval] = []
 
     def go(self) -> None:
-        """Run until nothing is left or the time is up."""
+        """Run until there are no events or the time is up."""
         for index, stream in enumerate(self.streams):
             first = stream.traffic.offset_us
             count = 1 if stream.traffic.rate_hz else stream.traffic.in_flight
             for _ in range(count):
-                heapq.heappush(self._coming, (first, index))
-        while self._coming or self._running:
+                heapq.heappush(self._arrivals, (first, index))
+        while self._arrivals or self._running:
             ends = min((item.end_us for item in self._running), default=float("inf"))
-            comes = self._coming[0][0] if self._coming else float("inf")
+            comes = self._arrivals[0][0] if self._arrivals else float("inf")
             self._now = min(ends, comes)
             if self._now > self._duration:
                 return
             if ends <= comes:
                 self._finish(min(self._running, key=_by_end))
             else:
-                self._arrive(heapq.heappop(self._coming)[1])
+                self._arrive(heapq.heappop(self._arrivals)[1])
             self._start_what_can()
             self._set_speeds()
 
     def unfinished(self) -> list[tuple[Processor, float]]:
-        """Return each processor that was busy when the time was up, and since when."""
+        """Return each processor that was busy at the end, and since when."""
         return [(i.processor, i.start_us) for i in self._running if i.processor is not None]
 
     def _arrive(self, index: int) -> None:
@@ -192,16 +193,16 @@ class _Run:
         stream.started += 1
         if stream.traffic.rate_hz:
             due = stream.traffic.offset_us + stream.started * 1e6 / stream.traffic.rate_hz
-            heapq.heappush(self._coming, (due, index))
-        self._ask(frame)
+            heapq.heappush(self._arrivals, (due, index))
+        self._next_leg(frame)
 
-    def _ask(self, frame: _Frame) -> None:
+    def _next_leg(self, frame: _Frame) -> None:
         """Queue a frame for its next leg, start a wait, or end the frame."""
         stream = self.streams[frame.stream]
         if frame.leg == len(stream.legs):
-            stream.latencies.append((self._now, self._now - frame.came_us))
+            stream.latencies.append((self._now, self._now - frame.arrival_us))
             if not stream.traffic.rate_hz:
-                heapq.heappush(self._coming, (self._now, frame.stream))
+                heapq.heappush(self._arrivals, (self._now, frame.stream))
             return
         leg = stream.legs[frame.leg]
         processor = self._core(leg, frame)
@@ -240,28 +241,30 @@ class _Run:
                 )
             )
         frame.leg += 1
-        self._ask(frame)
+        self._next_leg(frame)
 
     def _set_speeds(self) -> None:
-        """Give all that runs the speed that the others leave it, and move its end."""
+        """Update the speeds of running legs under contention, and their ends."""
         if self._contention is None:
             return
         demand = sum(item.leg.memory_gbps for item in self._running)
         for item in self._running:
             if item.processor is None:
                 continue
-            own = item.leg.memory_gbps
-            speed = self._contention.speed(item.processor, own, max(0.0, demand - own))
+            own_demand = item.leg.memory_gbps
+            speed = self._contention.speed(
+                item.processor, own_demand, max(0.0, demand - own_demand)
+            )
             if speed != item.speed:
-                left = (item.end_us - self._now) * item.speed
-                item.end_us, item.speed = self._now + left / speed, speed
+                remaining = (item.end_us - self._now) * item.speed
+                item.end_us, item.speed = self._now + remaining / speed, speed
 
 
 def _by_end(item: _Running) -> tuple[float, int, int]:
     return item.end_us, item.frame.stream, item.frame.number
 
 
-def _report(problem: Problem, run: _Run, warmup_us: float, duration_us: float) -> Report:
+def _report(problem: Problem, run: _Simulation, warmup_us: float, duration_us: float) -> Report:
     energy = 0.0
     reports = []
     for stream in run.streams:

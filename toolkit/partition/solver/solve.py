@@ -1,9 +1,9 @@
-"""The best placement of a problem, proven or with the gap that is left.
+"""The best placement of a problem, proven or with a gap.
 
-The program of `milp_placement` bounds the value from below. Its placement is assessed; what the
-program does not know of (pieces too large or too small for a loadable, segments that three lanes
-force apart) is forbidden where it is met, and the program solved again, until no better value than
-the best assessed one is left.
+The program of `milp_placement` bounds the value from below. Its placement is assessed. What the
+program does not model (components too large or too small for a loadable, additional segments with
+three lanes) is forbidden when it occurs, and the program is solved again, until its bound reaches
+the best assessed value.
 """
 
 import time
@@ -17,7 +17,7 @@ from device.engine.manifest import Processor
 from toolkit.errors import PlanError
 from toolkit.partition.solver.assess import (
     Cost,
-    bad_pieces,
+    bad_components,
     overloads,
     rate_of,
     share_of,
@@ -42,14 +42,14 @@ DEFAULT_SECONDS = 20.0
 def solve(problem: Problem, objective: Objective, seconds: float = DEFAULT_SECONDS) -> Solution:
     """Return the best placement of a problem; for the makespan also the order of its segments.
 
-    Raises PlanError if no placement keeps the limits, saying which rate is too high if that is why,
-    or if none was found in the time.
+    Raises PlanError if the limits are infeasible (naming the overloaded processor if rates are the
+    cause), or if no placement was found in the time.
     """
     began = time.perf_counter()
     if objective == "makespan":
         return solve_makespan(problem, seconds)
     search = _Search(problem, objective, began + seconds)
-    search.look()
+    search.run()
     if search.best is None:
         raise PlanError(_why_not(problem, objective, search))
     placement, costs, value = search.best
@@ -66,7 +66,7 @@ def solve(problem: Problem, objective: Objective, seconds: float = DEFAULT_SECON
 
 
 class _Search:
-    """The best placement so far and the bound, over a program that learns what is forbidden."""
+    """The best placement so far and the bound, over a program with growing constraints."""
 
     def __init__(self, problem: Problem, objective: Objective, end: float) -> None:
         self._problem, self._objective, self._end = problem, objective, end
@@ -77,35 +77,35 @@ class _Search:
         self.bound = 0.0
         self.infeasible = False
 
-    def look(self) -> None:
-        """Search from the simplest placements to the proof, or until time is up."""
+    def run(self) -> None:
+        """Search from the baselines to the proof, or until time is up."""
         problem = self._problem
         for placement in (gpu_only(problem), dla_with_fallback(problem)):
             self.consider(placement)
         self.consider(greedy(problem, self._objective))
         self._try_intervals()
         self._bound_by_joined_cores()
-        self._run()
+        self._solve_and_forbid()
 
     def consider(self, placement: Placement) -> None:
-        """Keep a placement if it breaks no limit and is the best so far."""
+        """Keep a placement if it violates no limit and is the best so far."""
         costs = costs_of(self._problem, placement)
-        broken = violations(self._problem, placement, costs)
+        violated = violations(self._problem, placement, costs)
         value = value_of(self._problem, self._objective, costs)
         if self._objective != "utilisation":
-            broken += overloads(self._problem, costs)
-        if not broken and (self.best is None or value < self.best[2]):
+            violated += overloads(self._problem, costs)
+        if not violated and (self.best is None or value < self.best[2]):
             self.best = placement, costs, value
 
     def _try_intervals(self) -> None:
-        """Consider blocks of each network in turn beside the others as they are, while it helps."""
-        value, before = self._value, float("inf")
-        while value() < before and time.perf_counter() < self._end:
-            before = value()
+        """Improve each network in turn with the others fixed, until nothing improves."""
+        value, previous = self._value, float("inf")
+        while value() < previous and time.perf_counter() < self._end:
+            previous = value()
             for network in self._problem.networks:
-                others = {} if self.best is None else dict(self.best[1])
-                others.pop(network.name, None)
-                score = partial(self._score, network, others)
+                other_costs = {} if self.best is None else dict(self.best[1])
+                other_costs.pop(network.name, None)
+                score = partial(self._score, network, other_costs)
                 for placed in list(interval_placements(self._problem, network, score)):
                     rest = gpu_only(self._problem) if self.best is None else self.best[0]
                     self.consider({**rest, network.name: placed})
@@ -114,7 +114,7 @@ class _Search:
         return float("inf") if self.best is None else self.best[2]
 
     def _score(self, network: Network, others: Mapping[str, Cost], rated: Rated) -> Figures:
-        """Return the objective of candidates for one network; rates too high cost much."""
+        """Return the objective of candidates for one network, with a penalty for overload."""
         problem = self._problem
         if self._objective == "latency":
             return rated.latency_us
@@ -135,26 +135,26 @@ class _Search:
         return aim + 1e3 * (1 + aim) * excess
 
     def _bound_by_joined_cores(self) -> None:
-        """With two cores, bound the busiest processor by what one core of half the load could do.
+        """With two cores, bound the utilisation by that of one joined core with half the load.
 
-        Only there: the other objectives are quick to solve as they are.
+        The other objectives are fast to solve without it.
         """
         joined = join_cores(self._problem)
-        left = self._end - time.perf_counter()
-        if joined is None or self._objective != "utilisation" or left <= 0:
+        remaining = self._end - time.perf_counter()
+        if joined is None or self._objective != "utilisation" or remaining <= 0:
             return
         relaxed = _Search(joined, self._objective, self._end)
-        relaxed.look()
+        relaxed.run()
         self.bound = max(self.bound, relaxed.bound)
         self._program.program.at_least(self._program.goal, relaxed.bound)
         if relaxed.best is not None:
             self.consider(part_cores(self._problem, relaxed.best[0]))
             self._try_intervals()
 
-    def _run(self) -> None:
+    def _solve_and_forbid(self) -> None:
         """Solve, assess and forbid until the bound meets the best value or time is up."""
-        while (left := self._end - time.perf_counter()) > 0:
-            outcome = self._program.program.minimise(self._program.goal, left, self._start())
+        while (remaining := self._end - time.perf_counter()) > 0:
+            outcome = self._program.program.minimise(self._program.goal, remaining, self._start())
             self.infeasible = outcome.infeasible
             self.bound = max(self.bound, outcome.bound)
             if outcome.values is None or self._settled():
@@ -193,24 +193,26 @@ class _Search:
         return start
 
     def _forbid(self, placement: Placement) -> None:
-        """Forbid each bad piece of a placement, or else the placement of each network as it is."""
-        found = False
+        """Forbid each bad component of a placement, or else the placement itself."""
+        any_bad = False
         for network in self._problem.networks:
             placed, merged = placement[network.name], self._merged[network.name]
             graph = graph_of(network)
-            for bad in bad_pieces(self._problem, network, placed, graph):
-                found = True
-                inside = {merged.stand_in[network.tasks[index].name] for index in bad.tasks}
-                near = {i for t in bad.tasks for i in graph.parents[t] + graph.children[t]}
-                around = {merged.stand_in[network.tasks[index].name] for index in near} - inside
+            for bad in bad_components(self._problem, network, placed, graph):
+                any_bad = True
+                inside = {merged.representative[network.tasks[index].name] for index in bad.tasks}
+                neighbours = {i for t in bad.tasks for i in graph.parents[t] + graph.children[t]}
+                around = {
+                    merged.representative[network.tasks[index].name] for index in neighbours
+                } - inside
                 if bad.too_small:
                     self._program.forbid_alone(
                         network.name, tuple(sorted(inside)), tuple(sorted(around)), bad.processor
                     )
                 else:
-                    homes = dict.fromkeys(sorted(inside), bad.processor)
-                    self._program.forbid_all(network.name, homes)
-        if not found:
+                    processors = dict.fromkeys(sorted(inside), bad.processor)
+                    self._program.forbid_all(network.name, processors)
+        if not any_bad:
             self._program.forbid_placement(
                 {name: merged.shrink(placement[name]) for name, merged in self._merged.items()}
             )
@@ -222,8 +224,8 @@ def _why_not(problem: Problem, objective: Objective, search: _Search) -> str:
         return f"no placement of {names} was found in the time; allow more seconds"
     rated = all(network.rate_hz is not None for network in problem.networks)
     if rated and objective != "utilisation":
-        least = solve(problem, "utilisation")
-        costs = costs_of(problem, least.placement)
+        relaxed = solve(problem, "utilisation")
+        costs = costs_of(problem, relaxed.placement)
         busy = utilisation(problem, costs)
         worst = max(busy, key=lambda processor: busy[processor])
         return (
