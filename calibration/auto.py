@@ -139,15 +139,9 @@ def choose_ranges(
         tensor for tensor, noise in sensitivity.items() if noise >= negligible and options[tensor]
     ]
     search.expect(sum(len(options[tensor]) for tensor in order))
-    for tensor in sorted(order, key=lambda tensor: -sensitivity[tensor]):
-        for amax in options[tensor]:
-            if search.spent:
-                break
-            candidate = _measure(search, {**choice, tensor: amax}, current, quick)
-            if candidate is not None and replaces(
-                candidate, current, narrower=amax < choice[tensor]
-            ):
-                choice[tensor], current = amax, candidate
+    order.sort(key=lambda tensor: -sensitivity[tensor])
+    ordered = {tensor: options[tensor] for tensor in order}
+    current = _improve(search, choice, ordered, current, quick)
     return AutoResult(
         amax=choice,
         choices=_choices(candidates, choice, first_method, sensitivity),
@@ -157,6 +151,26 @@ def choose_ranges(
         complete=not search.refused,
         start=first_method,
     )
+
+
+def _improve(
+    search: Trials,
+    choice: dict[str, float],
+    options: Mapping[str, Sequence[float]],
+    current: NDArray[np.float64],
+    quick: NDArray[np.intp],
+) -> NDArray[np.float64]:
+    """Try the candidates of each tensor in order, update `choice`; return its errors."""
+    for tensor, candidates in options.items():
+        for amax in candidates:
+            if search.spent:
+                break
+            candidate = _measure(search, {**choice, tensor: amax}, current, quick)
+            if candidate is not None and replaces(
+                candidate, current, narrower=amax < choice[tensor]
+            ):
+                choice[tensor], current = amax, candidate
+    return current
 
 
 def widest_first(candidates: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:

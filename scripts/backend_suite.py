@@ -1,11 +1,10 @@
 """The ONNX backend suite through the GPU path: one test at a time, as values.
 
-    case -> model file -> import, passes, one GPU segment -> draft -> run -> compared by the suite
+    case -> model file -> import, passes, one GPU segment -> lowering -> run -> comparison
 
-An engine is compiled for its parameters: the shape that a Reshape gives, the axes of a reduction,
-the weights of a convolution. The suite feeds many of them as inputs. A test that is not covered as
-it stands is tried again with such inputs (rows of PARAMETERS) written into the model as constants,
-and its outcome says so.
+An engine is compiled for constant parameters: the shape of a Reshape, the axes of a reduction, the
+weights of a convolution. The suite feeds many of them as inputs. A test that is not covered is
+tried again with such inputs (rows of PARAMETERS) as constants, and its outcome is marked `fixed`.
 """
 
 import tempfile
@@ -33,15 +32,15 @@ from toolkit.importers.onnx import MIN_OPSET, OLDEST_OPSET, import_model
 Array = np.ndarray[Any, Any]
 Status = Literal["passed", "not covered", "wrong", "error"]
 Run = Callable[[KernelProgram, Mapping[str, Array]], Mapping[str, Array]]
-"""Computes a drafted segment: in Triton's interpreter, or on a GPU."""
+"""Runs a lowered segment: in Triton's interpreter, or on a GPU."""
 
 KINDS = ("node", "real", "simple", "pytorch-converted", "pytorch-operator")
 CONSTANTS_ALONE = 4  # the first IR version whose constants need not be inputs too
 ORIN = GpuTarget(sm=87, sm_count=16)
 _LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
-# Inputs, by operator and position, that are parameters of the operator: it took them as attributes
-# in older opsets, or they decide the shape of its result, or they are weights that are packed.
+# Operator -> positions of parameter inputs: attributes in older opsets, inputs that decide the
+# shape of the result, packed weights.
 PARAMETERS: Mapping[str, tuple[int, ...]] = {
     "AffineGrid": (1,),
     "BatchNormalization": (1, 2, 3, 4),
@@ -114,7 +113,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a test; `fixed`: with parameters as constants; `reasons` why it failed."""
+    """The outcome of a test; `fixed`: with parameters as constants; `reasons`: why it failed."""
 
     status: Status
     fixed: bool = False
@@ -123,26 +122,26 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A test as one drafted segment; `feeds` and `expected` of each data set."""
+    """A test as one lowered segment; `data`: (feeds, expected outputs) of each data set."""
 
-    drafted: KernelProgram
+    program: KernelProgram
     outputs: tuple[str, ...]
     data: tuple[tuple[Mapping[str, Array], tuple[Any, ...]], ...]
 
 
 def load_cases(kinds: Sequence[str] = KINDS) -> dict[str, Callable[[], Case]]:
-    """Return the tests by name, `kind/name`; each is read when it is called for."""
-    found: dict[str, Callable[[], Case]] = {}
+    """Return the tests by name, `kind/name`; each is read when called."""
+    cases: dict[str, Callable[[], Case]] = {}
     for kind in kinds:
         for test in load_model_tests(kind=kind):
-            found[f"{kind}/{test.name}"] = lambda test=test, kind=kind: _read(test, kind)
-    return dict(sorted(found.items()))
+            cases[f"{kind}/{test.name}"] = lambda test=test, kind=kind: _read(test, kind)
+    return dict(sorted(cases.items()))
 
 
 def run_case(case: Case, run: Run, gpu: GpuTarget = ORIN) -> Outcome:
-    """Run one test as it stands, and if that is not covered, with its parameters as constants.
+    """Run a test unchanged, and if that is not covered, with its parameters as constants.
 
-    `gpu`: what kernels are drafted for; it need not be here unless `run` wants it.
+    `gpu`: the target of the kernels; it need not be present unless `run` needs it.
     """
     outcome = _attempt(case, run, gpu)
     if outcome.status != "not covered":
@@ -155,41 +154,45 @@ def run_case(case: Case, run: Run, gpu: GpuTarget = ORIN) -> Outcome:
 
 
 def with_parameters(case: Case) -> Case | None:
-    """Return the test with inputs that are parameters as constants; None where there are none.
+    """Return the test with parameter inputs as constants; None if there are none.
 
-    None also where no input would be left: then there is nothing for a GPU to compute.
+    None also if no input would remain: a GPU would have nothing to compute.
     """
     names = _fed(case.model)
     read = {
         name
         for node in case.model.graph.node
-        for at, name in enumerate(node.input)
-        if at in PARAMETERS.get(node.op_type, ())
+        for index, name in enumerate(node.input)
+        if index in PARAMETERS.get(node.op_type, ())
     }
-    fixed = [at for at, name in enumerate(names) if name in read]
+    fixed = [index for index, name in enumerate(names) if name in read]
     if not fixed or len(fixed) == len(names) or len(case.data) != 1:
         return None
     inputs, expected = case.data[0]
-    if not all(isinstance(inputs[at], np.ndarray) for at in fixed):
+    if not all(isinstance(inputs[index], np.ndarray) for index in fixed):
         return None
     model = onnx.ModelProto()
     model.CopyFrom(case.model)
     model.ir_version = max(model.ir_version, CONSTANTS_ALONE)
-    for at in fixed:
-        model.graph.initializer.append(numpy_helper.from_array(inputs[at], names[at]))
-        (entry,) = (one for one in model.graph.input if one.name == names[at])
+    for index in fixed:
+        model.graph.initializer.append(numpy_helper.from_array(inputs[index], names[index]))
+        (entry,) = (
+            graph_input for graph_input in model.graph.input if graph_input.name == names[index]
+        )
         model.graph.input.remove(entry)
-    left = tuple(value for at, value in enumerate(inputs) if at not in fixed)
-    return Case(case.name, case.kind, case.rtol, case.atol, model, ((left, expected),))
+    remaining = tuple(value for index, value in enumerate(inputs) if index not in fixed)
+    return Case(case.name, case.kind, case.rtol, case.atol, model, ((remaining, expected),))
 
 
 def prepare(case: Case, gpu: GpuTarget) -> Ready:
-    """Draft a test's model as one GPU segment in FP32.
+    """Lower a test's model as one GPU segment in FP32.
 
     Raises ImportModelError, BuildError: the build refuses the model; NotCoveredError: kernels do.
     """
     names = _fed(case.model)
-    data = tuple((dict(zip(names, inputs, strict=False)), wanted) for inputs, wanted in case.data)
+    data = tuple(
+        (dict(zip(names, inputs, strict=False)), expected) for inputs, expected in case.data
+    )
     if not all(isinstance(value, np.ndarray) for feeds, _ in data for value in feeds.values()):
         raise NotCoveredError("an input is not a tensor; kernels take tensors")
     shapes = {name: np.shape(value) for name, value in data[0][0].items()} if data else {}
@@ -200,29 +203,29 @@ def prepare(case: Case, gpu: GpuTarget) -> Ready:
         imported = import_model(path, shapes=open_shapes)
     graph, _ = run_passes(imported.model)
     nodes = {str(node.name): "gpu0" for node in graph.graph}
-    (piece,) = extract_segments(graph, nodes, ["gpu0"])
-    drafted = lower_segment(piece.model, gpu=gpu, precision="fp32")
-    return Ready(drafted, tuple(str(value.name) for value in graph.graph.outputs), data)
+    (segment,) = extract_segments(graph, nodes, ["gpu0"])
+    program = lower_segment(segment.model, gpu=gpu, precision="fp32")
+    return Ready(program, tuple(str(value.name) for value in graph.graph.outputs), data)
 
 
 def _attempt(case: Case, run: Run, gpu: GpuTarget) -> Outcome:
     try:
         ready = prepare(case, gpu)
     except NotCoveredError as error:
-        # A definition that was tried in vain says more than the operator that it defines.
-        last = error.__cause__ if isinstance(error.__cause__, NotCoveredError) else error
-        found = dict.fromkeys(last.reasons.values())
-        return Outcome("not covered", reasons=tuple(found) or (str(error),))
+        # The cause of a failed function expansion says more than the operator.
+        cause = error.__cause__ if isinstance(error.__cause__, NotCoveredError) else error
+        reasons = dict.fromkeys(cause.reasons.values())
+        return Outcome("not covered", reasons=tuple(reasons) or (str(error),))
     except (ImportModelError, BuildError) as error:
         return Outcome("not covered", reasons=(str(error),))
-    except Exception as error:  # noqa: BLE001  (a test's outcome is what it raised)
-        return Outcome("error", reasons=(f"while drafting: {_said(error)}",))
+    except Exception as error:  # noqa: BLE001  (the outcome records any exception)
+        return Outcome("error", reasons=(f"while lowering: {_root_cause(error)}",))
     for feeds, expected in ready.data:
         try:
-            found = run(ready.drafted, feeds)
-            outputs = [found[name] for name in ready.outputs]
+            results = run(ready.program, feeds)
+            outputs = [results[name] for name in ready.outputs]
         except Exception as error:  # noqa: BLE001
-            return Outcome("error", reasons=(f"while running: {_said(error)}",))
+            return Outcome("error", reasons=(f"while running: {_root_cause(error)}",))
         try:
             Runner.assert_similar_outputs(expected, outputs, rtol=case.rtol, atol=case.atol)
         except AssertionError as error:
@@ -230,14 +233,14 @@ def _attempt(case: Case, run: Run, gpu: GpuTarget) -> Outcome:
     return Outcome("passed")
 
 
-def _said(error: BaseException) -> str:
+def _root_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _raised(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model older than the import reads at the first opset that it takes."""
+    """Convert a model older than the importer reads to the first supported opset."""
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
     if opset is None or opset >= OLDEST_OPSET:
         return model
@@ -252,11 +255,13 @@ def _raised(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _fed(model: onnx.ModelProto) -> tuple[str, ...]:
     constant = {tensor.name for tensor in model.graph.initializer}
-    return tuple(one.name for one in model.graph.input if one.name not in constant)
+    return tuple(
+        graph_input.name for graph_input in model.graph.input if graph_input.name not in constant
+    )
 
 
 def _open(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the inputs whose shape the model leaves open."""
+    """Return the inputs without a static shape."""
 
     def is_open(value: onnx.ValueInfoProto) -> bool:
         tensor = value.type.tensor_type
@@ -265,14 +270,18 @@ def _open(model: onnx.ModelProto) -> tuple[str, ...]:
         )
 
     fed = set(_fed(model))
-    return tuple(one.name for one in model.graph.input if one.name in fed and is_open(one))
+    return tuple(
+        graph_input.name
+        for graph_input in model.graph.input
+        if graph_input.name in fed and is_open(graph_input)
+    )
 
 
 def _read(test: TestCase, kind: str) -> Case:
     """Read a test's model and data sets from memory or from the files of the onnx wheel."""
     if test.model is not None:
         assert test.data_sets is not None
-        data = tuple((_arrays(given), _arrays(wanted)) for given, wanted in test.data_sets)
+        data = tuple((_arrays(inputs), _arrays(outputs)) for inputs, outputs in test.data_sets)
         return Case(test.name, kind, test.rtol, test.atol, test.model, data)
     if test.model_dir is None:
         return _read_light(test, kind)
@@ -281,25 +290,25 @@ def _read(test: TestCase, kind: str) -> Case:
     sets = sorted(folder.glob("test_data_set*"))
     data = tuple(
         (
-            _files(one, "input", model.graph.input),
-            _files(one, "output", model.graph.output),
+            _files(set_folder, "input", model.graph.input),
+            _files(set_folder, "output", model.graph.output),
         )
-        for one in sets
+        for set_folder in sets
     )
     return Case(test.name, kind, test.rtol, test.atol, model, data)
 
 
 def _read_light(test: TestCase, kind: str) -> Case:
-    """Read a network of the wheel: the suite feeds it a ramp and ships what comes out."""
+    """Read a network of the wheel: the suite feeds a ramp and ships the outputs."""
     assert test.url is not None
     path = _LIGHT / Path(test.url).name
     model = onnx.load(path)
     (name,) = _fed(model)
-    (entry,) = (one for one in model.graph.input if one.name == name)
+    (entry,) = (graph_input for graph_input in model.graph.input if graph_input.name == name)
     ramp = Runner.generate_dummy_data(entry, name=test.model_name)
     outputs = tuple(
-        numpy_helper.to_array(onnx.load_tensor(path.with_name(f"{path.stem}_output_{at}.pb")))
-        for at in range(len(model.graph.output))
+        numpy_helper.to_array(onnx.load_tensor(path.with_name(f"{path.stem}_output_{index}.pb")))
+        for index in range(len(model.graph.output))
     )
     return Case(test.name, kind, test.rtol, test.atol, model, (((ramp,), outputs),))
 

@@ -2,9 +2,9 @@
 
     python scripts/bench_calibration.py MODEL.onnx [--images 32 512] [--peer-images 32]
 
-Every row is a process of its own, so that the peak is that row's. Both sides get the same random
-images and may use two threads. onnxruntime keeps every activation of every image in memory, so its
-rows run with `--peer-images` only. "forward" is the plain model on the same images: the floor.
+Every row runs in a separate process, for its own memory peak. Both sides get the same random images
+and two threads. onnxruntime keeps every activation of every image in memory, so its rows run with
+`--peer-images` only. "forward" is the plain model on the same images: the floor.
 
 The clock starts after the imports of libraries and before the model is read, for both sides. The
 peer runs as `quantize_static` runs it: create_calibrator with the defaults of the method,
@@ -103,7 +103,7 @@ def _child(
 
 
 def samples(count: int) -> Iterator[dict[str, np.ndarray]]:
-    """The same random images for everybody, made one at a time."""
+    """The same random images for all subjects, generated one at a time."""
     for number in range(count):
         rng = np.random.default_rng([SEED, number])
         yield {"images": rng.standard_normal((1, 3, 224, 224), dtype=np.float32)}
@@ -155,7 +155,7 @@ def peer(model: Path, method: str, count: int) -> float:
 
 def tandem(model: Path, method: str, count: int) -> float:
     """Our calibration, import and passes included."""
-    import onnxruntime  # noqa: F401  (else the runner would import it while the clock runs)
+    import onnxruntime  # noqa: F401  (imported before the clock starts)
 
     from calibration import amax_by_method
     from calibration.dataset import InputSpec, iterable_dataset
@@ -167,8 +167,8 @@ def tandem(model: Path, method: str, count: int) -> float:
     start = time.perf_counter()
     graph, _ = run_passes(import_model(model).model)
     data = iterable_dataset(samples(count), [InputSpec("images", (1, 3, 224, 224))], None)
-    seen = observe_graph(graph, data, calibrated_tensors(graph))
-    amax_by_method(seen.histograms, [method])
+    observation = observe_graph(graph, data, calibrated_tensors(graph))
+    amax_by_method(observation.histograms, [method])
     return time.perf_counter() - start
 
 

@@ -1,10 +1,10 @@
-"""Time the DLA in software against onnxruntime's INT8, in one run, on one thread by default.
+"""Time the DLA emulation against onnxruntime's INT8, in one run, on one thread by default.
 
     python scripts/bench_emulator.py [--threads 1] [--runs 20] [--networks resnet50 ...]
 
 The demo detector is built for agx-orin-64gb with its calibration scenes, other networks
 (scripts/networks) with random weights and four random inputs: times hardly depend on either. Only
-the DLA's segments are timed, each for itself. The subjects take turns run by run; the table gives
+DLA segments are timed, each separately. The subjects alternate run by run; the table gives
 the sum of the medians, its ratio to onnxruntime's, and the signal-to-noise ratio of the engine's
 outputs against those with onnxruntime throughout.
 """
@@ -86,7 +86,9 @@ def _bench(name: str, path: Path, samples: list[Arrays], arguments: argparse.Nam
     """Time every DLA segment of an engine and compare the engine's outputs."""
     times: dict[str, float] = dict.fromkeys((PORTABLE, *EMULATIONS), 0.0)
     with open_engine(path) as engine:
-        segments = [one for one in engine.manifest.segments if one.processor.startswith("dla")]
+        segments = [
+            segment for segment in engine.manifest.segments if segment.processor.startswith("dla")
+        ]
         for segment in segments:
             feeds = _feeds(engine, segment, samples[0])
             subjects = _subjects(engine, segment, arguments.threads)
@@ -103,9 +105,9 @@ def _bench(name: str, path: Path, samples: list[Arrays], arguments: argparse.Nam
 
 
 def _feeds(engine: Engine, segment: Segment, sample: Arrays) -> dict[str, np.ndarray]:
-    """Return the sample where a segment reads the model's inputs, else random numbers."""
+    """Return the sample for inputs of the model, random numbers for other tensors."""
     rng = np.random.default_rng(1)
-    tensors = {one.name: one for one in engine.manifest.tensors}
+    tensors = {tensor.name: tensor for tensor in engine.manifest.tensors}
     feeds = {}
     for name in segment.inputs:
         shape = [int(dim) for dim in tensors[name].shape if dim is not None]
@@ -116,18 +118,22 @@ def _feeds(engine: Engine, segment: Segment, sample: Arrays) -> dict[str, np.nda
 
 def _subjects(engine: Engine, segment: Segment, threads: int) -> dict[str, Run]:
     tensors = {tensor.name: tensor for tensor in engine.manifest.tensors}
-    graph = next(one for one in segment.implementations if isinstance(one, Portable))
+    graph = next(
+        implementation
+        for implementation in segment.implementations
+        if isinstance(implementation, Portable)
+    )
     executors: dict[str, Executor] = {
         PORTABLE: PortableExecutor(engine, segment, graph, tensors, threads)
     }
     for name, emulation in EMULATIONS.items():
         executors[name] = EmulatedExecutor(engine, segment, graph, emulation, threads)
-    wanted = dict.fromkeys(segment.outputs)
-    return {name: partial(one.run, outputs=wanted) for name, one in executors.items()}
+    outputs = dict.fromkeys(segment.outputs)
+    return {name: partial(executor.run, outputs=outputs) for name, executor in executors.items()}
 
 
 def _medians(subjects: Mapping[str, Run], feeds: Arrays, runs: int) -> dict[str, float]:
-    """Return each subject's median time in seconds; they take turns."""
+    """Return each subject's median time in seconds; runs alternate between subjects."""
     times: dict[str, list[float]] = {subject: [] for subject in subjects}
     for number in range(runs + 2):
         for subject, run in subjects.items():
@@ -142,20 +148,23 @@ def _noises(path: Path, samples: list[Arrays], threads: int) -> dict[str, float]
     """Return each subject's SQNR at the engine's outputs against the portable engine's, in dB."""
     outputs: dict[str, list[np.ndarray]] = {}
     for subject in (PORTABLE, *EMULATIONS):
-        how = EMULATIONS.get(subject)
-        dla: Dla = "portable" if how is None else how.mode
-        scales: Scales = "hardware" if how is None else how.arithmetic
+        emulation = EMULATIONS.get(subject)
+        dla: Dla = "portable" if emulation is None else emulation.mode
+        scales: Scales = "hardware" if emulation is None else emulation.arithmetic
         with open_session(path, threads=threads, dla=dla, scales=scales) as session:
-            outputs[subject] = [one for x in samples for one in session.infer(x).values()]
-    return {subject: _sqnr(outputs[PORTABLE], found) for subject, found in outputs.items()}
+            outputs[subject] = [output for x in samples for output in session.infer(x).values()]
+    return {
+        subject: _sqnr(outputs[PORTABLE], subject_outputs)
+        for subject, subject_outputs in outputs.items()
+    }
 
 
-def _sqnr(reference: list[np.ndarray], found: list[np.ndarray]) -> float:
+def _sqnr(reference: list[np.ndarray], outputs: list[np.ndarray]) -> float:
     signal = noise = 0.0
-    for want, have in zip(reference, found, strict=True):
-        real = want.astype(np.float64)
+    for expected, actual in zip(reference, outputs, strict=True):
+        real = expected.astype(np.float64)
         signal += float((real**2).sum())
-        noise += float(((real - have) ** 2).sum())
+        noise += float(((real - actual) ** 2).sum())
     return float("inf") if noise == 0.0 else 10 * float(np.log10(signal / noise))
 
 

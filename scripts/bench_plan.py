@@ -34,8 +34,8 @@ def _time(members: tuple[tuple[str, float | None], ...], profile: Profile, objec
     wall, cpu = time.perf_counter(), time.process_time()
     models = []
     for name, rate, graph in graphs:
-        made = prepare(graph, profile, options)
-        models.append(Model(name, made.model.graph, rate_hz=rate, cuts=made.cuts))
+        prepared = prepare(graph, profile, options)
+        models.append(Model(name, prepared.model.graph, rate_hz=rate, cuts=prepared.cuts))
     search = plan_together(models, profile, options).plans[0].search
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     names = "+".join(name for name, _ in members)

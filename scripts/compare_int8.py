@@ -11,8 +11,8 @@ Figures of one output, over all unseen pictures taken as one vector:
 
 y is the plain model in onnxruntime, y' what a user runs: of Tandem the engine for `laptop` through
 `device.runtime.session`, of onnxruntime its Q/DQ model in onnxruntime. "INT8 products" counts the
-nodes Conv, Gemm and MatMul whose two operands are INT8. `auto` of Tandem names the steps that it
-kept beside its ranges. `--draw` other than 0 takes other pictures, by chance. onnxruntime runs with
+nodes Conv, Gemm and MatMul whose two operands are INT8. `auto` of Tandem names the corrections that
+it kept. `--draw` other than 0 takes other pictures, by chance. onnxruntime runs with
 min-max, and with `--peer-entropy` by entropy too, which takes minutes for each network and finds
 the same ranges (docs/ACCURACY.md); each in three forms:
 
@@ -97,7 +97,7 @@ SUBJECTS: tuple[Subject, ...] = (
 )
 
 PEER_METHODS = {"entropy": CalibrationMethod.Entropy, "minmax": CalibrationMethod.MinMax}
-# What `quantize_static` is asked for beside the method.
+# Options of `quantize_static` besides the method.
 PEER_FORMS: Mapping[str, dict[str, Any]] = {
     SYMMETRIC: {
         "per_channel": True,
@@ -116,9 +116,9 @@ PEER_FORMS: Mapping[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One output of one model as one subject makes it.
+    """One output of one model by one subject.
 
-    `steps`: what `auto` did beside choosing ranges. `int8`, `products`: nodes, see above.
+    `corrections`: those that `auto` kept. `int8`, `products`: nodes, see above.
     """
 
     model: str
@@ -131,21 +131,21 @@ class Row:
     int8: int
     products: int
     seconds: float
-    steps: tuple[str, ...] = ()
+    corrections: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Made:
-    """What a subject made of the unseen inputs, the graphs that it ran, and `Row.steps`."""
+class Quantized:
+    """Outputs of a subject on the unseen inputs, the graphs that it ran, and `Row.corrections`."""
 
     outputs: list[Outputs]
     graphs: list[onnx.GraphProto]
-    steps: tuple[str, ...] = ()
+    corrections: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Material:
-    """A model with what all subjects get, and what the plain model makes of the unseen inputs."""
+    """A model with the inputs of all subjects, and the FP32 outputs on the unseen inputs."""
 
     name: str
     path: Path
@@ -171,11 +171,11 @@ def main() -> None:
     parser.add_argument("--peer-entropy", action="store_true")
     parser.add_argument("--json", action="store_true", help="print rows and verdicts as JSON")
     arguments = parser.parse_args()
-    logging.getLogger().setLevel(logging.ERROR)  # the peer warns of what it was given on purpose
+    logging.getLogger().setLevel(logging.ERROR)  # the peer warns of intended options
     subjects = [
-        one
-        for one in SUBJECTS
-        if arguments.peer_entropy or (one.who, one.method) != (PEER, "entropy")
+        subject
+        for subject in SUBJECTS
+        if arguments.peer_entropy or (subject.who, subject.method) != (PEER, "entropy")
     ]
     rows = [
         row
@@ -196,7 +196,7 @@ def table(rows: Sequence[Row]) -> list[str]:
         "|---|---|---|---|---|--:|--:|--:|",
     ]
     return lines + [
-        f"| {r.model} | {r.output} | {r.who} | {' + '.join((r.method, *r.steps))} | {r.form} "
+        f"| {r.model} | {r.output} | {r.who} | {' + '.join((r.method, *r.corrections))} | {r.form} "
         f"| {r.cosine:.5f} "
         f"| {r.sqnr_db:.1f} | {r.int8} of {r.products} |"
         for r in rows
@@ -204,7 +204,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def judge(rows: Sequence[Row]) -> list[str]:
-    """Say where Tandem loses: method by method in the symmetric form, then `auto` against all."""
+    """List where Tandem loses: by method in the symmetric form, then `auto` against all."""
     contests = (
         *(
             (f"{method} against onnxruntime's {method}, symmetric", method, (method,), (SYMMETRIC,))
@@ -251,12 +251,13 @@ def _rows(material: Material, subjects: Sequence[Subject]) -> Iterator[Row]:
             start = time.perf_counter()
             make = _tandem if subject.who == TANDEM else _peer
             with contextlib.redirect_stdout(sys.stderr):  # the peer prints its progress
-                made = make(material, subject, folder)
+                result = make(material, subject, folder)
             seconds = time.perf_counter() - start
-            int8, products = int8_products(made.graphs)
+            int8, products = int8_products(result.graphs)
             for output in material.exact[0]:
                 cosine, sqnr_db = closeness(
-                    [one[output] for one in material.exact], [one[output] for one in made.outputs]
+                    [outputs[output] for outputs in material.exact],
+                    [outputs[output] for outputs in result.outputs],
                 )
                 yield Row(
                     material.name,
@@ -269,7 +270,7 @@ def _rows(material: Material, subjects: Sequence[Subject]) -> Iterator[Row]:
                     int8,
                     products,
                     round(seconds, 1),
-                    made.steps,
+                    result.corrections,
                 )
                 print(
                     f"{material.name} {output}: {subject.who} {subject.method} {subject.form} "
@@ -279,25 +280,25 @@ def _rows(material: Material, subjects: Sequence[Subject]) -> Iterator[Row]:
                 )
 
 
-def closeness(exact: Sequence[Array], found: Sequence[Array]) -> tuple[float, float]:
+def closeness(exact: Sequence[Array], outputs: Sequence[Array]) -> tuple[float, float]:
     """Cosine, and SQNR in dB, of all arrays taken as one vector."""
-    wanted = np.concatenate([one.reshape(-1) for one in exact]).astype(np.float64)
-    made = np.concatenate([one.reshape(-1) for one in found]).astype(np.float64)
-    cosine = float(wanted @ made / np.sqrt((wanted @ wanted) * (made @ made)))
-    noise = made - wanted
+    reference = np.concatenate([array.reshape(-1) for array in exact]).astype(np.float64)
+    actual = np.concatenate([array.reshape(-1) for array in outputs]).astype(np.float64)
+    cosine = float(reference @ actual / np.sqrt((reference @ reference) * (actual @ actual)))
+    noise = actual - reference
     with np.errstate(divide="ignore"):
-        return cosine, float(10 * np.log10((wanted @ wanted) / (noise @ noise)))
+        return cosine, float(10 * np.log10((reference @ reference) / (noise @ noise)))
 
 
 def int8_products(graphs: Sequence[onnx.GraphProto]) -> tuple[int, int]:
-    """How many products read DequantizeLinear with both operands, and how many there are."""
+    """Return (GEMMs and convolutions whose two operands are dequantized, all of them)."""
     int8 = products = 0
     for graph in graphs:
-        makers = {name: node.op_type for node in graph.node for name in node.output}
+        producers = {output: node.op_type for node in graph.node for output in node.output}
         for node in graph.node:
             if node.op_type in PRODUCTS:
                 products += 1
-                int8 += all(makers.get(one) == "DequantizeLinear" for one in node.input[:2])
+                int8 += all(producers.get(name) == "DequantizeLinear" for name in node.input[:2])
     return int8, products
 
 
@@ -307,7 +308,7 @@ def _material(path: Path, pictures: int, draw: int) -> Material:
     name = session.get_inputs()[0].name
     calibration = _inputs(SCENES / "calibration", config, pictures, draw)
     unseen = _inputs(SCENES / "heldout", config, pictures, draw)
-    exact = tuple(_run(session, {name: one}) for one in unseen)
+    exact = tuple(_run(session, {name: image}) for image in unseen)
     return Material(path.stem, model_file, name, calibration, unseen, exact)
 
 
@@ -332,27 +333,27 @@ def _inputs(folder: Path, config: PreprocessConfig, count: int, draw: int) -> tu
     return tuple(preprocess(cv2.imread(str(file)), config)[0].copy() for file in chosen[:count])
 
 
-def _tandem(material: Material, subject: Subject, folder: Path) -> Made:
+def _tandem(material: Material, subject: Subject, folder: Path) -> Quantized:
     """Build the engine and run it."""
     path = folder / "tandem.engine"
-    samples = [{material.input: one} for one in material.calibration]
+    samples = [{material.input: image} for image in material.calibration]
     ranges = RangeOptions(method=subject.method)
     built = build_engine(material.path, "laptop", path, BuildOptions(data=samples, ranges=ranges))
     with open_session(path) as session:
-        found = [session.infer({material.input: one}) for one in material.unseen]
+        outputs = [session.infer({material.input: image}) for image in material.unseen]
     with open_engine(path) as engine:
         models = [
-            onnx.load_from_string(engine.entry(one.model).tobytes())
+            onnx.load_from_string(engine.entry(implementation.model).tobytes())
             for segment in engine.manifest.segments
-            for one in segment.implementations
-            if isinstance(one, Portable)
+            for implementation in segment.implementations
+            if isinstance(implementation, Portable)
         ]
     corrections = built.calibration.corrections if built.calibration is not None else ()
     kept = tuple(outcome.name for outcome in corrections if outcome.kept)
-    return Made(found, [model.graph for model in models], kept)
+    return Quantized(outputs, [model.graph for model in models], kept)
 
 
-def _peer(material: Material, subject: Subject, folder: Path) -> Made:
+def _peer(material: Material, subject: Subject, folder: Path) -> Quantized:
     """Pre-process and quantize as onnxruntime's documentation says, and run the result."""
     prepared, quantized = folder / "prepared.onnx", folder / "quantized.onnx"
     if not prepared.exists():
@@ -368,24 +369,22 @@ def _peer(material: Material, subject: Subject, folder: Path) -> Made:
         **PEER_FORMS[subject.form],
     )
     session = _session(quantized)
-    found = [_run(session, {material.input: one}) for one in material.unseen]
-    return Made(found, [onnx.load(str(quantized)).graph])
+    outputs = [_run(session, {material.input: image}) for image in material.unseen]
+    return Quantized(outputs, [onnx.load(str(quantized)).graph])
 
 
 class _Reader(CalibrationDataReader):  # type: ignore[misc]
     """The calibration inputs, for onnxruntime's quantizer."""
 
     def __init__(self, material: Material) -> None:
-        self._samples = iter([{material.input: one} for one in material.calibration])
+        self._samples = iter([{material.input: image} for image in material.calibration])
 
     def get_next(self) -> dict[str, Array] | None:
         return next(self._samples, None)
 
 
 def _session(path: Path) -> ort.InferenceSession:
-    """A session with the settings that keep INT8 exact, as `device.runtime.executors.portable` has
-    them.
-    """
+    """A session with exact INT8, with the settings of `device.runtime.executors.portable`."""
     precise = platform.machine() in {"x86_64", "AMD64"}
     try:
         return _load(path, precise)
@@ -411,7 +410,7 @@ def _load(path: Path, precise: bool) -> ort.InferenceSession:
 
 
 def _run(session: ort.InferenceSession, feeds: dict[str, Array]) -> Outputs:
-    names = [one.name for one in session.get_outputs()]
+    names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, feeds), strict=True))
 
 

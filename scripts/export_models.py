@@ -213,7 +213,7 @@ def _measure_batch_norms(network: nn.Module, photographs: list[Image], device: s
     """Give batch norms the mean and variance of eight batches at full size."""
     import torch
 
-    norms = [one for one in network.modules() if isinstance(one, torch.nn.BatchNorm2d)]
+    norms = [module for module in network.modules() if isinstance(module, torch.nn.BatchNorm2d)]
     if not norms:
         return
     for norm in norms:

@@ -72,11 +72,11 @@ def build_missing(
                     ranges.get()
                 running += [
                     pool.apply_async(_build, (folder, name, batch, precision))
-                    for batch, wanted in missing
-                    if wanted == precision
+                    for batch, missing_precision in missing
+                    if missing_precision == precision
                 ]
-        for one in running:
-            print(one.get(), flush=True)
+        for build in running:
+            print(build.get(), flush=True)
     print(f"built in {time.monotonic() - began:.0f} s")
 
 
@@ -90,15 +90,15 @@ def _ranges(folder: Path, name: str) -> Path:
 
 def _find_ranges(folder: Path, name: str) -> None:
     """Write the ranges of a network."""
-    seen = pictures(
+    images = pictures(
         CALIBRATION_PICTURES, picture_size(name), np.random.default_rng(CALIBRATION_SEED)
     )
     imported = import_model(_model(folder, name, 1))
     graph, _ = run_passes(imported.model)
-    samples = [{"x": picture[None]} for picture in seen]
+    samples = [{"x": picture[None]} for picture in images]
     options = RangeOptions(method="minmax")
-    found = measure_ranges(graph, samples, imported.sha256, options, lambda *_: None)
-    write_table(_ranges(folder, name), found.table)
+    ranges = measure_ranges(graph, samples, imported.sha256, options, lambda *_: None)
+    write_table(_ranges(folder, name), ranges.table)
 
 
 def _build(folder: Path, name: str, batch: int, precision: str) -> str:
@@ -108,8 +108,8 @@ def _build(folder: Path, name: str, batch: int, precision: str) -> str:
     table = read_table(_ranges(folder, name)) if precision == "int8" else None
     options = BuildOptions(precision=precision, table=table)
     notes = build_engine(_model(folder, name, batch), PROFILE, path, options).notes
-    said = "".join(f"\n  {note}" for note in notes)
-    return f"{path.name}: {time.monotonic() - began:.0f} s{said}"
+    notes_text = "".join(f"\n  {note}" for note in notes)
+    return f"{path.name}: {time.monotonic() - began:.0f} s{notes_text}"
 
 
 def main() -> None:
@@ -120,8 +120,14 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=["fp16", "int8"])
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    asked = parser.parse_args()
-    build_missing(asked.folder, asked.networks, asked.batches, asked.precisions, asked.jobs)
+    arguments = parser.parse_args()
+    build_missing(
+        arguments.folder,
+        arguments.networks,
+        arguments.batches,
+        arguments.precisions,
+        arguments.jobs,
+    )
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ def pictures(count: int, size: int, random: np.random.Generator) -> np.ndarray:
         patterns += nn.functional.interpolate(grid, size=(size, size), mode="bilinear")
     contrast = random.uniform(0.25, 0.75, (count, 1, 1, 1)) / len(GRIDS) ** 0.5
     light = random.uniform(-1, 1, (count, 3, 1, 1))
-    found: np.ndarray = (patterns.numpy() * contrast + light).astype(np.float32)
-    return found
+    images: np.ndarray = (patterns.numpy() * contrast + light).astype(np.float32)
+    return images
 
 
 def make_network(name: str, device: str = "cuda") -> Any:  # noqa: ANN401  (torch has no types here)
@@ -252,8 +252,8 @@ class _Yolo(nn.Module):
         t3 = self.top3(torch.cat([self.up(t4), p3], 1))
         l4 = self.low4(torch.cat([self.down3(t3), t4], 1))
         l5 = self.low5(torch.cat([self.down4(l4), p5], 1))
-        found = [head(scale) for head, scale in zip(self.heads, (t3, l4, l5), strict=True)]
-        boxes, classes = torch.cat(found, 2).split((64, 80), 1)
+        predictions = [head(scale) for head, scale in zip(self.heads, (t3, l4, l5), strict=True)]
+        boxes, classes = torch.cat(predictions, 2).split((64, 80), 1)
         return torch.cat([boxes, classes.sigmoid()], 1)
 
 

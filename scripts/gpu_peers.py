@@ -105,21 +105,21 @@ def _work(
         with torch.no_grad():
             truth = network(x).cpu().numpy()
         floor = floors_us(network, x, 2, ceilings.fp16_tflops, ceilings.memory_tbps)
-        given = x.half().to(memory_format=torch.channels_last)
+        half_input = x.half().to(memory_format=torch.channels_last)
         for peer in peers:
             began = time.monotonic()
-            error, graph = _record(forms[peer], given, truth)
+            error, graph = _record(forms[peer], half_input, truth)
             taken = time.monotonic() - began
             print(f"{name:16} {batch:4} {peer:9} recorded in {taken:.0f} s", flush=True)
             cell = Cell(name, batch, peer, error, 0.0, floor)
-            recorded.append(_Recorded(cell, graph, given))
+            recorded.append(_Recorded(cell, graph, half_input))
         torch.cuda.empty_cache()
     torch.cuda.synchronize()
     pipe.send(None)
     pipe.recv()
-    for one in recorded:
-        time_us = median_us(one.graph.replay)
-        cell = one.cell
+    for recording in recorded:
+        time_us = median_us(recording.graph.replay)
+        cell = recording.cell
         pipe.send(Cell(cell.network, cell.batch, cell.subject, cell.error, time_us, cell.floor_us))
     pipe.send(None)
 
@@ -129,9 +129,9 @@ def _record(run: Any, x: Any, truth: np.ndarray) -> tuple[float, Any]:  # noqa: 
     stream = torch.cuda.Stream()
     with torch.no_grad(), torch.cuda.stream(stream):
         for _ in range(3):
-            found = run(x)
+            output = run(x)
         stream.synchronize()
-        error = relative_error(found.float().cpu().numpy(), truth)
+        error = relative_error(output.float().cpu().numpy(), truth)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             run(x)

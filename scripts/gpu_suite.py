@@ -26,48 +26,48 @@ def target() -> GpuTarget:
     return GpuTarget(gpu.sm, gpu.sm_count.value)
 
 
-def run_compiled(drafted: KernelProgram, feeds: Mapping[str, Array]) -> dict[str, Array]:
+def run_compiled(program: KernelProgram, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """Compile the first tactic of each piece of work, write an engine, and run it as a session.
 
     Raises CompileError, EngineError and SessionError as these do; RuntimeError: no GPU ran it.
     """
-    first = tuple(replace(work, tactics=work.tactics[:1]) for work in drafted.work)
-    found = compile_segment("gpu0", replace(drafted, work=first), gpu=target())
+    first = tuple(replace(work, tactics=work.tactics[:1]) for work in program.work)
+    compiled = compile_segment("gpu0", replace(program, work=first), gpu=target())
     with tempfile.TemporaryDirectory(prefix="tandem-suite-") as folder:
         path = Path(folder) / "m.engine"
-        write_engine(path, _manifest(drafted, found, feeds), found.entries)
+        write_engine(path, _manifest(program, compiled, feeds), compiled.entries)
         with open_engine(path) as engine, Session(engine) as session:
             (report,) = session.reports
             if report.implementation != "cuda":
                 raise RuntimeError(f"no GPU runs it: {report.reason}")
             read = {
                 name: np.ascontiguousarray(feeds[name], view.dtype).reshape(view.shape)
-                for name, view in drafted.inputs.items()
+                for name, view in program.inputs.items()
             }
             return session.infer({**feeds, **read})
 
 
-def _manifest(drafted: KernelProgram, found: GpuSegment, feeds: Mapping[str, Array]) -> Manifest:
+def _manifest(program: KernelProgram, compiled: GpuSegment, feeds: Mapping[str, Array]) -> Manifest:
     """Describe an engine of one segment; inputs that nothing reads are the model's still."""
-    unread = {name: one for name, one in feeds.items() if name not in drafted.inputs}
-    views = {**drafted.inputs, **drafted.outputs}
+    unread = {name: value for name, value in feeds.items() if name not in program.inputs}
+    views = {**program.inputs, **program.outputs}
     tensors = tuple(
-        TensorInfo(name=name, dtype=str(one.dtype), shape=tuple(map(int, one.shape)))
-        for name, one in (*views.items(), *unread.items())
+        TensorInfo(name=name, dtype=str(value.dtype), shape=tuple(map(int, value.shape)))
+        for name, value in (*views.items(), *unread.items())
     )
     segment = Segment(
         name="gpu0",
         processor="gpu",
-        inputs=tuple(drafted.inputs),
-        outputs=tuple(drafted.outputs),
-        nodes=tuple(dict.fromkeys(node for work in drafted.work for node in work.nodes)),
-        implementations=(found.implementation,),
+        inputs=tuple(program.inputs),
+        outputs=tuple(program.outputs),
+        nodes=tuple(dict.fromkeys(node for work in program.work for node in work.nodes)),
+        implementations=(compiled.implementation,),
     )
     return Manifest(
         format=FORMAT_VERSION,
         profile=PROFILE,
-        inputs=(*drafted.inputs, *unread),
-        outputs=tuple(drafted.outputs),
+        inputs=(*program.inputs, *unread),
+        outputs=tuple(program.outputs),
         tensors=tensors,
         dims=(),
         segments=(segment,),

@@ -113,7 +113,7 @@ def half_table(cells: Cells) -> list[str]:
     for name, batch, first in _rows(cells, "fp16"):
         own = cells[name, batch, "fp16"]
         compiled, eager = (cells.get((name, batch, peer)) for peer in (COMPILED, "eager"))
-        said = (
+        columns = (
             NAMES.get(name, name) if first else "",
             batch,
             _time(own),
@@ -125,7 +125,7 @@ def half_table(cells: Cells) -> list[str]:
             f"{own.error:.1e}",
             "" if compiled is None else f"{compiled.error:.1e}",
         )
-        lines.append(_row(said))
+        lines.append(_row(columns))
     return lines
 
 
@@ -138,7 +138,7 @@ def integer_table(cells: Cells) -> list[str]:
     ]
     for name, batch, first in _rows(cells, "int8"):
         own = cells[name, batch, "int8"]
-        said = (
+        columns = (
             NAMES.get(name, name) if first else "",
             batch,
             _time(own),
@@ -149,19 +149,20 @@ def integer_table(cells: Cells) -> list[str]:
             f"{own.time_us / own.floor_us:.1f}",
             f"{own.error:.1e}",
         )
-        lines.append(_row(said))
+        lines.append(_row(columns))
     return lines
 
 
 def _rows(cells: Cells, subject: str) -> list[tuple[str, int, bool]]:
     """Return networks and batches that a subject was timed on; True where a network begins."""
     order = [*NAMES, *sorted({name for name, _, _ in cells} - set(NAMES))]
-    found = sorted(
+    groups = sorted(
         ((name, batch) for name, batch, whose in cells if whose == subject),
-        key=lambda one: (order.index(one[0]), one[1]),
+        key=lambda group: (order.index(group[0]), group[1]),
     )
     return [
-        (name, batch, not at or found[at - 1][0] != name) for at, (name, batch) in enumerate(found)
+        (name, batch, not index or groups[index - 1][0] != name)
+        for index, (name, batch) in enumerate(groups)
     ]
 
 
@@ -185,9 +186,9 @@ def main() -> None:
     """Print the tables and the means of the runs on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path)
-    asked = parser.parse_args()
-    runs = [msgspec.json.decode(path.read_bytes(), type=Run) for path in asked.runs]
-    for path, run in zip(asked.runs, runs, strict=True):
+    arguments = parser.parse_args()
+    runs = [msgspec.json.decode(path.read_bytes(), type=Run) for path in arguments.runs]
+    for path, run in zip(arguments.runs, runs, strict=True):
         print(f"{path.name}: {run.ceilings}")
     print("\n".join(tables(merged(runs))))
 

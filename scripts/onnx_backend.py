@@ -48,26 +48,28 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="replace the page and the list")
     parser.add_argument("--gpu", action="store_true", help="compile, and run on this GPU")
     parser.add_argument("--within", type=float, default=math.inf, help="begin no test after that")
-    given = parser.parse_args()
-    cases = {n: c for n, c in load_cases().items() if re.search(given.only, n)}
+    arguments = parser.parse_args()
+    cases = {n: c for n, c in load_cases().items() if re.search(arguments.only, n)}
     started = time.monotonic()
     known = read_compiled(COMPILED.read_text() if COMPILED.exists() else "")
-    if given.gpu:
+    if arguments.gpu:
         waiting = [name for name in cases if name not in known]
         random.Random(0).shuffle(waiting)
         cases = {name: cases[name] for name in waiting}
-    results = list(run_all(cases, runner(given.gpu), given.jobs, given.longest, given.within))
+    results = list(
+        run_all(cases, runner(arguments.gpu), arguments.jobs, arguments.longest, arguments.within)
+    )
     outcomes = {name: outcome for name, outcome, _ in results}
     print(f"{len(outcomes)} tests in {time.monotonic() - started:.0f} s")
-    for status, count in Counter(one.status for one in outcomes.values()).most_common():
+    for status, count in Counter(outcome.status for outcome in outcomes.values()).most_common():
         print(f"{count:5} {status}")
-    for name, _, seconds in sorted(results, key=lambda one: -one[2])[:SLOWEST]:
+    for name, _, seconds in sorted(results, key=lambda result: -result[2])[:SLOWEST]:
         print(f"{seconds:7.1f} s  {name}")
-    if given.missing is not None:
-        given.missing.write_text(missing_text(outcomes))
-    if given.gpu:
+    if arguments.missing is not None:
+        arguments.missing.write_text(missing_text(outcomes))
+    if arguments.gpu:
         COMPILED.write_text(compiled_listing({**known, **statuses(outcomes)}))
-    elif given.write and not given.only:
+    elif arguments.write and not arguments.only:
         PAGE.write_text(render(outcomes, operators_of(cases), known))
         PASSING.write_text(listing(outcomes, {name: seconds for name, _, seconds in results}))
 
@@ -132,12 +134,12 @@ def _answer(
     pipe: Connection, process: multiprocessing.process.BaseProcess
 ) -> tuple[Outcome, float]:
     try:
-        found: tuple[Outcome, float] | None = pipe.recv()
+        answer: tuple[Outcome, float] | None = pipe.recv()
     except EOFError:
-        found = None
+        answer = None
     process.join()
-    if found is not None:
-        return found
+    if answer is not None:
+        return answer
     return Outcome("error", reasons=(f"the process ended with {process.exitcode}",)), 0.0
 
 
@@ -152,7 +154,7 @@ def missing_text(outcomes: Mapping[str, Outcome]) -> str:
         if len(reasons) == 1:
             alone.update(reasons)
     lines = ["tests (alone)  reason"]
-    for reason, names in sorted(groups.items(), key=lambda one: (-len(one[1]), one[0])):
+    for reason, names in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
         shown = " ".join(name.split("/", 1)[1].removeprefix("test_") for name in names[:6])
         lines.append(f"{len(names):5} ({alone[reason]})  {reason}")
         lines.append(f"         {shown}{' ...' if names[6:] else ''}")
@@ -162,7 +164,7 @@ def missing_text(outcomes: Mapping[str, Outcome]) -> str:
 def operators_of(cases: Mapping[str, Callable[[], Case]]) -> dict[str, str]:
     """Return the operator of each node test; a test of a definition has the one that it defines."""
     single = {
-        name: found[0] if len(found := read().operators) == 1 else SEVERAL
+        name: operators[0] if len(operators := read().operators) == 1 else SEVERAL
         for name, read in cases.items()
         if name.startswith("node/")
     }
@@ -176,7 +178,7 @@ def listing(outcomes: Mapping[str, Outcome], seconds: Mapping[str, float]) -> st
     "constants": with parameters as constants; "slow": not among the quickest that together take
     QUICK_S.
     """
-    passed = [name for name, one in outcomes.items() if one.status == "passed"]
+    passed = [name for name, outcome in outcomes.items() if outcome.status == "passed"]
     quickest = sorted(passed, key=seconds.__getitem__)
     sums = accumulate(seconds[name] for name in quickest)
     spent = dict(zip(quickest, sums, strict=True))
@@ -190,16 +192,16 @@ def listing(outcomes: Mapping[str, Outcome], seconds: Mapping[str, float]) -> st
 def statuses(outcomes: Mapping[str, Outcome]) -> dict[str, str]:
     """Return "passed", "not covered", or what else came out, with the reason, of each test."""
     return {
-        name: " ".join((one.status, *"".join(one.reasons[:1]).split()))
-        if one.status in ("wrong", "error")
-        else one.status
-        for name, one in outcomes.items()
+        name: " ".join((outcome.status, *"".join(outcome.reasons[:1]).split()))
+        if outcome.status in ("wrong", "error")
+        else outcome.status
+        for name, outcome in outcomes.items()
     }
 
 
-def compiled_listing(found: Mapping[str, str]) -> str:
+def compiled_listing(status_of: Mapping[str, str]) -> str:
     """Return the tests that ran on a GPU, one a line, and what came out."""
-    return "".join(f"{name} {found[name]}\n" for name in sorted(found))
+    return "".join(f"{name} {status_of[name]}\n" for name in sorted(status_of))
 
 
 def read_compiled(text: str) -> dict[str, str]:

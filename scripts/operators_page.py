@@ -113,18 +113,20 @@ def render(
     `compiled`: what came out of tests that ran on a GPU, "passed" or another text.
     """
     parts = [_HEAD.format(onnx=onnx.__version__), *_shares(outcomes)]
-    wrong = [name.split("/")[1] for name, one in outcomes.items() if one.status == "wrong"]
+    wrong = [name.split("/")[1] for name, outcome in outcomes.items() if outcome.status == "wrong"]
     for name in sorted(wrong):
-        why = next((said for pattern, said in _CAUSES if re.search(pattern, name)), "not known why")
+        why = next((text for pattern, text in _CAUSES if re.search(pattern, name)), "not known why")
         parts += ["", *textwrap.wrap(f"Wrong: `{name}` ({why}).", _WIDTH, break_on_hyphens=False)]
-    late = sorted(name.split("/")[1] for name, one in outcomes.items() if one.status == "error")
+    late = sorted(
+        name.split("/")[1] for name, outcome in outcomes.items() if outcome.status == "error"
+    )
     if late:
         names = ", ".join(f"`{name}`" for name in late)
-        said = f"Not run to their end, because the interpreter needs minutes for them: {names}."
-        parts += ["", *textwrap.wrap(said, _WIDTH, break_on_hyphens=False)]
+        text = f"Not run to their end, because the interpreter needs minutes for them: {names}."
+        parts += ["", *textwrap.wrap(text, _WIDTH, break_on_hyphens=False)]
     if compiled:
-        said = compiled_text(outcomes, compiled)
-        parts += ["", *textwrap.wrap(said, _WIDTH, break_on_hyphens=False)]
+        text = compiled_text(outcomes, compiled)
+        parts += ["", *textwrap.wrap(text, _WIDTH, break_on_hyphens=False)]
     types = f"Tensors that kernels read and write: {', '.join(ELEMENT_TYPES)}."
     parts += ["", *textwrap.wrap(types, _WIDTH), "", _TYPES]
     parts += _operators(outcomes, operators)
@@ -135,19 +137,19 @@ def compiled_text(outcomes: Mapping[str, Outcome], compiled: Mapping[str, str]) 
     """Say how many tests that pass in the interpreter, or are too long for it, pass on a GPU."""
 
     def share(status: str) -> tuple[int, int, list[str]]:
-        of = [n for n, one in outcomes.items() if one.status == status and n in compiled]
+        of = [n for n, outcome in outcomes.items() if outcome.status == status and n in compiled]
         failed = sorted(n.split("/")[1] for n in of if compiled[n] != "passed")
         return len(of) - len(failed), len(of), failed
 
     (passed, of, failed), (late_passed, late, late_failed) = share("passed"), share("error")
-    known = sum(one.status == "passed" for one in outcomes.values())
-    said = (
+    known = sum(outcome.status == "passed" for outcome in outcomes.values())
+    text = (
         f"Compiled for an H200 and run there: {of} of the {known} tests that pass in the "
         f"interpreter, of which {passed} gave the expected result"
     )
-    said += f"; of those that it does not finish {late_passed} of {late}." if late else "."
+    text += f"; of those that it does not finish {late_passed} of {late}." if late else "."
     names = ", ".join(f"`{name}`" for name in (*failed, *late_failed))
-    return f"{said} Not: {names}." if names else said
+    return f"{text} Not: {names}." if names else text
 
 
 def _shares(outcomes: Mapping[str, Outcome]) -> list[str]:
@@ -157,7 +159,7 @@ def _shares(outcomes: Mapping[str, Outcome]) -> list[str]:
         f"|---|--:|--:|--:|--:|--:|--:|{'--:|' * len(PEERS)}",
     ]
     for kind in KINDS:
-        own = [one for name, one in outcomes.items() if name.startswith(f"{kind}/")]
+        own = [outcome for name, outcome in outcomes.items() if name.startswith(f"{kind}/")]
         lines.append(_share_row(kind, own, [peer.shares.get(kind) for peer in PEERS]))
     sums = [_sum(peer) for peer in PEERS]
     lines.append(_share_row("all", list(outcomes.values()), sums))
@@ -171,9 +173,9 @@ def _sum(peer: Peer) -> tuple[int, int] | None:
 
 
 def _share_row(kind: str, own: Sequence[Outcome], peers: Sequence[tuple[int, int] | None]) -> str:
-    passed = [one for one in own if one.status == "passed"]
-    fixed = sum(one.fixed for one in passed)
-    refused = sum(one.status == "not covered" for one in own)
+    passed = [outcome for outcome in own if outcome.status == "passed"]
+    fixed = sum(outcome.fixed for outcome in passed)
+    refused = sum(outcome.status == "not covered" for outcome in own)
     cells = [
         kind,
         f"{len(own)}",
@@ -182,7 +184,7 @@ def _share_row(kind: str, own: Sequence[Outcome], peers: Sequence[tuple[int, int
         f"{fixed}",
         f"{refused}",
         f"{len(own) - len(passed) - refused}",
-        *("" if one is None else f"{one[0]} of {one[1]} ({_percent(*one)})" for one in peers),
+        *("" if peer is None else f"{peer[0]} of {peer[1]} ({_percent(*peer)})" for peer in peers),
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -207,15 +209,15 @@ def _operators(outcomes: Mapping[str, Outcome], operators: Mapping[str, str]) ->
 
 
 def _operator_row(operator: str, own: Sequence[Outcome]) -> str:
-    passed = [one for one in own if one.status == "passed"]
+    passed = [outcome for outcome in own if outcome.status == "passed"]
     stops: Counter[str] = Counter()
-    for one in own:
-        if one.status != "passed":
-            stops.update({_short(one, operator)})
+    for outcome in own:
+        if outcome.status != "passed":
+            stops.update({_short(outcome, operator)})
     words = "; ".join(f"{reason} ({count})" for reason, count in stops.most_common(3))
     more = "; ..." if len(stops) > 3 else ""
     how = _how(operator, bool(passed))
-    fixed = sum(one.fixed for one in passed)
+    fixed = sum(outcome.fixed for outcome in passed)
     return f"| {operator} | {how} | {len(passed)} | {len(own)} | {fixed} | {words}{more} |"
 
 

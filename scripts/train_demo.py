@@ -471,16 +471,18 @@ def decode(boxes: Floats, scores: Floats, threshold: float) -> Found:
     return Found(classes[picked], scores[classes[picked], cells[picked]], box[picked])
 
 
-def average_precision(found: Sequence[Found], labels: Floats, class_id: int) -> float:
+def average_precision(detections: Sequence[Found], labels: Floats, class_id: int) -> float:
     """Area under the precision-recall curve of one class at IoU 0.5, all points."""
     rows: list[tuple[float, bool]] = []
-    for detections, truth in zip(found, labels, strict=True):
-        mine = detections.classes == class_id
+    for image_detections, truth in zip(detections, labels, strict=True):
+        of_class = image_detections.classes == class_id
         actual = truth[truth[:, 0] == class_id, 1:]
         free = np.ones(len(actual), np.bool_)
-        order = np.argsort(-detections.scores[mine], kind="stable")
+        order = np.argsort(-image_detections.scores[of_class], kind="stable")
         for box, score in zip(
-            detections.boxes[mine][order], detections.scores[mine][order], strict=True
+            image_detections.boxes[of_class][order],
+            image_detections.scores[of_class][order],
+            strict=True,
         ):
             iou = box_iou(box[None], actual)[0] * free
             hit = bool(len(iou)) and float(iou.max()) >= 0.5
@@ -494,30 +496,34 @@ def average_precision(found: Sequence[Found], labels: Floats, class_id: int) -> 
     return float(np.sum(np.diff(recall, prepend=0.0) * envelope))
 
 
-def precisions(found: Sequence[Found], scenes: SceneSet) -> list[float]:
+def precisions(detections: Sequence[Found], scenes: SceneSet) -> list[float]:
     """Average precision of every class."""
-    return [average_precision(found, scenes.labels, c) for c in range(len(CLASSES))]
+    return [average_precision(detections, scenes.labels, c) for c in range(len(CLASSES))]
 
 
-def operating_point(found: Sequence[Found], labels: Floats) -> tuple[float, float]:
+def operating_point(detections: Sequence[Found], labels: Floats) -> tuple[float, float]:
     """Precision and recall at the score threshold that ships."""
     hits, claims = 0, 0
-    for detections, truth in zip(found, labels, strict=True):
-        sure = detections.scores > SCORE_THRESHOLD
-        claims += int(np.count_nonzero(sure))
-        same = detections.classes[sure][:, None] == truth[None, :, 0]
-        hits += int(np.any(same & (box_iou(detections.boxes[sure], truth[:, 1:]) >= 0.5), 0).sum())
+    for image_detections, truth in zip(detections, labels, strict=True):
+        confident = image_detections.scores > SCORE_THRESHOLD
+        claims += int(np.count_nonzero(confident))
+        same = image_detections.classes[confident][:, None] == truth[None, :, 0]
+        hits += int(
+            np.any(
+                same & (box_iou(image_detections.boxes[confident], truth[:, 1:]) >= 0.5), 0
+            ).sum()
+        )
     return hits / max(claims, 1), hits / max(int(np.count_nonzero(labels[..., 0] >= 0)), 1)
 
 
 def detect(model: Path, scenes: SceneSet) -> list[Found]:
     """Run an ONNX model with ONNX Runtime over a scene set, down to a score of 0.01."""
     session = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
-    found = []
+    detections = []
     for image in scenes.images:
         boxes, scores = session.run(["boxes", "scores"], {"images": to_input(image)})
-        found.append(decode(boxes[0], scores[0], 0.01))
-    return found
+        detections.append(decode(boxes[0], scores[0], 0.01))
+    return detections
 
 
 def measure(model: Path, scenes: SceneSet) -> list[float]:
@@ -653,10 +659,12 @@ def export(model: Detector, path: Path) -> float:
     )
     onnx.checker.check_model(onnx.load(str(path)), full_check=True)
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    got = session.run(["boxes", "scores"], {"images": example.numpy()})
+    onnx_outputs = session.run(["boxes", "scores"], {"images": example.numpy()})
     with torch.no_grad():
-        want = network(example)
-    worst = max(float(np.abs(g - w.numpy()).max()) for g, w in zip(got, want, strict=True))
+        torch_outputs = network(example)
+    worst = max(
+        float(np.abs(g - w.numpy()).max()) for g, w in zip(onnx_outputs, torch_outputs, strict=True)
+    )
     if worst > 1e-4:
         raise RuntimeError(f"{path}: ONNX differs from PyTorch by {worst:.2e}, more than 1e-4")
     return worst
@@ -730,9 +738,9 @@ def measure_all(
     minutes: tuple[float, float],
 ) -> Measured:
     """Measure the exported model in FP32 and INT8 on both held-out sets."""
-    found = detect(path, held_out)
-    precision, recall = operating_point(found, held_out.labels)
-    fp32 = precisions(found, held_out)
+    detections = detect(path, held_out)
+    precision, recall = operating_point(detections, held_out.labels)
+    fp32 = precisions(detections, held_out)
     shipped_fp32 = measure(path, shipped)
     print(f"FP32: {' '.join(CLASSES)} all: {row(fp32)}", flush=True)
     print(f"precision {precision:.3f}, recall {recall:.3f} at {SCORE_THRESHOLD}", flush=True)
@@ -745,7 +753,7 @@ def measure_all(
 
 
 def write_card(
-    path: Path, args: argparse.Namespace, held_out: SceneSet, shipped: SceneSet, found: Measured
+    path: Path, args: argparse.Namespace, held_out: SceneSet, shipped: SceneSet, measured: Measured
 ) -> None:
     """Fill the model card with what this run used and measured."""
     model = onnx.load(str(path))
@@ -763,21 +771,21 @@ def write_card(
         objects=int(np.count_nonzero(held_out.labels[..., 0] >= 0)),
         header=" | ".join(CLASSES),
         rule="---|" * len(CLASSES),
-        fp32=row(found.fp32),
-        int8=row(found.int8),
+        fp32=row(measured.fp32),
+        int8=row(measured.int8),
         calibration=CALIBRATION_PICTURES,
         shipped=len(shipped.images),
-        shipped_fp32=float(np.mean(found.shipped_fp32)),
-        shipped_int8=float(np.mean(found.shipped_int8)),
+        shipped_fp32=float(np.mean(measured.shipped_fp32)),
+        shipped_int8=float(np.mean(measured.shipped_int8)),
         threshold=SCORE_THRESHOLD,
-        precision=found.precision,
-        recall=found.recall,
+        precision=measured.precision,
+        recall=measured.recall,
         epochs=args.epochs,
         batch=args.batch,
         device=torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU",
         workers=args.workers,
-        drawing=found.drawing,
-        minutes=found.training,
+        drawing=measured.drawing,
+        minutes=measured.training,
         torch=torch.__version__,
         smallest=OBJECT_SIZE[0],
         largest=OBJECT_SIZE[1],
@@ -808,8 +816,8 @@ def main() -> None:
     path.with_suffix(".labels.txt").write_text("".join(f"{name}\n" for name in CLASSES))
     path.with_suffix(".toml").write_text(DESCRIPTION)
     minutes = ((clock[1] - clock[0]) / 60, (clock[2] - clock[1]) / 60)
-    found = measure_all(path, calibration, held_out, shipped, minutes)
-    write_card(path, args, held_out, shipped, found)
+    measured = measure_all(path, calibration, held_out, shipped, minutes)
+    write_card(path, args, held_out, shipped, measured)
 
 
 if __name__ == "__main__":

@@ -104,8 +104,8 @@ def test_every_output_is_judged_for_itself():
     assert "logits" not in verdict
 
 
-def test_the_table_says_which_steps_were_kept():
-    row = replace(_row(TANDEM, "auto", SYMMETRIC, 22.04), steps=("equalisation",))
+def test_the_table_says_which_corrections_were_kept():
+    row = replace(_row(TANDEM, "auto", SYMMETRIC, 22.04), corrections=("equalisation",))
     line = table([row])[-1]
     assert line == (
         "| net | logits | Tandem | auto + equalisation | symmetric | 0.99000 | 22.0 | 3 of 4 |"

@@ -15,8 +15,8 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--side", type=int, help="input side in pixels, where it can be chosen")
     parser.add_argument("--batch", type=int, default=1)
-    given = parser.parse_args()
-    ir.save(NETWORKS[given.name].model(given.batch, given.side), given.file)
+    arguments = parser.parse_args()
+    ir.save(NETWORKS[arguments.name].model(arguments.batch, arguments.side), arguments.file)
 
 
 if __name__ == "__main__":

@@ -128,8 +128,10 @@ class Net:
             )
             for index, shape in enumerate(shapes)
         ]
-        held = [_attribute(name, value) for name, value in (attributes or {}).items()]
-        self._nodes.append(ir.Node(domain, kind, inputs, held, outputs=outputs, name=name))
+        attribute_list = [_attribute(name, value) for name, value in (attributes or {}).items()]
+        self._nodes.append(
+            ir.Node(domain, kind, inputs, attribute_list, outputs=outputs, name=name)
+        )
         return outputs
 
     def conv(

@@ -20,14 +20,16 @@ def _heads(
     boxes: list[ir.Value] = []
     scores: list[ir.Value] = []
     for x, count, stride in zip(features, anchors, strides, strict=True):
-        for made, outputs in ((4, boxes), (classes, scores)):
+        for values, outputs in ((4, boxes), (classes, scores)):
             pad = 1 if kernel == 3 and size(x)[0] > 2 else 0
             side = kernel if size(x)[0] + 2 * pad >= kernel else 1
-            y = net.conv(x, count * made, side, stride, pad=pad, bias=True)
+            y = net.conv(x, count * values, side, stride, pad=pad, bias=True)
             outputs.append(net.flatten(net.transpose(y, 0, 2, 3, 1)))
     batch = int(net.image.shape[0])  # type: ignore[index,arg-type]
-    found = net.plugin("NMS_TRT", [net.concat(*boxes), net.concat(*scores)], (batch, 1, keep, 7))
-    return net.model(found)
+    detections = net.plugin(
+        "NMS_TRT", [net.concat(*boxes), net.concat(*scores)], (batch, 1, keep, 7)
+    )
+    return net.model(detections)
 
 
 def ssd_mobilenet_v1(batch: int = 1) -> ir.Model:

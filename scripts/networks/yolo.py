@@ -124,12 +124,12 @@ def detect(net: Net, features: Sequence[ir.Value], *, form: str) -> ir.Model:
     if bins > 1:
         sides = net.transpose(net.reshape(sides, batch, 4, bins, count), 0, 2, 1, 3)
         sides = net.reshape(net.conv(net.softmax(sides, axis=1), 1), batch, 4, count)
-    found = _boxes(net, sides)
+    boxes = _boxes(net, sides)
     if form in ("v10", "26"):
-        return _best(net, found, classes)
+        return _best(net, boxes, classes)
     if form == "v9":
-        return suppressed(net, found, classes)
-    return net.model(net.concat(found, classes))
+        return suppressed(net, boxes, classes)
+    return net.model(net.concat(boxes, classes))
 
 
 def _best(net: Net, boxes: ir.Value, classes: ir.Value) -> ir.Model:
@@ -139,8 +139,8 @@ def _best(net: Net, boxes: ir.Value, classes: ir.Value) -> ir.Model:
     box, score = net.split(rows, 4, CLASSES, axis=2)
     best = net.op("ReduceMax", [score], (batch, count, 1), axes=(2,), keepdims=1)
     kept = min(300, count)
-    wanted = [(batch, kept, 1), (batch, kept, 1)]
-    index = net.ops("TopK", [best, net.constant([kept])], wanted, attributes={"axis": 1})[1]
+    output_shapes = [(batch, kept, 1), (batch, kept, 1)]
+    index = net.ops("TopK", [best, net.constant([kept])], output_shapes, attributes={"axis": 1})[1]
     index.type = ir.TensorType(ir.DataType.INT64)
     picked = []
     for part, width in ((box, 4), (score, CLASSES)):
@@ -204,23 +204,23 @@ def yolov8(scale: str, side: int, batch: int = 1) -> ir.Model:
     depth, width, most = _V8[scale]
     net = Net(f"yolov8{scale}", (batch, 3, side, side))
 
-    def made(maps: int) -> int:
+    def channels_of(maps: int) -> int:
         return wide(min(maps, most) * width)
 
     def block(x: ir.Value, maps: int, count: int, *, add: bool) -> ir.Value:
-        return c2f(net, x, made(maps), [_both3(add=add)] * max(1, round(count * depth)))
+        return c2f(net, x, channels_of(maps), [_both3(add=add)] * max(1, round(count * depth)))
 
-    x, kept = conv(net, net.image, made(64), 3, 2), []
+    x, kept = conv(net, net.image, channels_of(64), 3, 2), []
     for maps, count in ((128, 3), (256, 6), (512, 6), (1024, 3)):
-        x = block(conv(net, x, made(maps), 3, 2), maps, count, add=True)
+        x = block(conv(net, x, channels_of(maps), 3, 2), maps, count, add=True)
         kept.append(x)
-    kept[-1] = sppf(net, x, made(1024))
+    kept[-1] = sppf(net, x, channels_of(1024))
     maps_of = (512, 256, 512, 1024)
     features = _pyramid(
         net,
         kept[1:],
         lambda i, y: block(y, maps_of[i], 3, add=False),
-        lambda i, y: conv(net, y, made((256, 512)[i]), 3, 2),
+        lambda i, y: conv(net, y, channels_of((256, 512)[i]), 3, 2),
     )
     return detect(net, features, form="v8")
 
@@ -276,30 +276,32 @@ def yolov10(scale: str, side: int, batch: int = 1) -> ir.Model:
     depth, width, most = _V8[scale]
     net = Net(f"yolov10{scale}", (batch, 3, side, side))
 
-    def made(maps: int) -> int:
+    def channels_of(maps: int) -> int:
         return wide(min(maps, most) * width)
 
     def block(x: ir.Value, maps: int, count: int, place: int) -> ir.Value:
         part = _both3(add=place < 4)
         if place in _V10_CIB[scale]:
             part = _cib(add=True, large=place in _V10_LARGE[scale])
-        return c2f(net, x, made(maps), [part] * max(1, round(count * depth)))
+        return c2f(net, x, channels_of(maps), [part] * max(1, round(count * depth)))
 
     def down(x: ir.Value, maps: int) -> ir.Value:
-        return plain(net, conv(net, x, made(maps)), made(maps), 3, 2, group=made(maps))
+        return plain(
+            net, conv(net, x, channels_of(maps)), channels_of(maps), 3, 2, group=channels_of(maps)
+        )
 
-    x, kept = conv(net, net.image, made(64), 3, 2), []
+    x, kept = conv(net, net.image, channels_of(64), 3, 2), []
     for place, (maps, count) in enumerate(((128, 3), (256, 6), (512, 6), (1024, 3))):
-        x = down(x, maps) if place > 1 else conv(net, x, made(maps), 3, 2)
+        x = down(x, maps) if place > 1 else conv(net, x, channels_of(maps), 3, 2)
         x = block(x, maps, count, place)
         kept.append(x)
-    kept[-1] = psa(net, sppf(net, x, made(1024)))
+    kept[-1] = psa(net, sppf(net, x, channels_of(1024)))
     maps_of = (512, 256, 512, 1024)
     features = _pyramid(
         net,
         kept[1:],
         lambda i, y: block(y, maps_of[i], 3, 4 + i),
-        lambda i, y: conv(net, y, made(256), 3, 2) if i == 0 else down(y, 512),
+        lambda i, y: conv(net, y, channels_of(256), 3, 2) if i == 0 else down(y, 512),
     )
     return detect(net, features, form="v10")
 
@@ -331,39 +333,39 @@ def yolo11(scale: str, side: int, batch: int = 1, *, version: int = 11) -> ir.Mo
     newest = version == 26
     net = Net(f"yolo{version}{scale}", (batch, 3, side, side))
 
-    def made(maps: int) -> int:
+    def channels_of(maps: int) -> int:
         return wide(min(maps, most) * width)
 
     def block(x: ir.Value, maps: int, *, deep: bool, share: float = 0.5) -> ir.Value:
         part = _c3k() if deep or scale in "mlx" else _half3
-        return c2f(net, x, made(maps), [part] * max(1, round(2 * depth)), share)
+        return c2f(net, x, channels_of(maps), [part] * max(1, round(2 * depth)), share)
 
-    x, kept = conv(net, net.image, made(64), 3, 2), []
+    x, kept = conv(net, net.image, channels_of(64), 3, 2), []
     rows = ((128, 256, False, 0.25), (256, 512, False, 0.25), (512, 512, True, 0.5))
     for maps, after, deep, share in (*rows, (1024, 1024, True, 0.5)):
-        x = block(conv(net, x, made(maps), 3, 2), after, deep=deep, share=share)
+        x = block(conv(net, x, channels_of(maps), 3, 2), after, deep=deep, share=share)
         kept.append(x)
-    kept[-1] = psa(net, sppf(net, x, made(1024), newest=newest), max(1, round(2 * depth)))
+    kept[-1] = psa(net, sppf(net, x, channels_of(1024), newest=newest), max(1, round(2 * depth)))
     maps_of = (512, 256, 512, 1024)
 
     def merged(index: int, y: ir.Value) -> ir.Value:
         if newest and index == 3:
-            return c2f(net, y, made(1024), [_attending])
+            return c2f(net, y, channels_of(1024), [_attending])
         return block(y, maps_of[index], deep=newest or index == 3)
 
     features = _pyramid(
         net,
         kept[1:],
         merged,
-        lambda i, y: conv(net, y, made((256, 512)[i]), 3, 2),
+        lambda i, y: conv(net, y, channels_of((256, 512)[i]), 3, 2),
     )
     return detect(net, features, form="26" if newest else "11")
 
 
-def _elan1(net: Net, x: ir.Value, made: int, inner: int, side: int) -> ir.Value:
+def _elan1(net: Net, x: ir.Value, maps: int, inner: int, side: int) -> ir.Value:
     first, last = net.split(conv(net, x, inner), inner // 2, inner // 2)
     a = conv(net, last, side, 3)
-    return conv(net, net.concat(first, last, a, conv(net, a, side, 3)), made)
+    return conv(net, net.concat(first, last, a, conv(net, a, side, 3)), maps)
 
 
 def _csp9(net: Net, x: ir.Value, maps: int, count: int) -> ir.Value:

@@ -64,12 +64,12 @@ def _head(net: Net, parts: _Parts, features: list[ir.Value], maps: int) -> ir.Va
         x = conv(net, feature, maps)
         classes = parts.conv3(parts.conv3(x, maps), maps)
         boxes = parts.conv3(parts.conv3(x, maps), maps)
-        found = net.concat(
+        predictions = net.concat(
             net.conv(boxes, 4, bias=True),
             net.unary("Sigmoid", net.conv(boxes, 1, bias=True)),
             net.unary("Sigmoid", net.conv(classes, CLASSES, bias=True)),
         )
-        high, wide = size(found)
-        batch = int(found.shape[0])  # type: ignore[index,arg-type]
-        rows.append(net.reshape(found, batch, channels(found), high * wide))
+        high, wide = size(predictions)
+        batch = int(predictions.shape[0])  # type: ignore[index,arg-type]
+        rows.append(net.reshape(predictions, batch, channels(predictions), high * wide))
     return net.transpose(net.concat(*rows, axis=2), 0, 2, 1)
