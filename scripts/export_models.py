@@ -3,13 +3,13 @@
     python scripts/export_models.py /tmp/models [--models mobilenet_v2 resnet18] [--steps 200]
 
 The networks are those of torchvision and timm, as these define them: input `images`, float32
-[1, 3, 224, 224], output `logits`, float32 [1, 1000], opset 17. No weights are downloaded. Weights
-as they are initialised give channels that hardly differ, and activations unlike those of a trained
-network; so each network first learns a small task, from a fixed seed: which quarter of which of
-eleven photographs in `configs/scenes/backgrounds` a crop shows, however lit and mirrored (exemplar
-learning, Dosovitskiy et al., 2014). A fixed random matrix reads the 44 classes from the 1000
-outputs, so that all of them count. Then the batch norms measure their statistics anew at full size.
-The three photographs behind the held-out scenes are never shown.
+[1, 3, 224, 224], output `logits`, float32 [1, 1000], opset 17. No weights are downloaded. Initial
+weights give nearly equal channels and activations unlike those of a trained network. So each
+network first learns a small task from a fixed seed: which quarter of which of eleven photographs in
+`configs/scenes/backgrounds` a crop shows, under any lighting and mirroring (exemplar learning,
+Dosovitskiy et al., 2014). A fixed random matrix maps the 1000 outputs to the 44 classes, so that
+all outputs matter. Then the batch norms measure their statistics again at full size. The three
+photographs behind the held-out scenes are never used.
 
 The weights are not useful for anything else. The files are not part of the project.
 """
@@ -135,7 +135,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 
 def _photographs() -> list[Image]:
-    """The photographs, BGR, but for those behind the held-out scenes."""
+    """The photographs, BGR, without those behind the held-out scenes."""
     files = [
         path for path in sorted(BACKGROUNDS.glob("*.jpg")) if path.stem not in HELD_OUT_PHOTOGRAPHS
     ]
@@ -143,7 +143,7 @@ def _photographs() -> list[Image]:
 
 
 def _crop(photographs: list[Image], label: int, size: int, rng: np.random.Generator) -> Image:
-    """Show the place `label`, moved, scaled, mirrored and lit by chance: uint8 [size, size, 3]."""
+    """Crop the place `label`, randomly moved, scaled, mirrored and lit: uint8 [size, size, 3]."""
     which, place = divmod(label, GRID[0] * GRID[1])
     picture = photographs[which]
     height, width = picture.shape[:2]
@@ -210,7 +210,7 @@ def _trained(
 
 
 def _measure_batch_norms(network: nn.Module, photographs: list[Image], device: str) -> None:
-    """Give batch norms the mean and variance of eight batches at full size."""
+    """Set batch norm statistics from eight batches at full size."""
     import torch
 
     norms = [module for module in network.modules() if isinstance(module, torch.nn.BatchNorm2d)]

@@ -1,9 +1,9 @@
 """Fit the cost model to published figures: `python scripts/fit_costs.py [--write] [--write-docs]`.
 
 Reads configs/published_figures.csv, rebuilds the networks that its rows name, fits the constants
-and prints how far predictions are from the rows, with every device and every model left out in
-turn. `--write` puts the constants into configs/costs.toml, `--write-docs` the report into
-docs/COSTS.md. Same rows, same constants: nothing is random.
+and prints the errors of predictions, also with every device and every model left out in turn.
+`--write` puts the constants into configs/costs.toml, `--write-docs` the report into docs/COSTS.md.
+Same rows, same constants: nothing is random.
 """
 
 import argparse
@@ -166,7 +166,7 @@ class Rows(Protocol[P_contra]):
 
 
 def _predictions(rows: Rows[P], parameters: P, refit: Callable[[Array], P]) -> Iterable[Prediction]:
-    """Predict all rows, and each with its device and with its model left out of the fit."""
+    """Predict all rows, also with their device or their model left out of the fit."""
     fitted = rows.predicted(parameters)
     held_out = []
     for names in (
@@ -191,7 +191,7 @@ def model_of(network: str) -> str:
 
 
 def _combined(cases: Sequence[Case], gpu: GpuParameters, dla: DlaFit) -> Iterable[Prediction]:
-    """Predict rows where the GPU and both cores share the images, by their single rates."""
+    """Predict rows in which GPU and both DLA cores share the images, from single rates."""
     gpu_alone = GpuRows([replace(c, engine="gpu") for c in cases]).predicted(gpu)
     dla_alone = DlaRows([replace(c, engine="2dla") for c in cases]).predicted(dla)
     for case, gpu_ms, dla_ms in zip(cases, gpu_alone, dla_alone, strict=True):
@@ -230,7 +230,7 @@ def _fit_contention(
 
 
 def _work_of(case: Case) -> tuple[float, float]:
-    """Return products and bytes of one image of a case on the GPU."""
+    """Return multiply-accumulates and bytes of one image of a case on the GPU."""
     kernels = kernels_of(case, case.batch)
     macs = sum(k.head.macs or 0 for k in kernels if k.kind == "matrix")
     moved = sum(sum(moved_bytes(k, case.precision)) for k in kernels)
@@ -238,7 +238,7 @@ def _work_of(case: Case) -> tuple[float, float]:
 
 
 def _drawing(case: Case, gpu: GpuParameters, dla: DlaFit) -> PowerDraw:
-    """Return what runs while a case runs, at the rates that the model predicts."""
+    """Return the busy processors of a case, at the predicted rates."""
     uses_gpu = "gpu" in case.engine
     cores = 2 if "2dla" in case.engine else int(case.engine == "dla0")
     rate = replace(case, measure="rate", value=1.0)
@@ -319,7 +319,7 @@ def _rails(raw: Sequence[dict[str, str]]) -> Iterable[tuple[int, dict[str, str]]
 def _rail_ratio(
     line: int, row: dict[str, str], gpu: GpuParameters, dla: DlaFit
 ) -> tuple[str, str, PowerDraw, PowerDraw, float, float]:
-    """Return both engines at work without memory, and how much faster the DLA is."""
+    """Return both engines without memory traffic, and the rate of the DLA relative to the GPU."""
     board = Board(profile="agx-orin-64gb", mode=row["power_mode"])
     batch = int(row["batch"].split("GPU ")[1]) if "GPU" in row["batch"] else 1
     case = replace(_power_case(line, row, board), network=MODELS[row["model"]], measure="rate")

@@ -1,10 +1,10 @@
-"""Engines of the networks of `scripts/gpu_networks.py`, several built at once.
+"""Build engines of the networks of `scripts/gpu_networks.py` in parallel.
 
     python -m scripts.gpu_builds FOLDER [--networks ...] [--batches ...] [--precisions ...]
         [--jobs 14]
 
-Engines that are there already stay. INT8 takes its ranges (min-max) from pictures that no timing
-uses, once for each network: tensors have the same names at every batch.
+Existing engines are kept. INT8 ranges (min-max) come from images that no timing uses, once per
+network: tensors have the same names at every batch.
 """
 
 import argparse
@@ -33,7 +33,7 @@ CALIBRATION_SEED = 1
 
 
 def engine_path(folder: Path, name: str, batch: int, precision: str) -> Path:
-    """Return where the engine of a network lies, or belongs."""
+    """Return the path of the engine of a network."""
     return folder / f"{name}-{batch}-{precision}.engine"
 
 
@@ -44,7 +44,7 @@ def build_missing(
     precisions: Sequence[str],
     jobs: int,
 ) -> None:
-    """Build the engines that a folder lacks, in `jobs` processes; raises what a build raises.
+    """Build the missing engines of a folder in `jobs` processes; raises what a build raises.
 
     Networks are exported here, on the GPU, and their ONNX files stay beside the engines.
     """

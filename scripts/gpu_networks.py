@@ -4,14 +4,13 @@ ResNet-50, MobileNetV2 and EfficientNet-B0 are torchvision's; ViT-S is torchvisi
 VisionTransformer in the sizes of DeiT-S (Touvron et al., 2021); the detector has the blocks and
 sizes of YOLOv8n (a backbone of C2f and SPPF, a pyramid, boxes as 16 bins a side, 80 classes).
 
-Plain random weights make a chaotic network. Shown noise, it says nearly the same of every picture
-(outputs of two differ by 0.14 to 0.2 of their norm), and what differs is lost in the rounding of
-INT8 altogether: the error is as large as the difference, and says nothing. So weights are
-conditioned (`condition`), and pictures have structure (`pictures`). Outputs of two pictures then
-differ by 0.3 to 1.4, and PyTorch with weights and operands rounded to INT8 is off by 0.03
-(ResNet-50, ViT-S), 0.06 (MobileNetV2), 0.08 (the detector) and 0.18 (EfficientNet-B0, whose gates
-multiply errors; other biases and kernels gave a quarter of the difference, too). Times do not
-depend on it.
+Plain random weights make a chaotic network. On noise its outputs are nearly the same for every
+image (two differ by 0.14 to 0.2 of their norm), and INT8 rounding errors are as large as the
+difference, so an error says nothing. So weights are conditioned (`condition`), and images have
+structure (`pictures`). Outputs of two images then differ by 0.3 to 1.4, and PyTorch with weights
+and operands rounded to INT8 is off by 0.03 (ResNet-50, ViT-S), 0.06 (MobileNetV2), 0.08 (the
+detector) and 0.18 (EfficientNet-B0, whose gates multiply errors; other biases and kernels gave a
+quarter of the difference, too). Times do not depend on it.
 """
 
 from collections.abc import Callable
@@ -40,7 +39,7 @@ def picture_size(name: str) -> int:
 
 
 def pictures(count: int, size: int, random: np.random.Generator) -> np.ndarray:
-    """Return float32 pictures (count, 3, size, size): patterns of three sizes, each its light."""
+    """Return float32 images (count, 3, size, size): patterns at three scales, random lighting."""
     patterns = torch.zeros(count, 3, size, size)
     for cells in GRIDS:
         grid = torch.from_numpy(random.normal(size=(count, 3, cells, cells)).astype(np.float32))
@@ -70,7 +69,7 @@ def make_network(name: str, device: str = "cuda") -> Any:  # noqa: ANN401  (torc
 
 
 def condition(network: nn.Module) -> None:
-    """Make a network with random weights say something of its input, and not amplify rounding."""
+    """Condition random weights: outputs depend on the input and do not amplify rounding."""
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = None  # statistics are those of all pictures seen
@@ -84,7 +83,7 @@ def condition(network: nn.Module) -> None:
 
 
 def _last_of_branch(module: nn.Module) -> nn.BatchNorm2d | None:
-    """Return the normalization that ends a residual branch; None where there is no branch."""
+    """Return the last normalization of a residual branch, None without a branch."""
     adds = isinstance(module, (BasicBlock, Bottleneck))
     adds = adds or (isinstance(module, (InvertedResidual, MBConv)) and module.use_res_connect)
     adds = adds or (isinstance(module, _Residual) and module.add)
@@ -117,10 +116,10 @@ def floors_us(
     peak_tflops: float,
     memory_tbps: float,
 ) -> float:
-    """Return the time below which no layer-by-layer run of convolutions and products is.
+    """Return the roofline time of convolutions and GEMMs, layer by layer.
 
-    Each takes the longer of its products at `peak_tflops` and its operands and result, read or
-    written once, at `memory_tbps`. Attention, poolings and element-wise work count as nothing.
+    Each takes max(FLOPs at `peak_tflops`, operands and result once at `memory_tbps`). Attention,
+    pooling and element-wise operations are not counted.
     """
     total = [0.0]
 
@@ -153,7 +152,7 @@ def _vit_small() -> nn.Module:
 
 
 class _Block(nn.Sequential):
-    """A convolution, its batch norm and SiLU."""
+    """Convolution, batch norm, SiLU."""
 
     def __init__(self, channels: int, filters: int, taps: int = 1, stride: int = 1) -> None:
         super().__init__(
@@ -164,7 +163,7 @@ class _Block(nn.Sequential):
 
 
 class _Residual(nn.Module):
-    """Two 3x3 blocks, and a sum with the input where `add`."""
+    """Two 3x3 blocks, with a residual if `add`."""
 
     def __init__(self, channels: int, add: bool) -> None:
         super().__init__()
@@ -176,7 +175,7 @@ class _Residual(nn.Module):
 
 
 class _C2f(nn.Module):
-    """Half of the channels go through a chain of blocks, and all that comes out is joined."""
+    """C2f: half of the channels pass a chain of blocks; all results are concatenated."""
 
     def __init__(self, channels: int, filters: int, depth: int, add: bool) -> None:
         super().__init__()
@@ -193,7 +192,7 @@ class _C2f(nn.Module):
 
 
 class _Spp(nn.Module):
-    """Three poolings, one after the other, joined."""
+    """SPPF: three poolings in sequence, concatenated."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -209,7 +208,7 @@ class _Spp(nn.Module):
 
 
 class _Head(nn.Module):
-    """Boxes (four sides of 16 bins) and classes of each place of one scale."""
+    """Boxes (four sides of 16 bins) and class scores of each cell of one scale."""
 
     def __init__(self, channels: int, classes: int = 80) -> None:
         super().__init__()
@@ -225,7 +224,7 @@ class _Head(nn.Module):
 
 
 class _Yolo(nn.Module):
-    """Returns (N, 64 + 80, places) of three scales: bins of boxes, and scores of classes."""
+    """Returns (N, 64 + 80, cells) of three scales: bins of boxes and class scores."""
 
     def __init__(self) -> None:
         super().__init__()

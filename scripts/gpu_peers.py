@@ -1,8 +1,8 @@
-"""PyTorch on the networks of `scripts/gpu_networks.py`: compiled all at once, timed one by one.
+"""PyTorch on the networks of `scripts/gpu_networks.py`: compiled in parallel, timed in sequence.
 
-Compiling is the longest part by far, and takes the CPU alone. So each network has a process of its
-own that compiles it at every batch and records CUDA graphs; when all have, one after the other
-times its graphs, with nothing else on the GPU.
+Compilation takes by far the longest, on the CPU only. So each network has a process that compiles
+it at every batch and records CUDA graphs. When all are ready, they are timed one after the other,
+with nothing else on the GPU.
 """
 
 import copy
@@ -40,7 +40,7 @@ def time_peers(
 ) -> Iterator[Cell]:
     """Yield the cells of all networks, batches and peers, with GPU times in microseconds.
 
-    Raises RuntimeError after all others are timed: the process of a network ended before its time.
+    Raises RuntimeError after all others are timed: the process of a network failed.
     """
     context = multiprocessing.get_context("spawn")
     running: list[tuple[str, Connection, multiprocessing.process.BaseProcess]] = []
@@ -63,7 +63,7 @@ def time_peers(
 
 
 def median_us(run: Callable[[], object], warm_up: int = WARM_UP, runs: int = RUNS) -> float:
-    """Return the GPU's median time of what a function starts, between events, in microseconds."""
+    """Return the median GPU time of a function between events, in microseconds."""
     times = []
     for _ in range(warm_up + runs):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -76,7 +76,7 @@ def median_us(run: Callable[[], object], warm_up: int = WARM_UP, runs: int = RUN
 
 
 def _has_recorded(pipe: Connection) -> bool:
-    """Wait until a process has recorded its graphs; whether it has."""
+    """Wait until a process has recorded its graphs; return False if it ended before."""
     try:
         pipe.recv()
     except EOFError:
@@ -91,7 +91,7 @@ def _work(
     peers: Sequence[str],
     ceilings: Ceilings,
 ) -> None:
-    """Record everything, say so, and time it when told to."""
+    """Record all graphs, signal, wait for the start, and time them."""
     import torch._inductor.config as inductor
 
     inductor.freezing = True

@@ -1,4 +1,4 @@
-"""Drafted segments, compiled and run on this machine's GPU: for the ONNX backend suite."""
+"""Compile lowered segments and run them on this machine's GPU, for the ONNX backend suite."""
 
 import tempfile
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ def run_compiled(program: KernelProgram, feeds: Mapping[str, Array]) -> dict[str
 
 
 def _manifest(program: KernelProgram, compiled: GpuSegment, feeds: Mapping[str, Array]) -> Manifest:
-    """Describe an engine of one segment; inputs that nothing reads are the model's still."""
+    """Describe an engine of one segment; unread inputs remain inputs of the model."""
     unread = {name: value for name, value in feeds.items() if name not in program.inputs}
     views = {**program.inputs, **program.outputs}
     tensors = tuple(

@@ -1,9 +1,9 @@
-"""The tables of docs/PERFORMANCE.md from what `scripts/bench_gpu.py` wrote.
+"""The tables of docs/PERFORMANCE.md from the JSON files of `scripts/bench_gpu.py`.
 
     python -m scripts.gpu_table RUN.json [RUN.json ...]
 
-Runs are merged; of a cell that several have, the last one counts. They must be of one GPU: a floor
-comes from the ceilings of the run that its cell is of.
+Runs are merged; the last one of duplicate cells counts. They must be of one GPU: a floor uses the
+ceilings of the run of its cell.
 """
 
 import argparse
@@ -26,7 +26,7 @@ COMPILED = "compiled"  # the peer that ratios are to
 
 
 class Ceilings(msgspec.Struct, frozen=True):
-    """What this GPU does at most: products in TFLOP/s (INT8: TOP/s), memory in TB/s."""
+    """Measured peaks of a GPU: GEMM in TFLOP/s (INT8: TOP/s), memory in TB/s."""
 
     fp16_tflops: float
     int8_tops: float
@@ -45,12 +45,12 @@ class Cell(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """What tells it from other cells."""
+        """The identity of the cell."""
         return self.network, self.batch, self.subject
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What one run of the benchmark measured."""
+    """The measurements of one run of the benchmark."""
 
     ceilings: Ceilings
     cells: tuple[Cell, ...]
@@ -74,7 +74,7 @@ def ratios(cells: Cells, subject: str, peer: str) -> dict[tuple[str, int], float
 
 
 def means(cells: Cells, subject: str, peer: str) -> list[str]:
-    """Say how often and by what factor a subject is faster than a peer."""
+    """Summarize how often and by what factor a subject is faster than a peer."""
     all_ratios = ratios(cells, subject, peer)
     lines = []
     for only in (None, *sorted({batch for _, batch in all_ratios})):
@@ -91,7 +91,7 @@ def means(cells: Cells, subject: str, peer: str) -> list[str]:
 
 
 def tables(cells: Cells) -> list[str]:
-    """Return both tables, where they have rows, and how ours are to the peers."""
+    """Return both tables, if they have rows, and the ratios to the peers."""
     lines = []
     for table in (half_table(cells), integer_table(cells)):
         if len(table) > 2:

@@ -1,16 +1,15 @@
-"""Run the ONNX backend suite through the GPU path, and write what passes.
+"""Run the ONNX backend suite through the GPU path, and record which tests pass.
 
     python -m scripts.onnx_backend [--only REGEX] [--jobs 2] [--missing FILE] [--write]
     python -m scripts.onnx_backend --gpu [--only REGEX] [--jobs 16] [--within SECONDS]
 
-Every test runs in Triton's interpreter on the CPU, in a process of its own: one that ends a process
-or takes too long is an error of its own. --write replaces docs/OPERATORS.md and
+Every test runs in Triton's interpreter on the CPU, in a separate process: a crash or timeout is an
+error of that test alone. --write replaces docs/OPERATORS.md and
 tests/golden/onnx_backend_gpu.txt.
 
-With --gpu kernels are compiled and run on this machine's GPU, and what came out is added to
-tests/golden/onnx_backend_h200.txt, which the page reads. Tests that it has are not run again, so
-a run that was stopped goes on. Tests come in a shuffled order: those of a stopped run are of all
-operators.
+With --gpu kernels are compiled and run on this machine's GPU, and the results are added to
+tests/golden/onnx_backend_h200.txt, which the page reads. Recorded tests are not run again, so a
+stopped run resumes. Tests are shuffled, so that a stopped run covers all operators.
 """
 
 import argparse
@@ -75,7 +74,7 @@ def main() -> None:
 
 
 def runner(on_gpu: bool) -> Callable[[Case], Outcome]:
-    """Return what runs one test: compiled on this machine's GPU, or in Triton's interpreter."""
+    """Return the runner of a test: compiled on this machine's GPU, or in Triton's interpreter."""
     if on_gpu:
         from scripts import gpu_suite
 
@@ -94,7 +93,7 @@ def run_all(
 ) -> Iterator[tuple[str, Outcome, float]]:
     """Yield each test's outcome and seconds of CPU; `jobs` at a time, each in its own process.
 
-    None begins after `within_s`.
+    No test starts after `within_s`.
     """
     began = time.monotonic()
     context = multiprocessing.get_context("fork")  # the suite is loaded once, not for each test
@@ -144,7 +143,7 @@ def _answer(
 
 
 def missing_text(outcomes: Mapping[str, Outcome]) -> str:
-    """Say why tests did not pass: what stops most tests first, then what alone stops how many."""
+    """List why tests did not pass, the most frequent reason first; "alone": the only reason."""
     groups: dict[str, list[str]] = {}
     alone: Counter[str] = Counter()
     for name, outcome in outcomes.items():
@@ -162,7 +161,7 @@ def missing_text(outcomes: Mapping[str, Outcome]) -> str:
 
 
 def operators_of(cases: Mapping[str, Callable[[], Case]]) -> dict[str, str]:
-    """Return the operator of each node test; a test of a definition has the one that it defines."""
+    """Return the operator of each node test; a function test has the operator it defines."""
     single = {
         name: operators[0] if len(operators := read().operators) == 1 else SEVERAL
         for name, read in cases.items()
@@ -190,7 +189,7 @@ def listing(outcomes: Mapping[str, Outcome], seconds: Mapping[str, float]) -> st
 
 
 def statuses(outcomes: Mapping[str, Outcome]) -> dict[str, str]:
-    """Return "passed", "not covered", or what else came out, with the reason, of each test."""
+    """Return the status of each test, with the reason if it is wrong or an error."""
     return {
         name: " ".join((outcome.status, *"".join(outcome.reasons[:1]).split()))
         if outcome.status in ("wrong", "error")
@@ -200,7 +199,7 @@ def statuses(outcomes: Mapping[str, Outcome]) -> dict[str, str]:
 
 
 def compiled_listing(status_of: Mapping[str, str]) -> str:
-    """Return the tests that ran on a GPU, one a line, and what came out."""
+    """Return the tests that ran on a GPU and their status, one per line."""
     return "".join(f"{name} {status_of[name]}\n" for name in sorted(status_of))
 
 

@@ -1,4 +1,4 @@
-"""docs/OPERATORS.md from the outcomes of the ONNX backend suite."""
+"""Render docs/OPERATORS.md from the outcomes of the ONNX backend suite."""
 
 import re
 import textwrap
@@ -19,7 +19,7 @@ SEVERAL = "several"  # in place of an operator: a test's graph is no single node
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What is known of another backend on the same suite: (passed, tests) by kind."""
+    """Results of another backend on the same suite: (passed, tests) by kind."""
 
     name: str
     how: str
@@ -110,7 +110,7 @@ def render(
 ) -> str:
     """Return the page; `operators` has the operator of each node test, or SEVERAL.
 
-    `compiled`: what came out of tests that ran on a GPU, "passed" or another text.
+    `compiled`: status of tests that ran on a GPU, "passed" or another text.
     """
     parts = [_HEAD.format(onnx=onnx.__version__), *_shares(outcomes)]
     wrong = [name.split("/")[1] for name, outcome in outcomes.items() if outcome.status == "wrong"]
@@ -134,7 +134,7 @@ def render(
 
 
 def compiled_text(outcomes: Mapping[str, Outcome], compiled: Mapping[str, str]) -> str:
-    """Say how many tests that pass in the interpreter, or are too long for it, pass on a GPU."""
+    """Summarize how many tests that pass or time out in the interpreter pass on a GPU."""
 
     def share(status: str) -> tuple[int, int, list[str]]:
         of = [n for n, outcome in outcomes.items() if outcome.status == status and n in compiled]

@@ -247,7 +247,7 @@ def draw_set(seed: int, count: int, held_out: bool, workers: int) -> SceneSet:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a training run is made of."""
+    """Parameters of a training run."""
 
     epochs: int
     batch: int
@@ -435,8 +435,8 @@ def train(scenes: SceneSet, recipe: Recipe, device: torch.device) -> Detector:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Detections of one picture: classes [k], scores [k], boxes [k, 4] in pixels."""
+class ImageDetections:
+    """Detections of one image: classes [k], scores [k], boxes [k, 4] in pixels."""
 
     classes: npt.NDArray[np.int64]
     scores: Floats
@@ -454,7 +454,7 @@ def box_iou(a: Floats, b: Floats) -> Floats:
     return np.asarray(shared / (area_a[:, None] + area_b[None] - shared + 1e-9), np.float32)
 
 
-def decode(boxes: Floats, scores: Floats, threshold: float) -> Found:
+def decode(boxes: Floats, scores: Floats, threshold: float) -> ImageDetections:
     """Post-process one picture's boxes [4, a] and scores [classes, a]: threshold, then NMS 0.5."""
     centres, strides = cell_grid()
     classes, cells = np.nonzero(scores > threshold)
@@ -468,10 +468,12 @@ def decode(boxes: Floats, scores: Floats, threshold: float) -> Found:
         if alive[i]:
             alive[i + 1 :] &= ~clash[i, i + 1 :]
     picked = np.flatnonzero(alive)[:100]
-    return Found(classes[picked], scores[classes[picked], cells[picked]], box[picked])
+    return ImageDetections(classes[picked], scores[classes[picked], cells[picked]], box[picked])
 
 
-def average_precision(detections: Sequence[Found], labels: Floats, class_id: int) -> float:
+def average_precision(
+    detections: Sequence[ImageDetections], labels: Floats, class_id: int
+) -> float:
     """Area under the precision-recall curve of one class at IoU 0.5, all points."""
     rows: list[tuple[float, bool]] = []
     for image_detections, truth in zip(detections, labels, strict=True):
@@ -496,12 +498,12 @@ def average_precision(detections: Sequence[Found], labels: Floats, class_id: int
     return float(np.sum(np.diff(recall, prepend=0.0) * envelope))
 
 
-def precisions(detections: Sequence[Found], scenes: SceneSet) -> list[float]:
+def precisions(detections: Sequence[ImageDetections], scenes: SceneSet) -> list[float]:
     """Average precision of every class."""
     return [average_precision(detections, scenes.labels, c) for c in range(len(CLASSES))]
 
 
-def operating_point(detections: Sequence[Found], labels: Floats) -> tuple[float, float]:
+def operating_point(detections: Sequence[ImageDetections], labels: Floats) -> tuple[float, float]:
     """Precision and recall at the score threshold that ships."""
     hits, claims = 0, 0
     for image_detections, truth in zip(detections, labels, strict=True):
@@ -516,7 +518,7 @@ def operating_point(detections: Sequence[Found], labels: Floats) -> tuple[float,
     return hits / max(claims, 1), hits / max(int(np.count_nonzero(labels[..., 0] >= 0)), 1)
 
 
-def detect(model: Path, scenes: SceneSet) -> list[Found]:
+def detect(model: Path, scenes: SceneSet) -> list[ImageDetections]:
     """Run an ONNX model with ONNX Runtime over a scene set, down to a score of 0.01."""
     session = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     detections = []
@@ -545,7 +547,7 @@ class _Pictures(CalibrationDataReader):
 
 
 def quantise(model: Path, quantised: Path, calibration: SceneSet) -> None:
-    """Write an INT8 model as simply as one can: symmetric, min-max, weights per channel."""
+    """Write a simple INT8 model: symmetric, min-max, weights per channel."""
     quantize_static(
         str(model),
         str(quantised),
@@ -718,7 +720,7 @@ def row(precisions: Sequence[float]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run found out: average precision of every class, and minutes."""
+    """Results of a run: average precision of every class, and minutes."""
 
     fp32: list[float]
     int8: list[float]
@@ -755,7 +757,7 @@ def measure_all(
 def write_card(
     path: Path, args: argparse.Namespace, held_out: SceneSet, shipped: SceneSet, measured: Measured
 ) -> None:
-    """Fill the model card with what this run used and measured."""
+    """Fill the model card with the parameters and results of this run."""
     model = onnx.load(str(path))
     card = CARD.format(
         classes=", ".join(CLASSES),

@@ -1,7 +1,7 @@
-"""Write a network as an ONNX graph, layer by layer, with shapes known and weights made on demand.
+"""Write a network as an ONNX graph, layer by layer, with static shapes and lazy weights.
 
-Weights are random with a seed from their name, and come into being only when a file is written or a
-session is opened: the planner needs their shapes alone, and 138 million of them cost nothing.
+Weights are random with a seed from their name, and are generated only when a file is written or a
+session is opened: the planner needs only their shapes, and 138 million of them cost nothing.
 """
 
 import math
@@ -46,7 +46,7 @@ def size(value: ir.Value) -> tuple[int, ...]:
 
 
 class Net:
-    """A graph in the making: every method adds nodes and returns their output, float32."""
+    """A graph builder: every method adds nodes and returns their output, float32."""
 
     def __init__(self, name: str, shape: Sequence[int]) -> None:
         self.name = name
@@ -69,7 +69,7 @@ class Net:
         return ir.Model(graph, ir_version=8)
 
     def weight(self, *shape: int) -> ir.Value:
-        """Return random weights of a size that keeps activations in range."""
+        """Return random weights scaled to keep activations in range."""
         name = f"w{len(self._weights)}"
         spread = 1 / math.sqrt(max(1, math.prod(shape[1:])))
 
@@ -213,11 +213,11 @@ class Net:
         return self.mul(x, self.unary("Tanh", self.unary("Softplus", x)))
 
     def add(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """Add, the shape of `x` being that of the sum."""
+        """Add; the result has the shape of `x`."""
         return self.op("Add", [x, y], _dims(x))
 
     def mul(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """Multiply, the shape of `x` being that of the product."""
+        """Multiply; the result has the shape of `x`."""
         return self.op("Mul", [x, y], _dims(x))
 
     def pool(
@@ -244,7 +244,7 @@ class Net:
         return self.ops(kind, [x], [(*_dims(x)[:2], *sizes)], attributes=attributes)[0]
 
     def mean(self, x: ir.Value) -> ir.Value:
-        """Average over the whole picture."""
+        """Average over all positions."""
         return self.op("GlobalAveragePool", [x], (*_dims(x)[:2], 1, 1))
 
     def concat(self, *parts: ir.Value, axis: int = 1) -> ir.Value:
@@ -259,7 +259,7 @@ class Net:
         return self.ops("Split", [x, self.constant(sizes)], shapes, attributes={"axis": axis})
 
     def strided(self, x: ir.Value, rows: int, columns: int) -> ir.Value:
-        """Take every other row and column, from the given ones on."""
+        """Take every second row and column, from an offset on."""
         batch, maps, high, wide = _dims(x)
         spec = [(rows, columns), (2**31, 2**31), (2, 3), (2, 2)]
         return self.op(

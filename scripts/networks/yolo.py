@@ -11,7 +11,7 @@ Block = Callable[[Net, ir.Value, int], ir.Value]
 
 
 def wide(value: float) -> int:
-    """Round channels up to a multiple of 8, as all of these do."""
+    """Round channels up to a multiple of 8."""
     return -(-int(value) // 8) * 8
 
 
@@ -50,7 +50,7 @@ def c3(
 
 
 def c2f(net: Net, x: ir.Value, maps: int, parts: Sequence[Block], share: float = 0.5) -> ir.Value:
-    """Split in two, pass the second half through blocks and join all that came by."""
+    """Split in two, pass the second half through blocks, concatenate all results."""
     half = int(maps * share)
     first, last = net.split(conv(net, x, 2 * half), half, half)
     kept = [first, last]
@@ -65,7 +65,7 @@ def _both3(*, add: bool) -> Block:
 
 
 def sppf(net: Net, x: ir.Value, maps: int, *, newest: bool = False) -> ir.Value:
-    """Three poolings in a row, all joined; the newest form adds its input."""
+    """Three poolings in sequence, concatenated; the newest form adds its input."""
     half = channels(x) // 2
     kept = [plain(net, x, half) if newest else conv(net, x, half)]
     for _ in range(3):
@@ -79,7 +79,7 @@ def _positions(features: Sequence[ir.Value]) -> int:
 
 
 def _flat(net: Net, features: Sequence[ir.Value]) -> ir.Value:
-    """Join feature maps of several scales along their positions: (N, C, positions)."""
+    """Concatenate feature maps of several scales along positions: (N, C, positions)."""
     rows = []
     for x in features:
         high, width = size(x)
