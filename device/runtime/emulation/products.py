@@ -40,11 +40,11 @@ class Product:
         if self.kind == "deconvolution":
             sums = self.sums(x)
             return np.stack([layers.finish(image, path) for image in sums])
-        picture, kernel = self._picture(x), self._fitted(x)
-        rows, columns = kernel.geometry.positions(picture.shape[2], picture.shape[3])
+        image, kernel = self._image(x), self._fitted(x)
+        rows, columns = kernel.geometry.positions(image.shape[2], image.shape[3])
         outputs = kernel.matrices.shape[0] * kernel.matrices.shape[1]
-        result = np.empty((picture.shape[0], outputs, rows, columns), np.int8)
-        for block in convolution.convolve(picture, kernel):
+        result = np.empty((image.shape[0], outputs, rows, columns), np.int8)
+        for block in convolution.convolve(image, kernel):
             result[block.batch, :, block.rows] = layers.finish(block.sums, path)
         return self._restored(result, x)
 
@@ -60,9 +60,9 @@ class Product:
         kernel = self._fitted(x)
         if self.kind == "deconvolution":
             return convolution.deconvolve(x, kernel, self.output_padding)
-        return convolution.convolve_whole(self._picture(x), kernel)
+        return convolution.convolve_whole(self._image(x), kernel)
 
-    def _picture(self, x: Array) -> Array:
+    def _image(self, x: Array) -> Array:
         if self.kind != "matrix":
             return x
         return np.ascontiguousarray(x.reshape(-1, x.shape[-1]).T)[None, :, None, :]
