@@ -22,7 +22,7 @@ class _Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class SourceConfig(_Value, frozen=True, kw_only=True):
     """Where frames come from.
 
-    `uri`: a file, a folder of pictures, `v4l2:///dev/video0`, `rtsp://...`. `frames`: "latest"
+    `uri`: a file, a folder of images, `v4l2:///dev/video0`, `rtsp://...`. `frames`: "latest"
     drops what the engine cannot keep up with (live sources), "every" runs each frame (files).
     `loop` starts a file or folder again at its end. `stall_s`: a live source that gives no frame
     for so long is opened again.

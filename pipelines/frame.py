@@ -1,4 +1,4 @@
-"""A picture with its number and its times."""
+"""An image with its number and its times."""
 
 import time
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """A picture as it came from a source.
+    """An image as it came from a source.
 
     `image`: uint8 [H, W, 3], BGR. `seq`: the source's own count, so that gaps show drops.
-    `t_capture`: the best estimate of when the camera took it; `t_recv`: when the whole picture
+    `t_capture`: the best estimate of when the camera took it; `t_recv`: when the whole image
     was in our memory. `source`: the address, without credentials.
     """
 

@@ -149,7 +149,7 @@ def test_slow_engine_on_a_stream_keeps_results_young():
 def test_error_of_the_source_stops_the_run_after_its_last_figures(tmp_path):
     (tmp_path / "a.png").write_bytes(b"broken")
     messages = []
-    with pytest.raises(SourceError, match="none of the 1 pictures"):
+    with pytest.raises(SourceError, match="none of the 1 images"):
         run_pipeline(
             colour_pipeline(tmp_path), DETECTOR, emit=messages.append, stop=threading.Event()
         )

@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 
 from calibration.table import CalibrationTable
 from device.runtime.session import open_session
-from pipelines.sources.files import read_picture
+from pipelines.sources.files import read_image
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
@@ -43,7 +43,7 @@ def exported(path: Path, amax: dict[str, float], target: str = "tensorrt-gpu") -
 
 def detector() -> tuple[ir.Model, dict[str, np.ndarray]]:
     """The shipped detector and a picture for it."""
-    picture = read_picture(CONFIGS / "scenes" / "calibration" / "000.jpg")
+    picture = read_image(CONFIGS / "scenes" / "calibration" / "000.jpg")
     assert picture is not None
     planes = picture[:320, :320, ::-1].transpose(2, 0, 1)[None].astype(np.float32) / 255
     feeds = {"images": np.ascontiguousarray(planes)}

@@ -178,18 +178,18 @@ def test_corrupt_picture_is_named_counted_and_skipped(tmp_path, caplog):
         frames, dropped = read_all(tmp_path)
     assert [f.seq for f in frames] == [0, 2]
     assert dropped == {"corrupt": 1}
-    assert "b.jpg is not a picture that can be read" in caplog.text
+    assert "b.jpg is not an image that can be read" in caplog.text
 
 
 def test_folder_of_corrupt_pictures_is_an_error(tmp_path):
     for name in ("a.jpg", "b.png"):
         (tmp_path / name).write_bytes(b"broken")
-    with pytest.raises(SourceError, match="none of the 2 pictures"):
+    with pytest.raises(SourceError, match="none of the 2 images"):
         read_all(tmp_path, loop=True)
 
 
 def test_folder_without_pictures_is_an_error(tmp_path):
-    with pytest.raises(SourceError, match="holds no pictures"):
+    with pytest.raises(SourceError, match="holds no images"):
         read_all(tmp_path)
 
 

@@ -87,20 +87,20 @@ class Engine:
             self._bytes(),
             self._data_start + entry.start,
         )
-        if not view.flags.aligned:  # only in files that another program wrote
+        if not view.flags.aligned:  # only in files of other programs
             view = view.copy()
             view.flags.writeable = False
         return view
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 of the whole file in hex, computed when first asked for."""
+        """The SHA-256 of the whole file in hex, computed at first use."""
         if self._sha256 is None:
             self._sha256 = hashlib.sha256(self._bytes()).hexdigest()
         return self._sha256
 
     def close(self) -> None:
-        """Let go of the file. The mapping itself ends with the last array that looks into it."""
+        """Close the file. Its mapping ends with the last array that refers to it."""
         self._mapped = None
 
     def _bytes(self) -> mmap.mmap:

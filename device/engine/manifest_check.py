@@ -1,4 +1,4 @@
-"""The rules that a manifest keeps; nothing in an engine is used before all of them hold."""
+"""The rules for a manifest; nothing in an engine is used before all of them hold."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isfinite

@@ -1,4 +1,4 @@
-"""What the rules of a manifest look up in it, gathered once."""
+"""Look-up tables for the rules of a manifest."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

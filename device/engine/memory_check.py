@@ -1,4 +1,4 @@
-"""The rules that the crossings and the memory plan of a manifest keep."""
+"""The rules for the crossings and the memory plan of a manifest."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -74,8 +74,8 @@ def buffers(facts: Facts) -> Iterator[str]:
 
 def overlaps(facts: Facts) -> Iterator[str]:
     """Buffers of tensors that are in use at the same time share no byte."""
-    # Walks through the segments with the buffers alive, in order of place: those never overlap,
-    # so a new one needs to be compared with its two neighbours only.
+    # `alive` holds the live buffers by offset. They never overlap, so a new one is compared with
+    # its two neighbours only.
     births: dict[int, list[tuple[int, int, str]]] = {}
     deaths: dict[int, list[tuple[int, int, str]]] = {}
     for buffer in facts.manifest.memory.buffers:

@@ -12,7 +12,7 @@ from msgspec import Meta
 DOCUMENT_FORMAT = 1
 CHUNK_BYTES = 64 * 1024
 MAX_BLOB_BYTES = 2 * 1024**3
-MAX_CHUNKS = 32 * 1024  # an index of 1 MiB: one message that every broker takes
+MAX_CHUNKS = 32 * 1024  # their index has 1 MiB: one message for every broker
 MAX_CHUNKS_A_REQUEST = 256
 
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -37,7 +37,7 @@ class BlobSpec(_Document, frozen=True, kw_only=True):
 
     @property
     def chunks(self) -> int:
-        """How many chunks the blob has."""
+        """The number of chunks."""
         return -(-self.bytes // self.chunk_bytes)
 
     def chunk_size(self, number: int) -> int:
@@ -55,7 +55,7 @@ class ReleaseSpec(_Document, frozen=True, kw_only=True):
 
 
 class Desired(_Document, frozen=True, kw_only=True):
-    """What the device shall run. Another `request` asks again for a release that failed."""
+    """The desired state. A new `request` retries a release that failed."""
 
     format: int
     request: Annotated[str, Meta(min_length=1, max_length=64)]
@@ -72,14 +72,14 @@ class Running(_Document, frozen=True, kw_only=True):
 
 
 class PipelineReport(_Document, frozen=True, kw_only=True):
-    """How the pipeline process is doing; `reason` says why it does not run."""
+    """The status of the pipeline process; `reason` says why it does not run."""
 
     status: PipelineStatus
     reason: str = ""
 
 
 class Update(_Document, frozen=True, kw_only=True):
-    """How far the desired release is."""
+    """The progress of the desired release."""
 
     phase: Phase
     sha256: str = ""
@@ -90,7 +90,7 @@ class Update(_Document, frozen=True, kw_only=True):
 
 
 class Reported(_Document, frozen=True, kw_only=True):
-    """What the device says about itself; retained."""
+    """The reported state; retained."""
 
     agent: str
     profile: str
@@ -110,7 +110,7 @@ class StateDocument(_Document, frozen=True, kw_only=True):
 
 
 class BlobGet(_Document, frozen=True, kw_only=True):
-    """The device asks for the index or for chunks of a blob."""
+    """A request of the device for the index or for chunks of a blob."""
 
     sha256: Sha256
     index: bool = False
@@ -126,7 +126,7 @@ def encode(document: _Document) -> bytes:
 
 
 def decode(payload: bytes, kind: type[D]) -> D:
-    """Return the document in a payload; ValueError says in words what is wrong with it."""
+    """Return the document in a payload; ValueError says what is wrong with it."""
     try:
         return msgspec.json.decode(payload, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""What a pipeline process says to the agent: one JSON object a line on its standard output.
+"""The messages of a pipeline process to the agent: a JSON object per line on standard output.
 
 The agent never imports numpy or cv2; these lines are all that it knows of a running pipeline.
 """
@@ -9,7 +9,7 @@ import msgspec
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """Base of the messages; the tag is kept in `kind`. Unknown keys are let through, so that an
+    """Base of the messages; the tag is kept in `kind`. Unknown keys are ignored, so that an
     older agent reads a newer pipeline."""
 
 
@@ -22,7 +22,7 @@ class Ready(_Message, frozen=True, kw_only=True, tag="ready"):
 
 
 class Result(_Message, frozen=True, kw_only=True, tag="result"):
-    """The first frame went through every stage (the sign of life that a trial waits for)."""
+    """The first frame went through every stage (the health check of a trial)."""
 
     seq: int
     latency_ms: float

@@ -1,4 +1,4 @@
-"""A connection to the broker that comes back by itself: a thin adapter over paho-mqtt.
+"""A connection to the broker that reconnects with back-off: a thin adapter over paho-mqtt.
 
 What happens is put on a queue as values (`LinkUp`, `LinkDown`, `Message`); nothing calls back into
 the program. Each connection is a fresh paho client with a clean session: nothing that was queued
@@ -29,15 +29,15 @@ LOG = logging.getLogger(__name__)
 BACKOFF_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0)
 CONNECT_TIMEOUT_S = 5.0
 CLOSE_WAIT_S = 1.0
-STEADY_S = 10.0  # a connection that held for so long was a good one: the back-off starts anew
+STEADY_S = 10.0  # a connection that lasts so long resets the back-off
 MAX_QUEUED_MESSAGES = 256
 MAX_UNSENT = 64  # QoS 0
-MAX_MESSAGE_BYTES = 2 * 1024**2  # the largest that is meant for us, an index, has 1 MiB
+MAX_MESSAGE_BYTES = 2 * 1024**2  # the largest expected, an index, has 1 MiB
 
 
 @dataclass(frozen=True, slots=True)
 class Will:
-    """What the broker publishes, retained, when the connection breaks."""
+    """The will: the broker publishes it, retained, when the connection breaks."""
 
     topic: str
     payload: bytes
@@ -67,7 +67,7 @@ class LinkUp:
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """A connection was lost or could not be made; the next try comes by itself."""
+    """A connection was lost or failed; the next attempt follows."""
 
     reason: str
 
@@ -103,7 +103,7 @@ class Link:
         self._session = 0
 
     def start(self) -> None:
-        """Begin to connect; returns at once."""
+        """Begin to connect, without waiting."""
         self._thread.start()
 
     def publish(
@@ -117,12 +117,12 @@ class Link:
         return connection is not None and connection.publish(topic, payload, qos, retain, wait_s)
 
     def publish_bulk(self, topic: str, payload: bytes) -> bool:
-        """Publish with QoS 0, waiting while too much is unsent (what keeps the memory bounded)."""
+        """Publish with QoS 0, waiting while too much is unsent (backpressure)."""
         connection = self._current
         return connection is not None and connection.publish_bulk(topic, payload)
 
     def close(self) -> None:
-        """Say goodbye to the broker (no will is published) and stop, within 2 s.
+        """Disconnect (the broker publishes no will) and stop, within 2 s.
 
         A broker that does not take the goodbye in half of that loses the connection without it.
         """
@@ -130,7 +130,7 @@ class Link:
         connection = self._current
         if connection is not None:
             connection.close()
-        # Not longer: a connection that is just being tried ends by itself, unused.
+        # Not longer: a pending connection attempt ends by itself.
         self._thread.join(CLOSE_WAIT_S)
 
     def _run(self) -> None:
@@ -142,7 +142,7 @@ class Link:
             was_up, reason = self._hold()
             if self._stopping.is_set():
                 return
-            # A broker that takes us and throws us out again is not asked four times a second.
+            # A broker that accepts and then drops connections is not asked four times a second.
             steady = was_up and time.monotonic() - begun_s >= STEADY_S
             failures = 0 if steady else failures + 1
             self._put(LinkDown(reason))
@@ -150,7 +150,7 @@ class Link:
             self._stopping.wait(pause_s * random.uniform(0.5, 1.0))
 
     def _hold(self) -> tuple[bool, str]:
-        """Connect and stay connected; returns whether the broker took us and why it ended."""
+        """Connect and stay connected; returns whether the broker accepted and why it ended."""
         settings = self._settings
         try:
             version = self._version or probe_version(settings.host, settings.port)
@@ -171,7 +171,7 @@ class Link:
 
 
 class _Client(paho.Client):
-    """A paho client that tells how its thread ended, also when that was by an exception."""
+    """A paho client that reports how its thread ended, also with an exception."""
 
     def __init__(self, version: MQTTProtocolVersion, client_id: str) -> None:
         super().__init__(
@@ -229,7 +229,7 @@ class _Connection:
             limit = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
             limit.MaximumPacketSize = MAX_MESSAGE_BYTES
         self._client.connect(host, port, self._settings.keepalive_s, properties=limit)
-        if self._closing:  # nobody waits for it any more
+        if self._closing:  # closed meanwhile
             self._client.disconnect()
             return ""
         self._client.loop_start()
@@ -341,7 +341,7 @@ class _Connection:
             return
         try:
             topic = message.topic
-        except UnicodeDecodeError:  # not of those that we subscribed to
+        except UnicodeDecodeError:  # not a subscribed topic
             return
         self._put(Message(topic, bytes(message.payload)))
 

@@ -26,7 +26,7 @@ class Topics:
 
     @property
     def root(self) -> str:
-        """The part that all topics of the device share."""
+        """The prefix of all topics of the device."""
         return f"{PREFIX}/{self.device}"
 
     @property
@@ -36,12 +36,12 @@ class Topics:
 
     @property
     def desired(self) -> str:
-        """The release that the device shall run."""
+        """The desired state."""
         return f"{self.root}/desired"
 
     @property
     def reported(self) -> str:
-        """What the device runs and how far an update is."""
+        """The reported state."""
         return f"{self.root}/reported"
 
     @property

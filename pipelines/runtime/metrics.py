@@ -9,7 +9,7 @@ import numpy as np
 
 from device.protocol.messages import Stats
 
-KEPT = 10_000  # the percentiles of a longer interval are those of its last frames
+MAX_SAMPLES = 10_000  # percentiles of a longer interval are those of its last frames
 
 
 class Metrics:
@@ -19,23 +19,23 @@ class Metrics:
         self._lock = threading.Lock()
         self._frames = 0
         self._stages: dict[str, deque[float]] = {}
-        self._totals: deque[float] = deque(maxlen=KEPT)
+        self._totals: deque[float] = deque(maxlen=MAX_SAMPLES)
         self._since = time.monotonic()
 
     def add(self, stages_ms: Mapping[str, float], total_ms: float) -> None:
-        """Take the times of one frame, in milliseconds."""
+        """Add the times of one frame, in milliseconds."""
         with self._lock:
             self._frames += 1
             self._totals.append(total_ms)
             for stage, value in stages_ms.items():
-                self._stages.setdefault(stage, deque(maxlen=KEPT)).append(value)
+                self._stages.setdefault(stage, deque(maxlen=MAX_SAMPLES)).append(value)
 
     def take(self, dropped: Mapping[str, int]) -> Stats:
         """Return the figures since the last call and start a new interval."""
         now = time.monotonic()
         with self._lock:
             frames, self._frames = self._frames, 0
-            totals, self._totals = self._totals, deque(maxlen=KEPT)
+            totals, self._totals = self._totals, deque(maxlen=MAX_SAMPLES)
             stages, self._stages = self._stages, {}
             span, self._since = now - self._since, now
         return Stats(

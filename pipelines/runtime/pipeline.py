@@ -75,7 +75,7 @@ def run_pipeline(
     frames: int | None = None,
     watch: Callable[[FrameResult], None] | None = None,
 ) -> int:
-    """Run until the source ends, `stop` is set or `frames` frames are through; return their count.
+    """Run until the source ends, `stop` is set or `frames` frames are done; return their count.
 
     `emit` takes Ready, Result after the first frame, Stats once a second (from another thread) and
     at the end. `watch` sees every result. Raises TandemError where the pipeline cannot go on.
@@ -124,8 +124,8 @@ def _check_input(config: PipelineConfig, inputs: tuple[TensorInfo, ...]) -> None
     if len(inputs) != 1:
         names = ", ".join(info.name for info in inputs)
         raise PipelineError(
-            f"the engine takes {len(inputs)} inputs ({names}) where a pipeline gives one picture:"
-            " export the model with a single picture input."
+            f"the engine takes {len(inputs)} inputs ({names}) where a pipeline gives one image:"
+            " export the model with a single image input."
         )
     shape = inputs[0].shape
     fits = len(shape) == 4 and all(
@@ -188,14 +188,14 @@ class _Runner:
         self._preprocessor = Preprocessor(config.preprocess)
 
     def warm_up(self) -> None:
-        """Infer once, so that the first frame does not wait for what is made at first use."""
+        """Infer once, so that the first frame does not wait for initialization."""
         size = self._config.preprocess
         self._model.session.infer(
             {self._input: np.zeros((1, 3, size.height, size.width), np.float32)}
         )
 
     def run(self, frame: Frame, sinks: Sequence[Sink]) -> FrameResult:
-        """Take one frame through every stage."""
+        """Run every stage on one frame."""
         times = [time.monotonic_ns()]
         blob, geometry = self._preprocessor.run(frame.image)
         times.append(time.monotonic_ns())
@@ -218,7 +218,7 @@ class _Runner:
 
 
 class _Reporter:
-    """Emits Stats once a second, also while no frame comes, and once more at the end."""
+    """Emits Stats once a second, also without frames, and once more at the end."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Draw detections on a picture."""
+"""Draw detections on an image."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from pipelines.sinks.events import label_of
 from pipelines.stages.decode import ClassScores, Decoded
 from pipelines.vision import cv2
 
-# BGR, told apart on bright and dark pictures; classes take them in turn.
+# BGR, told apart on bright and dark images; classes take them in turn.
 COLORS = (
     (72, 174, 255),
     (90, 200, 90),
@@ -26,7 +26,7 @@ _FONT = cv2.FONT_HERSHEY_SIMPLEX
 def annotate(
     image: Image, decoded: Decoded, labels: Sequence[str], latency_ms: float | None = None
 ) -> Image:
-    """Return a copy of a picture, uint8 [H, W, 3] BGR, with boxes, labels and scores."""
+    """Return a copy of an image, uint8 [H, W, 3] BGR, with boxes, labels and scores."""
     canvas: Image = np.array(image, order="C")
     if isinstance(decoded, ClassScores):
         for row, (score, class_id) in enumerate(

@@ -1,4 +1,4 @@
-"""A bounded queue in front of the device's MQTT link, emptied by a thread of its own."""
+"""A bounded queue with a sender thread in front of the device's MQTT link."""
 
 import logging
 import threading
@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp
 
-QUEUED = 64  # two seconds at 30 Hz; a slow broker then costs the oldest, not memory
+QUEUED = 64  # two seconds at 30 Hz; with a slow broker the oldest are dropped
 CLOSE_S = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 class MqttPublisher:
-    """Publishes payloads on one topic in the order they come; never blocks who puts them."""
+    """Publishes payloads on one topic in order; `put` never blocks."""
 
     def __init__(self, settings: LinkSettings, topic: str, qos: int) -> None:
         self._link = Link(settings, self._note)
@@ -32,12 +32,12 @@ class MqttPublisher:
         return dict(self._dropped)
 
     def start(self) -> None:
-        """Begin to connect; returns at once."""
+        """Begin to connect, without waiting."""
         self._link.start()
         self._thread.start()
 
     def put(self, payload: bytes) -> None:
-        """Queue a payload; the oldest one goes if the queue is full."""
+        """Queue a payload; drop the oldest if the queue is full."""
         with self._filled:
             if len(self._queue) == QUEUED:
                 self._queue.popleft()
@@ -46,12 +46,12 @@ class MqttPublisher:
             self._filled.notify()
 
     def close(self) -> None:
-        """Send what is queued, for a short while, and disconnect."""
+        """Send the queue for a short time, then disconnect."""
         with self._filled:
             self._closing = True
             self._filled.notify()
         self._thread.join(CLOSE_S)
-        # A frozen broker would hold up the goodbye for longer than the agent waits for an end.
+        # With a frozen broker a clean disconnect takes longer than the agent's grace period.
         goodbye = threading.Thread(target=self._link.close, name="mqtt-goodbye", daemon=True)
         goodbye.start()
         goodbye.join(CLOSE_S)

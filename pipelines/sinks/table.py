@@ -60,14 +60,14 @@ class SinkContext:
 
 
 class Sink(AbstractContextManager[Any], Protocol):
-    """Takes results; used in a `with` block, which opens and closes what it writes to."""
+    """Takes results; a `with` block opens and closes its output."""
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """Results that did not get out so far, by cause."""
+        """Results dropped so far, by cause."""
 
     def write(self, result: FrameResult) -> None:
-        """Take one result; never waits for long and never raises for a fault of the outside."""
+        """Take one result; never blocks for long and never raises for an external fault."""
 
 
 def open_sink(config: SinkConfig, context: SinkContext) -> Sink:
@@ -76,7 +76,7 @@ def open_sink(config: SinkConfig, context: SinkContext) -> Sink:
 
 
 class MqttOut:
-    """Publishes each result, at most `max_hz`; what the broker does not take is dropped."""
+    """Publishes each result, at most `max_hz`; drops those that the broker does not take."""
 
     def __init__(self, config: MqttSink, context: SinkContext) -> None:
         if context.broker is None:
@@ -117,7 +117,7 @@ class MqttOut:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Send what is queued, for a short while, and disconnect."""
+        """Send the queue for a short time, then disconnect."""
         self._publisher.close()
 
     def write(self, result: FrameResult) -> None:
@@ -129,7 +129,7 @@ class MqttOut:
 
 
 class RateLimit:
-    """At most `max_hz` on average; two may follow closely, so that jitter costs nothing."""
+    """A rate limit of `max_hz` on average; a burst of two passes, so that jitter drops nothing."""
 
     def __init__(self, max_hz: float) -> None:
         self._hz = max_hz
@@ -137,7 +137,7 @@ class RateLimit:
         self._at: float | None = None
 
     def allows(self, now: float) -> bool:
-        """Whether one more may pass at the moment `now`, in seconds."""
+        """Return whether one more may pass at `now`, in seconds."""
         if self._at is not None:
             self._tokens = min(2.0, self._tokens + (now - self._at) * self._hz)
         self._at = now
@@ -184,7 +184,7 @@ class JsonlOut:
         line = result.payload + b"\n"
         try:
             written = os.write(self._file, line)
-            if written < len(line):  # the disk filled up on the way
+            if written < len(line):  # the disk is full
                 os.ftruncate(self._file, os.lseek(self._file, 0, os.SEEK_CUR) - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
@@ -206,7 +206,7 @@ class VideoOut:
         return {"video_error": self._writer.failed} if self._writer.failed else {}
 
     def __enter__(self) -> "VideoOut":
-        """The file is made with the first frame, whose size it takes."""
+        """The file is created with the first frame, in its size."""
         return self
 
     def __exit__(

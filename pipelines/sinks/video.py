@@ -38,14 +38,14 @@ class VideoFileWriter:
     def write(
         self, image: Image, decoded: Decoded, labels: Sequence[str], latency_ms: float
     ) -> None:
-        """Draw on a copy of the picture and encode it; the first one gives the video its size."""
+        """Draw on a copy of the image and encode it; the first one gives the video its size."""
         if self._writer is None and not self.failed:
             self._writer = self._open(image.shape[1], image.shape[0])
         if self._writer is None:
             self.failed += 1
             return
-        picture = annotate(image, decoded, labels, latency_ms)
-        self._writer.write(_fit(picture, *self._size))
+        annotated = annotate(image, decoded, labels, latency_ms)
+        self._writer.write(_fit(annotated, *self._size))
 
     def close(self) -> None:
         """Finish the file; one without frames is removed."""
@@ -73,14 +73,14 @@ class VideoFileWriter:
         return None
 
 
-def _fit(picture: Image, width: int, height: int) -> Image:
-    """Return a picture scaled into width x height, with black where its shape differs."""
-    if picture.shape[:2] == (height, width):
-        return picture
-    scale = min(width / picture.shape[1], height / picture.shape[0])
-    inner_w = max(1, round(picture.shape[1] * scale))
-    inner_h = max(1, round(picture.shape[0] * scale))
+def _fit(image: Image, width: int, height: int) -> Image:
+    """Return an image scaled into width x height, with black where its shape differs."""
+    if image.shape[:2] == (height, width):
+        return image
+    scale = min(width / image.shape[1], height / image.shape[0])
+    inner_w = max(1, round(image.shape[1] * scale))
+    inner_h = max(1, round(image.shape[0] * scale))
     canvas = np.zeros((height, width, 3), np.uint8)
     x, y = (width - inner_w) // 2, (height - inner_h) // 2
-    canvas[y : y + inner_h, x : x + inner_w] = cv2.resize(picture, (inner_w, inner_h))
+    canvas[y : y + inner_h, x : x + inner_w] = cv2.resize(image, (inner_w, inner_h))
     return canvas

@@ -34,18 +34,18 @@ class CvCapture:
 
     def read(self) -> RawFrame:
         """Wait for a frame; raise SourceError when none comes in time."""
-        ok, picture = self._capture.read()
+        ok, image = self._capture.read()
         now = Stamp.now()
         if not ok:
             raise SourceError(
                 f"{self._name} gives no frames any more: it is opened again until it does; check"
                 " the camera and its network."
             )
-        pixels = np.asarray(picture, np.uint8)
+        pixels = np.asarray(image, np.uint8)
         return RawFrame(pixels, "bgr", pixels.shape[1], pixels.shape[0], now, now)
 
     def close(self) -> None:
-        """Let go of the camera."""
+        """Close the camera."""
         self._capture.release()
 
 

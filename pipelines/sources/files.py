@@ -1,4 +1,4 @@
-"""Frames from a video file or from pictures on disk."""
+"""Frames from a video file or from images on disk."""
 
 import logging
 import threading
@@ -15,7 +15,7 @@ from pipelines.config import SourceConfig
 from pipelines.frame import Frame, Image, Stamp
 from pipelines.vision import cv2
 
-PICTURES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 _log = logging.getLogger(__name__)
 
@@ -65,9 +65,9 @@ class VideoFile:
             while not self._stop.is_set() and self._capture.grab():
                 due = start + (seq - first) / self._fps
                 seq += 1
-                if self._pace(due) and (picture := self._retrieve()) is not None:
+                if self._pace(due) and (image := self._retrieve()) is not None:
                     now = Stamp.now()
-                    yield Frame(picture, seq - 1, now, now, self.name)
+                    yield Frame(image, seq - 1, now, now, self.name)
             if self._stop.is_set():
                 return
             if seq == first:
@@ -91,29 +91,29 @@ class VideoFile:
         return not self._stop.is_set()
 
     def _retrieve(self) -> Image | None:
-        ok, picture = self._capture.retrieve()
+        ok, image = self._capture.retrieve()
         if not ok:
             self._dropped["corrupt"] += 1
-        return np.asarray(picture, np.uint8) if ok else None
+        return np.asarray(image, np.uint8) if ok else None
 
 
-class PictureFolder:
-    """Pictures in the order of their names; one that cannot be read is named, counted, skipped."""
+class ImageFolder:
+    """Images in the order of their names; one that cannot be read is named, counted, skipped."""
 
     def __init__(self, path: Path, config: SourceConfig, stop: threading.Event) -> None:
         self.name = str(path)
         self._loop = config.loop
         self._stop = stop
         self._dropped: Counter[str] = Counter()
-        self._paths = list_pictures(path) if path.is_dir() else [path]
+        self._paths = list_images(path) if path.is_dir() else [path]
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """Pictures skipped so far; "corrupt": cannot be decoded."""
+        """Images skipped so far; "corrupt": cannot be decoded."""
         return dict(self._dropped)
 
-    def __enter__(self) -> "PictureFolder":
-        """Nothing stays open between pictures."""
+    def __enter__(self) -> "ImageFolder":
+        """Nothing stays open between images."""
         return self
 
     def __exit__(
@@ -125,47 +125,47 @@ class PictureFolder:
         """Nothing is open."""
 
     def __iter__(self) -> Iterator[Frame]:
-        """Yield each picture once, for ever if `loop`."""
+        """Yield each image once, for ever if `loop`."""
         good = list(self._paths)
         seq = 0
         while good:
             for path in tuple(good):
                 if self._stop.is_set():
                     return
-                picture = read_picture(path)
-                if picture is None:
-                    _log.warning("%s is not a picture that can be read: it is skipped", path)
+                image = read_image(path)
+                if image is None:
+                    _log.warning("%s is not an image that can be read: it is skipped", path)
                     self._dropped["corrupt"] += 1
                     good.remove(path)
                 else:
                     now = Stamp.now()
-                    yield Frame(picture, seq, now, now, str(path))
+                    yield Frame(image, seq, now, now, str(path))
                 seq += 1
             if good and not self._loop:
                 return
         raise SourceError(
-            f"none of the {len(self._paths)} pictures in {self.name} can be read: save them again"
+            f"none of the {len(self._paths)} images in {self.name} can be read: save them again"
             " as JPEG or PNG."
         )
 
 
-def list_pictures(folder: Path) -> list[Path]:
-    """Return the pictures of a folder by name; raise SourceError if it has none."""
+def list_images(folder: Path) -> list[Path]:
+    """Return the images of a folder by name; raise SourceError if it has none."""
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
         raise SourceError(
             f"{folder} cannot be listed ({error.strerror}): check its permissions."
         ) from error
-    paths = [path for path in entries if path.suffix.lower() in PICTURES and path.is_file()]
+    paths = [path for path in entries if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
     if not paths:
         raise SourceError(
-            f"{folder} holds no pictures: put files there that end in {', '.join(PICTURES)}."
+            f"{folder} holds no images: put files there that end in {', '.join(IMAGE_SUFFIXES)}."
         )
     return paths
 
 
-def read_picture(path: Path) -> Image | None:
-    """Return a picture, uint8 [H, W, 3] BGR, or None if it cannot be decoded."""
-    picture = cv2.imread(str(path), cv2.IMREAD_COLOR)
-    return None if picture is None else np.asarray(picture, np.uint8)
+def read_image(path: Path) -> Image | None:
+    """Return an image, uint8 [H, W, 3] BGR, or None if it cannot be decoded."""
+    image = cv2.imread(str(path), cv2.IMREAD_COLOR)
+    return None if image is None else np.asarray(image, np.uint8)

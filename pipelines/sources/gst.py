@@ -130,7 +130,7 @@ def _start(name: str, command: Sequence[str]) -> "subprocess.Popen[bytes]":
 
 
 class GstCapture:
-    """One running gst-launch process; a wait ends when `ended` says so."""
+    """One running gst-launch process; a wait ends when `ended` returns true."""
 
     def __init__(self, name: str, command: Sequence[str], stall_s: float, ended: Ended) -> None:
         self._name = name
@@ -173,7 +173,7 @@ class GstCapture:
             if stream is not None:
                 stream.close()
         if self._process.poll() is not None:
-            return  # reaped: its number may be another group's by now
+            return  # reaped: its number may belong to another group now
         for number in (signal.SIGINT, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
@@ -220,7 +220,7 @@ class GstCapture:
 
     def _why_ended(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(GRACE_S)  # its last words come before it ends
+            self._process.wait(GRACE_S)  # its stderr is complete when it has exited
         while self._err in {fd for fd, _ in self._poll.poll(0)}:
             self._drain_stderr()
         text = redact(self._stderr.decode("utf-8", "replace"))

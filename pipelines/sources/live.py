@@ -1,4 +1,4 @@
-"""Cameras and streams: a reader thread, one slot where the latest frame wins, and reopening.
+"""Cameras and streams: a reader thread, a slot for the latest frame, reconnection with back-off.
 
 A consumer slower than the camera sees young frames and a count of dropped ones, never a backlog.
 """
@@ -20,8 +20,8 @@ from pipelines.vision import cv2
 
 BACKOFF_FIRST_S = 0.25
 BACKOFF_LAST_S = 5.0
-GOOD_S = 10.0  # frames for so long: the next loss starts again at the first back-off
-EVERY_FRAMES = 32  # frames = "every" on a camera still needs a bound
+GOOD_S = 10.0  # after frames for so long, the back-off starts at its first delay again
+EVERY_FRAMES = 32  # the bound of the queue for frames = "every"
 JOIN_S = 3.0
 
 _log = logging.getLogger(__name__)
@@ -42,15 +42,15 @@ class RawFrame:
     t_recv: Stamp
 
     def to_bgr(self) -> Image:
-        """Return the picture, uint8 [H, W, 3], BGR."""
+        """Return the image, uint8 [H, W, 3], BGR."""
         if self.layout == "bgr":
             return self.pixels
-        picture = np.asarray(cv2.cvtColor(self.pixels, cv2.COLOR_YUV2BGR_NV12), np.uint8)
-        return picture[: self.height, : self.width]
+        image = np.asarray(cv2.cvtColor(self.pixels, cv2.COLOR_YUV2BGR_NV12), np.uint8)
+        return image[: self.height, : self.width]
 
 
 Ended = Callable[[], bool]
-"""Whether a wait for frames is to end at once."""
+"""Returns whether a wait for frames must end now."""
 
 
 class Capture(Protocol):
@@ -60,7 +60,7 @@ class Capture(Protocol):
         """Wait for the next frame; raise SourceError once it is lost or stalls."""
 
     def close(self) -> None:
-        """Let go of the camera."""
+        """Close the camera."""
 
 
 class LiveSource:
@@ -91,14 +91,14 @@ class LiveSource:
         return dict(self._dropped)
 
     def __enter__(self) -> "LiveSource":
-        """Open the camera and wait for its first frame, so that a bad address fails at once."""
+        """Open the camera and wait for its first frame, so that a wrong address fails at once."""
         capture = self._opener(self._ended)
         try:
             self._put(capture.read())
         except BaseException as error:
             capture.close()
             if isinstance(error, SourceError) and self._stop.is_set():
-                return self  # stopped before the camera gave anything: there are no frames
+                return self  # stopped before the first frame
             raise
         self._thread = threading.Thread(
             target=self._read_frames, args=(capture,), name="source", daemon=True
@@ -112,13 +112,13 @@ class LiveSource:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop the reader and let go of the camera."""
+        """Stop the reader and close the camera."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join(JOIN_S)
 
     def __iter__(self) -> Iterator[Frame]:
-        """Yield frames until the stop event; while the camera is away, wait."""
+        """Yield frames until the stop event; wait while the camera is lost."""
         while (taken := self._take()) is not None:
             seq, raw = taken
             yield Frame(raw.to_bgr(), seq, raw.t_capture, raw.t_recv, self.name)
@@ -128,7 +128,7 @@ class LiveSource:
 
     def _take(self) -> tuple[int, RawFrame] | None:
         with self._arrived:
-            # Asked first: behind a slow consumer the slot is never empty.
+            # Checked first: with a slow consumer the slot is never empty.
             while not self._ended():
                 if self._slot:
                     return self._slot.popleft()

@@ -12,7 +12,7 @@ from device.errors import SourceError
 from pipelines.config import SourceConfig
 from pipelines.frame import Frame
 from pipelines.sources.cv_capture import open_camera_capture, open_rtsp_capture
-from pipelines.sources.files import PICTURES, PictureFolder, VideoFile
+from pipelines.sources.files import IMAGE_SUFFIXES, ImageFolder, VideoFile
 from pipelines.sources.gst import (
     GstCapture,
     camera_command,
@@ -55,8 +55,8 @@ def _open_file(config: SourceConfig, stop: threading.Event) -> Source:
     path = Path(file_path(config.uri)).expanduser()
     if not path.exists():
         raise SourceError(f"no such file or folder: {redact(str(path))}; check the source address.")
-    if path.is_dir() or path.suffix.lower() in PICTURES:
-        return PictureFolder(path, config, stop)
+    if path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:
+        return ImageFolder(path, config, stop)
     return VideoFile(path, config, stop)
 
 

@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Truth:
-    """The objects that a picture really shows: `boxes` [N, 4] x1, y1, x2, y2; `class_ids` [N]."""
+    """The objects that an image really shows: `boxes` [N, 4] x1, y1, x2, y2; `class_ids` [N]."""
 
     boxes: NDArray[np.float32]
     class_ids: NDArray[np.int64]
@@ -30,13 +30,13 @@ class Accuracy:
 def mean_average_precision(
     predictions: Sequence[Detections], truths: Sequence[Truth], iou_threshold: float = 0.5
 ) -> Accuracy:
-    """Compare detections with the truth, picture by picture.
+    """Compare detections with the truth, image by image.
 
     Average precision by all-point interpolation (Pascal VOC 2010 on). A detection counts if it
     overlaps a truth box of its class, that no better detection has taken, by the threshold.
     """
     if len(predictions) != len(truths):
-        raise ValueError(f"{len(predictions)} predictions for {len(truths)} pictures")
+        raise ValueError(f"{len(predictions)} predictions for {len(truths)} images")
     classes = sorted({int(c) for truth in truths for c in truth.class_ids})
     by_class = {c: _average_precision(predictions, truths, c, iou_threshold) for c in classes}
     return Accuracy(float(np.mean(list(by_class.values()))) if by_class else 0.0, by_class)

@@ -33,7 +33,7 @@ class Detections:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClassScores:
-    """What a picture shows, best first: `scores` float32 [K], `class_ids` int64 [K]."""
+    """What an image shows, best first: `scores` float32 [K], `class_ids` int64 [K]."""
 
     scores: NDArray[np.float32]
     class_ids: NDArray[np.int64]

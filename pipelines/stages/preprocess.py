@@ -1,4 +1,4 @@
-"""A picture becomes a network input: float32 [1, 3, height, width].
+"""An image becomes a network input: float32 [1, 3, height, width].
 
 Resize, split into planes, then multiply each plane straight into its place in the input. Measured
 on 1080p -> 640x640: 0.66 ms, against 1.3 to 1.7 ms for the usual chains with a transpose.
@@ -20,7 +20,7 @@ Boxes = NDArray[np.float32]  # [N, 4]: x1, y1, x2, y2
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Where the picture lies in the network input: `scale_x` and `scale_y` times its size, put at
+    """Where the image lies in the network input: `scale_x` and `scale_y` times its size, put at
     (`pad_x`, `pad_y`). A letterbox has two scales too: its sides are whole pixels."""
 
     scale_x: float
@@ -36,7 +36,7 @@ class Geometry:
 
 
 def fit(height: int, width: int, config: PreprocessConfig) -> Geometry:
-    """Return where a picture of that size lands in the network input."""
+    """Return where an image of that size lands in the network input."""
     inner_w, inner_h = _inner_size(height, width, config)
     pad_x, pad_y = (config.width - inner_w) // 2, (config.height - inner_h) // 2
     return Geometry(inner_w / width, inner_h / height, pad_x, pad_y)
@@ -45,7 +45,7 @@ def fit(height: int, width: int, config: PreprocessConfig) -> Geometry:
 def preprocess(
     image: Image, config: PreprocessConfig, out: Input | None = None
 ) -> tuple[Input, Geometry]:
-    """Return the network input for a picture, uint8 [H, W, 3] BGR, and where it lies in it.
+    """Return the network input for an image, uint8 [H, W, 3] BGR, and where it lies in it.
 
     `out`: float32 [1, 3, height, width], written and returned instead of a new array.
     """
@@ -68,7 +68,7 @@ class Preprocessor:
         self._padded_for: tuple[int, ...] | None = None
 
     def run(self, image: Image) -> tuple[Input, Geometry]:
-        """Return the network input for a picture, uint8 [H, W, 3] BGR, and where it lies in it."""
+        """Return the network input for an image, uint8 [H, W, 3] BGR, and where it lies in it."""
         _check_image(image)
         if image.shape != self._padded_for:
             _pad(self._blob, self._config)
@@ -77,7 +77,7 @@ class Preprocessor:
 
 
 def _inner_size(height: int, width: int, config: PreprocessConfig) -> tuple[int, int]:
-    """Return (width, height) of the resized picture inside the network input."""
+    """Return (width, height) of the resized image inside the network input."""
     if config.resize == "stretch":
         return config.width, config.height
     scale = min(config.width / width, config.height / height)
@@ -117,7 +117,7 @@ def _paint(image: Image, config: PreprocessConfig, blob: Input) -> Geometry:
 def _check_image(image: Image) -> None:
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
         raise PipelineError(
-            f"a picture must be uint8 [H, W, 3] in BGR order, not {image.dtype}"
+            f"an image must be uint8 [H, W, 3] in BGR order, not {image.dtype}"
             f" {list(image.shape)}: convert it first."
         )
 

@@ -83,7 +83,7 @@ class ConvKernel:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some rows of the accumulators of one picture: sums (outputs, rows, columns)."""
+    """Some rows of the accumulators of one image: sums (outputs, rows, columns)."""
 
     batch: int
     rows: slice
@@ -110,8 +110,8 @@ def convolve(x: Int8s | Singles, kernel: ConvKernel) -> Iterator[Block]:
 
     The sums are whole numbers, exact. They are only good until the next block.
     """
-    for batch, picture in enumerate(_padded(x, kernel.geometry.pads)):
-        yield from _convolve_one(batch, picture, x.shape[2:], kernel)
+    for batch, image in enumerate(_padded(x, kernel.geometry.pads)):
+        yield from _convolve_one(batch, image, x.shape[2:], kernel)
 
 
 def convolve_whole(x: Int8s | Singles, kernel: ConvKernel) -> Sums:
@@ -177,26 +177,26 @@ def _padded(x: Int8s | Singles, pads: tuple[int, int, int, int]) -> Singles:
 
 
 def _convolve_one(
-    batch: int, picture: Singles, size: tuple[int, ...], kernel: ConvKernel
+    batch: int, image: Singles, size: tuple[int, ...], kernel: ConvKernel
 ) -> Iterator[Block]:
     shape = kernel.geometry
     rows, columns = shape.positions(size[0], size[1])
     groups, _, products = kernel.matrices.shape
     by_taps = groups > 1 and products == shape.kernel[0] * shape.kernel[1]
-    numbers = picture.shape[0] if by_taps else groups * products
+    numbers = image.shape[0] if by_taps else groups * products
     step = max(1, min(rows, _BLOCK_NUMBERS // max(1, numbers * columns)))
     for first in range(0, rows, step):
         part = slice(first, min(first + step, rows))
         if by_taps:
-            yield Block(batch, part, _depthwise(picture, part, columns, kernel))
+            yield Block(batch, part, _depthwise(image, part, columns, kernel))
         elif kernel.cuts is None:
-            yield Block(batch, part, _by_packages(picture, part, columns, kernel))
+            yield Block(batch, part, _by_packages(image, part, columns, kernel))
         else:
-            yield Block(batch, part, _by_matrices(picture, part, columns, kernel))
+            yield Block(batch, part, _by_matrices(image, part, columns, kernel))
 
 
 def _tap(
-    picture: Singles, shape: Geometry, rows: slice, columns: int, at: tuple[int, int]
+    image: Singles, shape: Geometry, rows: slice, columns: int, at: tuple[int, int]
 ) -> Singles:
     """Return what the tap at (row, column) of the kernel meets at some rows of the result."""
     r, s = at
@@ -204,22 +204,22 @@ def _tap(
     top = rows.start * sy + r * dy
     bottom = (rows.stop - 1) * sy + r * dy + 1
     first = s * dx
-    return picture[:, top:bottom:sy, first : first + (columns - 1) * sx + 1 : sx]
+    return image[:, top:bottom:sy, first : first + (columns - 1) * sx + 1 : sx]
 
 
-def _by_matrices(picture: Singles, rows: slice, columns: int, kernel: ConvKernel) -> Sums:
+def _by_matrices(image: Singles, rows: slice, columns: int, kernel: ConvKernel) -> Sums:
     shape = kernel.geometry
     groups, outputs, products = kernel.matrices.shape
     count = rows.stop - rows.start
     taps_y, taps_x = shape.kernel
     unrolled: Singles
     if taps_y * taps_x == 1:
-        unrolled = np.ascontiguousarray(_tap(picture, shape, rows, columns, (0, 0)))
+        unrolled = np.ascontiguousarray(_tap(image, shape, rows, columns, (0, 0)))
     else:
-        unrolled = np.empty((picture.shape[0], taps_y, taps_x, count, columns), np.float32)
+        unrolled = np.empty((image.shape[0], taps_y, taps_x, count, columns), np.float32)
         for r in range(taps_y):
             for s in range(taps_x):
-                unrolled[:, r, s] = _tap(picture, shape, rows, columns, (r, s))
+                unrolled[:, r, s] = _tap(image, shape, rows, columns, (r, s))
     matrix = unrolled.reshape(groups, products, count * columns)
     assert kernel.cuts is not None
     sums = _multiplied(kernel.matrices, matrix, kernel.cuts)
@@ -235,7 +235,7 @@ def _multiplied(weights: Singles, matrix: Singles, cuts: tuple[int, ...]) -> Sum
     return total
 
 
-def _depthwise(picture: Singles, rows: slice, columns: int, kernel: ConvKernel) -> Sums:
+def _depthwise(image: Singles, rows: slice, columns: int, kernel: ConvKernel) -> Sums:
     """One channel a group: at most 32 x 32 products of 2^14, so float32 is exact throughout."""
     shape = kernel.geometry
     groups, outputs, _ = kernel.matrices.shape
@@ -243,23 +243,23 @@ def _depthwise(picture: Singles, rows: slice, columns: int, kernel: ConvKernel) 
     total = np.zeros((groups * outputs, rows.stop - rows.start, columns), np.float32)
     for r in range(shape.kernel[0]):
         for s in range(shape.kernel[1]):
-            met = _tap(picture, shape, rows, columns, (r, s))
+            met = _tap(image, shape, rows, columns, (r, s))
             met = met if outputs == 1 else np.repeat(met, outputs, axis=0)
             total += met * taps[:, r, s, None, None]
     return total
 
 
-def _by_packages(picture: Singles, rows: slice, columns: int, kernel: ConvKernel) -> Sums:
+def _by_packages(image: Singles, rows: slice, columns: int, kernel: ConvKernel) -> Sums:
     """Saturating after every partial sum of 64 channels, as the accumulator does."""
     shape = kernel.geometry
     groups, outputs, products = kernel.matrices.shape
     channels = products // (shape.kernel[0] * shape.kernel[1])
     weights = kernel.matrices.reshape(groups, outputs, channels, *shape.kernel)
     total = np.zeros((groups, outputs, (rows.stop - rows.start) * columns), np.int64)
-    pictures = picture.reshape(groups, channels, *picture.shape[1:])
+    images = image.reshape(groups, channels, *image.shape[1:])
     for first in range(0, channels, accumulator.BLOCK_CHANNELS):
         block = slice(first, first + accumulator.BLOCK_CHANNELS)
-        part = pictures[:, block].reshape(-1, *picture.shape[1:])
+        part = images[:, block].reshape(-1, *image.shape[1:])
         for r, s in np.ndindex(*shape.kernel):
             met = _tap(part, shape, rows, columns, (r, s))
             partial = weights[:, :, block, r, s] @ met.reshape(groups, met.shape[0] // groups, -1)

@@ -62,7 +62,7 @@ class Sums:
     """What a layer's accumulators mean: real = factor * step_out * (a + bias).
 
     `factor` (Si Sw / So) and `bias` (b32) are numbers, or one for each channel in a shape that
-    broadcasts to the accumulators of one picture.
+    broadcasts to the accumulators of one image.
     """
 
     factor: Floats

@@ -32,7 +32,7 @@ Number = TypeVar("Number", np.int8, np.int16, np.float32)
 class Window:
     """A pooling window: size and strides as (height, width), pads as (top, left, bottom, right).
 
-    `ceil_mode` keeps the last windows that begin in the picture or the padding before it and hang
+    `ceil_mode` keeps the last windows that begin in the image or the padding before it and hang
     over.
     """
 
@@ -53,7 +53,7 @@ class Window:
         if not self.ceil_mode:
             return room // stride + 1
         count = -(-room // stride) + 1
-        # A window that would begin in the padding behind the picture does not count.
+        # A window that would begin in the padding behind the image does not count.
         return count - 1 if (count - 1) * stride >= length + before else count
 
 
@@ -102,7 +102,7 @@ def real(
 
 
 def _counted(length: int, window: Window, axis: int) -> Ints:
-    """Return how many positions of each window along an axis lie inside the picture."""
+    """Return how many positions of each window along an axis lie inside the image."""
     ones = np.ones((1, 1, length, 1), np.int16)
     column = Window(
         (window.size[axis], 1),
@@ -114,7 +114,7 @@ def _counted(length: int, window: Window, axis: int) -> Ints:
 
 
 def _reduced(combine: np.ufunc, x: NDArray[Number], window: Window, fill: float) -> NDArray[Number]:
-    """Combine each window's rows, then its columns; positions outside the picture hold `fill`."""
+    """Combine each window's rows, then its columns; positions outside the image hold `fill`."""
     batch, channels, height, width = x.shape
     counts = window.positions(height, width)
     top, left = window.pads[:2]

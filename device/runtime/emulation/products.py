@@ -41,7 +41,7 @@ class Product:
         if self.kind == "deconvolution":
             sums = self.sums(x)
             return np.stack([layers.finish(image, path) for image in sums])
-        image, kernel = self._as_image(x), self._fitted(x)
+        image, kernel = self._image(x), self._fitted(x)
         rows, columns = kernel.geometry.positions(image.shape[2], image.shape[3])
         outputs = kernel.matrices.shape[0] * kernel.matrices.shape[1]
         result = np.empty((image.shape[0], outputs, rows, columns), np.int8)
@@ -61,9 +61,9 @@ class Product:
         kernel = self._fitted(x)
         if self.kind == "deconvolution":
             return convolution.deconvolve(x, kernel, self.output_padding)
-        return convolution.convolve_whole(self._as_image(x), kernel)
+        return convolution.convolve_whole(self._image(x), kernel)
 
-    def _as_image(self, x: Array) -> Array:
+    def _image(self, x: Array) -> Array:
         if self.kind != "matrix":
             return x
         return np.ascontiguousarray(x.reshape(-1, x.shape[-1]).T)[None, :, None, :]

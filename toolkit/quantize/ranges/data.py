@@ -120,9 +120,9 @@ def _default(shape: tuple[int | None, ...]) -> PreprocessConfig | None:
 
 
 def _read(path: Path) -> _Image:
-    from pipelines.sources.files import read_picture
+    from pipelines.sources.files import read_image
 
-    picture = read_picture(path)
+    picture = read_image(path)
     if picture is None:
         raise SourceError(f"{path} is not a picture that OpenCV can read.")
     return picture
