@@ -1,7 +1,7 @@
 """Shapes of all tensors of a segment as formulas over the engine's dynamic dimensions.
 
 ONNX's shape inference passes names of dimensions from input to output, node by node. Each formula
-gets a name for it; what needs arithmetic are the rows of `dims.shape_rules`. The same node
+gets a name for it; what needs arithmetic are the rows of `shape_rules`. The same node
 is inferred with the sizes of one point too, and both must agree: that checks the rules.
 """
 
@@ -41,7 +41,7 @@ _MOST_CORNERS = 3  # dimensions of which all combinations of ends are tried
 class Known:
     """What is known of tensors by name: shapes, ONNX types, and the values of those with sizes.
 
-    Sizes are `dims.sizes.Size` where they depend on a dimension; values are arrays of them.
+    Sizes are `sizes.Size` where they depend on a dimension; values are arrays of them.
     """
 
     shapes: Mapping[str, Shape] = field(default_factory=dict)
