@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,8 +25,10 @@ from toolkit.gpu import segments
 from toolkit.gpu.codegen import compile as compiling
 from toolkit.gpu.codegen.messages import Compiled
 from toolkit.gpu.emit import table
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.launch import KernelSpec
+from toolkit.gpu.passes.fusion import Group
 from toolkit.graph.node_view import NodeView
 from toolkit.graph.segment import PlannedSegment
 from toolkit.partition.costs.constants import load_costs
@@ -341,6 +343,52 @@ def test_pieces_of_any_size_are_cut_by_what_they_cost_at_the_best(
         feeds = {"x": rng.normal(size=(1, 16, height, width)).astype(np.float32)}
         (truth,) = session.run(["y"], feeds)
         np.testing.assert_allclose(infer(result.path, feeds)["y"], truth, rtol=1e-5, atol=1e-6)
+
+
+def refuse_where(
+    monkeypatch: pytest.MonkeyPatch, kind: str, refuses: Callable[[LoweringContext], bool]
+) -> None:
+    """Make lowering refuse an operator that the backend said to support."""
+    plain = table.EMITTERS[kind]
+
+    def emit(ctx: LoweringContext, group: Group) -> None:
+        if refuses(ctx):
+            raise NotCoveredError(f"{kind} is closed today")
+        plain(ctx, group)
+
+    monkeypatch.setitem(table.EMITTERS, kind, emit)
+
+
+@pytest.mark.usefixtures("compiled_elsewhere")
+def test_a_plan_is_cut_once_more_where_lowering_refuses(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_where(monkeypatch, "MaxPool", lambda _: True)
+    manifest = build(two_halves(tmp_path / "m.onnx", rng)).manifest
+    kinds = [[type(i).__name__ for i in s.implementations] for s in manifest.segments]
+    assert kinds == [["Cuda", "Portable"], ["Portable"], ["Cuda", "Portable"], ["Portable"]]
+
+
+@pytest.mark.usefixtures("compiled_elsewhere")
+def test_a_piece_that_is_refused_again_runs_portable(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alone(ctx: LoweringContext) -> bool:
+        return all(op.kind != "MaxPool" for op in ctx.network.operations)
+
+    refuse_where(monkeypatch, "MaxPool", lambda _: True)
+    refuse_where(monkeypatch, "Conv", alone)
+    model = two_halves(tmp_path / "m.onnx", rng)
+    result = build(model)
+    kinds = [[type(i).__name__ for i in s.implementations] for s in result.manifest.segments]
+    assert kinds == [["Portable"]] * 4
+    notes = [note for note in result.notes if "no GPU kernels" in note]
+    assert len(notes) == 4
+    assert "Conv is closed today" in notes[0]
+    assert "MaxPool is closed today" in notes[1]
+    feeds = {"x": rng.normal(size=(1, 16, 64, 64)).astype(np.float32)}
+    (truth,) = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(["y"], feeds)
+    np.testing.assert_allclose(infer(result.path, feeds)["y"], truth, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.usefixtures("cut_at_poolings")

@@ -13,7 +13,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from toolkit.errors import BuildError
-from toolkit.graph.extract import extract_segments
+from toolkit.graph.extract import extract_segments, serialize_segment
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.quantize.quantize import calibrated_tensors, quantize
@@ -261,7 +261,9 @@ def test_what_crosses_to_or_from_the_dla_is_int8(tmp_path: Path, rng: np.random.
                 list(piece.weights),
                 [ort.OrtValue.ortvalue_from_numpy(w) for w in piece.weights.values()],
             )
-        session = ort.InferenceSession(piece.onnx, options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(
+            serialize_segment(piece), options, providers=["CPUExecutionProvider"]
+        )
         feeds = {name: env[name] for name in piece.inputs}
         env.update(zip(piece.outputs, session.run(list(piece.outputs), feeds), strict=True))
     assert all(env[name].dtype == np.int8 for name in dla.outputs)

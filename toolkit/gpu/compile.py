@@ -83,8 +83,8 @@ def compile_segment(
 ) -> GpuSegment:
     """Compile the tactics of a segment, choose among them, and write its part of the engine.
 
-    Times are looked up at the sizes that `dims` are built for. Raises as
-    `cubins.compile.compile_work`, and BuildError: the workspace does not keep its limit.
+    Times are looked up at the sizes that `dims` are built for. Raises as `codegen.compile_ops`, and
+    BuildError: the workspace does not keep its limit.
     """
     tactics = tactics or TacticOptions()
     work, compiled = compile_ops(drafted.work, gpu, on_progress)

@@ -12,8 +12,8 @@
             measured times -> the fastest tactics         toolkit.gpu.schedule.tactics
 7 write     work -> launches of the engine                toolkit.gpu.compile
 
-Steps 1 to 5 are here, pure, without Triton; `finish.py` does the others. A segment that kernels
-cannot compute as a whole raises NotCoveredError and stays portable.
+Steps 1 to 5 are here, pure, without Triton; `compile.py` does the others. A segment that kernels
+cannot compute as a whole raises NotCoveredError.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -6,7 +6,7 @@ refuses a node that ONNX defines by others, its definition is asked instead, lev
 Rules refuse only what no lowering computes. What depends on the neighbours of a node is refused in
 lowering, with these reasons:
 
-* constants: operands that have to be constant may become so when Q/DQ is read;
+* constants: operands computed from constants alone may be so when Q/DQ is read, or in this segment;
 * the cut: the types and the memory of tensors at the border of a segment;
 * patterns: an operator that passes rewrite only in some surroundings (`REWRITTEN`);
 * storage: the type and the grid in which a tensor lies, which the precision and Q/DQ decide;
@@ -42,6 +42,10 @@ REWRITTEN = frozenset(
     {"BatchNormalization", "CastLike", "ConvInteger", "DequantizeLinear", "Dropout", "Einsum"}
     | {"EyeLike", "GRU", "LSTM", "MatMulInteger", "OneHot", "QLinearConv", "QLinearMatMul"}
     | {"QuantizeLinear", "RNN", "ReverseSequence", "Trilu"}
+)
+REDUCTIONS = (
+    *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"),
+    *("ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"),
 )
 _QUANTIZED = ("int8", "uint8", "int16", "uint16")
 _SAMPLED = {"bilinear": "linear", "bicubic": "cubic"}  # as they were named before opset 20
@@ -154,6 +158,16 @@ RULES: tuple[tuple[tuple[str, ...], Check], ...] = (
 )
 """Operators and what they are asked, in order; all operators are asked for a kernel before."""
 
+_PARAMETER = "reads {name!r}, which is computed; kernels are compiled for constant parameters"
+CONSTANTS: tuple[tuple[tuple[str, ...], tuple[int, ...], str], ...] = (
+    (("Pad",), (2, 1, 3), _PARAMETER),
+    (("Slice",), (1, 3, 4), _PARAMETER),
+    (("CumSum", "CumProd"), (1,), _PARAMETER),
+    (REDUCTIONS, (1,), "has axes that are not constant ({name!r})"),
+    (("RNN", "GRU", "LSTM"), (1, 2, 3, 7), "has weights that are not constant"),
+)
+"""Operators, their operands that must not depend on the numbers of the inputs, and the reason."""
+
 
 def supports(node: ir.Node, tensors: SegmentTensors, plugged: Collection[str] = ()) -> str | None:
     """Return why no kernel computes a node, or None where one may.
@@ -169,6 +183,10 @@ def supports(node: ir.Node, tensors: SegmentTensors, plugged: Collection[str] = 
         return reason
     if not (op.kind in EMITTERS or op.kind in {*plugged, *REWRITTEN} or is_elementwise(op)):
         return f"node {op.name!r} ({op.kind}) has no kernel yet"
+    for kinds, places, text in CONSTANTS:
+        name = next((op.input(at) for at in places if op.input(at) in tensors.computed), None)
+        if op.kind in kinds and name is not None:
+            return f"node {op.name!r} ({op.kind}) {text.format(name=name)}"
     for kinds, check in RULES:
         reason = check(op, tensors) if op.kind in kinds else None
         if reason is not None:
@@ -224,8 +242,7 @@ def _refusals(
     tensors = read_tensors(model, trace)
     nodes = [node for node in tensors.nodes if names is None or node.name in names]
     if dynamic:
-        computed = _computed(model.graph)
-        nodes = [node for node in nodes if any(value in computed for value in node.inputs)]
+        nodes = [node for node in nodes if _is_computed(node, tensors)]
         tensors = replace(tensors, unknown={})
     reasons: dict[str, str] = {}
     for node in nodes:
@@ -235,10 +252,5 @@ def _refusals(
     return reasons
 
 
-def _computed(graph: ir.Graph) -> set[ir.Value]:
-    """The tensors that depend on the numbers of the inputs, not on their sizes alone."""
-    computed = set(graph.inputs)
-    for node in graph:
-        if node.op_type not in ("Shape", "Size") and any(v in computed for v in node.inputs):
-            computed.update(node.outputs)
-    return computed
+def _is_computed(node: ir.Node, tensors: SegmentTensors) -> bool:
+    return any(value.name in tensors.computed for value in node.outputs)

@@ -103,7 +103,8 @@ class SegmentTensors:
     """What is known of the tensors of a segment before its operations are read.
 
     `nodes` become operations: all but constants and what computes with sizes alone. `unknown`:
-    tensors that kernels cannot hold, and why.
+    tensors that kernels cannot hold, and why. `computed`: tensors that depend on the numbers of the
+    inputs, not on constants and sizes alone.
     """
 
     nodes: tuple[ir.Node, ...]
@@ -111,6 +112,7 @@ class SegmentTensors:
     dtypes: Mapping[str, str]
     constants: Mapping[str, Array]
     unknown: Mapping[str, str]
+    computed: frozenset[str]
 
     def shape(self, name: str) -> Shape | None:
         """Return the shape of a tensor or a constant, None where it is not known."""
@@ -144,7 +146,17 @@ def read_tensors(segment: ir.Model, trace: Trace | None = None) -> SegmentTensor
             nodes.append(node)
             for value in results:
                 _note(value, known, shapes, dtypes, unknown)
-    return SegmentTensors(tuple(nodes), shapes, dtypes, constants, unknown)
+    computed = _computed(graph, [name for name in inputs if name not in constants])
+    return SegmentTensors(tuple(nodes), shapes, dtypes, constants, unknown, computed)
+
+
+def _computed(graph: ir.Graph, inputs: Collection[str]) -> frozenset[str]:
+    computed = set(inputs)
+    for node in graph:
+        read = (value.name for value in node.inputs if value is not None)
+        if node.op_type not in ("Shape", "Size") and any(name in computed for name in read):
+            computed.update(value.name for value in node.outputs if value.name)
+    return frozenset(computed)
 
 
 def read_network(
