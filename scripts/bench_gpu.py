@@ -99,22 +99,24 @@ def ceilings() -> Ceilings:
     )
 
 
-def measure(asked: argparse.Namespace, name: str, limits: Ceilings, folder: Path) -> Iterator[Cell]:
+def measure(
+    options: argparse.Namespace, name: str, limits: Ceilings, folder: Path
+) -> Iterator[Cell]:
     """Measure the engines of one network at all batches, one cell after the other."""
     network, size = make_network(name), picture_size(name)
-    for batch in asked.batches:
+    for batch in options.batches:
         x = pictures(batch, size, np.random.default_rng())
         on_gpu = torch.from_numpy(x).cuda()
         with torch.no_grad():
             truth = network(on_gpu).cpu().numpy()
         halves = floors_us(network, on_gpu, 2, limits.fp16_tflops, limits.memory_tbps)
-        for precision in asked.precisions:
+        for precision in options.precisions:
             path = engine_path(folder, name, batch, precision)
-            if not asked.jobs and not path.exists():
+            if not options.jobs and not path.exists():
                 continue
-            error, time_us = time_engine(path, x, truth, asked.timing_cache)
-            if asked.layers:
-                print("\n".join(layer_table(path, x, asked.timing_cache)))
+            error, time_us = time_engine(path, x, truth, options.timing_cache)
+            if options.layers:
+                print("\n".join(layer_table(path, x, options.timing_cache)))
             floor = halves
             if precision == "int8":
                 floor = floors_us(network, on_gpu, 1, limits.int8_tops, limits.memory_tbps)
@@ -134,19 +136,22 @@ def main() -> None:
     parser.add_argument("--timing-cache", type=Path, help="run the fastest tactics, timed here")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--layers", action="store_true", help="time every launch by itself")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.backends.cudnn.allow_tf32 = False  # what others are compared with is FP32
     with tempfile.TemporaryDirectory() as scratch:
-        folder = asked.engines or Path(scratch)
-        if asked.precisions and asked.jobs:
-            build_missing(folder, asked.networks, asked.batches, asked.precisions, asked.jobs)
+        folder = options.engines or Path(scratch)
+        if options.precisions and options.jobs:
+            build_missing(
+                folder, options.networks, options.batches, options.precisions, options.jobs
+            )
         limits = ceilings()
         print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, {limits}")
-        engines = (measure(asked, name, limits, folder) for name in asked.networks)
-        peers = time_peers(asked.networks, asked.batches, asked.peers, limits)
+        engines = (measure(options, name, limits, folder) for name in options.networks)
+        peers = time_peers(options.networks, options.batches, options.peers, limits)
         cells: list[Cell] = []
         for cell in chain(
-            chain.from_iterable(engines) if asked.precisions else (), peers if asked.peers else ()
+            chain.from_iterable(engines) if options.precisions else (),
+            peers if options.peers else (),
         ):
             cells.append(cell)
             print(
@@ -155,9 +160,9 @@ def main() -> None:
                 f"{cell.batch / cell.time_us * 1e6:8.0f} pictures/s",
                 flush=True,
             )
-            if asked.json:  # as far as it is: a run that is stopped has said something
+            if options.json:  # as far as it is: a run that is stopped has said something
                 run = Run(limits, tuple(cells))
-                asked.json.write_bytes(msgspec.json.format(msgspec.json.encode(run)))
+                options.json.write_bytes(msgspec.json.format(msgspec.json.encode(run)))
     print("\n".join(tables(merged([Run(limits, tuple(cells))]))))
 
 

@@ -10,7 +10,7 @@ with; where a check fails after another of them is installed, compare with the c
 
 Names may change: give the new one and the one that the file was written with in `RENAMED_KERNELS`,
 `RENAMED_PARAMETERS` and `RENAMED_STEPS`. Names of allocations are not hashed, nor is any order of
-parameters and constants. What the project is called upon for is in `_imported`, `_planned` and
+parameters and constants. What the project is called upon for is in `_model`, `_planned` and
 `_covered`; how its values are read is in `_plan_text` to `_workspace_text`.
 """
 
@@ -20,12 +20,13 @@ import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cache
+from importlib.util import find_spec
+from inspect import signature
 from multiprocessing import Pool
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -37,19 +38,28 @@ from device.engine.manifest import DimRange, Precision
 from scripts.golden import LIGHT_MODELS
 from scripts.golden_graphs import GRAPHS, graph_named
 from scripts.networks import NETWORKS
-from toolkit.engine import build
-from toolkit.engine.build import BuildOptions
+from toolkit.engine.build import cover, plan_nodes, unified_ranges
+from toolkit.engine.calibrate import Calibrated, calibrate
+from toolkit.engine.options import BuildJob, BuildOptions
+from toolkit.engine.read import read_model
 from toolkit.engine.target import choose_target
-from toolkit.gpu import segments as gpu_segments
+from toolkit.gpu.codegen.kernel_files import kernel_function
 from toolkit.gpu.compile import GpuSegment
-from toolkit.gpu.ir.launch import KERNELS, Argument, InTensor, InWeights, KernelLaunch, TunableOp
+from toolkit.gpu.ir.launch import (
+    KERNELS,
+    Argument,
+    InTensor,
+    InWeights,
+    KernelLaunch,
+    KernelSpec,
+    TunableOp,
+)
 from toolkit.gpu.lower import KernelProgram
 from toolkit.gpu.schedule.tactics import TacticOptions
+from toolkit.gpu.segments import GpuBackend, gpu_target
 from toolkit.gpu.shapes.sizes import Size
 from toolkit.graph.extract import serialize_segment
-from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import import_model
-from toolkit.partition.coverage import Covered, cover_segments
+from toolkit.partition.coverage import Covered
 from toolkit.partition.planning.objectives import DEFAULT
 from toolkit.partition.planning.plan import Plan, PlanOptions
 
@@ -311,9 +321,9 @@ class Golden:
 
 @dataclass(frozen=True)
 class _Planned:
-    calibrated: build._Calibrated
+    calibrated: Calibrated
     plan: Plan
-    job: build._Job
+    job: BuildJob
 
 
 def measure(case: Case) -> Golden:
@@ -371,65 +381,43 @@ def _planned(case: Case) -> _Planned:
         precision=case.precision,
         dummy_ranges=case.precision == "int8",
         dims=case.dims,
+        plan=PlanOptions(objective=case.objective, seconds=SECONDS),
         tactics=TacticOptions(exhaustive=case.exhaustive),
     )
-    target = choose_target(case.profile)
     with tempfile.TemporaryDirectory() as folder:
-        imported = import_model(_model(case, Path(folder)), dims=case.dims)
-        graph, _ = run_passes(imported.model)
-        asked = PlanOptions(
-            precision=case.precision,
-            tensorrt=target.tensorrt,
-            objective=case.objective,
-            seconds=SECONDS,
-        )
-        job = build._Job(options, target, imported, asked, build._silent)
-        calibrated = build._calibrated(graph, None, job)
-    plan = build._planned(calibrated, job)
+        job = read_model(_model(case, Path(folder)), choose_target(case.profile), options)
+        calibrated = calibrate(job)
+    plan = plan_nodes(calibrated, job)
     assert plan.search is None or plan.search.proven, f"no plan is proven for {case.name}"
     return _Planned(calibrated, plan, job)
 
 
 def _covered(planned: _Planned) -> tuple[Covered, dict[str, KernelProgram]]:
-    """Steps 6 and 7, up to the compiler; returns the drafts by segment, too."""
-    calibrated, plan, job = planned.calibrated, planned.plan, planned.job
-    graph = calibrated.prepared.model
-    amax = build._unify(calibrated, plan).amax
-    with _uncompiled() as drafted:
-        covered = cover_segments(
-            graph,
-            plan,
-            job.target.profile,
-            build._quantizer(graph, plan, calibrated.table, amax),
-            dims=job.imported.dims,
-            tactics=job.options.tactics,
-        )
-    return covered, drafted
+    """Steps 6 to 10 with a stand-in for the compiler; returns the programs by segment, too.
 
-
-@contextmanager
-def _uncompiled() -> Iterator[dict[str, KernelProgram]]:
-    """Record segments instead of compiling them, by name.
-
-    Drafting and cutting take turns inside `cover_segments`, which ends with compiling, so the
-    compiler is replaced for the time: it takes minutes, and a host may have none.
+    Compiling takes minutes, and a host may have no compiler.
     """
-    found: dict[str, KernelProgram] = {}
+    calibrated, plan, job = planned.calibrated, planned.plan, planned.job
+    programs: dict[str, KernelProgram] = {}
 
     def record(name: str, drafted: KernelProgram, **_: object) -> GpuSegment:
-        found[name] = drafted
+        programs[name] = drafted
         cuda = Cuda(
             sm=0, kernels=(), works=(), weights="", workspace_bytes=0, inputs=(), outputs=()
         )
         return GpuSegment(cuda, {}, (), drafted.workspace_bytes, drafted.largest_live_bytes)
 
-    replaced: Any = gpu_segments
-    kept = replaced.compile_segment, replaced.has_compiler
-    replaced.compile_segment, replaced.has_compiler = record, lambda: True
-    try:
-        yield found
-    finally:
-        replaced.compile_segment, replaced.has_compiler = kept
+    backend = None
+    if job.target.profile.gpu is not None:
+        tactics = job.options.tactics
+        backend = GpuBackend(
+            gpu_target(job.target.profile, tactics),
+            plan.precision,
+            job.imported.dims,
+            tactics=tactics,
+            compiler=record,
+        )
+    return cover(calibrated, plan, unified_ranges(calibrated, plan), job, backend), programs
 
 
 # What is hashed, as values that JSON can hold
@@ -456,7 +444,7 @@ def _segments_text(covered: Covered) -> object:
     ]
     models = [
         [one.name, list(one.inputs), list(one.outputs), _sha_bytes(serialize_segment(one))]
-        for one in covered.lowered
+        for one in covered.extracted
     ]
     dims = [[dim.name, dim.min, dim.opt, dim.max, dim.step] for dim in covered.gpu.dims]
     return [pieces, models, dims]
@@ -468,7 +456,7 @@ def _weights_text(covered: Covered, drafted: Mapping[str, KernelProgram]) -> obj
             name: [str(array.dtype), list(array.shape), _sha_array(array)]
             for name, array in one.weights.items()
         }
-        for one in covered.lowered
+        for one in covered.extracted
     }
     return [kept, {name: _sha_bytes(one.weights) for name, one in drafted.items()}]
 
@@ -505,6 +493,7 @@ def _launches_text(drafted: KernelProgram, places: Mapping[str, int]) -> object:
 
 def _call_text(call: KernelLaunch, places: Mapping[str, int]) -> object:
     spec = call.spec
+    _check_parameters(spec)
     arguments = [
         [_parameter(name), kind, _argument_text(given, places)]
         for (name, kind), given in zip(spec.signature, call.arguments, strict=True)
@@ -514,6 +503,25 @@ def _call_text(call: KernelLaunch, places: Mapping[str, int]) -> object:
         *(spec.warps, spec.stages, spec.exact, _value(call.grid)),
         *([places[base] for base in names] for names in (call.reads, call.writes)),
     ]
+
+
+def _check_parameters(spec: KernelSpec) -> None:
+    """Raise AssertionError: a launch does not name the parameters of its kernel."""
+    given = {name.partition(".")[0] for name, _ in (*spec.signature, *spec.constants)}
+    required, optional = _parameters_of(spec.kernel)
+    assert required <= given <= required | optional or not required, (
+        f"kernel {spec.kernel}: {sorted(given ^ required)} are not its parameters"
+    )
+
+
+@cache
+def _parameters_of(kernel: str) -> tuple[set[str], set[str]]:
+    """Return the parameters that a kernel needs, and the others; none without Triton."""
+    if find_spec("triton") is None:
+        return set(), set()
+    parameters = signature(kernel_function(kernel, None).fn).parameters.values()
+    required = {one.name for one in parameters if one.default is one.empty}
+    return required, {one.name for one in parameters} - required
 
 
 def _kernel(call: KernelLaunch) -> str:

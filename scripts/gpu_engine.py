@@ -1,6 +1,7 @@
 """Engines that are on the GPU as a whole, for the GPU's tests and benchmarks."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,13 @@ from device.engine.file import write_engine
 from device.engine.manifest import DimRange, Precision, Provenance
 from device.profile import load_profile
 from toolkit.engine.assemble import assemble
-from toolkit.gpu.segments import GpuSegments, compile_gpu_segments
+from toolkit.gpu.segments import (
+    NO_COMPILER,
+    GpuSegments,
+    compile_gpu_segments,
+    find_backend,
+    lower_gpu_segments,
+)
 from toolkit.graph.extract import extract_segments
 from toolkit.graph.passes import run_passes
 from toolkit.graph.segment import PlannedSegment
@@ -29,12 +36,17 @@ def build_on_gpu(
     graph, _ = run_passes(imported.model)
     names = tuple(str(node.name) for node in graph.graph)
     planned = [PlannedSegment("gpu0", "gpu", names)]
-    lowered = extract_segments(graph, dict.fromkeys(names, "gpu0"), ["gpu0"])
-    gpu = compile_gpu_segments(planned, lowered, load_profile(profile), precision, dims=dims)
+    extracted = extract_segments(graph, dict.fromkeys(names, "gpu0"), ["gpu0"])
+    backend = find_backend(load_profile(profile), precision, dims=dims)
+    gpu = GpuSegments(notes=(NO_COMPILER,))
+    if backend is not None:
+        programs = lower_gpu_segments(backend, planned, extracted)
+        gpu = compile_gpu_segments(backend, planned, programs)
+        gpu = replace(gpu, refused={**programs.refused, **gpu.refused})
     manifest, entries = assemble(
         graph,
         planned,
-        lowered,
+        extracted,
         scales={},
         dims=gpu.dims or imported.dims,
         placements=(),

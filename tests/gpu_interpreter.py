@@ -90,7 +90,7 @@ DTYPES = {row.pointer: row.name for row in ELEMENT_TYPES.values() if row.kind !=
 def run(
     drafted: KernelProgram, feeds: Mapping[str, np.ndarray], point: Sequence[int] = ()
 ) -> dict[str, np.ndarray]:
-    """Run a segment's calls in order on poisoned memory and return its outputs.
+    """Run a segment's launches in order on poisoned memory and return its outputs.
 
     `point`: the sizes of the dynamic dimensions; formulas are read as a device reads them.
     """
@@ -100,8 +100,8 @@ def run(
         at = drafted.offsets[view.base]
         data = np.ascontiguousarray(feeds[name], view.dtype)
         workspace[at : at + data.nbytes] = data.reshape(-1).view(np.uint8)
-    for call in drafted.calls:
-        start(call, drafted, workspace.ctypes.data, weights.ctypes.data, point)
+    for launch in drafted.calls:
+        start(launch, drafted, workspace.ctypes.data, weights.ctypes.data, point)
     outputs = {}
     for name, view in drafted.outputs.items():
         at = drafted.offsets[view.base]
@@ -112,7 +112,7 @@ def run(
 
 
 def start(
-    call: KernelLaunch,
+    launch: KernelLaunch,
     drafted: KernelProgram,
     workspace: int,
     weights: int,
@@ -127,17 +127,17 @@ def start(
             return Pointer(weights + evaluate(amount(argument.offset), point), dtype)
         return evaluate(amount(argument), point)
 
-    kernel = kernel_function(call.spec.kernel, call.spec.source)
-    given = {
+    kernel = kernel_function(launch.spec.kernel, launch.spec.source)
+    arguments = {
         name: value(argument, kind)
-        for (name, kind), argument in zip(call.spec.signature, call.arguments, strict=True)
+        for (name, kind), argument in zip(launch.spec.signature, launch.arguments, strict=True)
     }
-    grid = tuple(evaluate(amount(side), point) for side in call.grid)
-    kernel[grid](**_joined(dict(call.spec.constants), given))
+    grid = tuple(evaluate(amount(side), point) for side in launch.grid)
+    kernel[grid](**_bind(dict(launch.spec.constants), arguments))
 
 
-def _joined(constants: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
-    """All parameters by name, with members of tuples in their places."""
+def _bind(constants: Mapping[str, object], arguments: Mapping[str, object]) -> dict[str, object]:
+    """Return all parameters by name; arguments replace members of constant tuples."""
 
     def placed(value: object, members: list[tuple[list[str], object]]) -> object:
         if not members:
@@ -146,11 +146,11 @@ def _joined(constants: Mapping[str, object], given: Mapping[str, object]) -> dic
             return members[0][1]
         assert isinstance(value, tuple)
         return tuple(
-            placed(one, [(path[1:], new) for path, new in members if path[0] == str(at)])
-            for at, one in enumerate(value)
+            placed(member, [(path[1:], new) for path, new in members if path[0] == str(at)])
+            for at, member in enumerate(value)
         )
 
-    paths = [(name.split("."), value) for name, value in given.items()]
+    paths = [(name.split("."), value) for name, value in arguments.items()]
     names = dict.fromkeys((*constants, *(path[0] for path, _ in paths)))
     return {
         name: placed(constants.get(name), [(p[1:], new) for p, new in paths if p[0] == name])

@@ -22,8 +22,8 @@ from device.agent.pipeline_process import (
     PIPELINE,
     RESTART_WINDOW_S,
     PipelineExited,
+    PipelineOutput,
     PipelineProcess,
-    PipelineSaid,
     Restarts,
     describe_exit,
 )
@@ -382,13 +382,13 @@ def test_a_state_directory_that_became_read_only_still_gives_the_live_release(
 def test_a_log_that_takes_nothing_does_not_stop_the_pipeline() -> None:
     code = (
         "import queue, sys\n"
-        "from device.agent.pipeline_process import PipelineProcess, PipelineSaid\n"
+        "from device.agent.pipeline_process import PipelineProcess, PipelineOutput\n"
         "events = queue.Queue()\n"
         "child = PipelineProcess(events.put, grace_s=0.2)\n"
         'loud = (\'import sys; print("x" * 1000000, "\\\\n" * 99, file=sys.stderr);\'\n'
         '        \'print(\\\'{"kind":"result","seq":1,"latency_ms":0}\\\')\')\n'
         "child.start((sys.executable, '-c', loud), {})\n"
-        f"assert isinstance(events.get(timeout={WAIT_S}), PipelineSaid)\n"
+        f"assert isinstance(events.get(timeout={WAIT_S}), PipelineOutput)\n"
         f"assert 'by itself' in events.get(timeout={WAIT_S}).reason\n"
     )
     with Path("/dev/full").open("w") as full:
@@ -455,7 +455,7 @@ def test_stopping_ends_all_that_the_pipeline_started() -> None:
     )
     run = child.start((sys.executable, "-c", code), {})
     said = events.get(timeout=WAIT_S)
-    assert isinstance(said, PipelineSaid)
+    assert isinstance(said, PipelineOutput)
     assert isinstance(said.message, Result)
     watch = os.pidfd_open(said.message.seq)
     child.stop()

@@ -215,9 +215,9 @@ def recorded_run(engine: Path, model: Path, feeds: dict[str, np.ndarray]) -> dic
                 made = trace.run(values)
             else:
                 given = {name: values[name] for name in trace.segment.inputs}
-                steps = emulations.asked.trace(given)
+                steps = emulations.requested.trace(given)
                 found |= {one.tensor: one.real() for one in steps if " " not in one.tensor}
-                made = emulations.asked.run(given, dict.fromkeys(trace.segment.outputs), {})
+                made = emulations.requested.run(given, dict.fromkeys(trace.segment.outputs), {})
             values |= {name: made[name] for name in trace.segment.outputs}
     return found
 

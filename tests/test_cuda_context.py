@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from device.engine.cuda_manifest import Cuda, Int32, Kernel, Launch
+from device.engine.cuda_manifest import CompiledKernel, Cuda, Int32, Launch
 from device.runtime.cuda import context, program
 from device.runtime.cuda.context import Context
 from device.runtime.cuda.driver import CudaError, Driver
@@ -151,7 +151,7 @@ def test_a_kernel_starts_early_only_if_it_waits_and_the_driver_can(
 ) -> None:
     driver.starts_early = starts_early
     stream = Context().stream()
-    kernel = Kernel(cubin="c", function="f", threads=96, shared_bytes=640, waits=waits)
+    kernel = CompiledKernel(cubin="c", function="f", threads=96, shared_bytes=640, waits=waits)
     loaded = SimpleNamespace(function=lambda _: ctypes.c_void_p(7), weights=0)
     launcher = Launcher(cuda(kernel), loaded, 0, stream)  # type: ignore[arg-type]
     driver.names.clear()
@@ -199,20 +199,21 @@ def test_segments_share_a_program_only_with_the_same_kernels(driver: FakeDriver)
     entry = np.zeros(8, np.uint8)
     engine = SimpleNamespace(identity=(1, 2), entry=lambda _: entry)
     kernels = [
-        Kernel(cubin="c", function=name, threads=32, shared_bytes=0) for name in ("first", "second")
+        CompiledKernel(cubin="c", function=name, threads=32, shared_bytes=0)
+        for name in ("first", "second")
     ]
     one, two, three = (
-        program.borrow_program(engine, implementation)  # type: ignore[arg-type]
+        program.acquire_program(engine, implementation)  # type: ignore[arg-type]
         for implementation in (cuda(kernels[0]), cuda(kernels[1]), cuda(kernels[0]))
     )
     assert one[1] is three[1]
     assert one[1] is not two[1]
     for key, _ in (one, two, three):
-        program.give_back_program(key)
+        program.release_program(key)
     assert driver.names.count("cuMemAlloc_v2") == driver.names.count("cuMemFree_v2") == 2
 
 
-def cuda(*kernels: Kernel) -> Cuda:
+def cuda(*kernels: CompiledKernel) -> Cuda:
     return Cuda(
         sm=87,
         kernels=kernels,

@@ -331,7 +331,7 @@ REFUSED: dict[str, tuple[Layer, str]] = {
             b.constant(S, np.float32),
             b.constant(3, np.uint8),
         ),
-        r"zero point 3; the DLA's grid is symmetric",
+        r"zero point 3; the DLA quantizes symmetrically",
     ),
 }
 

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from device.engine import cuda_check
 from device.engine.container import lay_out
 from device.engine.cuda_manifest import (
+    CompiledKernel,
     Cuda,
     Int32,
-    Kernel,
     Launch,
     Null,
     Place,
     Tactic,
+    TunableOp,
     Weights,
-    Work,
     Workspace,
 )
 from device.engine.file import write_engine
@@ -53,9 +53,11 @@ def parts(batch: int | str = 1) -> Parts:
     }
     implementation = Cuda(
         sm=87,
-        kernels=(Kernel(cubin="cuda/a.cubin", function="matmul", threads=128, shared_bytes=0),),
+        kernels=(
+            CompiledKernel(cubin="cuda/a.cubin", function="matmul", threads=128, shared_bytes=0),
+        ),
         works=(
-            Work(
+            TunableOp(
                 nodes=("n",),
                 tactics=(
                     Tactic(
@@ -109,7 +111,7 @@ def part(kind: str, **fields: object) -> Callable[[Cuda], dict[str, object]]:
     return make
 
 
-def waiting(one: Cuda) -> tuple[Kernel, ...]:
+def waiting(one: Cuda) -> tuple[CompiledKernel, ...]:
     """Its kernels, as ones that wait for the kernel before by themselves."""
     return tuple(msgspec.structs.replace(kernel, waits=True) for kernel in one.kernels)
 
@@ -119,7 +121,7 @@ def launch(**fields: object) -> Callable[[Cuda], dict[str, object]]:
 
     def make(one: Cuda) -> dict[str, object]:
         changed = msgspec.structs.replace(one.works[0].tactics[0].launches[0], **fields)
-        return {"works": (Work(nodes=("n",), tactics=(Tactic(launches=(changed,)),)),)}
+        return {"works": (TunableOp(nodes=("n",), tactics=(Tactic(launches=(changed,)),)),)}
 
     return make
 
@@ -149,7 +151,7 @@ CASES: dict[str, tuple[Callable[[Cuda], dict[str, object]], bool]] = {
     "kernel before the first": (launch(kernel=-1), False),
     "kernel after the last": (launch(kernel=1), False),
     "widest grid": (launch(grid=(2**31 - 1, 65535, 65535)), True),
-    "work without a way to do it": (lambda _: {"works": (Work(tactics=()),)}, False),
+    "work without a way to do it": (lambda _: {"works": (TunableOp(tactics=()),)}, False),
     "empty grid": (launch(grid=(0, 1, 1)), False),
     "grid too high": (launch(grid=(1, 65536, 1)), False),
     "grid too deep": (launch(grid=(1, 1, 65536)), False),

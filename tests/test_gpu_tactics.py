@@ -14,8 +14,8 @@ from gpu_graphs import ORIN, Case, convolution, node
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device.engine.cuda_manifest import Cuda, Kernel, Launch, Tactic
-from device.engine.cuda_manifest import Work as EngineWork
+from device.engine.cuda_manifest import CompiledKernel, Cuda, Launch, Tactic
+from device.engine.cuda_manifest import TunableOp as EngineOp
 from device.runtime.cuda.facts import GpuFacts
 from device.runtime.cuda.tactics import tactic_key
 from device.runtime.timing_cache import TimingCache, TimingCacheError
@@ -176,10 +176,10 @@ def test_tensors_that_live_at_once_share_no_byte(
     assert fitted.largest_live_bytes == live <= fitted.workspace_bytes
 
 
-def segment(*kernels: Kernel) -> GpuSegment:
+def segment(*kernels: CompiledKernel) -> GpuSegment:
     launches = [Launch(kernel=at, grid=(1, 1, 1), arguments=()) for at in range(len(kernels))]
     works = tuple(
-        EngineWork(nodes=(f"node{at}",), tactics=(Tactic(launches=(one,)),))
+        EngineOp(nodes=(f"node{at}",), tactics=(Tactic(launches=(one,)),))
         for at, one in enumerate(launches)
     )
     one = Cuda(
@@ -194,8 +194,8 @@ def segment(*kernels: Kernel) -> GpuSegment:
     return GpuSegment(one, {"w": np.zeros(2**21, np.uint8)}, (), 2**20, 2**19)
 
 
-def kernel(name: str, **fields: object) -> Kernel:
-    one = Kernel(
+def kernel(name: str, **fields: object) -> CompiledKernel:
+    one = CompiledKernel(
         cubin=name, function=name, threads=128, shared_bytes=0, registers=32, spill_bytes=0
     )
     return msgspec.structs.replace(one, **fields)

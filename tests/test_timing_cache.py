@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device.engine.cuda_manifest import Int32, Kernel, Launch, Null, Weights, Workspace
+from device.engine.cuda_manifest import CompiledKernel, Int32, Launch, Null, Weights, Workspace
 from device.runtime.cuda.facts import GpuFacts, driver_version, power_mode
 from device.runtime.cuda.shared import Shared
 from device.runtime.cuda.tactics import fastest, tactic_key
@@ -45,10 +45,10 @@ def launch(**fields: object) -> Launch:
     return msgspec.structs.replace(one, **fields)
 
 
-KERNEL = Kernel(cubin="a.cubin", function="matmul", threads=128, shared_bytes=1024)
+KERNEL = CompiledKernel(cubin="a.cubin", function="matmul", threads=128, shared_bytes=1024)
 
 
-def key(*launches: Launch, kernel: Kernel = KERNEL, sha256: str = "0") -> str:
+def key(*launches: Launch, kernel: CompiledKernel = KERNEL, sha256: str = "0") -> str:
     return tactic_key(launches, [kernel, kernel], lambda _: sha256)
 
 
@@ -215,15 +215,15 @@ def test_a_shared_value_lives_from_the_first_user_to_the_last() -> None:
     numbers = itertools.count()
     shared: Shared[str, str] = Shared(given_up.append)
 
-    def borrow(name: str) -> str:
-        return shared.borrow(name, lambda: f"{name}{next(numbers)}")
+    def acquire(name: str) -> str:
+        return shared.acquire(name, lambda: f"{name}{next(numbers)}")
 
-    assert [borrow("a"), borrow("a"), borrow("b")] == ["a0", "a0", "b1"]
-    shared.give_back("a")
+    assert [acquire("a"), acquire("a"), acquire("b")] == ["a0", "a0", "b1"]
+    shared.release("a")
     assert given_up == []
-    shared.give_back("a")
+    shared.release("a")
     assert given_up == ["a0"]
-    assert borrow("a") == "a2"
+    assert acquire("a") == "a2"
     assert len(shared) == 2
 
 
@@ -233,9 +233,9 @@ def test_a_value_that_could_not_be_made_is_not_held() -> None:
 
     shared: Shared[str, str] = Shared(lambda _: None)
     with pytest.raises(OSError, match="no memory"):
-        shared.borrow("a", fail)
+        shared.acquire("a", fail)
     assert len(shared) == 0
-    assert shared.borrow("a", lambda: "made") == "made"
+    assert shared.acquire("a", lambda: "made") == "made"
 
 
 def test_threads_share_one_value_and_give_it_up_once() -> None:
@@ -250,9 +250,9 @@ def test_threads_share_one_value_and_give_it_up_once() -> None:
 
     def use() -> None:
         together.wait()
-        assert shared.borrow("a", make) is made[0]
+        assert shared.acquire("a", make) is made[0]
         together.wait()
-        shared.give_back("a")
+        shared.release("a")
 
     threads = [threading.Thread(target=use) for _ in range(8)]
     for thread in threads:

@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 from device.errors import TransferError
 from device.protocol.documents import BlobGet, BlobSpec
 from device.update.part_file import Fetch, PartFile
-from device.update.transfer import BAD_IN_A_ROW, STALL_MAX_S, WINDOW_MAX, WINDOW_START, Download
+from device.update.transfer import (
+    MAX_CORRUPT_IN_A_ROW,
+    STALL_MAX_S,
+    WINDOW_MAX,
+    WINDOW_START,
+    Download,
+)
 
 CHUNK = 4096
 
@@ -202,7 +208,7 @@ def test_a_server_with_another_file_is_given_up() -> None:
     network = Network(blob, random.Random(1), garble=1.0)
     download = Download(spec_of(blob))
     download.set_index(index_of(blob))
-    with pytest.raises(TransferError, match=f"{BAD_IN_A_ROW} parts in a row") as info:
+    with pytest.raises(TransferError, match=f"{MAX_CORRUPT_IN_A_ROW} parts in a row") as info:
         Receiver(download, network).run()
     assert "the server holds another file" in str(info.value)
 

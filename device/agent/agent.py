@@ -1,9 +1,9 @@
-"""The agent: keeps a board running what its desired document says, and tells how it goes.
+"""The agent: brings a board to its desired state, keeps it there, and reports.
 
 It compares the retained `desired` document with the slots and acts on the difference; there are no
-commands that could be lost, repeated or queued. Everything that happens (messages, lines of the
-pipeline, their ends) arrives on one queue and is handled in one thread: what concerns releases by
-`device.agent.updater`, what concerns the connection by `device.agent.presence`.
+commands that could be lost, repeated or queued. All events (messages, lines and exits of the
+pipeline) arrive on one queue and are handled in one thread: releases by `device.agent.updater`, the
+connection by `device.agent.presence`.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from device.agent.pipeline_process import (
     PIPELINE,
     PipelineEvent,
     PipelineExited,
-    PipelineSaid,
+    PipelineOutput,
     ProcessRow,
 )
 from device.agent.pipeline_runner import PipelineRunner
@@ -39,7 +39,7 @@ from device.update.slot_store import SlotStore
 LOG = logging.getLogger("tandem.agent")
 MAX_EVENTS = 128  # twice the largest window; of the largest messages they are 256 MiB
 STATS_S = 1.0
-LONGEST_WAIT_S = 1.0  # a signal that comes as a wait begins is seen when the wait ends
+MAX_WAIT_S = 1.0  # a signal that comes as a wait begins is seen when the wait ends
 DEV_WARNING = "dev = true: this agent takes unsigned releases; do not use it outside a bench"
 
 
@@ -51,7 +51,7 @@ Event = LinkEvent | PipelineEvent | _Stop
 
 
 class Agent:
-    """One device. `run` returns after SIGTERM (see `serve`) or `stop`."""
+    """The agent of one device. `run` returns after SIGTERM (see `serve`) or `stop`."""
 
     def __init__(self, config: AgentConfig, row: ProcessRow = PIPELINE) -> None:
         self._config = config
@@ -68,7 +68,7 @@ class Agent:
         self._stats_due_s = 0.0
 
     def stop(self) -> None:
-        """End `run`. Safe in a signal handler: of all queues only this one can be put to there."""
+        """End `run`. Safe in a signal handler: only this queue takes events there."""
         self._stops.put(_Stop())
 
     def run(self) -> None:
@@ -84,7 +84,7 @@ class Agent:
                 if isinstance(event, _Stop):
                     break
                 self._handle(event)
-                self._on_time(time.monotonic())
+                self._advance(time.monotonic())
         finally:
             self._shut_down()
 
@@ -92,7 +92,7 @@ class Agent:
         LOG.info("stopping")
         self._updater.shut_down()
         self._report()
-        self._presence.say_goodbye()
+        self._presence.publish_stopped()
         self._ended.set()
         self._presence.close()
         self._store.close()
@@ -103,7 +103,7 @@ class Agent:
         due = [*self._updater.due_s(online=self._presence.online)]
         due.append(self._presence.report_due_s(self._reported()))
         due_s = min((moment for moment in due if moment is not None), default=float("inf"))
-        timeout_s = min(max(0.0, due_s - time.monotonic()), LONGEST_WAIT_S)
+        timeout_s = min(max(0.0, due_s - time.monotonic()), MAX_WAIT_S)
         try:
             return self._events.get(timeout=timeout_s)
         except queue.Empty:
@@ -112,33 +112,35 @@ class Agent:
     def _handle(self, event: Event | None) -> None:
         if isinstance(event, Message):
             self._on_message(event)
-        elif isinstance(event, PipelineSaid):
-            message = self._pipeline.heard(event)
+        elif isinstance(event, PipelineOutput):
+            message = self._pipeline.on_message(event)
             if message is not None:
                 self._forward(message)
-                self._updater.on_pipeline_said(message)
+                self._updater.on_pipeline_message(message)
         elif isinstance(event, PipelineExited):
-            reason = self._pipeline.ended(event)
+            reason = self._pipeline.on_exit(event)
             if reason is not None:
-                self._updater.on_pipeline_ended(reason)
+                self._updater.on_pipeline_exit(reason)
         elif isinstance(event, LinkUp):
-            self._presence.went_up(event)
-            self._updater.forget_flight()
+            self._presence.on_link_up(event)
+            self._updater.on_reconnect()
         elif isinstance(event, LinkDown):
-            self._presence.went_down(event)
+            self._presence.on_link_down(event)
 
-    def _on_time(self, now_s: float) -> None:
-        self._updater.on_time(now_s)
-        request = self._updater.next_request(now_s, online=self._presence.online)
-        if request is not None:
-            self._presence.send(self._topics.blob_get, encode(request))
+    def _advance(self, now_s: float) -> None:
+        """Do what is due at this time, after each event and each wait."""
+        self._updater.advance(now_s)
+        if self._presence.online:
+            request = self._updater.next_request(now_s)
+            if request is not None:
+                self._presence.send(self._topics.blob_get, encode(request))
         self._report()
 
     def _on_message(self, message: Message) -> None:
         if message.topic == self._topics.desired:
             self._on_desired(message.payload)
         elif message.topic == self._topics.state:
-            self._presence.heard_own_state(message.payload)
+            self._presence.on_own_state(message.payload)
         else:
             path = message.topic.removeprefix(f"{self._topics.root}/blob/")
             sha256, _, part = path.partition("/")
@@ -152,10 +154,10 @@ class Agent:
             return
         self._updater.on_desired(desired)
 
-    # -- what is told
+    # -- reports
 
     def _forward(self, message: ChildMessage) -> None:
-        """Pass the pipeline's words on; figures at most once a second."""
+        """Publish a message of the pipeline; figures at most once a second."""
         if isinstance(message, Stats):
             now_s = time.monotonic()
             if now_s < self._stats_due_s:

@@ -1,9 +1,8 @@
-"""The pipeline as a child process: started from a table, listened to, stopped, restarted.
+"""The pipeline as a child process: its command line, its output as events, start, stop, back-off.
 
-The child leads its own process group and says what it does in JSON lines
-(`device.protocol.messages`). Threads turn its output and its end into events; each carries the
-number of the run that it belongs to, so that the last words of an old run are not taken for those
-of the new one.
+The child leads its own process group and writes messages as JSON lines
+(`device.protocol.messages`). Threads turn its output and its exit into events; each carries the
+number of its run, so that late output of an old run is not taken for the new one's.
 """
 
 import contextlib
@@ -32,7 +31,7 @@ KILL_WAIT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """A kind of child; `{...}` in its arguments are filled in at each start."""
+    """A kind of child; `{...}` in its arguments are formatted at each start."""
 
     name: str
     prefix: tuple[str, ...]
@@ -55,13 +54,13 @@ PIPELINE = ProcessRow(
 def command_of(
     row: ProcessRow, values: Mapping[str, str], extra: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """Return the command line of a row with its places filled in."""
+    """Return the formatted command line of a row."""
     return (*row.prefix, *(argument.format_map(values) for argument in row.arguments), *extra)
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineSaid:
-    """A line of the child."""
+class PipelineOutput:
+    """A message of the child."""
 
     run: int
     message: ChildMessage
@@ -69,25 +68,25 @@ class PipelineSaid:
 
 @dataclass(frozen=True, slots=True)
 class PipelineExited:
-    """The child ended; `reason` says how, with its last words."""
+    """The child exited; `reason` says how, with the end of its stderr."""
 
     run: int
     reason: str
 
 
-PipelineEvent = PipelineSaid | PipelineExited
+PipelineEvent = PipelineOutput | PipelineExited
 
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """When a pipeline that dies is started again: a value that each death turns into the next."""
+    """The back-off of a pipeline that dies: a value; each death returns the next one."""
 
     deaths_s: tuple[float, ...] = ()
     failed: bool = False
     at_s: float | None = None
 
     def died(self, now_s: float) -> "Restarts":
-        """Back off after a death; after too many in a minute wait a whole one."""
+        """Double the delay at each death; after too many in a minute wait a whole one."""
         recent = tuple(t for t in self.deaths_s if now_s - t < RESTART_WINDOW_S)
         recent = (*recent, now_s)[-MAX_RESTARTS - 1 :]
         failed = self.failed or len(recent) > MAX_RESTARTS
@@ -95,11 +94,11 @@ class Restarts:
         return Restarts(recent, failed, now_s + delay_s)
 
     def started(self) -> "Restarts":
-        """It was started; nothing is due."""
+        """Return the value after a start: no restart is due."""
         return replace(self, at_s=None)
 
     def worked(self) -> "Restarts":
-        """It gave a result."""
+        """Return the value after a result: the pipeline has not failed."""
         return replace(self, failed=False)
 
 
@@ -113,9 +112,9 @@ class PipelineProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, command: tuple[str, ...], environment: Mapping[str, str]) -> int:
-        """Start a command in place of the child that runs; returns the number of the run.
+        """Stop the running child and start a command; returns the number of the run.
 
-        Raises OSError if the system has no room for another process.
+        Raises OSError if the system cannot start another process.
         """
         self.stop()
         self.run += 1
@@ -135,25 +134,25 @@ class PipelineProcess:
         return self.run
 
     def stop(self) -> None:
-        """End the child and all that it started: TERM, and KILL after the grace."""
+        """Stop the child and its process group: SIGTERM, then SIGKILL after the grace period."""
         process, self._process = self._process, None
         if process is None:
             return
-        self.run += 1  # what it still says is of no interest
+        self.run += 1  # later output of this run is dropped
         _signal_group(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(self._grace_s)
-        # Also where the leader is gone: what it started may still hold the camera.
+        # Also when the leader has exited: its children may still have the camera open.
         _signal_group(process, signal.SIGKILL)
         try:
             process.wait(KILL_WAIT_S)
         except subprocess.TimeoutExpired:
-            # Stuck in a driver. The agent has to stay reachable, so it goes on without it.
+            # Stuck in a driver. The agent has to stay reachable, so it continues without waiting.
             LOG.error("the pipeline (process %d) does not end, even killed", process.pid)
 
 
 def _signal_group(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
-    # PermissionError: what macOS says of a dead group.
+    # PermissionError: macOS raises it for a dead group.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 
@@ -161,7 +160,7 @@ def _signal_group(process: "subprocess.Popen[bytes]", number: signal.Signals) ->
 def _watch(
     process: "subprocess.Popen[bytes]", run: int, put: Callable[[PipelineEvent], None]
 ) -> None:
-    """Turn the output and the end of a child into events."""
+    """Turn the output and the exit of a child into events."""
     assert process.stdout is not None
     assert process.stderr is not None
     tail: deque[str] = deque(maxlen=STDERR_LINES)
@@ -173,7 +172,7 @@ def _watch(
         reader.start()
     status = process.wait()
     for reader in readers:
-        reader.join(1.0)  # a grandchild may hold the pipe open; its words do not matter
+        reader.join(1.0)  # a grandchild may keep the pipe open; its output is not needed
     put(PipelineExited(run, describe_exit(status, tuple(tail))))
 
 
@@ -182,7 +181,7 @@ def _read_messages(stream: IO[bytes], run: int, put: Callable[[PipelineEvent], N
         while line := stream.readline(MAX_LINE_BYTES):
             message = decode_message(line)
             if message is not None:
-                put(PipelineSaid(run, message))
+                put(PipelineOutput(run, message))
 
 
 def _read_tail(stream: IO[bytes], tail: "deque[str]") -> None:
@@ -191,13 +190,13 @@ def _read_tail(stream: IO[bytes], tail: "deque[str]") -> None:
             text = line.decode("utf-8", "replace").rstrip()
             if text:
                 tail.append(text)
-                # A log on a full disk must not end the reading: the child would block on its pipe.
+                # An error of the log must not stop this loop: the child would block on its pipe.
                 with contextlib.suppress(OSError, ValueError):
                     print(text, file=sys.stderr, flush=True)
 
 
 def describe_exit(status: int, tail: tuple[str, ...]) -> str:
-    """Say in words how a child ended; the last lines of its stderr are the best reason known."""
+    """Return how a child exited, with the last lines of its stderr as the reason."""
     if status < 0:
         how = f"the pipeline was killed by {_signal_name(-status)}"
     elif status == 0:

@@ -1,4 +1,4 @@
-"""Keeps the pipeline of a slot running: starts it as the board wants it, and again when it dies."""
+"""Keeps the pipeline of a slot running: starts it for this board, restarts it with back-off."""
 
 import logging
 import time
@@ -9,8 +9,8 @@ from device.agent.config import AgentConfig
 from device.agent.pipeline_process import (
     PipelineEvent,
     PipelineExited,
+    PipelineOutput,
     PipelineProcess,
-    PipelineSaid,
     ProcessRow,
     Restarts,
     command_of,
@@ -22,7 +22,7 @@ LOG = logging.getLogger("tandem.pipeline")
 
 
 class PipelineRunner:
-    """One pipeline: what it runs, how it is doing, when it is started again."""
+    """One pipeline: its process, its report, and when it restarts."""
 
     def __init__(
         self,
@@ -40,13 +40,13 @@ class PipelineRunner:
 
     @property
     def restart_at_s(self) -> float | None:
-        """When the pipeline that died is due to start again."""
+        """When the pipeline that died restarts; None: not due."""
         return self._restarts.at_s
 
     def start(self, folder: Path, *, fresh: bool) -> bool:
-        """Run the bundle in `folder`. `fresh`: earlier deaths do not count (another release).
+        """Run the bundle in `folder`. `fresh`: forget earlier deaths (another release).
 
-        False: the system has no room for a process; it is tried again like one that died.
+        Return False if the system cannot start a process; it is retried like one that died.
         """
         self._restarts = Restarts() if fresh else self._restarts.started()
         try:
@@ -58,13 +58,13 @@ class PipelineRunner:
         return True
 
     def stop(self, reason: str) -> None:
-        """End it for good."""
+        """Stop the pipeline; it does not restart."""
         self._restarts = Restarts()
         self._process.stop()
         self.report = PipelineReport(status="stopped", reason=reason)
 
-    def heard(self, event: PipelineSaid) -> ChildMessage | None:
-        """Return the message, None for one of a former run, and note how the pipeline is doing."""
+    def on_message(self, event: PipelineOutput) -> ChildMessage | None:
+        """Take a line of the pipeline; return its message, None for one of an earlier run."""
         if event.run != self._process.run:
             return None
         if isinstance(event.message, Result):
@@ -74,12 +74,12 @@ class PipelineRunner:
             self.report = PipelineReport(status="failed", reason=event.message.message)
         return event.message
 
-    def ended(self, event: PipelineExited) -> str | None:
-        """Return why it ended (its own sentence, if it gave one), None for a former run."""
+    def on_exit(self, event: PipelineExited) -> str | None:
+        """Return why it exited (its own reason, if it gave one), None for an earlier run."""
         if event.run != self._process.run:
             return None
         reason = self.report.reason if self.report.status == "failed" else event.reason
-        self._process.stop()  # what it started may still run
+        self._process.stop()  # its own children may still run
         self._note_death(reason)
         return reason
 
@@ -101,7 +101,7 @@ class PipelineRunner:
         return command_of(self._row, values, extra)
 
     def _login(self) -> dict[str, str]:
-        """Credentials go by the environment: a command line is there for all users to read."""
+        """Return the credentials for the environment: all users can read a command line."""
         login = {
             "TANDEM_MQTT_USERNAME": self._config.broker.username,
             "TANDEM_MQTT_PASSWORD": self._config.broker.password,

@@ -1,4 +1,4 @@
-"""The agent's side of the connection: it says that it is there, and what it says is not lost."""
+"""The agent's connection: birth and will messages, and the reported state."""
 
 import logging
 import time
@@ -11,12 +11,12 @@ from device.protocol.mqtt import Link, LinkDown, LinkEvent, LinkSettings, LinkUp
 from device.protocol.topics import Topics
 
 LOG = logging.getLogger("tandem.agent")
-NEWS_S = 60.0  # between two lines about a broker that cannot be reached
-FAREWELL_S = 2.0
+LOG_INTERVAL_S = 60.0  # between two log lines about a broker that cannot be reached
+STOPPED_WAIT_S = 2.0
 
 
 class Presence:
-    """The connection with its birth, its will and its report."""
+    """The connection, with its birth and will messages and its report."""
 
     def __init__(
         self, config: AgentConfig, topics: Topics, put: Callable[[LinkEvent], None]
@@ -24,12 +24,12 @@ class Presence:
         self._topics = topics
         self._link = Link(_settings(config, topics), put, self._will)
         self._reporter = Reporter(self._link, topics.reported)
-        self._news_due_s = 0.0
+        self._log_due_s = 0.0
         self.session = 0  # 0: no connection
 
     @property
     def online(self) -> bool:
-        """Whether the broker hears us."""
+        """Whether the agent is connected."""
         return self.session != 0
 
     def start(self) -> None:
@@ -37,7 +37,7 @@ class Presence:
         self._link.start()
 
     def send(self, topic: str, payload: bytes) -> None:
-        """Publish something that may be lost."""
+        """Publish with QoS 0; dropped while offline."""
         if self.online:
             self._link.publish(topic, payload, qos=0)
 
@@ -47,27 +47,27 @@ class Presence:
             self._reporter.offer(report, now_s)
 
     def report_due_s(self, report: Reported) -> float | None:
-        """When `report` has something to publish."""
+        """Return when `report` has something to publish."""
         return self._reporter.due_s(report) if self.online else None
 
-    def went_up(self, event: LinkUp) -> None:
-        """Say that we are there; the broker may have lost what it knew."""
+    def on_link_up(self, event: LinkUp) -> None:
+        """Publish the birth message, and the report again: the broker may have lost both."""
         LOG.info("connected to the broker with MQTT %s", event.mqtt_version)
         self.session = event.session
-        self._news_due_s = 0.0
+        self._log_due_s = 0.0
         self._reporter.forget()
         self._publish_state("online")
 
-    def went_down(self, event: LinkDown) -> None:
-        """Note it, and log it now and then."""
+    def on_link_down(self, event: LinkDown) -> None:
+        """Go offline; log the reason at most once in LOG_INTERVAL_S."""
         self.session = 0
         now_s = time.monotonic()
-        if now_s >= self._news_due_s:
-            self._news_due_s = now_s + NEWS_S
+        if now_s >= self._log_due_s:
+            self._log_due_s = now_s + LOG_INTERVAL_S
             LOG.warning("%s; the pipeline goes on, and so do the tries to connect", event.reason)
 
-    def heard_own_state(self, payload: bytes) -> None:
-        """The will of an earlier connection may come after the birth of this one: say it again."""
+    def on_own_state(self, payload: bytes) -> None:
+        """Publish the birth again if the will of an earlier connection came after it."""
         try:
             document = decode(payload, StateDocument)
         except ValueError:
@@ -75,10 +75,10 @@ class Presence:
         if self.online and document.session != self.session:
             self._publish_state("online")
 
-    def say_goodbye(self) -> None:
-        """Publish that we stopped, and wait until the broker has it."""
+    def publish_stopped(self) -> None:
+        """Publish the state `stopped` and wait for the acknowledgement."""
         if self.online:
-            self._publish_state("stopped", FAREWELL_S)
+            self._publish_state("stopped", STOPPED_WAIT_S)
 
     def close(self) -> None:
         """Disconnect."""

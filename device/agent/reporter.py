@@ -1,4 +1,4 @@
-"""Publishes the `reported` document when it changes, and mere progress not more than needed."""
+"""Publishes the `reported` document when it changes; progress alone is rate-limited."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ PROGRESS_S = 0.25
 
 
 class Reporter:
-    """Remembers what the broker was told."""
+    """Remembers the last published report."""
 
     def __init__(self, link: Link, topic: str) -> None:
         self._link = link
@@ -18,25 +18,27 @@ class Reporter:
         self._due_s = 0.0
 
     def forget(self) -> None:
-        """A new connection: the broker may have lost what it was told."""
+        """Publish the next report in any case: the broker may have lost the last."""
         self._published = None
 
     def due_s(self, report: Reported) -> float | None:
-        """When `offer` has something to publish, None if the broker knows this report."""
+        """Return when `offer` publishes this report, None if it is the last published."""
         return None if report == self._published else self._due_s
 
     def offer(self, report: Reported, now_s: float) -> None:
-        """Publish a changed report; one that differs only in received bytes waits its turn."""
+        """Publish a changed report; one that differs only in received bytes waits PROGRESS_S."""
         if report == self._published:
             return
-        same = self._published is not None and _steady(report) == _steady(self._published)
-        if same and now_s < self._due_s:
+        if _same_but_progress(report, self._published) and now_s < self._due_s:
             return
         self._due_s = now_s + PROGRESS_S
         if self._link.publish(self._topic, encode(report), qos=1, retain=True):
             self._published = report
 
 
-def _steady(report: Reported) -> Reported:
-    update = msgspec.structs.replace(report.update, received_bytes=0)
-    return msgspec.structs.replace(report, update=update)
+def _same_but_progress(report: Reported, published: Reported | None) -> bool:
+    if published is None:
+        return False
+    received = published.update.received_bytes
+    update = msgspec.structs.replace(report.update, received_bytes=received)
+    return msgspec.structs.replace(report, update=update) == published

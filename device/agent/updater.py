@@ -1,10 +1,9 @@
-"""Brings the board to the release that is desired: fetch, unpack, try, keep or go back.
+"""Brings the board to the desired release: download, unpack, trial, commit or rollback.
 
-The decisions are pure and live in `device.update.decisions`, `device.update.slots` and
-`device.update.transfer`; this module carries them out, in the one thread of `device.agent.agent`. A
-step that an interrupted update must find again is written to the disk before it is taken. What has
-already happened holds also when the disk does not take it: a full disk never costs the release that
-runs.
+The decisions are pure functions of `device.update.decisions`, `device.update.slots` and
+`device.update.transfer`; this module carries them out in the one thread of `device.agent.agent`. A
+transition that an interrupted update must find again is written to the disk before it happens. One
+that has happened stays in force if the disk is full: that never costs the release that runs.
 """
 
 import logging
@@ -39,7 +38,7 @@ LOG = logging.getLogger("tandem.agent")
 
 
 class Updater:
-    """Which release runs. The agent feeds it what happens and the time."""
+    """Decides which release runs. The agent passes it events and the time."""
 
     def __init__(
         self,
@@ -48,7 +47,7 @@ class Updater:
         pipeline: PipelineRunner,
         report: Callable[[], None],
     ) -> None:
-        """`report` publishes how it goes, before something that takes long."""
+        """`report` publishes the reported state before something that takes long."""
         self.state = SlotState()
         self.update = Update(phase="idle")
         self._config = config
@@ -57,12 +56,12 @@ class Updater:
         self._report = report
         self._desired: Desired | None = None
         self._fetching = Fetching(store.downloads, config.update.window_chunks)
-        self._trial_until_s: float | None = None
+        self._trial_deadline_s: float | None = None
 
-    # -- start and end
+    # -- boot and shutdown
 
     def boot(self) -> None:
-        """Start what the slots say, or go on with the trial that was interrupted."""
+        """Start the active slot, or resume the trial that was interrupted."""
         self.state = self._store.load()
         if self.state.trial is None:
             self._store.clean(self.state)
@@ -72,35 +71,35 @@ class Updater:
         resumed = slots.interrupted(self.state)
         if resumed.trial is None:
             assert resumed.failure is not None
-            self._end_trial_badly(resumed.failure.reason)
+            self._roll_back(resumed.failure.reason)
             return
         try:
             self._save(resumed)  # an attempt that is not counted could go on for ever
             self._store.clean(self.state)
             self._store.verify(resumed.trial)
         except (BundleError, StateError) as error:
-            self._end_trial_badly(str(error))
+            self._roll_back(str(error))
         else:
             self._start_trial(resumed.trial)
 
     def shut_down(self) -> None:
-        """Stop in good order; a trial will not have counted."""
+        """Stop the pipeline; an attempt that is running does not count."""
         if self.state.trial is not None:
             self._note(slots.suspend(self.state))
         self._pipeline.stop("the agent was stopped")
         self._fetching.pause()
 
-    # -- the time
+    # -- time
 
     def due_s(self, *, online: bool) -> tuple[float | None, ...]:
-        """When `on_time` has something to do although nothing came."""
+        """Return when `advance` or `next_request` has something to do without an event."""
         wake_at_s = self._fetching.wake_at_s if online else None
-        return self._trial_until_s, self._pipeline.restart_at_s, wake_at_s
+        return self._trial_deadline_s, self._pipeline.restart_at_s, wake_at_s
 
-    def on_time(self, now_s: float) -> None:
-        """Do what is due."""
-        if self._trial_until_s is not None and now_s >= self._trial_until_s:
-            self._end_trial_badly(
+    def advance(self, now_s: float) -> None:
+        """Do what is due: end an expired trial, restart the pipeline, try a complete download."""
+        if self._trial_deadline_s is not None and now_s >= self._trial_deadline_s:
+            self._roll_back(
                 f"the pipeline gave no result within {self._config.update.trial_timeout_s:g} s "
                 "(trial_timeout_s)"
             )
@@ -110,18 +109,19 @@ class Updater:
             self._start_active(fresh=False)
             if self.state.active != active:
                 self._reconcile()
+        self._advance_download()
 
-    # -- what is desired
+    # -- desired state
 
     def on_desired(self, desired: Desired | None) -> None:
-        """Take the desired document, None for one that was cleared."""
+        """Take the desired state; None: it was cleared."""
         self._desired = desired
         self._reconcile()
 
     def _reconcile(self) -> None:
-        """Act on the difference between what is desired and what is there."""
+        """Act on the difference between the desired state and the slots."""
         if self.state.trial is not None:
-            return  # comes back here when the trial has ended
+            return  # called again when the trial has ended
         desired = self._desired
         if desired is None:
             self._fetching.pause()
@@ -157,7 +157,7 @@ class Updater:
             return
         self._begin_trial(desired)
 
-    # -- fetching
+    # -- download
 
     def _start_fetching(self, desired: Desired) -> None:
         blob = desired.release.blob
@@ -175,30 +175,32 @@ class Updater:
         self.update = update_of(desired, "downloading", self._fetching.received_bytes)
 
     def on_part(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
-        """Take a part of a blob that came."""
+        """Take a part of a blob that arrived."""
         try:
             self._fetching.take(sha256, part, payload, now_s)
         except (TandemError, OSError) as error:
             self._give_up_fetching(_reason(error))
 
-    def forget_flight(self) -> None:
-        """The connection is a new one: what was asked for on the old one does not come."""
-        self._fetching.forget_flight()
+    def on_reconnect(self) -> None:
+        """Forget the requests of the old connection: they are not answered."""
+        self._fetching.forget_requests()
 
-    def next_request(self, now_s: float, *, online: bool) -> BlobGet | None:
-        """What to ask for now; a download that is complete is unpacked and tried instead."""
+    def next_request(self, now_s: float) -> BlobGet | None:
+        """Return the request to send now, or None; its chunks count as in flight from here on."""
+        return self._fetching.next_request(now_s)
+
+    def _advance_download(self) -> None:
+        """Note the progress of the download; stage a complete one."""
         desired = self._desired
         if not self._fetching.running or desired is None:
-            return None
+            return
         received = self._fetching.received_bytes
         self.update = msgspec.structs.replace(self.update, received_bytes=received)
         if self._fetching.complete:
             self._stage(desired)
-            return None
-        return self._fetching.next_request(now_s) if online else None
 
     def _give_up_fetching(self, reason: str) -> None:
-        """Refuse the release for good: fetching it again would end the same way."""
+        """Refuse this request for good: another download would end the same way."""
         desired = self._desired
         if not self._fetching.running or desired is None:
             return
@@ -213,7 +215,7 @@ class Updater:
         self._refuse(desired, reason)
 
     def _stage(self, desired: Desired) -> None:
-        """Check the whole bundle, unpack it into the idle slot and try it."""
+        """Check the whole bundle, unpack it into the idle slot and begin its trial."""
         blob = desired.release.blob
         self.update = update_of(desired, "staging", blob.bytes)
         self._report()
@@ -237,7 +239,7 @@ class Updater:
         path = self._fetching.finish()
         self._save(slots.clear(self.state))
         info = self._store.populate(self.state.idle, path)
-        # The desired document said so too, but it is not what was built.
+        # The desired document names a profile too, but it is not what was built.
         if info.profile != self._config.profile:
             raise BundleError(
                 f"the engine in the bundle is built for {info.profile}, this device is "
@@ -248,7 +250,7 @@ class Updater:
     # -- trial
 
     def _begin_trial(self, desired: Desired) -> None:
-        # Written before the start: an agent that dies from here on knows that it tried.
+        # Written before the start: an agent that dies from here on counts this attempt.
         try:
             self._save(slots.begin_trial(self.state, desired.request))
         except StateError as error:
@@ -261,12 +263,12 @@ class Updater:
         assert record is not None
         LOG.info("trying %s %s in slot %s", record.name, record.version, slot)
         self.update = update_of_record(record, "trial")
-        self._trial_until_s = time.monotonic() + self._config.update.trial_timeout_s
+        self._trial_deadline_s = time.monotonic() + self._config.update.trial_timeout_s
         if not self._pipeline.start(self._store.slot_folder(slot), fresh=True):
-            self._end_trial_badly(self._pipeline.report.reason)
+            self._roll_back(self._pipeline.report.reason)
 
-    def _end_trial_well(self) -> None:
-        self._trial_until_s = None
+    def _commit_trial(self) -> None:
+        self._trial_deadline_s = None
         self._note(slots.confirm(self.state))
         record = self.state.record(self.state.active)
         assert record is not None
@@ -274,8 +276,8 @@ class Updater:
         self.update = update_of_record(record, "live")
         self._reconcile()
 
-    def _end_trial_badly(self, reason: str) -> None:
-        self._trial_until_s = None
+    def _roll_back(self, reason: str) -> None:
+        self._trial_deadline_s = None
         record = self.state.record(self.state.trial)
         assert record is not None
         LOG.error("%s %s is rolled back: %s", record.name, record.version, reason)
@@ -288,24 +290,24 @@ class Updater:
 
     # -- the pipeline
 
-    def on_pipeline_said(self, message: ChildMessage) -> None:
-        """Judge a trial by what the running pipeline says."""
+    def on_pipeline_message(self, message: ChildMessage) -> None:
+        """Commit a trial at its first result, roll it back at a failure."""
         if self.state.trial is None:
             return
         if isinstance(message, Result):
-            self._end_trial_well()
+            self._commit_trial()
         elif isinstance(message, Failure):
-            self._end_trial_badly(message.message)
+            self._roll_back(message.message)
 
-    def on_pipeline_ended(self, reason: str) -> None:
-        """The running pipeline ended; it is started again unless it was on trial."""
+    def on_pipeline_exit(self, reason: str) -> None:
+        """Roll a trial back; any other pipeline is restarted by `advance`."""
         if self.state.trial is not None:
-            self._end_trial_badly(reason)
+            self._roll_back(reason)
         else:
             LOG.error("%s", reason)
 
     def _start_active(self, *, fresh: bool = True) -> None:
-        """Start the active slot; a damaged one is left for the other, if that was good."""
+        """Start the active slot; a damaged one is given up for the idle one, if that was good."""
         while self.state.active is not None:
             try:
                 self._store.verify(self.state.active)
@@ -320,11 +322,11 @@ class Updater:
     # -- the disk
 
     def _save(self, state: SlotState) -> None:
-        """Take a step only if the disk keeps it; StateError otherwise."""
+        """Change the state only if the disk keeps it; StateError otherwise."""
         self.state = self._store.save(state)
 
     def _note(self, state: SlotState) -> None:
-        """Take what has happened as it is, also if the disk does not keep it."""
+        """Change the state even if the disk does not keep it: it has happened already."""
         try:
             self._save(state)
         except StateError as error:

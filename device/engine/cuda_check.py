@@ -1,15 +1,24 @@
-"""The rules that the `cuda` implementations of a manifest keep.
+"""The rules for the `cuda` implementations of a manifest.
 
-They hold every address that Tandem passes inside the workspace or the weights, and every launch
-inside the limits of the hardware. What a cubin does with an address is its own: engines are code,
-so a device takes only those that were signed for it.
+Every address that Tandem passes is inside the workspace or the weights, and every launch inside the
+limits of the hardware. What a cubin does with an address is not checked: engines are code, so a
+device takes only signed ones.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
-from device.engine.cuda_manifest import Cuda, Int32, Kernel, Launch, Null, Place, Work, Workspace
+from device.engine.cuda_manifest import (
+    CompiledKernel,
+    Cuda,
+    Int32,
+    Launch,
+    Null,
+    Place,
+    TunableOp,
+    Workspace,
+)
 from device.engine.cuda_sizes import evaluate
 from device.engine.manifest import ARENA_ALIGNMENT, ITEM_BYTES, DimRange, Segment, TensorInfo
 from device.engine.manifest_facts import Facts
@@ -31,45 +40,45 @@ _FUNCTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 def cuda(facts: Facts) -> Iterator[str]:
     """Cubins, launches and places of every cuda implementation fit the file and the hardware."""
     for segment in facts.manifest.segments:
-        for one in segment.implementations:
-            if isinstance(one, Cuda):
+        for program in segment.implementations:
+            if isinstance(program, Cuda):
                 where = f"segment {segment.name!r} (cuda)"
-                yield from _sizes(one, where)
-                yield from _entries(one, facts, where)
-                yield from _places(one, segment, facts, where)
-                for at, work in enumerate(one.works):
-                    yield from _work(work, one, f"{where}: work {at}")
-                yield from _at_ends(one, facts, where)
+                yield from _sizes(program, where)
+                yield from _entries(program, facts, where)
+                yield from _places(program, segment, facts, where)
+                for number, op in enumerate(program.works):
+                    yield from _operation(op, program, f"{where}: operation {number}")
+                yield from _at_ends(program, facts, where)
 
 
-def _at_ends(one: Cuda, facts: Facts, where: str) -> Iterator[str]:
+def _at_ends(program: Cuda, facts: Facts, where: str) -> Iterator[str]:
     """Check what depends on sizes at the least, the best and the largest ones."""
     dims = facts.manifest.dims
-    entry = facts.entries.get(one.weights)
+    entry = facts.entries.get(program.weights)
     ends = ([dim.min for dim in dims], [dim.opt for dim in dims], [dim.max for dim in dims])
     for point in dict.fromkeys(map(tuple, ends)):
         size = 0 if entry is None else entry.stop - entry.start
-        for problem in problems_at(one, point, size, facts.tensors, dims):
+        for problem in problems_at(program, point, size, facts.tensors, dims):
             yield f"{where}: {problem}"
             return
 
 
-def _sizes(one: Cuda, where: str) -> Iterator[str]:
-    if not 10 <= one.sm <= 999:
-        yield f"{where} is for sm_{one.sm}; architectures are sm_10 to sm_999"
-    if not 0 <= one.workspace_bytes <= MAX_WORKSPACE_BYTES:
+def _sizes(program: Cuda, where: str) -> Iterator[str]:
+    if not 10 <= program.sm <= 999:
+        yield f"{where} is for sm_{program.sm}; architectures are sm_10 to sm_999"
+    if not 0 <= program.workspace_bytes <= MAX_WORKSPACE_BYTES:
         yield (
-            f"{where} has a workspace of {one.workspace_bytes} bytes, the limits are 0 and "
+            f"{where} has a workspace of {program.workspace_bytes} bytes, the limits are 0 and "
             f"{MAX_WORKSPACE_BYTES}"
         )
-    launches = sum(len(tactic.launches) for work in one.works for tactic in work.tactics)
-    for title, count in (("kernels", len(one.kernels)), ("launches", launches)):
+    launches = sum(len(tactic.launches) for op in program.works for tactic in op.tactics)
+    for title, count in (("kernels", len(program.kernels)), ("launches", launches)):
         if count > MAX_LAUNCHES:
             yield f"{where} has {count} {title}, the limit is {MAX_LAUNCHES}"
 
 
-def _entries(one: Cuda, facts: Facts, where: str) -> Iterator[str]:
-    for name in (one.weights, *(kernel.cubin for kernel in one.kernels)):
+def _entries(program: Cuda, facts: Facts, where: str) -> Iterator[str]:
+    for name in (program.weights, *(kernel.cubin for kernel in program.kernels)):
         entry = facts.entries.get(name)
         if entry is None:
             yield f"{where} names the entry {name!r}, which is missing"
@@ -78,11 +87,11 @@ def _entries(one: Cuda, facts: Facts, where: str) -> Iterator[str]:
                 f"{where} names the entry {name!r} of dtype {entry.dtype} and shape "
                 f"{list(entry.shape)}; it must be a row of uint8"
             )
-    for kernel in one.kernels:
-        yield from _kernel(kernel, one.sm, where)
+    for kernel in program.kernels:
+        yield from _kernel(kernel, program.sm, where)
 
 
-def _kernel(kernel: Kernel, sm: int, where: str) -> Iterator[str]:
+def _kernel(kernel: CompiledKernel, sm: int, where: str) -> Iterator[str]:
     if _FUNCTION.fullmatch(kernel.function) is None:
         yield f"{where}: {kernel.function!r} is no name of a kernel"
     if not (0 < kernel.threads <= MAX_THREADS and kernel.threads % WARP == 0):
@@ -102,18 +111,21 @@ def _kernel(kernel: Kernel, sm: int, where: str) -> Iterator[str]:
         )
 
 
-def _places(one: Cuda, segment: Segment, facts: Facts, where: str) -> Iterator[str]:
-    borders = (("inputs", segment.inputs, one.inputs), ("outputs", segment.outputs, one.outputs))
+def _places(program: Cuda, segment: Segment, facts: Facts, where: str) -> Iterator[str]:
+    borders = (
+        ("inputs", segment.inputs, program.inputs),
+        ("outputs", segment.outputs, program.outputs),
+    )
     for title, names, places in borders:
-        found = tuple(place.tensor for place in places)
-        if found != names:
-            yield f"{where} places the {title} {list(found)}, the segment has {list(names)}"
+        placed = tuple(place.tensor for place in places)
+        if placed != names:
+            yield f"{where} places the {title} {list(placed)}, the segment has {list(names)}"
             return
         for place in places:
-            yield from _place(place, one, facts, where)
+            yield from _place(place, program, facts, where)
 
 
-def _place(place: Place, one: Cuda, facts: Facts, where: str) -> Iterator[str]:
+def _place(place: Place, program: Cuda, facts: Facts, where: str) -> Iterator[str]:
     tensor = facts.tensors[place.tensor]
     if place.shape is None and all(isinstance(dim, int) for dim in tensor.shape):
         size = prod(dim for dim in tensor.shape if isinstance(dim, int)) * ITEM_BYTES[tensor.dtype]
@@ -126,30 +138,30 @@ def _place(place: Place, one: Cuda, facts: Facts, where: str) -> Iterator[str]:
             f"{where}: tensor {place.tensor!r} lies at {place.offset}; it must be a multiple of "
             f"{ARENA_ALIGNMENT}"
         )
-    if place.bytes < 0 or place.offset + place.bytes > one.workspace_bytes:
+    if place.bytes < 0 or place.offset + place.bytes > program.workspace_bytes:
         yield (
             f"{where}: tensor {place.tensor!r} ends at {place.offset + place.bytes}, the "
-            f"workspace at {one.workspace_bytes}"
+            f"workspace at {program.workspace_bytes}"
         )
 
 
-def _work(work: Work, one: Cuda, where: str) -> Iterator[str]:
-    if not work.tactics:
+def _operation(op: TunableOp, program: Cuda, where: str) -> Iterator[str]:
+    if not op.tactics:
         yield f"{where} has no tactic"
-    for at, tactic in enumerate(work.tactics):
+    for at, tactic in enumerate(op.tactics):
         for index, launch in enumerate(tactic.launches):
-            yield from _launch(launch, one, f"{where}, tactic {at}, launch {index}")
+            yield from _launch(launch, program, f"{where}, tactic {at}, launch {index}")
 
 
-def _launch(launch: Launch, one: Cuda, where: str) -> Iterator[str]:
-    if not 0 <= launch.kernel < len(one.kernels):
-        yield f"{where} starts kernel {launch.kernel} of {len(one.kernels)}"
+def _launch(launch: Launch, program: Cuda, where: str) -> Iterator[str]:
+    if not 0 <= launch.kernel < len(program.kernels):
+        yield f"{where} starts kernel {launch.kernel} of {len(program.kernels)}"
     if len(launch.arguments) > MAX_ARGUMENTS:
         yield f"{where} has {len(launch.arguments)} arguments, the limit is {MAX_ARGUMENTS}"
 
 
 def problems_at(
-    one: Cuda,
+    program: Cuda,
     point: Sequence[int],
     weights_bytes: int,
     tensors: Mapping[str, TensorInfo],
@@ -159,14 +171,14 @@ def problems_at(
 
     These are the rules that formulas can break between the sizes that `cuda` looks at.
     """
-    for place in (*one.inputs, *one.outputs):
+    for place in (*program.inputs, *program.outputs):
         yield from _fits(place, tensors[place.tensor], point, dims)
-    for at, work in enumerate(one.works):
-        for number, tactic in enumerate(work.tactics):
+    for at, op in enumerate(program.works):
+        for number, tactic in enumerate(op.tactics):
             for index, launch in enumerate(tactic.launches):
-                where = f"work {at}, tactic {number}, launch {index}"
+                where = f"operation {at}, tactic {number}, launch {index}"
                 try:
-                    yield from _launch_at(launch, one, point, weights_bytes, where)
+                    yield from _launch_at(launch, program, point, weights_bytes, where)
                 except ValueError as error:
                     yield f"{where}: {error}"
 
@@ -191,7 +203,7 @@ def _fits(
 
 
 def _launch_at(
-    launch: Launch, one: Cuda, point: Sequence[int], weights_bytes: int, where: str
+    launch: Launch, program: Cuda, point: Sequence[int], weights_bytes: int, where: str
 ) -> Iterator[str]:
     """Check a launch at one set of sizes; raises ValueError for what is no formula."""
     grid = [evaluate(side, point) for side in launch.grid]
@@ -204,7 +216,7 @@ def _launch_at(
                 yield f"{where} passes {value}, which is no integer of 32 bits"
         elif not isinstance(argument, Null):
             inside = isinstance(argument, Workspace)
-            limit = one.workspace_bytes if inside else weights_bytes
+            limit = program.workspace_bytes if inside else weights_bytes
             offset = evaluate(argument.offset, point)
             if not 0 <= offset < limit:
                 title = "workspace" if inside else "weights"

@@ -1,4 +1,4 @@
-"""The `cuda` implementation of a segment in an engine's manifest: cubins, launches, places.
+"""The `cuda` implementation of a segment in an engine's manifest: cubins, launches, tensors.
 
 A segment has one workspace: every tensor that it reads or writes lies there, at offsets that were
 planned on the host. A launch is a kernel, its grid and its arguments in the order that it takes
@@ -45,7 +45,7 @@ class Null(_Argument, frozen=True, array_like=True, tag="null"):
 Argument = Union[Workspace, Weights, Int32, Null]  # noqa: UP007  (msgspec reads it at run time)
 
 
-class Kernel(_Value, frozen=True, kw_only=True):
+class CompiledKernel(_Value, frozen=True, kw_only=True):
     """A function of a cubin (a file entry of uint8), with what one block of it takes.
 
     `registers` and `spill_bytes` of one thread are for reports; None where the build had no tool
@@ -71,15 +71,15 @@ class Launch(_Value, frozen=True, kw_only=True):
 
 
 class Tactic(_Value, frozen=True, kw_only=True):
-    """One way to do a piece of work: launches, one after the other."""
+    """One way to compute an operation: launches, one after the other."""
 
     launches: tuple[Launch, ...]
 
 
-class Work(_Value, frozen=True, kw_only=True):
-    """What the ONNX nodes `nodes` compute (none: a change of layout), in one of several ways.
+class TunableOp(_Value, frozen=True, kw_only=True):
+    """An operation with its tactics; it computes the ONNX nodes `nodes` (none: a layout change).
 
-    Without measured times the first is taken: the cost model put it there.
+    Without measured times the first tactic runs: the cost model put it there.
     """
 
     tactics: tuple[Tactic, ...]
@@ -99,15 +99,15 @@ class Place(_Value, frozen=True, kw_only=True):
 
 
 class Cuda(_Value, frozen=True, kw_only=True, tag="cuda", tag_field="kind"):
-    """A segment as kernels for one GPU architecture: pieces of work, done in order.
+    """A segment as kernels for one GPU architecture: operations in running order.
 
     `sm` 87 is compute capability 8.7. `weights` names the entry (uint8) with all constants, packed
     for the kernels.
     """
 
     sm: int
-    kernels: tuple[Kernel, ...]
-    works: tuple[Work, ...]
+    kernels: tuple[CompiledKernel, ...]
+    works: tuple[TunableOp, ...]
     weights: str
     workspace_bytes: int
     inputs: tuple[Place, ...]

@@ -56,7 +56,7 @@ def problem(amount: Amount, points: Iterable[Sequence[int]]) -> str | None:
 def _apply(operator: str, left: int, right: int, amount: str) -> int:
     if operator == "//" and right < 1:
         raise ValueError(f"{amount!r} divides by {right}")
-    made = (
+    value = (
         left + right
         if operator == "+"
         else left - right
@@ -65,30 +65,30 @@ def _apply(operator: str, left: int, right: int, amount: str) -> int:
         if operator == "*"
         else left // right
     )
-    if abs(made) > _MAX_VALUE:
+    if abs(value) > _MAX_VALUE:
         raise ValueError(f"{amount!r} is beyond 2^62")
-    return made
+    return value
 
 
 @lru_cache(1 << 14)
 def _steps(text: str) -> tuple[Step, ...]:
     """Return the formula in postfix order (Dijkstra's shunting yard)."""
-    found: list[Step] = []
-    waiting: list[str] = []
+    postfix: list[Step] = []
+    operators: list[str] = []
     for token in _tokens(text):
         if token == "(":
-            waiting.append(token)
+            operators.append(token)
         elif token == ")":
-            while waiting[-1] != "(":
-                found.append(waiting.pop())
-            waiting.pop()
+            while operators[-1] != "(":
+                postfix.append(operators.pop())
+            operators.pop()
         elif token in _PRECEDENCE:
-            while waiting and _PRECEDENCE.get(waiting[-1], 0) >= _PRECEDENCE[token]:
-                found.append(waiting.pop())
-            waiting.append(token)
+            while operators and _PRECEDENCE.get(operators[-1], 0) >= _PRECEDENCE[token]:
+                postfix.append(operators.pop())
+            operators.append(token)
         else:
-            found.append(token if token.startswith("d") else int(token))
-    return (*found, *reversed(waiting))
+            postfix.append(token if token.startswith("d") else int(token))
+    return (*postfix, *reversed(operators))
 
 
 def _tokens(text: str) -> list[str]:

@@ -78,14 +78,14 @@ class Engine:
 
         Raises EngineError if there is no such entry or the engine is closed.
         """
-        found = self.entries.get(name)
-        if found is None:
+        entry = self.entries.get(name)
+        if entry is None:
             raise EngineError(f"{self.path} has no entry {name!r}; build it again")
         view: Array = np.ndarray(
-            found.shape,
-            np.dtype(found.dtype).newbyteorder("<"),
+            entry.shape,
+            np.dtype(entry.dtype).newbyteorder("<"),
             self._bytes(),
-            self._data_start + found.start,
+            self._data_start + entry.start,
         )
         if not view.flags.aligned:  # only in files that another program wrote
             view = view.copy()
@@ -141,10 +141,10 @@ def open_engine(path: PathLike) -> Engine:
 def _map(path: Path) -> tuple[mmap.mmap, tuple[int, ...]]:
     try:
         with open(path, "rb", opener=_open_regular) as file:
-            found = os.fstat(file.fileno())
-            if found.st_size == 0:
+            status = os.fstat(file.fileno())
+            if status.st_size == 0:
                 raise EngineError(f"{path} is empty; copy or build it again")
-            identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+            identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), identity
     except FileNotFoundError as error:
         raise EngineError(f"{path} does not exist; build it with 'tandem build'") from error

@@ -29,11 +29,11 @@ def check_manifest(manifest: Manifest, entries: Mapping[str, Entry]) -> None:
 
 
 def _format(facts: Facts) -> Iterator[str]:
-    found = facts.manifest.format
-    if found > FORMAT_VERSION:
-        yield f"format version {found}, this Tandem reads {FORMAT_VERSION}; update Tandem"
-    elif found < FORMAT_VERSION:
-        yield f"format version {found}, this Tandem reads {FORMAT_VERSION}; build it again"
+    version = facts.manifest.format
+    if version > FORMAT_VERSION:
+        yield f"format version {version}, this Tandem reads {FORMAT_VERSION}; update Tandem"
+    elif version < FORMAT_VERSION:
+        yield f"format version {version}, this Tandem reads {FORMAT_VERSION}; build it again"
 
 
 def _name_lists(manifest: Manifest) -> Iterator[tuple[str, Iterable[str]]]:
@@ -50,11 +50,11 @@ def _name_lists(manifest: Manifest) -> Iterator[tuple[str, Iterable[str]]]:
         yield f"inputs of segment {segment.name!r}", segment.inputs
         yield f"outputs of segment {segment.name!r}", segment.outputs
         yield f"nodes of segment {segment.name!r}", segment.nodes
-        kinds = (str(one.__struct_config__.tag) for one in segment.implementations)
-        yield f"implementations of segment {segment.name!r}", kinds
-        for one in segment.implementations:
-            if isinstance(one, Portable):
-                yield f"weights of segment {segment.name!r}", one.weights
+        tags = (str(i.__struct_config__.tag) for i in segment.implementations)
+        yield f"implementations of segment {segment.name!r}", tags
+        for implementation in segment.implementations:
+            if isinstance(implementation, Portable):
+                yield f"weights of segment {segment.name!r}", implementation.weights
     for crossing in manifest.crossings:
         yield f"targets of crossing {crossing.tensor!r}", crossing.targets
 
@@ -161,18 +161,20 @@ def _running_order(facts: Facts) -> Iterator[str]:
 
 def _entry_references(facts: Facts) -> Iterator[str]:
     for segment in facts.manifest.segments:
-        for one in segment.implementations:
-            if not isinstance(one, Portable):
+        for portable in segment.implementations:
+            if not isinstance(portable, Portable):
                 continue
-            model = facts.entries.get(one.model)
+            model = facts.entries.get(portable.model)
             if model is None:
-                yield f"segment {segment.name!r} names the entry {one.model!r}, which is missing"
+                yield (
+                    f"segment {segment.name!r} names the entry {portable.model!r}, which is missing"
+                )
             elif (model.dtype, len(model.shape)) != ("uint8", 1):
                 yield (
-                    f"segment {segment.name!r} has its model in the entry {one.model!r} of dtype "
-                    f"{model.dtype} and shape {list(model.shape)}; it must be a row of uint8"
+                    f"segment {segment.name!r} has its model in the entry {portable.model!r} of "
+                    f"dtype {model.dtype} and shape {list(model.shape)}; it must be a row of uint8"
                 )
-            for name in one.weights:
+            for name in portable.weights:
                 if name not in facts.entries:
                     yield f"segment {segment.name!r} names the entry {name!r}, which is missing"
 

@@ -16,9 +16,9 @@ def crossings(facts: Facts) -> Iterator[str]:
         name = crossing.tensor
         source, targets = due.pop(name, ("", frozenset[str]()))
         if (crossing.source, frozenset(crossing.targets)) != (source, targets):
-            found = f"from {crossing.source!r} to {sorted(crossing.targets)}"
-            truth = f"from {source!r} to {sorted(targets)}" if targets else "not at all"
-            yield f"crossing {name!r} goes {found}, by the segments {truth}"
+            stated = f"from {crossing.source!r} to {sorted(crossing.targets)}"
+            actual = f"from {source!r} to {sorted(targets)}" if targets else "not at all"
+            yield f"crossing {name!r} goes {stated}, by the segments {actual}"
             return
         size = largest_bytes(facts.tensors[name], facts.dims)
         if crossing.bytes != size:
@@ -31,12 +31,15 @@ def _due_crossings(facts: Facts) -> dict[str, tuple[str, frozenset[str]]]:
     """Each tensor that passes to another processor, with the names of its source and targets."""
     segments = facts.manifest.segments
     due: dict[str, tuple[str, frozenset[str]]] = {}
-    for name, made in facts.made_by.items():
-        if made < 0:
+    for name, producer in facts.made_by.items():
+        if producer < 0:
             continue
-        readers = (segments[at] for at in facts.read_by.get(name, ()) if at < len(segments))
-        source = segments[made]
-        targets = frozenset(one.name for one in readers if one.processor != source.processor)
+        reader_numbers = facts.read_by.get(name, ())
+        readers = (segments[number] for number in reader_numbers if number < len(segments))
+        source = segments[producer]
+        targets = frozenset(
+            reader.name for reader in readers if reader.processor != source.processor
+        )
         if targets:
             due[name] = (source.name, targets)
     return due
@@ -77,18 +80,18 @@ def overlaps(facts: Facts) -> Iterator[str]:
     deaths: dict[int, list[tuple[int, int, str]]] = {}
     for buffer in facts.manifest.memory.buffers:
         item = (buffer.offset, buffer.offset + buffer.bytes, buffer.tensor)
-        made = facts.made_by[buffer.tensor]
-        births.setdefault(made, []).append(item)
-        deaths.setdefault(max((made, *facts.read_by.get(buffer.tensor, ()))), []).append(item)
+        birth = facts.made_by[buffer.tensor]
+        births.setdefault(birth, []).append(item)
+        deaths.setdefault(max((birth, *facts.read_by.get(buffer.tensor, ()))), []).append(item)
     alive: list[tuple[int, int, str]] = []
     for place in range(-1, len(facts.manifest.segments) + 1):
         for item in births.get(place, ()):
             at = bisect_left(alive, item)
-            for other in alive[max(at - 1, 0) : at + 1]:
-                if item[0] < other[1] and other[0] < item[1]:
+            for neighbor in alive[max(at - 1, 0) : at + 1]:
+                if item[0] < neighbor[1] and neighbor[0] < item[1]:
                     yield (
-                        f"the buffers of {item[2]!r} ({item[0]} to {item[1]}) and {other[2]!r} "
-                        f"({other[0]} to {other[1]}) overlap while both are in use"
+                        f"the buffers of {item[2]!r} ({item[0]} to {item[1]}) and {neighbor[2]!r} "
+                        f"({neighbor[0]} to {neighbor[1]}) overlap while both are in use"
                     )
             insort(alive, item)
         for item in deaths.get(place, ()) if place < len(facts.manifest.segments) else ():

@@ -24,7 +24,7 @@ def array_for(tensor: TensorInfo, sizes: Mapping[str, int]) -> Array:
 
 
 def fresh_array(name: str, shape: list[int], dtype: str) -> Array:
-    """Return an array that nobody else has; raises SessionError where there is no memory."""
+    """Return a new array; raises SessionError where there is no memory."""
     try:
         return np.empty(shape, dtype)
     except MemoryError as error:
@@ -54,7 +54,7 @@ def take_arena(arena_bytes: int, where: str) -> Array:
 
 
 def _available_bytes() -> int | None:
-    """Return the memory that a program can still get, in bytes, None where nobody says."""
+    """Return the available memory in bytes, None where the system does not tell."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

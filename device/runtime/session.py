@@ -1,7 +1,7 @@
 """Runs an engine: picks the best implementation of each segment and passes tensors between them.
 
-All tensors between segments live in one arena, laid out by the engine's memory plan: segments read
-and write them there, nothing is copied on the way.
+All tensors between segments are in one arena, laid out by the engine's memory plan: segments read
+and write them there, without copies.
 """
 
 import threading
@@ -26,9 +26,8 @@ from device.runtime.feeds import check_feeds, check_targets
 
 Array = npt.NDArray[Any]
 
-# What stands in for the DLA: the implementation that a segment carries, or its arithmetic in
-# software (device/runtime/dla), through every stage or on the proven short way; and how it holds
-# scales.
+# How DLA segments run: with the implementation that the engine carries, or emulated in mode exact
+# or fast; and the arithmetic of the emulation (device/runtime/emulation/options.py).
 Dla = Literal["portable", "exact", "fast"]
 Scales = Literal["hardware", "ideal"]
 
@@ -154,7 +153,7 @@ class Session:
         targets: Mapping[str, Array],
         watch: Callable[[str, float], None],
     ) -> dict[str, Array]:
-        """Return all tensors at the borders of segments; `watch` hears the seconds of each."""
+        """Return all inputs and outputs of segments; `watch` gets the seconds of each segment."""
         sizes = check_feeds(feeds, self.inputs, self._ranges)
         check_targets(targets, self.outputs, sizes)
         values = {name: np.require(feeds[name], requirements=("C", "A")) for name in feeds}
@@ -184,7 +183,7 @@ class Session:
                 return None
             shape.append(sizes[dim] if isinstance(dim, str) else dim)
         if name in self._outputs:
-            # Straight into an array of the caller's: in the arena the next run would overwrite it.
+            # The caller keeps it: in the arena the next run would overwrite it.
             return fresh_array(name, shape, tensor.dtype)
         buffer = self._buffers.get(name)
         return None if buffer is None else self._view(buffer, tensor.dtype, shape)
@@ -235,4 +234,4 @@ def open_session(
 
 
 def _ignore(segment: str, seconds: float) -> None:
-    """Hear of no times."""
+    """Discard a time."""

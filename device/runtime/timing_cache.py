@@ -1,7 +1,7 @@
-"""The timing cache: how long each tactic takes on a GPU, in a JSON file.
+"""The timing cache: the measured times of tactics on GPUs, in a JSON file.
 
-Times of several GPUs lie side by side, each with all that decides them (`GpuFacts`): those of
-another GPU, driver, clock or power mode are never used.
+Each row has the GPU and its state (`GpuFacts`): times of another GPU, driver, clock or power mode
+are never used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ Microseconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class DeviceTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was timed on one GPU: the median in microseconds by
+    """The times of one GPU: the median in microseconds by
     `device.runtime.cuda.tactics.tactic_key`.
     """
 
@@ -35,15 +35,15 @@ class TimingCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     devices: tuple[DeviceTimes, ...] = ()
 
     def times_us(self, gpu: GpuFacts) -> Mapping[str, float]:
-        """Return what was timed on this GPU, in this state."""
-        return next((one.median_us for one in self.devices if one.gpu == gpu), {})
+        """Return the times of this GPU in this state."""
+        return next((device.median_us for device in self.devices if device.gpu == gpu), {})
 
     def with_times(self, gpu: GpuFacts, median_us: Mapping[str, float]) -> "TimingCache":
         """Return the cache with times of a GPU added; new ones replace old ones."""
         merged = {**self.times_us(gpu), **median_us}
-        others = tuple(one for one in self.devices if one.gpu != gpu)
+        rows = tuple(device for device in self.devices if device.gpu != gpu)
         row = DeviceTimes(gpu=gpu, median_us=dict(sorted(merged.items())))
-        return TimingCache(devices=(*others, row))
+        return TimingCache(devices=(*rows, row))
 
 
 class _Version(msgspec.Struct):
@@ -69,27 +69,27 @@ def read_timings(path: Path) -> TimingCache:
         raise TimingCacheError(f"timing cache {path} cannot be read: {error.strerror}") from error
     try:
         version = msgspec.json.decode(data, type=_Version).tandem_timings
-        found = msgspec.json.decode(data, type=TimingCache) if version == FORMAT else None
+        cache = msgspec.json.decode(data, type=TimingCache) if version == FORMAT else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TimingCacheError(
             f"timing cache {path} is damaged ({error}); delete it, and it is measured again"
         ) from error
-    if found is None:
+    if cache is None:
         raise TimingCacheError(
             f"timing cache {path} has format {version}, this Tandem reads {FORMAT}; "
             "give another file"
         )
-    gpus: Sequence[GpuFacts] = [one.gpu for one in found.devices]
+    gpus: Sequence[GpuFacts] = [device.gpu for device in cache.devices]
     if len(set(gpus)) != len(gpus):
         raise TimingCacheError(
             f"timing cache {path} is damaged: it names a GPU twice; delete it, and it is "
             "measured again"
         )
-    return found
+    return cache
 
 
 def add_timings(path: Path, gpu: GpuFacts, median_us: Mapping[str, float]) -> None:
-    """Add times to the file, with what others have written since it was read.
+    """Add times to the file, keeping what others have written since it was read.
 
     The file appears whole or not at all. Two that write at the same moment may lose the times of
     one, which are then measured again. Raises TimingCacheError.

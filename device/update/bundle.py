@@ -231,11 +231,11 @@ def _read_info(file: BinaryIO, path: Path) -> BundleInfo:
 def _check_length(file: BinaryIO, info: BundleInfo, path: Path) -> None:
     """Truncated and overlong files are refused before any member is read."""
     expected = _file_bytes(info, len(msgspec.json.encode(info)))
-    found = os.fstat(file.fileno()).st_size
-    if found != expected:
+    actual_bytes = os.fstat(file.fileno()).st_size
+    if actual_bytes != expected:
         raise BundleError(
-            f"{path} has {found} bytes, its {INFO} says {expected}: it is cut off or damaged, "
-            "copy or build it again"
+            f"{path} has {actual_bytes} bytes, its {INFO} says {expected}: it is cut off "
+            "or damaged, copy or build it again"
         )
 
 
@@ -250,12 +250,12 @@ def _extract_member(file: BinaryIO, entry: BundleFile, path: Path, into: Path) -
 def _exactly(file: BinaryIO, entry: BundleFile, path: Path) -> Iterator[bytes]:
     """Yield the bytes of a member; BundleError at the end unless they are those announced."""
     digest = hashlib.sha256()
-    left = entry.bytes
-    while left and (part := file.read(min(_READ_BYTES, left))):
+    remaining = entry.bytes
+    while remaining and (part := file.read(min(_READ_BYTES, remaining))):
         digest.update(part)
-        left -= len(part)
+        remaining -= len(part)
         yield part
-    if left or digest.hexdigest() != entry.sha256:
+    if remaining or digest.hexdigest() != entry.sha256:
         raise BundleError(
             f"{entry.name} in {path} does not match its sha256 {entry.sha256[:12]}...: "
             "it is damaged, copy or build it again"

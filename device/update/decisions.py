@@ -1,4 +1,4 @@
-"""What a device does about a desired release: a pure decision over values."""
+"""The decision about a desired release, as a pure function."""
 
 from dataclasses import dataclass
 
@@ -13,19 +13,19 @@ UNSIGNED = (
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """The device already runs it."""
+    """The device runs the release already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Not taken, and why."""
+    """The release is refused, with the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """This request already failed; another one has to ask again."""
+    """This request failed before; only a new request is tried again."""
 
     phase: Phase
     reason: str
@@ -33,19 +33,19 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class TryIdle:
-    """It lies unpacked in the idle slot: nothing to fetch."""
+    """The release is unpacked in the idle slot: try it without a download."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchIt:
-    """It has to be fetched."""
+    """The release has to be downloaded."""
 
 
 Decision = Live | Refuse | Failed | TryIdle | FetchIt
 
 
 def decide(desired: Desired, state: SlotState, *, profile: str, dev: bool) -> Decision:
-    """Compare what is desired with what is there. No slot is on trial."""
+    """Compare the desired release with the slots, none of which is on trial."""
     release = desired.release
     if _holds(state.record(state.active), release.blob.sha256):
         return Live()
@@ -61,7 +61,7 @@ def decide(desired: Desired, state: SlotState, *, profile: str, dev: bool) -> De
 
 
 def _refusal(desired: Desired, profile: str, dev: bool) -> str | None:
-    """Why the release is not even fetched."""
+    """Return why the release is refused before a download, or None."""
     release = desired.release
     if desired.format != DOCUMENT_FORMAT:
         return (
@@ -89,7 +89,7 @@ def update_of(desired: Desired, phase: Phase, received_bytes: int = 0, reason: s
 
 
 def update_of_record(record: SlotRecord, phase: Phase, reason: str = "") -> Update:
-    """Return the report on a release that lies in a slot."""
+    """Return the report on a release in a slot."""
     return Update(
         phase=phase,
         sha256=record.sha256,
@@ -101,7 +101,7 @@ def update_of_record(record: SlotRecord, phase: Phase, reason: str = "") -> Upda
 
 
 def update_of_slots(state: SlotState) -> Update:
-    """Return what the disk alone says, for as long as nothing is known to be desired."""
+    """Return the report by the slots alone, while no desired state is known."""
     trial, active = state.record(state.trial), state.record(state.active)
     failure = state.failure
     if trial is not None:

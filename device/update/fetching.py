@@ -1,4 +1,4 @@
-"""The agent's one download at a time: begun, fed with messages, resumed, finished or given up."""
+"""The agent's one download at a time, with its part file."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from device.update.part_file import Fetch
 
 
 class Fetching:
-    """Nothing, or a download with its part file in `folder`."""
+    """No download, or one with its part file in `folder`."""
 
     def __init__(self, folder: Path, window_chunks: int) -> None:
         self._folder = folder
@@ -16,12 +16,12 @@ class Fetching:
 
     @property
     def received_bytes(self) -> int:
-        """The bytes that are on the disk."""
+        """The bytes on the disk."""
         return 0 if self._fetch is None else self._fetch.download.received_bytes
 
     @property
     def complete(self) -> bool:
-        """Whether all chunks of a download are there."""
+        """Whether all chunks are on the disk."""
         return self._fetch is not None and self._fetch.download.complete
 
     @property
@@ -31,47 +31,47 @@ class Fetching:
 
     @property
     def wake_at_s(self) -> float | None:
-        """When `next_request` has to be asked although nothing came."""
+        """When `next_request` is due without a message."""
         return None if self._fetch is None else self._fetch.download.wake_at_s
 
     def begin(self, blob: BlobSpec) -> None:
-        """Fetch this blob in place of any other; chunks that the disk holds are not asked for."""
+        """Begin or resume this download in place of any other."""
         if self._fetch is not None and self._fetch.download.spec == blob:
             return
         self.pause()
         self._fetch = Fetch(self._folder, blob, self._window_chunks)
 
     def take(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
-        """Take a part that came; what is late or of another blob is dropped."""
+        """Take a part that arrived; late ones and those of another blob are dropped."""
         fetch = self._fetch
         if fetch is None or sha256 != fetch.download.spec.sha256 or fetch.download.complete:
             return
         fetch.on_part(part, payload, now_s)
 
     def next_request(self, now_s: float) -> BlobGet | None:
-        """What to ask for now."""
+        """Return the request to send now; its chunks count as in flight."""
         return None if self._fetch is None else self._fetch.download.next_request(now_s)
 
-    def forget_flight(self) -> None:
-        """The connection was lost, and with it what was under way."""
+    def forget_requests(self) -> None:
+        """Count nothing as in flight: the connection was lost."""
         if self._fetch is not None:
-            self._fetch.download.forget_flight()
+            self._fetch.download.forget_requests()
 
     def finish(self) -> Path:
-        """Compare the whole file with its hash and return where it lies."""
+        """Compare the whole file with its hash and return its path."""
         if self._fetch is None or not self._fetch.download.complete:
             raise ValueError("there is no complete download")
         self._fetch.file.finish()
         return self._fetch.file.path
 
     def pause(self) -> None:
-        """Stop; what is there stays for a resumption until something else is fetched."""
+        """Stop; the part file stays and can be resumed until another download begins."""
         if self._fetch is not None:
             self._fetch.file.close()
             self._fetch = None
 
     def remove(self) -> None:
-        """Stop and delete what was fetched."""
+        """Stop and delete the part file."""
         if self._fetch is not None:
             self._fetch.file.remove()
             self._fetch = None

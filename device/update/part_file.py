@@ -10,13 +10,13 @@ from device.files import replacing, sync_folder
 from device.protocol.documents import BlobSpec
 from device.update.transfer import Download
 
-SYNC_BYTES = 4 * 1024**2  # a power cut costs at most so much
-SPARE_BYTES = 16 * 1024**2  # left free for logs and the rest of the system
+SYNC_BYTES = 4 * 1024**2  # the most that a power cut loses
+SPARE_BYTES = 16 * 1024**2  # free space for logs and the rest of the system
 _READ_BYTES = 1024**2
 
 
 class PartFile:
-    """Chunks on the disk. No journal: what is there is found by hashing it."""
+    """Chunks on the disk. No journal: chunks that are present are found by their hashes."""
 
     def __init__(self, folder: Path, spec: BlobSpec) -> None:
         """Open the part file; unfinished downloads of other blobs are removed."""
@@ -36,30 +36,30 @@ class PartFile:
             raise
 
     def read_index(self) -> bytes:
-        """The saved index, not yet checked; empty if there is none."""
+        """Return the saved index, unchecked; empty if there is none."""
         try:
             return self._index_path.read_bytes()
         except FileNotFoundError:
             return b""
 
     def save_index(self, blob: bytes) -> None:
-        """Keep the index, so that a restart knows the chunks without asking."""
+        """Store the index, so that a restart does not request it again."""
         with replacing(self._index_path) as file:
             file.write(blob)
 
     def present(self, index: bytes) -> list[int]:
-        """The numbers of the chunks that are already there, by their hashes."""
+        """Return the numbers of the chunks that are present, by their hashes."""
         if os.fstat(self._file).st_blocks == 0:
             return []
-        chunk_bytes, found = self._spec.chunk_bytes, []
+        chunk_bytes, numbers = self._spec.chunk_bytes, []
         for number in range(self._spec.chunks):
             data = os.pread(self._file, chunk_bytes, number * chunk_bytes)
             if hashlib.sha256(data).digest() == index[number * 32 : number * 32 + 32]:
-                found.append(number)
-        return found
+                numbers.append(number)
+        return numbers
 
     def write(self, number: int, payload: bytes) -> None:
-        """Put a verified chunk in its place."""
+        """Write a verified chunk at its offset."""
         written = os.pwrite(self._file, payload, number * self._spec.chunk_bytes)
         if written != len(payload):
             raise TransferError(f"the disk took {written} of {len(payload)} bytes of a chunk")
@@ -69,7 +69,7 @@ class PartFile:
             self._unsynced_bytes = 0
 
     def finish(self) -> None:
-        """Sync the file and compare all of it with the hash that was announced."""
+        """Sync the file and compare all of it with the hash in the desired document."""
         os.fsync(self._file)
         digest = hashlib.sha256()
         for offset in range(0, self._spec.bytes, _READ_BYTES):
@@ -82,7 +82,7 @@ class PartFile:
         sync_folder(self.path.parent)
 
     def close(self) -> None:
-        """Leave what was fetched for a later resumption."""
+        """Close the file; it can be resumed."""
         os.close(self._file)
 
     def remove(self) -> None:
@@ -94,7 +94,7 @@ class PartFile:
 
 
 class Fetch:
-    """A download with its part file: the two sides of `transfer` and the disk put together."""
+    """A download with its part file."""
 
     def __init__(self, folder: Path, spec: BlobSpec, window_chunks: int) -> None:
         self.download = Download(spec, window_chunks)
@@ -104,7 +104,7 @@ class Fetch:
             self.download.set_index(index, self.file.present(index))
 
     def on_part(self, part: str, payload: bytes, now_s: float) -> None:
-        """Take what came on the topic of a part: "index" or a number."""
+        """Take a message on the topic of a part: "index" or a chunk number."""
         if part == "index":
             if self.download.on_index(payload):
                 self.file.save_index(payload)
@@ -119,7 +119,7 @@ class Fetch:
 
 
 def _check_space(folder: Path, spec: BlobSpec, allocated_bytes: int) -> None:
-    """The part file and the unpacked slot must both fit."""
+    """Raise TransferError unless the part file and the unpacked slot both fit."""
     disk = os.statvfs(folder)
     free = disk.f_bavail * disk.f_frsize
     needed = max(0, spec.bytes - allocated_bytes) + spec.bytes + SPARE_BYTES

@@ -1,4 +1,4 @@
-"""Keeps the slots on the disk, so that a power cut at any moment leaves a slot that starts.
+"""Stores the slots on the disk, so that after a power cut at any moment one slot starts.
 
     STATE_DIR/agent.lock               held with flock while an agent runs
     STATE_DIR/slots.0, slots.1         the state, written in turn: CRC-32 and JSON
@@ -62,11 +62,11 @@ class SlotStore:
         return self.root / "download"
 
     def close(self) -> None:
-        """Let another agent have the folder."""
+        """Release the lock."""
         os.close(self._lock)
 
     def slot_folder(self, slot: Slot) -> Path:
-        """Where a slot's unpacked bundle lies."""
+        """Return the folder of a slot's unpacked bundle."""
         return self._slots / slot
 
     def load(self) -> SlotState:
@@ -113,9 +113,9 @@ class SlotStore:
         return verify_folder(self.slot_folder(slot))
 
     def clean(self, state: SlotState) -> None:
-        """Remove what an interrupted update or write left behind."""
+        """Remove the leftovers of an interrupted update or write."""
         for leftover in self.root.glob(".slots.?.*.tmp"):
-            with contextlib.suppress(OSError):  # like the folders: it only takes room
+            with contextlib.suppress(OSError):  # like the folders, it only takes space
                 leftover.unlink()
         for slot in SLOTS:
             shutil.rmtree(self._slots / f".{slot}.tmp", ignore_errors=True)
@@ -126,7 +126,7 @@ class SlotStore:
         return self.root / f"slots.{number}"
 
     def _read(self, copy: int) -> SlotState | None:
-        """One copy of the state; None if it cannot be read, is torn or of an unknown form."""
+        """Return one copy of the state; None if it is unreadable, torn or of an unknown format."""
         try:
             with self._copy(copy).open("rb") as file:
                 blob = file.read(_MAX_STATE_BYTES)

@@ -1,9 +1,9 @@
 """The two slots of a device as a pure state machine: values in, values out.
 
 One slot is active, the other takes the next release. A release runs on trial before it becomes
-active; the number of its attempts is written down before each start, so that an agent that dies
-during a trial comes back, tries once more and then returns to the slot that was good. An orderly
-stop during a trial is no attempt. `device.update.slot_store` keeps the state on the disk.
+active; the number of its attempts is stored before each start, so that an agent that dies during a
+trial tries once more after its restart and then rolls back. An orderly stop during a trial is no
+attempt. `device.update.slot_store` stores the state on the disk.
 """
 
 from typing import Literal
@@ -30,7 +30,7 @@ class SlotRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SlotFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The last release that did not make it; not tried again for the same request."""
+    """The last release that failed; it is not tried again for the same request."""
 
     sha256: str
     request: str
@@ -39,7 +39,7 @@ class SlotFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class SlotState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that must outlive a power cut. `generation` counts the writes."""
+    """The state that must survive a power cut. `generation` counts the writes."""
 
     format: int = SLOT_FORMAT
     generation: int = 0
@@ -67,7 +67,7 @@ def clear(state: SlotState) -> SlotState:
 
 
 def stage(state: SlotState, record: SlotRecord) -> SlotState:
-    """The idle slot now holds a whole, verified release."""
+    """Record a whole, verified release in the idle slot."""
     _require(state.trial is None, "a slot is on trial")
     return _with_record(state, state.idle, msgspec.structs.replace(record, good=False))
 
@@ -83,14 +83,14 @@ def begin_trial(state: SlotState, request: str) -> SlotState:
 
 
 def confirm(state: SlotState) -> SlotState:
-    """The trial gave a result: its slot is active from now on."""
+    """Commit the trial: its slot becomes active."""
     slot, record = _on_trial(state)
     state = _with_record(state, slot, msgspec.structs.replace(record, good=True))
     return msgspec.structs.replace(state, active=slot, trial=None, attempts=0, failure=None)
 
 
 def roll_back(state: SlotState, reason: str) -> SlotState:
-    """The trial failed: back to the active slot; the release and its reason are remembered."""
+    """End the trial: back to the active slot, with the failed release and its reason recorded."""
     slot, record = _on_trial(state)
     failure = SlotFailure(
         sha256=record.sha256,
@@ -103,13 +103,13 @@ def roll_back(state: SlotState, reason: str) -> SlotState:
 
 
 def refuse(state: SlotState, failure: SlotFailure) -> SlotState:
-    """Remember a release that was not even tried."""
+    """Record a release that was refused without a trial."""
     short = msgspec.structs.replace(failure, reason=failure.reason[:MAX_REASON])
     return msgspec.structs.replace(state, failure=short)
 
 
 def interrupted(state: SlotState) -> SlotState:
-    """What an agent that starts in the middle of a trial goes on with (count it, then start)."""
+    """Return the state for an agent that boots during a trial: one more attempt, or a rollback."""
     if state.trial is None:
         return state
     if state.attempts < MAX_ATTEMPTS:
@@ -122,17 +122,17 @@ def interrupted(state: SlotState) -> SlotState:
 
 
 def suspend(state: SlotState) -> SlotState:
-    """An orderly stop during a trial takes the attempt back."""
+    """Take the attempt back: an orderly stop during a trial does not count."""
     if state.trial is None:
         return state
     return msgspec.structs.replace(state, attempts=max(0, state.attempts - 1))
 
 
 def lose_active(state: SlotState) -> SlotState:
-    """The files of the active slot are damaged: the other slot, if it was good, takes over."""
-    other = state.record(state.idle)
+    """Give up the active slot, whose files are damaged, for the idle one if that was good."""
+    idle = state.record(state.idle)
     state = _with_record(state, state.active, None) if state.active else state
-    good = state.idle if other is not None and other.good else None
+    good = state.idle if idle is not None and idle.good else None
     return msgspec.structs.replace(state, active=good)
 
 

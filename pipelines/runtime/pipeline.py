@@ -100,10 +100,10 @@ def check_model(config: PipelineConfig, model: Model) -> None:
     """Raise PipelineError unless engine, pipeline.toml and labels fit together."""
     _check_input(config, model.session.inputs)
     shapes = {info.name: info.shape for info in model.session.outputs}
-    wanted = [config.decode.scores]
+    names = [config.decode.scores]
     if isinstance(config.decode, LtrbGrid):
-        wanted.append(config.decode.boxes)
-    for name in wanted:
+        names.append(config.decode.boxes)
+    for name in names:
         if name not in shapes:
             raise PipelineError(
                 f"[decode] of pipeline {config.name!r} wants the output {name!r}, which the engine"
@@ -120,21 +120,21 @@ def check_model(config: PipelineConfig, model: Model) -> None:
 
 
 def _check_input(config: PipelineConfig, inputs: tuple[TensorInfo, ...]) -> None:
-    wanted = (1, 3, config.preprocess.height, config.preprocess.width)
+    expected = (1, 3, config.preprocess.height, config.preprocess.width)
     if len(inputs) != 1:
         names = ", ".join(info.name for info in inputs)
         raise PipelineError(
             f"the engine takes {len(inputs)} inputs ({names}) where a pipeline gives one picture:"
             " export the model with a single picture input."
         )
-    found = inputs[0].shape
-    fits = len(found) == 4 and all(
-        not isinstance(dim, int) or dim == want for dim, want in zip(found, wanted, strict=True)
+    shape = inputs[0].shape
+    fits = len(shape) == 4 and all(
+        not isinstance(dim, int) or dim == size for dim, size in zip(shape, expected, strict=True)
     )
     if not fits or inputs[0].dtype != "float32":
         raise PipelineError(
-            f"the engine's input {inputs[0].name!r} is {inputs[0].dtype} {list(found)} where"
-            f" [preprocess] gives float32 {list(wanted)}: correct width and height there."
+            f"the engine's input {inputs[0].name!r} is {inputs[0].dtype} {list(shape)} where"
+            f" [preprocess] gives float32 {list(expected)}: correct width and height there."
         )
 
 
@@ -149,7 +149,9 @@ def _check_cells(config: PipelineConfig, grid: LtrbGrid, shape: tuple[Any, ...])
 
 def _ready(config: PipelineConfig, model: Model) -> Ready:
     reports = model.session.reports
-    segments = tuple(f"{one.segment} ({one.processor}): {one.reason}" for one in reports)
+    segments = tuple(
+        f"{report.segment} ({report.processor}): {report.reason}" for report in reports
+    )
     return Ready(pipeline=config.name, engine_sha256=model.engine_sha256, segments=segments)
 
 

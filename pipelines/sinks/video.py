@@ -56,20 +56,20 @@ class VideoFileWriter:
 
     def _open(self, width: int, height: int) -> "cv2.VideoWriter | None":
         self._size = (width & ~1, height & ~1)  # the codecs halve the colour planes
-        asked = self.path
-        codecs = [c for c in CODECS if c[1] == asked.suffix] or list(CODECS)
+        requested = self.path
+        codecs = [c for c in CODECS if c[1] == requested.suffix] or list(CODECS)
         for code, suffix in (*codecs, CODECS[-1]):
-            path = asked.with_suffix(suffix)
+            path = requested.with_suffix(suffix)
             fourcc = cv2.VideoWriter.fourcc(*code)
             writer = cv2.VideoWriter(str(path), fourcc, self._fps, self._size)
             if writer.isOpened():
-                if path != asked:
-                    _log.warning("%s is written as %s (%s)", asked, path, code)
-                    asked.unlink(missing_ok=True)
+                if path != requested:
+                    _log.warning("%s is written as %s (%s)", requested, path, code)
+                    requested.unlink(missing_ok=True)
                 self.path = path
                 return writer
         tried = ", ".join(code for code, _ in CODECS)
-        _log.error("%s: OpenCV can write none of %s here; frames are dropped", asked, tried)
+        _log.error("%s: OpenCV can write none of %s here; frames are dropped", requested, tried)
         return None
 
 

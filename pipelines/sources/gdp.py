@@ -66,7 +66,7 @@ def parse_header(header: bytes | bytearray) -> Packet:
 def parse_caps(payload: bytes | bytearray) -> Nv12:
     """Read the frame size from `video/x-raw, width=(int)640, ..., format=(string)NV12`."""
     text = bytes(payload).rstrip(b"\0").decode("utf-8", "replace")
-    found = {
+    fields = {
         key: match[1]
         for key, pattern in (
             ("width", r"\bwidth=\(int\)(\d+)"),
@@ -75,6 +75,6 @@ def parse_caps(payload: bytes | bytearray) -> Nv12:
         )
         if (match := re.search(pattern, text))
     }
-    if len(found) != 3 or not (0 < int(found["width"]) <= 16384 >= int(found["height"]) > 0):
+    if len(fields) != 3 or not (0 < int(fields["width"]) <= 16384 >= int(fields["height"]) > 0):
         raise SourceError(f"the GStreamer process sent frames that are not NV12: {text[:200]}.")
-    return Nv12(int(found["width"]), int(found["height"]))
+    return Nv12(int(fields["width"]), int(fields["height"]))

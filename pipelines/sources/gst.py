@@ -100,8 +100,8 @@ def camera_command(camera: Camera) -> list[str]:
     """Return the command that writes a V4L2 camera's frames as GDP to its stdout."""
     sizes = [("width", camera.width), ("height", camera.height), ("framerate", camera.fps)]
     kind = "image/jpeg" if camera.format == "mjpg" else "video/x-raw"
-    wanted = [f"{key}={value}" for key, value in sizes if value is not None]
-    caps = ",".join([kind, *(f"{w}/1" if w.startswith("framerate") else w for w in wanted)])
+    fields = [f"{key}={value}" for key, value in sizes if value is not None]
+    caps = ",".join([kind, *(f"{f}/1" if f.startswith("framerate") else f for f in fields)])
     decode = ["jpegdec", "!"] if camera.format == "mjpg" else []
     source = ["v4l2src", f"device={_quoted(camera.device)}", "do-timestamp=true"]
     return [*LAUNCH, *source, "!", caps, "!", *decode, "videoconvert", "!", NV12, "!", *TO_PIPE]
@@ -197,13 +197,13 @@ class GstCapture:
     def _fill(self, target: memoryview, deadline: float) -> None:
         filled = 0
         while filled < len(target):
-            left = deadline - time.monotonic()
-            if left <= 0 or self._ended():
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0 or self._ended():
                 raise SourceError(
                     f"{self._name} gave no frame for {self._patience_s:.1f} s: it is opened again"
                     " until it does; check the camera and its network."
                 )
-            ready = {fd for fd, _ in self._poll.poll(min(left, 0.1) * 1000)}
+            ready = {fd for fd, _ in self._poll.poll(min(remaining_s, 0.1) * 1000)}
             if self._err in ready:
                 self._drain_stderr()
             if self._out in ready:

@@ -63,9 +63,9 @@ def _open_file(config: SourceConfig, stop: threading.Event) -> Source:
 def _open_camera(config: SourceConfig, stop: threading.Event) -> Source:
     camera = parse_camera(config.uri)
     if not os.path.exists(camera.device):
-        found = ", ".join(sorted(glob.glob("/dev/video*"))) or "none"
+        cameras = ", ".join(sorted(glob.glob("/dev/video*"))) or "none"
         raise SourceError(
-            f"camera {camera.device} is not there (cameras found: {found}): plug it in, or name"
+            f"camera {camera.device} is not there (cameras found: {cameras}): plug it in, or name"
             " another one in the source address."
         )
     if not os.access(camera.device, os.R_OK | os.W_OK):

@@ -59,18 +59,18 @@ def _average_precision(
     scores: list[float] = []
     hits: list[bool] = []
     positives = 0
-    for found, truth in zip(predictions, truths, strict=True):
-        mine = found.class_ids == class_id
-        wanted = truth.boxes[truth.class_ids == class_id]
-        order = np.argsort(-found.scores[mine], kind="stable")
-        scores += found.scores[mine][order].tolist()
-        hits += _match(iou_matrix(found.boxes[mine][order], wanted), threshold)
-        positives += len(wanted)
+    for predicted, truth in zip(predictions, truths, strict=True):
+        of_class = predicted.class_ids == class_id
+        true_boxes = truth.boxes[truth.class_ids == class_id]
+        order = np.argsort(-predicted.scores[of_class], kind="stable")
+        scores += predicted.scores[of_class][order].tolist()
+        hits += _match(iou_matrix(predicted.boxes[of_class][order], true_boxes), threshold)
+        positives += len(true_boxes)
     ranking = np.argsort(-np.asarray(scores), kind="stable")
-    right = np.cumsum(np.asarray(hits, np.float64)[ranking])
-    precision = right / np.arange(1, len(right) + 1)
+    true_positives = np.cumsum(np.asarray(hits, np.float64)[ranking])
+    precision = true_positives / np.arange(1, len(true_positives) + 1)
     envelope = np.maximum.accumulate(precision[::-1])[::-1]
-    steps = np.diff(right / positives, prepend=0.0)
+    steps = np.diff(true_positives / positives, prepend=0.0)
     return float((steps * envelope).sum())
 
 

@@ -123,9 +123,9 @@ def _check_image(image: Image) -> None:
 
 
 def _check_out(blob: Input, config: PreprocessConfig) -> None:
-    wanted = (1, 3, config.height, config.width)
-    if blob.shape != wanted or blob.dtype != np.float32:
+    expected = (1, 3, config.height, config.width)
+    if blob.shape != expected or blob.dtype != np.float32:
         raise PipelineError(
-            f"the array for the network input must be float32 {list(wanted)}, not {blob.dtype}"
-            f" {list(blob.shape)}: make it with np.empty({wanted}, np.float32)."
+            f"the array for the network input must be float32 {list(expected)}, not {blob.dtype}"
+            f" {list(blob.shape)}: make it with np.empty({expected}, np.float32)."
         )

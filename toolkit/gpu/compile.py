@@ -8,15 +8,15 @@ import onnx_ir as ir
 
 from device.engine.cuda_manifest import (
     Argument,
+    CompiledKernel,
     Cuda,
     Int32,
-    Kernel,
     Launch,
     Null,
     Place,
     Tactic,
+    TunableOp,
     Weights,
-    Work,
     Workspace,
 )
 from device.engine.manifest import DimRange, Precision
@@ -158,7 +158,7 @@ def _written(
         sm=gpu.sm,
         kernels=kernels,
         works=tuple(
-            Work(
+            TunableOp(
                 nodes=one.nodes,
                 tactics=tuple(
                     Tactic(launches=_launches(tactic, compiled, index, drafted))
@@ -182,10 +182,10 @@ def _written(
     )
 
 
-def _kernels(compiled: Mapping[KernelSpec, Compiled], gpu: GpuTarget) -> tuple[Kernel, ...]:
+def _kernels(compiled: Mapping[KernelSpec, Compiled], gpu: GpuTarget) -> tuple[CompiledKernel, ...]:
     """Return the kernels of the engine, each cubin once."""
     return tuple(
-        Kernel(
+        CompiledKernel(
             cubin=_cubin_entry(gpu, one),
             function=one.function,
             threads=one.threads,

@@ -1,6 +1,7 @@
 """A segment for the GPU, step by step: ONNX -> cubins, launches, weights and workspace.
 
-1 read      ONNX -> operations, shapes, constants         toolkit.gpu.ir.network
+1 ask       nodes without kernel -> their definitions     toolkit.gpu.support
+  read      ONNX -> operations, shapes, constants         toolkit.gpu.ir.network
             Q/DQ -> tensors that lie as INT8              toolkit.gpu.passes.quantized
             patterns -> fewer, larger operations          toolkit.gpu.passes.composites
 2 group     operations -> one kernel each                 toolkit.gpu.passes.fusion
@@ -38,7 +39,6 @@ from toolkit.gpu.ir.view import View, row_major
 from toolkit.gpu.passes.composites import COMPOSITE_RULES
 from toolkit.gpu.passes.concat_split import push_through_concat
 from toolkit.gpu.passes.direct_conv import DIRECT_CONV_RULES
-from toolkit.gpu.passes.functions import expand_functions
 from toolkit.gpu.passes.fusion import Group, group_operations
 from toolkit.gpu.passes.gemm import GEMM_RULES
 from toolkit.gpu.passes.layout import EARLY_LAYOUT_RULES, LAYOUT_RULES
@@ -50,6 +50,7 @@ from toolkit.gpu.passes.upsample_concat import UPSAMPLE_CONCAT_RULES
 from toolkit.gpu.schedule.workspace import fit_workspace
 from toolkit.gpu.shapes.inference import Trace
 from toolkit.gpu.shapes.sizes import most
+from toolkit.gpu.support import ask_support
 from toolkit.gpu.target import GpuTarget
 from toolkit.plugins import Plugin
 
@@ -95,19 +96,12 @@ def lower_segment(
     `traces`: points of the dynamic dimensions, the first of which blocks are chosen for. The draft
     holds for all of them; one that would not is not covered.
     """
-    first: dict[str, str] = {}  # what is said of an operator itself, before its definition
-    while True:
-        try:
-            draft = partial(_drafted, segment, gpu=gpu, precision=precision, plugins=plugins)
-            return _drafted_everywhere(draft, traces)
-        except NotCoveredError as error:
-            first = {**error.reasons, **first}
-            expanded = expand_functions(segment, error.reasons)
-            if expanded is None and not error.reasons:
-                raise
-            if expanded is None:
-                raise not_covered({name: first[name] for name in error.reasons}) from error
-            segment = expanded
+    plugged = [plugin.title for plugin in plugins]
+    supported = ask_support(segment, plugged, traces[0] if traces else None)
+    if supported.refused:
+        raise not_covered(supported.refused) from not_covered(supported.last)
+    draft = partial(_drafted, supported.model, gpu=gpu, precision=precision, plugins=plugins)
+    return _drafted_everywhere(draft, traces)
 
 
 def _drafted_everywhere(

@@ -1,8 +1,10 @@
-"""The GPU segments of a build -> their `cuda` implementations, or why there are none."""
+"""The GPU backend of a build: which nodes it supports, segments -> kernels -> `cuda` parts."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Protocol
+
+import onnx_ir as ir
 
 from device.engine.manifest import DimRange, Precision
 from device.profile import Profile
@@ -12,19 +14,68 @@ from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.schedule.tactics import TacticOptions
 from toolkit.gpu.shapes.inference import STEPS, Trace, in_steps, traces_of, with_steps
+from toolkit.gpu.support import ask_support
 from toolkit.gpu.target import GpuTarget
 from toolkit.graph.extract import ExtractedSegment
 from toolkit.graph.segment import PlannedSegment
 from toolkit.plugins import Plugin
+
+NO_COMPILER = (
+    "no GPU kernels: Triton is not installed on this host; pip install 'tandem-edge[gpu-build]'"
+)
+
+
+class SegmentCompiler(Protocol):
+    """Compiles the kernels of a segment, as `toolkit.gpu.compile.compile_segment`."""
+
+    def __call__(
+        self,
+        name: str,
+        drafted: KernelProgram,
+        *,
+        gpu: GpuTarget,
+        dims: Sequence[DimRange],
+        tactics: TacticOptions | None,
+        on_progress: Progress | None,
+    ) -> GpuSegment:
+        """Return the segment's part of the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuBackend:
+    """The GPU that kernels are made for, and what they are made of.
+
+    `dims`: the engine's dynamic dimensions; `compiler`: of the kernels of one segment.
+    """
+
+    gpu: GpuTarget
+    precision: Precision
+    dims: tuple[DimRange, ...] = ()
+    plugins: tuple[Plugin, ...] = ()
+    tactics: TacticOptions = field(default_factory=TacticOptions)
+    compiler: SegmentCompiler = compile_segment
+    on_progress: Progress | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPrograms:
+    """Segments before compiling, by name.
+
+    `refused`: nodes of other segments that no kernel computes, and why. `dims`: the dynamic
+    dimensions, with the steps that kernels need.
+    """
+
+    programs: Mapping[str, KernelProgram] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    dims: tuple[DimRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSegments:
     """Segments with kernels, by name.
 
-    `refused`: nodes that no kernel computes, and why; there are no segments then. `notes` say why
-    there are none at all, or what holds for all. `dims`: the dynamic dimensions, with the steps
-    that kernels need.
+    `refused`: nodes of other segments that no kernel computes, and why. `notes` say what holds for
+    all. `dims`: the dynamic dimensions, with the steps that kernels need.
     """
 
     segments: Mapping[str, GpuSegment] = field(default_factory=dict)
@@ -33,146 +84,163 @@ class GpuSegments:
     dims: tuple[DimRange, ...] = ()
 
 
-def compile_gpu_segments(
-    planned: Sequence[PlannedSegment],
-    lowered: Sequence[ExtractedSegment],
+def find_backend(
     profile: Profile,
     precision: Precision,
-    on_progress: Progress | None = None,
     *,
-    portable: Collection[str] = (),
     dims: Sequence[DimRange] = (),
     plugins: Sequence[Plugin] = (),
     tactics: TacticOptions | None = None,
-) -> GpuSegments:
-    """Make kernels for every segment that is planned on the GPU and not among `portable`.
-
-    `dims`: the engine's dynamic dimensions. Raises CompileError: a kernel does not compile, or does
-    not fit the GPU of the profile; PluginError: a plugin fails; BuildError: a workspace does not
-    keep the limit of `tactics`.
-    """
-    on_gpu = [
-        (segment, piece)
-        for segment, piece in zip(planned, lowered, strict=True)
-        if segment.processor == "gpu" and segment.name not in portable
-    ]
-    if profile.gpu is None or not on_gpu:
-        return GpuSegments()
-    if not has_compiler():
-        return GpuSegments(
-            notes=(
-                "no GPU kernels: Triton is not installed on this host; "
-                "pip install 'tandem-edge[gpu-build]'",
-            )
-        )
+    on_progress: Progress | None = None,
+) -> GpuBackend | None:
+    """Return the backend of a profile, None where it has no GPU or this host no compiler."""
+    if profile.gpu is None or not has_compiler():
+        return None
     tactics = tactics or TacticOptions()
-    gpu = GpuTarget(profile.gpu.sm, profile.gpu.sm_count.value, exhaustive=tactics.exhaustive)
-    draft = partial(_lower_all, on_gpu, lowered, gpu=gpu, precision=precision, plugins=plugins)
-    models = [piece.model for piece in lowered]
-    drafts = _with_fewest_refused(draft, with_steps(models, dims, plugins) if dims else ())
-    if drafts.refused:
-        return GpuSegments(refused=drafts.refused)
-    drafted, dims = drafts.drafted, drafts.dims
+    return GpuBackend(
+        gpu_target(profile, tactics),
+        precision,
+        tuple(dims),
+        tuple(plugins),
+        tactics,
+        on_progress=on_progress,
+    )
+
+
+def gpu_target(profile: Profile, tactics: TacticOptions) -> GpuTarget:
+    """Return the GPU of a profile that has one."""
+    assert profile.gpu is not None
+    return GpuTarget(profile.gpu.sm, profile.gpu.sm_count.value, exhaustive=tactics.exhaustive)
+
+
+def unsupported_nodes(
+    backend: GpuBackend, model: ir.Model, names: Collection[str]
+) -> Mapping[str, str]:
+    """Return the nodes among `names` that no kernel computes, and why; `model` is not cut yet."""
+    plugged = [plugin.title for plugin in backend.plugins]
+    return ask_support(model, plugged, names=names, dynamic=bool(backend.dims)).refused
+
+
+def lower_gpu_segments(
+    backend: GpuBackend,
+    planned: Sequence[PlannedSegment],
+    extracted: Sequence[ExtractedSegment],
+) -> GpuPrograms:
+    """Lower the segments `planned`; `extracted` are all of the model, in running order.
+
+    Dynamic dimensions go in the least steps that leave the fewest nodes without kernels.
+    Raises PluginError: a plugin fails.
+    """
+    if not planned:
+        return GpuPrograms()
+    dims = backend.dims
+    if dims:
+        dims = with_steps([piece.model for piece in extracted], dims, backend.plugins)
+
+    def lower(dims: tuple[DimRange, ...]) -> GpuPrograms:
+        return _lower_all(backend, planned, extracted, dims)
+
+    return _with_fewest_refused(lower, dims)
+
+
+def compile_gpu_segments(
+    backend: GpuBackend, planned: Sequence[PlannedSegment], programs: GpuPrograms
+) -> GpuSegments:
+    """Compile those of the segments `planned` that were lowered.
+
+    Raises CompileError: a kernel does not compile, or does not fit the GPU; BuildError: a workspace
+    does not keep the limit of the tactics.
+    """
+    compiled: dict[str, GpuSegment] = {}
     refused: dict[str, str] = {}
-    found: dict[str, GpuSegment] = {}
-    for segment, _ in on_gpu:
+    for segment in planned:
+        if segment.name not in programs.programs:
+            continue
         try:
-            found[segment.name] = compile_segment(
+            compiled[segment.name] = backend.compiler(
                 segment.name,
-                drafted[segment.name],
-                gpu=gpu,
-                dims=dims,
-                tactics=tactics,
-                on_progress=on_progress,
+                programs.programs[segment.name],
+                gpu=backend.gpu,
+                dims=programs.dims,
+                tactics=backend.tactics,
+                on_progress=backend.on_progress,
             )
         except NotCoveredError as error:
             refused |= _refused(segment, error)
-    return GpuSegments(refused=refused) if refused else _found(found, dims)
-
-
-@dataclass(frozen=True, slots=True)
-class _Programs:
-    """All segments drafted for dynamic dimensions, and nodes without kernels."""
-
-    dims: tuple[DimRange, ...]
-    drafted: Mapping[str, KernelProgram]
-    refused: Mapping[str, str]
+    return GpuSegments(compiled, refused, _notes(compiled, programs.dims), programs.dims)
 
 
 def _lower_all(
-    on_gpu: Sequence[tuple[PlannedSegment, ExtractedSegment]],
-    lowered: Sequence[ExtractedSegment],
+    backend: GpuBackend,
+    planned: Sequence[PlannedSegment],
+    extracted: Sequence[ExtractedSegment],
     dims: tuple[DimRange, ...],
-    *,
-    gpu: GpuTarget,
-    precision: Precision,
-    plugins: Sequence[Plugin],
-) -> _Programs:
-    traces = trace_segments(lowered, dims, plugins)
-    drafted: dict[str, KernelProgram] = {}
+) -> GpuPrograms:
+    traces = trace_segments(extracted, dims, backend.plugins)
+    models = {piece.name: piece.model for piece in extracted}
+    programs: dict[str, KernelProgram] = {}
     refused: dict[str, str] = {}
-    for segment, piece in on_gpu:
+    for segment in planned:
         try:
-            drafted[segment.name] = lower_segment(
-                piece.model,
-                gpu=gpu,
-                precision=precision,
-                plugins=plugins,
-                traces=traces[piece.name],
+            programs[segment.name] = lower_segment(
+                models[segment.name],
+                gpu=backend.gpu,
+                precision=backend.precision,
+                plugins=backend.plugins,
+                traces=traces[segment.name],
             )
         except NotCoveredError as error:
             refused |= _refused(segment, error)
-    return _Programs(dims, drafted, refused)
+    return GpuPrograms(programs, refused, dims)
 
 
 def _with_fewest_refused(
-    draft: Callable[[tuple[DimRange, ...]], _Programs], dims: tuple[DimRange, ...]
-) -> _Programs:
-    """Draft with the least steps of the dimensions that leave the fewest nodes without kernels.
+    lower: Callable[[tuple[DimRange, ...]], GpuPrograms], dims: tuple[DimRange, ...]
+) -> GpuPrograms:
+    """Lower with the least steps of the dimensions that leave the fewest nodes without kernels.
 
     In steps, what is a half or a quarter of a size is so exactly, which some kernels need.
     """
-    plain = draft(dims)
+    plain = lower(dims)
     finest = in_steps(dims, STEPS[-1])
     if not plain.refused or finest == dims:
         return plain
-    best = draft(finest)
+    best = lower(finest)
     if len(best.refused) >= len(plain.refused):
         return plain
     fewest = len(best.refused)
     for step in STEPS[:-1]:
-        found = draft(in_steps(dims, step))
+        found = lower(in_steps(dims, step))
         if len(found.refused) == fewest:
             best = found
             break
     for place, dim in enumerate(dims):
-        found = draft((*best.dims[:place], dim, *best.dims[place + 1 :]))
+        found = lower((*best.dims[:place], dim, *best.dims[place + 1 :]))
         best = found if len(found.refused) == fewest else best
     return best
 
 
-def _found(segments: Mapping[str, GpuSegment], dims: Sequence[DimRange]) -> GpuSegments:
-    notes = tuple(
+def _notes(segments: Mapping[str, GpuSegment], dims: Sequence[DimRange]) -> tuple[str, ...]:
+    steps = tuple(
         f"dimension {dim.name!r} goes in steps of {dim.step}, at which what the network halves and "
         "doubles fits"
         for dim in dims
         if dim.step > 1
     )
-    chosen = tuple(note for segment in segments.values() for note in segment.notes)
-    return GpuSegments(segments, notes=notes + chosen, dims=tuple(dims))
+    return steps + tuple(note for segment in segments.values() for note in segment.notes)
 
 
 def trace_segments(
-    lowered: Sequence[ExtractedSegment], dims: Sequence[DimRange], plugins: Sequence[Plugin] = ()
+    extracted: Sequence[ExtractedSegment], dims: Sequence[DimRange], plugins: Sequence[Plugin] = ()
 ) -> dict[str, tuple[Trace, ...]]:
     """Return what is known before each segment at the points at which it is drafted.
 
-    `lowered` are all segments in running order: sizes of one's inputs are those of another's
+    `extracted` are all segments in running order: sizes of one's inputs are those of another's
     results.
     """
     found: dict[str, tuple[Trace, ...]] = {}
     traces = traces_of(dims, plugins)
-    for piece in lowered:
+    for piece in extracted:
         found[piece.name] = traces
         traces = tuple(trace.after(piece.model) for trace in traces)
     return found

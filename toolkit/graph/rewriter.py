@@ -12,8 +12,8 @@ from typing import Generic, Protocol, TypeVar
 NodeT = TypeVar("NodeT")
 RuleT = TypeVar("RuleT")
 
-Reason = str | None
-"""Why a rule does not apply; None where nobody reads it."""
+Reason = str
+"""Why a rule does not apply at a node, or why its replacement may not stay."""
 
 
 class UniqueNames:

@@ -4,30 +4,38 @@ A segment that kernels cover in part is cut into the fewest pieces that can run 
 each with kernels for all of its nodes or for none. What passes between two such pieces crosses
 between GPU and CPU, so a piece gets kernels only where the cost model says that they save more than
 its crossings take.
+
+The GPU backend is asked for the support of nodes after the plan, not before: the plan has a
+processor for each node, "cpu" is none of a board with a GPU, and which pieces are worth their
+crossings shows only once the plan has placed their neighbours.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
-from msgspec.structs import replace
+from msgspec import structs
 
-from device.engine.manifest import DimRange, Manifest, NodePlacement, Processor, largest_bytes
+from device.engine.manifest import Manifest, NodePlacement, Processor, largest_bytes
 from device.profile import Profile
-from toolkit.gpu.codegen.compile import Progress
-from toolkit.gpu.schedule.tactics import TacticOptions
-from toolkit.gpu.segments import GpuSegments, compile_gpu_segments
+from toolkit.gpu.segments import (
+    GpuBackend,
+    GpuSegments,
+    compile_gpu_segments,
+    lower_gpu_segments,
+    unsupported_nodes,
+)
 from toolkit.gpu.shapes.inference import traces_of
 from toolkit.graph.extract import ExtractedSegment, extract_segments
 from toolkit.graph.node_view import NodeView, views
 from toolkit.graph.segment import PlannedSegment
+from toolkit.graph.window import Shape
 from toolkit.partition.costs.bytes import tensor_bytes
 from toolkit.partition.costs.model import CostModel
 from toolkit.partition.planning.plan import Plan
 from toolkit.partition.planning.segments import find_crossings
 from toolkit.partition.solver.problem import Flow, Network, Task
 from toolkit.partition.solver.segmentation import segments_of
-from toolkit.plugins import Plugin
 from toolkit.quantize.quantize import QuantizedModel
 
 _MOST_REASONS = 5  # in one note; the manifest lists all nodes
@@ -52,69 +60,103 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedGraph:
+    """A graph with its plan for a profile.
+
+    `quantizer` takes the segment of each node and returns the graph with its Q/DQ. `backend`: None
+    where no kernels are made.
+    """
+
+    graph: ir.Model
+    plan: Plan
+    profile: Profile
+    quantizer: Callable[[Mapping[str, str]], QuantizedModel]
+    backend: GpuBackend | None
+
+
+@dataclass(frozen=True, slots=True)
 class Covered:
-    """The pieces of a plan, each lowered, and the kernels of those that have some, by name."""
+    """The pieces of a plan, each extracted, and the kernels of those that have some, by name."""
 
     quantized: QuantizedModel
     pieces: tuple[Piece, ...]
-    lowered: tuple[ExtractedSegment, ...]
+    extracted: tuple[ExtractedSegment, ...]
     gpu: GpuSegments
 
 
-def cover_segments(
-    graph: ir.Model,
-    plan: Plan,
-    profile: Profile,
-    quantizer: Callable[[Mapping[str, str]], QuantizedModel],
-    *,
-    dims: Sequence[DimRange] = (),
-    plugins: Sequence[Plugin] = (),
-    tactics: TacticOptions | None = None,
-    on_progress: Progress | None = None,
-) -> Covered:
-    """Lower a plan's segments, cut where nodes turn out to have no kernel.
+def cover_plan(planned: PlannedGraph) -> Covered:
+    """Cut a plan's segments where nodes have no kernel, and make the kernels of the others.
 
-    `quantizer` takes the segment of each node and returns the graph with its Q/DQ; `dims` are the
-    dynamic dimensions. Every round knows of more such nodes; the last makes kernels for all pieces
-    that are left with any.
-    Raises as `toolkit.gpu.segments.lower_gpu_segments`.
+    What only lowering and compiling know of (`toolkit.gpu.support` names it) comes too late for the
+    cut, so the plan is cut once more with all nodes that they refuse. A piece that is refused then
+    runs portable as a whole.
+    Raises as `toolkit.gpu.segments.lower_gpu_segments` and `compile_gpu_segments`.
     """
-    nodes = views(graph.graph)
-    costs = CostModel(nodes, profile, precision=plan.precision, power_mode=plan.power_mode)
-    refused: dict[str, str] = {}
-    while True:
-        pieces = cut_segments(plan.segments, nodes, refused, costs)
-        segments = [piece.segment for piece in pieces]
-        quantized = quantizer({node: s.name for s in segments for node in s.nodes})
-        names = [segment.name for segment in segments]
-        lowered = extract_segments(quantized.model, quantized.segment_of, names)
-        gpu = compile_gpu_segments(
-            segments,
-            lowered,
-            profile,
-            plan.precision,
-            on_progress,
-            portable=[piece.segment.name for piece in pieces if piece.portable],
-            dims=dims,
-            plugins=plugins,
-            tactics=tactics,
-        )
-        if not gpu.refused:
-            return Covered(quantized, pieces, lowered, gpu)
-        if dims and not refused:  # what a piece costs depends on sizes that the graph leaves open
-            nodes = views(graph.graph, _shapes_at_best(lowered, dims, plugins))
-            costs = CostModel(nodes, profile, precision=plan.precision, power_mode=plan.power_mode)
-        refused |= gpu.refused
+    refused = _unsupported(planned)
+    covered = _cover(planned, refused)
+    if covered.gpu.refused:
+        covered = _cover(planned, {**refused, **covered.gpu.refused}, again=True)
+    return replace(covered, pieces=_with_refused(covered.pieces, covered.gpu.refused))
 
 
-def _shapes_at_best(
-    lowered: Sequence[ExtractedSegment], dims: Sequence[DimRange], plugins: Sequence[Plugin]
-) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all tensors at the sizes that blocks are chosen for."""
-    trace = traces_of(dims, plugins)[0]
-    for piece in lowered:
-        trace = trace.after(piece.model)
+def _unsupported(planned: PlannedGraph) -> Mapping[str, str]:
+    """The nodes planned on the GPU of which the backend says at once that no kernel exists."""
+    if planned.backend is None:
+        return {}
+    segments = (one for one in planned.plan.segments if one.processor == "gpu")
+    names = frozenset(node for segment in segments for node in segment.nodes)
+    return unsupported_nodes(planned.backend, planned.graph, names)
+
+
+def _cover(planned: PlannedGraph, refused: Mapping[str, str], *, again: bool = False) -> Covered:
+    """Cut, quantize, extract, lower and compile. `again`: what is still refused stops nothing."""
+    pieces = _cut_plan(planned, refused)
+    segments = [piece.segment for piece in pieces]
+    quantized = planned.quantizer({node: s.name for s in segments for node in s.nodes})
+    names = [segment.name for segment in segments]
+    extracted = extract_segments(quantized.model, quantized.segment_of, names)
+    if planned.backend is None:
+        return Covered(quantized, pieces, extracted, GpuSegments())
+    on_gpu = [p.segment for p in pieces if p.segment.processor == "gpu" and not p.portable]
+    programs = lower_gpu_segments(planned.backend, on_gpu, extracted)
+    if programs.refused and not again:
+        return Covered(quantized, pieces, extracted, GpuSegments(refused=programs.refused))
+    gpu = compile_gpu_segments(planned.backend, on_gpu, programs)
+    gpu = replace(gpu, refused={**programs.refused, **gpu.refused})
+    return Covered(quantized, pieces, extracted, gpu)
+
+
+def _cut_plan(planned: PlannedGraph, refused: Mapping[str, str]) -> tuple[Piece, ...]:
+    plan = planned.plan
+    if not refused:
+        return tuple(Piece(segment) for segment in plan.segments)
+    nodes = views(planned.graph.graph, _shapes_at_best(planned))
+    costs = CostModel(nodes, planned.profile, precision=plan.precision, power_mode=plan.power_mode)
+    return cut_segments(plan.segments, nodes, refused, costs)
+
+
+def _shapes_at_best(planned: PlannedGraph) -> dict[str, Shape]:
+    """Return the shapes of all tensors at the sizes that blocks are chosen for.
+
+    What a piece costs depends on sizes that the graph leaves open.
+    """
+    backend = planned.backend
+    if backend is None or not backend.dims:
+        return {}
+    trace = traces_of(backend.dims, backend.plugins)[0].after(planned.graph)
     return {name: tuple(map(int, shape)) for name, shape in trace.known.shapes.items()}
+
+
+def _with_refused(pieces: Sequence[Piece], refused: Mapping[str, str]) -> tuple[Piece, ...]:
+    """Leave the pieces to their portable implementation whose nodes were refused in the end."""
+    return tuple(
+        replace(
+            piece,
+            refused=piece.refused
+            or {node: refused[node] for node in piece.segment.nodes if node in refused},
+        )
+        for piece in pieces
+    )
 
 
 def cut_segments(
@@ -142,7 +184,7 @@ def place_in_pieces(
 ) -> tuple[NodePlacement, ...]:
     """Return the plan's rows with the piece that each node is now in."""
     home = {node: one.segment.name for one in pieces for node in one.segment.nodes}
-    return tuple(replace(row, segment=home[row.node]) for row in placements)
+    return tuple(structs.replace(row, segment=home[row.node]) for row in placements)
 
 
 def coverage_notes(pieces: Iterable[Piece], manifest: Manifest) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """A GPU's context, memory, kernels, streams and graphs, each a small object over the driver.
 
 The primary context is used, which other CUDA libraries of the process share. Every method may be
-called from any thread: it makes the context current first. What an object holds is given back by
+called from any thread: it makes the context current first. The resources of an object are freed by
 `close`, in any order. One object is used by one thread at a time; each session has its own.
 """
 
@@ -29,11 +29,11 @@ from device.runtime.cuda.facts import GpuFacts, read_gpu
 
 Bytes = npt.NDArray[np.uint8]
 Parameter = ctypes.c_uint64 | ctypes.c_int32
-_DEFAULT_SHARED_BYTES = 48 * 1024  # what a block gets without asking
+_DEFAULT_SHARED_BYTES = 48 * 1024  # a block may use so much without an attribute
 
 
 class Context:
-    """The primary context of a GPU, with everything that was made in it."""
+    """The primary context of a GPU, with all that was created in it."""
 
     def __init__(self, index: int = 0) -> None:
         """Retain the context; raises CudaError without driver or GPU."""
@@ -46,7 +46,7 @@ class Context:
 
     @property
     def facts(self) -> GpuFacts:
-        """What the driver says of this GPU."""
+        """The properties of this GPU."""
         return read_gpu(self._index)
 
     def activate(self) -> None:
@@ -66,16 +66,16 @@ class Context:
         return address.value
 
     def allocate_host(self, size: int) -> Bytes:
-        """Return `size` bytes of the CPU that the GPU can copy from and to by itself.
+        """Return `size` bytes of page-locked CPU memory.
 
-        They stay as long as an array looks into them, also after `close`.
+        They stay valid as long as an array refers to them, also after `close`.
         """
         pointer, context = c_void_p(), c_void_p()
         self.call("cuMemAllocHost_v2", byref(pointer), max(size, 1))
         self._driver.call("cuDevicePrimaryCtxRetain", byref(context), self._index)
         assert pointer.value is not None
         memory = (ctypes.c_ubyte * size).from_address(pointer.value)
-        # At the end of the process the system takes all of it.
+        # At the end of the process the system frees all of it.
         weakref.finalize(memory, _free_host, pointer, context, self._index).atexit = False
         return np.ctypeslib.as_array(memory)
 
@@ -100,42 +100,44 @@ class Context:
 
     def function(self, module: c_void_p, name: str, shared_bytes: int) -> c_void_p:
         """Return a kernel of a module, allowed to take this much shared memory."""
-        found = c_void_p()
-        self.call("cuModuleGetFunction", byref(found), module, name.encode())
+        function = c_void_p()
+        self.call("cuModuleGetFunction", byref(function), module, name.encode())
         if shared_bytes > _DEFAULT_SHARED_BYTES:
-            self._driver.call("cuFuncSetAttribute", found, MAX_DYNAMIC_SHARED_BYTES, shared_bytes)
-        return found
+            self._driver.call(
+                "cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED_BYTES, shared_bytes
+            )
+        return function
 
     def stream(self) -> "Stream":
-        """Return a new queue of work."""
+        """Return a new stream."""
         handle = c_void_p()
         self.call("cuStreamCreate", byref(handle), STREAM_NON_BLOCKING)
         self._closers.append(lambda: self._driver.call("cuStreamDestroy_v2", handle))
         return Stream(self, handle)
 
     def on_close(self, closer: Callable[[], None]) -> None:
-        """Call this before what was made earlier is given back."""
+        """Call `closer` in `close`, before all that was created earlier is freed."""
         self._closers.append(closer)
 
     def close_now(self, closer: Callable[[], None]) -> None:
-        """Call now what `on_close` was given, and not again."""
+        """Call a closer of `on_close` now instead of in `close`."""
         self._closers.remove(closer)
         self.activate()
         closer()
 
     def close(self) -> None:
-        """Give back everything, the newest first; raises the first CudaError after that.
+        """Free everything, the newest first; raises the first CudaError after that.
 
-        After a fault on the GPU every call fails: what others share is given back all the same.
+        After a fault on the GPU every call fails; shared values are released all the same.
         """
         if not self._handle:
             return
-        steps = [self._release, *self._closers, self.activate]
+        closers = [self._release, *self._closers, self.activate]
         self._closers.clear()
         first: CudaError | None = None
-        while steps:
+        while closers:
             try:
-                steps.pop()()
+                closers.pop()()
             except CudaError as error:
                 first = first or error
         if first is not None:
@@ -154,7 +156,7 @@ def _free_host(pointer: c_void_p, context: c_void_p, index: int) -> None:
 
 
 class Stream:
-    """A queue of work on a GPU: what is put into it runs in order."""
+    """A stream of a GPU: what is enqueued runs in order."""
 
     def __init__(self, context: Context, handle: c_void_p) -> None:
         """Take a stream of the driver; use `Context.stream`."""
@@ -174,12 +176,14 @@ class Stream:
         *,
         early: bool = False,
     ) -> None:
-        """Start a kernel; the driver copies the parameters before this returns.
+        """Enqueue a kernel; the driver copies the parameters before this returns.
 
-        `early`: its blocks may come to the GPU before the kernel before it in the stream has ended,
-        because they wait for that by themselves. Where the driver cannot, it starts as others do.
+        `early`: its blocks may start before the preceding kernel in the stream has ended, because
+        they wait for it themselves (programmatic dependent launch). Ignored by older drivers.
         """
-        addresses = (c_void_p * len(parameters))(*(ctypes.addressof(one) for one in parameters))
+        addresses = (c_void_p * len(parameters))(
+            *(ctypes.addressof(parameter) for parameter in parameters)
+        )
         if early and self._starts_early:
             allowed = LaunchAttribute(id=PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
             config = LaunchConfig(
@@ -193,23 +197,23 @@ class Stream:
         )  # fmt: skip
 
     def upload(self, address: int, data: Bytes) -> None:
-        """Begin to copy to the GPU; `data` must stay as it is until `wait`."""
+        """Enqueue a copy to the GPU; `data` must not change until `wait`."""
         self._call("cuMemcpyHtoDAsync_v2", address, data.ctypes.data, data.nbytes, self.handle)
 
     def download(self, data: Bytes, address: int) -> None:
-        """Begin to copy from the GPU."""
+        """Enqueue a copy from the GPU."""
         self._call("cuMemcpyDtoHAsync_v2", data.ctypes.data, address, data.nbytes, self.handle)
 
     def wait(self) -> None:
         """Wait until everything in the stream is done."""
         self._call("cuStreamSynchronize", self.handle)
 
-    def capture(self, work: Callable[[], None]) -> "Graph":
-        """Record what `work` puts into this stream, without running it, as one graph.
+    def capture(self, work: Callable[[], None]) -> "CudaGraph":
+        """Capture what `work` enqueues into one graph, without running it.
 
-        What `work` raises passes through, and the stream can be used on. Meanwhile any object may
-        be given back, in this thread too, where garbage may be collected at any line; therefore
-        the capture is relaxed. No other stream waits for one of ours, so that it spoils nothing.
+        What `work` raises passes through, and the stream stays usable. The capture is relaxed
+        because garbage collection may free any object meanwhile, also in this thread. No other
+        stream waits for this one, so that a relaxed capture is safe.
         """
         self._context.call("cuStreamBeginCapture_v2", self.handle, CAPTURE_RELAXED)
         graph, runnable = c_void_p(), c_void_p()
@@ -217,7 +221,7 @@ class Stream:
             try:
                 work()
             except BaseException:
-                # The capture may have been ended by the failure itself: the first error counts.
+                # The failure may have ended the capture: the first error counts.
                 with suppress(CudaError):
                     self._call("cuStreamEndCapture", self.handle, byref(graph))
                 raise
@@ -226,14 +230,14 @@ class Stream:
         finally:
             if graph:
                 self._call("cuGraphDestroy", graph)
-        return Graph(self._context, self, runnable)
+        return CudaGraph(self._context, self, runnable)
 
     def time_us(self, work: Callable[[], None]) -> float:
-        """Return how long the GPU takes for what `work` puts into this stream, in microseconds."""
+        """Return the GPU's time for what `work` enqueues, in microseconds."""
         return self.laps_us((work,))[0]
 
     def laps_us(self, parts: Sequence[Callable[[], None]]) -> list[float]:
-        """Return the time of each part of work that is put into this stream, in microseconds."""
+        """Return the GPU's time for what each part enqueues, in microseconds."""
         marks = [c_void_p() for _ in range(len(parts) + 1)]
         try:
             for mark in marks:
@@ -254,8 +258,8 @@ class Stream:
         return elapsed_ms.value * 1000
 
 
-class Graph:
-    """Launches and copies recorded once, started as one."""
+class CudaGraph:
+    """Launches and copies, captured once and launched as one."""
 
     def __init__(self, context: Context, stream: Stream, handle: c_void_p) -> None:
         """Take a graph of the driver; use `Stream.capture`."""
@@ -270,11 +274,11 @@ class Graph:
         context.on_close(destroy)
 
     def launch(self) -> None:
-        """Put the recorded work into the stream; the context is current already."""
+        """Enqueue the graph; the context is current already."""
         status = self._launch(*self._arguments)
         if status != 0:
             raise load_driver().error("cuGraphLaunch", status)
 
     def close(self) -> None:
-        """Give the graph back before the context does; its last launch is done."""
+        """Free the graph before the context does; its last launch is done."""
         self._context.close_now(self._destroy)

@@ -1,4 +1,4 @@
-"""The functions of libcuda that Tandem calls, as a table, and how their failures are raised.
+"""The table of libcuda functions that Tandem calls; a failed call raises CudaError.
 
 Names, arguments and constants: CUDA Driver API reference. All but one are there since CUDA 11.4,
 which every JetPack from 5 on has.
@@ -80,7 +80,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 }
 
 # CUDA graphs have kernels that start early since CUDA 12.3 (CUDA Programming Guide, "CUDA Graphs",
-# edge data). cuLaunchKernelEx, by which they are asked for, is there since 11.8.
+# edge data). cuLaunchKernelEx, which requests them, exists since 11.8.
 _EARLY_VERSION = 12030
 _EARLY_CALLS: dict[str, tuple[Any, ...]] = {
     "cuLaunchKernelEx": (
@@ -103,17 +103,17 @@ PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 
 class CudaError(SessionError):
-    """The driver refused a call."""
+    """A call of the driver failed."""
 
 
 class Driver:
-    """The loaded library; `call` raises what the driver refuses.
+    """The loaded library.
 
-    `starts_early`: it can start a kernel before the one before it has ended, in graphs too.
+    `starts_early`: it can start a kernel before its predecessor has ended, also in graphs.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Declare every function's arguments; raises CudaError where one is missing."""
+        """Declare the arguments of every function; raises CudaError where one is missing."""
         self._library = library
         self.functions = self._declared(_CALLS)
         version = c_int()
@@ -123,24 +123,24 @@ class Driver:
             self.functions |= self._declared(_EARLY_CALLS)
 
     def _declared(self, calls: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        functions: dict[str, Any] = {}
         try:
             for name, types in calls.items():
-                found[name] = function = getattr(self._library, name)
+                functions[name] = function = getattr(self._library, name)
                 function.argtypes = types
                 function.restype = c_int
         except AttributeError as error:
             raise CudaError(f"{_LIBRARY} lacks {name}; update the NVIDIA driver") from error
-        return found
+        return functions
 
     def call(self, name: str, *arguments: object) -> None:
-        """Call a function of the table; raises CudaError with the driver's own words."""
+        """Call a function of the table; raises CudaError with the driver's error text."""
         status = self.functions[name](*arguments)
         if status != 0:
             raise self.error(name, status)
 
     def error(self, name: str, status: int) -> CudaError:
-        """Return what a call's status means."""
+        """Return the error of a status."""
         text = c_char_p()
         self._library.cuGetErrorString(c_int(status), byref(text))
         words = (text.value or b"unknown error").decode()

@@ -1,4 +1,4 @@
-"""What decides how fast a GPU runs a kernel, as the driver and the system say it."""
+"""The properties of a GPU that decide how fast kernels run, read from driver and system."""
 
 import ctypes
 import re
@@ -19,7 +19,7 @@ _POWER_MODE = re.compile(r"pmode:(\d+)")
 
 
 class GpuFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A GPU in a state: times measured in one are of no use in another.
+    """A GPU and its state; times measured in one state are not valid in another.
 
     Clocks are the highest that it may take, in MHz. `cuda`: the newest CUDA that the driver takes;
     `driver`: the kernel module's version, and `power_mode` nvpmodel's number, "" where there is
@@ -38,7 +38,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def read_gpu(index: int = 0) -> GpuFacts:
-    """Ask the driver and the system; raises CudaError: no driver, or no such GPU."""
+    """Read driver and system; raises CudaError: no driver, or no such GPU."""
     sm = device_sm(index)
     text = ctypes.create_string_buffer(256)
     load_driver().call("cuDeviceGetName", text, len(text), index)
@@ -58,17 +58,17 @@ def read_gpu(index: int = 0) -> GpuFacts:
 
 
 def driver_version(text: str) -> str:
-    """Read the version out of what the kernel module or L4T says of itself, "" if it says none."""
-    found = _DRIVER_VERSION.search(text)
-    if found is None:
+    """Return the version in the text of the kernel module or of L4T, "" if there is none."""
+    match = _DRIVER_VERSION.search(text)
+    if match is None:
         return ""
-    return found[1] or f"{found[2]}.{found[3]}"
+    return match[1] or f"{match[2]}.{match[3]}"
 
 
 def power_mode(text: str) -> str:
-    """Read nvpmodel's number of the mode out of its status, "" if it says none."""
-    found = _POWER_MODE.search(text)
-    return str(int(found[1])) if found else ""
+    """Return the number of the mode in nvpmodel's status, "" if there is none."""
+    match = _POWER_MODE.search(text)
+    return str(int(match[1])) if match else ""
 
 
 def _text(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Puts a segment's launches into a stream: manifest values become arguments of the driver."""
+"""Enqueues a segment's launches: manifest values become arguments of the driver."""
 
 import ctypes
 from collections.abc import Sequence
@@ -15,30 +15,30 @@ class Launcher:
     def __init__(
         self, implementation: Cuda, program: Program, workspace: int, stream: Stream
     ) -> None:
-        """Take the address of the workspace; the program stays the caller's to give back."""
+        """Take the address of the workspace; the caller releases the program."""
         self._implementation = implementation
         self._program = program
         self._workspace = workspace
         self._stream = stream
 
     def start(self, launches: Sequence[Launch], point: Sequence[int]) -> None:
-        """Put launches into the stream, one after the other, at these sizes of the dimensions.
+        """Enqueue launches, one after the other, at these sizes of the dynamic dimensions.
 
         Those whose kernels wait by themselves start early; the others wait for all before them.
         Raises CudaError.
         """
-        for one in launches:
-            kernel = self._implementation.kernels[one.kernel]
+        for launch in launches:
+            kernel = self._implementation.kernels[launch.kernel]
             self._stream.launch(
-                self._program.function(one.kernel),
+                self._program.function(launch.kernel),
                 (
-                    evaluate(one.grid[0], point),
-                    evaluate(one.grid[1], point),
-                    evaluate(one.grid[2], point),
+                    evaluate(launch.grid[0], point),
+                    evaluate(launch.grid[1], point),
+                    evaluate(launch.grid[2], point),
                 ),
                 kernel.threads,
                 kernel.shared_bytes,
-                [self._parameter(argument, point) for argument in one.arguments],
+                [self._parameter(argument, point) for argument in launch.arguments],
                 early=kernel.waits,
             )
 

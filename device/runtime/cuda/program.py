@@ -1,29 +1,31 @@
-"""A segment's weights and kernels on the GPU: once in a process, however many sessions run them."""
+"""A segment's weights and kernels on the GPU, shared by all sessions of a process."""
 
 import hashlib
 import threading
 from ctypes import c_void_p
 from functools import partial
 
-from device.engine.cuda_manifest import Cuda, Kernel
+from device.engine.cuda_manifest import CompiledKernel, Cuda
 from device.engine.file import Engine
 from device.runtime.cuda.context import Context
 from device.runtime.cuda.shared import Shared
 
-ProgramKey = tuple[tuple[int, ...], str, tuple[Kernel, ...]]
+ProgramKey = tuple[tuple[int, ...], str, tuple[CompiledKernel, ...]]
 """The identity of the engine file, the entry of the segment's weights, and its kernels."""
 
 
 class Program:
-    """What the sessions of one segment share: nothing in it changes when they run."""
+    """Weights and kernels of one segment; no session changes them."""
 
     def __init__(self, engine: Engine, implementation: Cuda) -> None:
-        """Take the weights to the GPU; kernels follow when they are first asked for.
+        """Upload the weights; kernels are loaded at their first use.
 
         Raises CudaError if the driver refuses.
         """
         self._kernels = implementation.kernels
-        self._cubins = {one.cubin: engine.entry(one.cubin) for one in implementation.kernels}
+        self._cubins = {
+            kernel.cubin: engine.entry(kernel.cubin) for kernel in implementation.kernels
+        }
         self._modules: dict[str, c_void_p] = {}
         self._functions: dict[int, c_void_p] = {}
         self._lock = threading.Lock()
@@ -38,35 +40,35 @@ class Program:
             raise
 
     def function(self, kernel: int) -> c_void_p:
-        """Return a kernel, loaded now if nobody asked for it before; raises CudaError."""
+        """Return a kernel, loaded at its first use; raises CudaError."""
         with self._lock:
             if kernel not in self._functions:
-                one = self._kernels[kernel]
-                if one.cubin not in self._modules:
-                    self._modules[one.cubin] = self._context.load(self._cubins[one.cubin])
+                compiled = self._kernels[kernel]
+                if compiled.cubin not in self._modules:
+                    self._modules[compiled.cubin] = self._context.load(self._cubins[compiled.cubin])
                 self._functions[kernel] = self._context.function(
-                    self._modules[one.cubin], one.function, one.shared_bytes
+                    self._modules[compiled.cubin], compiled.function, compiled.shared_bytes
                 )
             return self._functions[kernel]
 
     def cubin_sha256(self, kernel: int) -> str:
-        """Return the SHA-256 of the cubin that a kernel is in, in hex."""
+        """Return the SHA-256 of a kernel's cubin, in hex."""
         return hashlib.sha256(self._cubins[self._kernels[kernel].cubin].tobytes()).hexdigest()
 
     def close(self) -> None:
-        """Give weights and kernels back; nothing may run them any more."""
+        """Free weights and kernels; no session may run them afterwards."""
         self._context.close()
 
 
 _PROGRAMS: Shared[ProgramKey, Program] = Shared(Program.close)
 
 
-def borrow_program(engine: Engine, implementation: Cuda) -> tuple[ProgramKey, Program]:
-    """Return the program of a segment and the key to give it back by; raises CudaError."""
+def acquire_program(engine: Engine, implementation: Cuda) -> tuple[ProgramKey, Program]:
+    """Return the program of a segment and the key to release it; raises CudaError."""
     key = (engine.identity, implementation.weights, implementation.kernels)
-    return key, _PROGRAMS.borrow(key, partial(Program, engine, implementation))
+    return key, _PROGRAMS.acquire(key, partial(Program, engine, implementation))
 
 
-def give_back_program(key: ProgramKey) -> None:
-    """Say that one session needs the program no more."""
-    _PROGRAMS.give_back(key)
+def release_program(key: ProgramKey) -> None:
+    """Remove one session from the users of a program."""
+    _PROGRAMS.release(key)

@@ -22,7 +22,7 @@ from device.engine.manifest import TensorInfo
 from device.runtime.cuda.context import Bytes, Context
 from device.runtime.cuda.driver import CudaError
 from device.runtime.cuda.launcher import Launcher
-from device.runtime.cuda.program import borrow_program, give_back_program
+from device.runtime.cuda.program import acquire_program, release_program
 from device.runtime.cuda.tactics import tactic_key
 
 Array = npt.NDArray[Any]
@@ -59,7 +59,7 @@ class SegmentRun:
     tactics: tuple[int, ...]
 
 
-class GpuSegment:
+class LoadedSegment:
     """A segment loaded onto a GPU. A `point` holds the sizes of the engine's dynamic dimensions.
 
     Memory is released by `close` or with the last reference.
@@ -71,8 +71,8 @@ class GpuSegment:
         self.context = Context()
         self._finalizer = weakref.finalize(self, _close_quietly, self.context)
         self.facts = self.context.facts
-        key, self._program = borrow_program(engine, implementation)
-        self.context.on_close(partial(give_back_program, key))
+        key, self._program = acquire_program(engine, implementation)
+        self.context.on_close(partial(release_program, key))
         self._workspace = self.context.allocate(implementation.workspace_bytes)
         self.context.fill(self._workspace, 0, implementation.workspace_bytes)
         self._dims = engine.manifest.dims

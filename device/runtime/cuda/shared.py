@@ -1,4 +1,4 @@
-"""Values that several users hold at once, made for the first and given up with the last."""
+"""Reference-counted values: created for the first user, destroyed with the last."""
 
 import threading
 from collections.abc import Callable, Hashable
@@ -10,42 +10,42 @@ V = TypeVar("V")
 
 
 @dataclass(slots=True)
-class _Held(Generic[V]):
+class _Entry(Generic[V]):
     value: V
     users: int
 
 
 class Shared(Generic[K, V]):
-    """Values by key, with the number of their users; any thread may borrow and give back."""
+    """Values by key with the number of their users; any thread may acquire and release."""
 
-    def __init__(self, give_up: Callable[[V], None]) -> None:
-        """Remember what ends a value that nobody uses any more."""
-        self._give_up = give_up
-        self._held: dict[K, _Held[V]] = {}
-        self._lock = threading.RLock()  # a collected user may give back inside a borrow
+    def __init__(self, destroy: Callable[[V], None]) -> None:
+        """Use `destroy` on a value that has no users left."""
+        self._destroy = destroy
+        self._entries: dict[K, _Entry[V]] = {}
+        self._lock = threading.RLock()  # garbage collection may release inside an acquire
 
-    def borrow(self, key: K, make: Callable[[], V]) -> V:
-        """Return the value of a key, made now if nobody holds it; `give_back` it once.
+    def acquire(self, key: K, create: Callable[[], V]) -> V:
+        """Return the value of a key, created for its first user; `release` it once.
 
-        What `make` raises passes through, and nothing is held then.
+        What `create` raises passes through, and nothing is acquired then.
         """
         with self._lock:
-            if key not in self._held:
-                self._held[key] = _Held(make(), 0)
-            held = self._held[key]
-            held.users += 1
-            return held.value
+            if key not in self._entries:
+                self._entries[key] = _Entry(create(), 0)
+            entry = self._entries[key]
+            entry.users += 1
+            return entry.value
 
-    def give_back(self, key: K) -> None:
-        """Say that one user needs the value no more."""
+    def release(self, key: K) -> None:
+        """Remove one user of the value."""
         with self._lock:
-            held = self._held[key]
-            held.users -= 1
-            if held.users == 0:
-                del self._held[key]
-                self._give_up(held.value)
+            entry = self._entries[key]
+            entry.users -= 1
+            if entry.users == 0:
+                del self._entries[key]
+                self._destroy(entry.value)
 
     def __len__(self) -> int:
-        """Return how many values are held."""
+        """Return the number of values with users."""
         with self._lock:
-            return len(self._held)
+            return len(self._entries)

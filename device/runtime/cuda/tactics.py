@@ -1,4 +1,4 @@
-"""Which of several ways to do a piece of work is taken, by times measured before.
+"""The choice of an operation's tactic, by measured times.
 
 Pure: the board and the build decide with the same functions.
 """
@@ -8,38 +8,37 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from device.engine.cuda_manifest import Int32, Kernel, Launch
+from device.engine.cuda_manifest import CompiledKernel, Int32, Launch
 from device.engine.cuda_sizes import evaluate
 
-_KEY_CHARACTERS = 32  # 128 bits of the hash: no two tactics meet by chance
+_KEY_CHARACTERS = 32  # 128 bits of the hash: collisions do not occur
 
 
 def tactic_key(
     launches: Sequence[Launch],
-    kernels: Sequence[Kernel],
+    kernels: Sequence[CompiledKernel],
     cubin_sha256: Callable[[int], str],
     point: Sequence[int] = (),
 ) -> str:
-    """Return what names a tactic in every engine: the code that runs and the sizes it runs on.
+    """Return the key of a tactic in every engine: the hash of its code and of its sizes.
 
-    Where its tensors lie is left out; that they lie at multiples of 256 bytes is the same
-    everywhere. `cubin_sha256` takes the number of a kernel; `point` are the sizes of the dynamic
-    dimensions.
+    The addresses of tensors do not count: all are multiples of 256 bytes. `cubin_sha256` takes the
+    number of a kernel; `point` holds the sizes of the dynamic dimensions.
     """
     rows = []
-    for one in launches:
-        kernel = kernels[one.kernel]
+    for launch in launches:
+        kernel = kernels[launch.kernel]
         arguments = [
             evaluate(a.value, point) if isinstance(a, Int32) else type(a).__name__
-            for a in one.arguments
+            for a in launch.arguments
         ]
         rows.append(
             (
-                cubin_sha256(one.kernel),
+                cubin_sha256(launch.kernel),
                 kernel.function,
                 kernel.threads,
                 kernel.shared_bytes,
-                [evaluate(side, point) for side in one.grid],
+                [evaluate(side, point) for side in launch.grid],
                 arguments,
             )
         )
@@ -47,7 +46,7 @@ def tactic_key(
 
 
 def fastest(keys: Sequence[str], times_us: Mapping[str, float]) -> int:
-    """Return the place of the fastest tactic; the first unless all were timed."""
+    """Return the number of the fastest tactic; 0 unless all were timed."""
     if not all(key in times_us for key in keys):
         return 0
-    return min(range(len(keys)), key=lambda at: times_us[keys[at]])
+    return min(range(len(keys)), key=lambda number: times_us[keys[number]])

@@ -1,4 +1,4 @@
-"""How long work takes on the GPU, without the start of each launch.
+"""Measures launches by the GPU's clock, without the CPU's cost of each launch.
 
 The work is recorded several times into one graph, so that its launches follow each other without
 the CPU, and two events around the graph give the time of all. It repeats on the same memory: what
@@ -19,11 +19,11 @@ _GRAPHS = 5  # timed; their median counts
 
 
 def repeated_us(stream: Stream, work: Callable[[], None], graphs: int = _GRAPHS) -> float:
-    """Return the time of `work`, which puts launches into the stream, in microseconds.
+    """Return the time of the launches that `work` enqueues, in microseconds.
 
     It is the median over `graphs` launches of the graph.
     """
-    work()  # loads what the driver loads late
+    work()  # the driver loads some code at the first launch
     stream.wait()
     once = max(stream.time_us(work), 0.1)
     repeats = max(3, min(_MOST_REPEATS, round(_GRAPH_US / once)))

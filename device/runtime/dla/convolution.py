@@ -68,7 +68,7 @@ class Geometry:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class ConvKernel:
     """Weights made ready: per group a matrix (outputs, channels * rows * columns) in float32.
 
     `cuts` are the borders of the slices of the products that are exact in float32; None where the
@@ -90,22 +90,22 @@ class Block:
     sums: Sums
 
 
-def make_kernel(weight: Int8s, geometry: Geometry) -> Kernel:
+def make_kernel(weight: Int8s, geometry: Geometry) -> ConvKernel:
     """Return weights of the shape (outputs, channels per group, rows, columns) made ready."""
     matrices = weight.reshape(geometry.groups, weight.shape[0] // geometry.groups, -1)
     sizes = np.abs(matrices.astype(np.int64)) * _LARGEST_INPUT
     bound = int(sizes.sum(axis=2).max(initial=0))
     cuts = _cuts(sizes) if bound <= EXACT_ACCUMULATOR else None
-    return Kernel(geometry, matrices.astype(np.float32), bound, cuts)
+    return ConvKernel(geometry, matrices.astype(np.float32), bound, cuts)
 
 
-def float_kernel(weight: Singles, geometry: Geometry) -> Kernel:
+def float_kernel(weight: Singles, geometry: Geometry) -> ConvKernel:
     """Return weights in floating point made ready; nothing about them is exact."""
     matrices = weight.reshape(geometry.groups, weight.shape[0] // geometry.groups, -1)
-    return Kernel(geometry, matrices, 0, (0, matrices.shape[2]))
+    return ConvKernel(geometry, matrices, 0, (0, matrices.shape[2]))
 
 
-def convolve(x: Int8s | Singles, kernel: Kernel) -> Iterator[Block]:
+def convolve(x: Int8s | Singles, kernel: ConvKernel) -> Iterator[Block]:
     """Yield the accumulators of a convolution, block by block; x is (batch, channels, h, w).
 
     The sums are whole numbers, exact. They are only good until the next block.
@@ -114,7 +114,7 @@ def convolve(x: Int8s | Singles, kernel: Kernel) -> Iterator[Block]:
         yield from _convolve_one(batch, picture, x.shape[2:], kernel)
 
 
-def convolve_whole(x: Int8s | Singles, kernel: Kernel) -> Sums:
+def convolve_whole(x: Int8s | Singles, kernel: ConvKernel) -> Sums:
     """Return the accumulators of a convolution in one array (batch, outputs, rows, columns)."""
     rows, columns = kernel.geometry.positions(x.shape[2], x.shape[3])
     outputs = kernel.matrices.shape[0] * kernel.matrices.shape[1]
@@ -127,7 +127,7 @@ def convolve_whole(x: Int8s | Singles, kernel: Kernel) -> Sums:
     return sums
 
 
-def deconvolve(x: Int8s, kernel: Kernel, output_padding: tuple[int, int] = (0, 0)) -> Sums:
+def deconvolve(x: Int8s, kernel: ConvKernel, output_padding: tuple[int, int] = (0, 0)) -> Sums:
     """Return the accumulators of a deconvolution (batch, outputs, rows, columns), in float64.
 
     Output row p gets x[i] w[r] wherever p = i sy + r dy - top. `kernel` holds the weights as
@@ -177,7 +177,7 @@ def _padded(x: Int8s | Singles, pads: tuple[int, int, int, int]) -> Singles:
 
 
 def _convolve_one(
-    batch: int, picture: Singles, size: tuple[int, ...], kernel: Kernel
+    batch: int, picture: Singles, size: tuple[int, ...], kernel: ConvKernel
 ) -> Iterator[Block]:
     shape = kernel.geometry
     rows, columns = shape.positions(size[0], size[1])
@@ -203,11 +203,11 @@ def _tap(
     (sy, sx), (dy, dx) = shape.strides, shape.dilations
     top = rows.start * sy + r * dy
     bottom = (rows.stop - 1) * sy + r * dy + 1
-    left = s * dx
-    return picture[:, top:bottom:sy, left : left + (columns - 1) * sx + 1 : sx]
+    first = s * dx
+    return picture[:, top:bottom:sy, first : first + (columns - 1) * sx + 1 : sx]
 
 
-def _by_matrices(picture: Singles, rows: slice, columns: int, kernel: Kernel) -> Sums:
+def _by_matrices(picture: Singles, rows: slice, columns: int, kernel: ConvKernel) -> Sums:
     shape = kernel.geometry
     groups, outputs, products = kernel.matrices.shape
     count = rows.stop - rows.start
@@ -235,7 +235,7 @@ def _multiplied(weights: Singles, matrix: Singles, cuts: tuple[int, ...]) -> Sum
     return total
 
 
-def _depthwise(picture: Singles, rows: slice, columns: int, kernel: Kernel) -> Sums:
+def _depthwise(picture: Singles, rows: slice, columns: int, kernel: ConvKernel) -> Sums:
     """One channel a group: at most 32 x 32 products of 2^14, so float32 is exact throughout."""
     shape = kernel.geometry
     groups, outputs, _ = kernel.matrices.shape
@@ -249,7 +249,7 @@ def _depthwise(picture: Singles, rows: slice, columns: int, kernel: Kernel) -> S
     return total
 
 
-def _by_packages(picture: Singles, rows: slice, columns: int, kernel: Kernel) -> Sums:
+def _by_packages(picture: Singles, rows: slice, columns: int, kernel: ConvKernel) -> Sums:
     """Saturating after every partial sum of 64 channels, as the accumulator does."""
     shape = kernel.geometry
     groups, outputs, products = kernel.matrices.shape

@@ -131,8 +131,8 @@ def make_path(
         x2 = output_stages.StageX(multiplier=slope.scale, shift=slope.shift, prelu=True)
     if sums.factor.size == 1:
         x1 = _first_stage(sums.bias, None, relu=relu)
-        one = scales.Multiplier(factor.scale.reshape(()), factor.shift)
-        return OutputPath(x1, x2, None, _converter(one), low, high)
+        scalar = scales.Multiplier(factor.scale.reshape(()), factor.shift)
+        return OutputPath(x1, x2, None, _converter(scalar), low, high)
     x1 = _first_stage(sums.bias, factor, relu=relu)
     return OutputPath(x1, x2, None, convert.Converter(0, 1, 0), low, high)
 

@@ -137,10 +137,10 @@ def interpolate(fraction: IntLike, y0: IntLike, y1: IntLike) -> Ints:
 def extend(x: IntLike, edge: IntLike, y_edge: IntLike, slope: IntLike, shift: IntLike) -> Ints:
     """Return the number on the line beyond a table; `edge` already holds the bias."""
     distance = (np.asarray(x, np.int64) - edge) * slope
-    places = np.asarray(shift, np.int64)
-    right = rounding.shift_right(distance, np.maximum(places, 0))
-    left = np.clip(distance, -_FAR, _FAR) << np.maximum(-places, 0)
-    step = rounding.saturate(np.where(places < 0, left, right), 32)
+    bits = np.asarray(shift, np.int64)
+    shifted_right = rounding.shift_right(distance, np.maximum(bits, 0))
+    shifted_left = np.clip(distance, -_FAR, _FAR) << np.maximum(-bits, 0)
+    step = rounding.saturate(np.where(bits < 0, shifted_left, shifted_right), 32)
     return rounding.saturate(step + y_edge, 32)
 
 

@@ -65,9 +65,9 @@ def _coordinates(node: Node, length: int, result: int, scale: float) -> NDArray[
 
 def _resize_plan(x: Array, parameters: Sequence[Array | None]) -> list[tuple[int, int, float]]:
     """Return (axis, length of the result, scale) for each axis that changes."""
-    given = [one if one is not None and one.size else None for one in parameters[2:4]]
-    given += [None] * (2 - len(given))
-    scales, sizes = given
+    parts = [p if p is not None and p.size else None for p in parameters[2:4]]
+    parts += [None] * (2 - len(parts))
+    scales, sizes = parts
     plan = []
     for axis, length in enumerate(x.shape):
         if sizes is not None:
@@ -102,7 +102,7 @@ def resize_linear(node: Node, parameters: Sequence[Array | None]) -> Function:
             length = x.shape[axis]
             at = np.clip(_coordinates(node, length, result, scale), 0, length - 1)
             low = np.floor(at).astype(np.int64)
-            shape = [-1 if one == axis else 1 for one in range(x.ndim)]
+            shape = [-1 if dim == axis else 1 for dim in range(x.ndim)]
             share = (at - low).astype(np.float32).reshape(shape)
             high = np.take(x, np.minimum(low + 1, length - 1), axis)
             x = np.take(x, low, axis) * (1 - share) + high * share
@@ -112,17 +112,21 @@ def resize_linear(node: Node, parameters: Sequence[Array | None]) -> Function:
 
 
 def _integers(parameter: Array | None, default: Sequence[int] = ()) -> tuple[int, ...]:
-    return tuple(default) if parameter is None else tuple(int(one) for one in parameter.reshape(-1))
+    return (
+        tuple(default)
+        if parameter is None
+        else tuple(int(value) for value in parameter.reshape(-1))
+    )
 
 
 def _reshape(node: Node, parameters: Sequence[Array | None]) -> Function | None:
     if parameters[1] is None:
         return None
-    wanted, keep = _integers(parameters[1]), not node.integer("allowzero", 0)
+    sizes, keep = _integers(parameters[1]), not node.integer("allowzero", 0)
 
     def run(arrays: Sequence[Array]) -> Array:
         x = arrays[0]
-        shape = [x.shape[i] if one == 0 and keep else one for i, one in enumerate(wanted)]
+        shape = [x.shape[i] if size == 0 and keep else size for i, size in enumerate(sizes)]
         return x.reshape(shape)
 
     return run
@@ -149,7 +153,7 @@ def _transpose(node: Node, _: Sequence[Array | None]) -> Function:
 
 
 def _slice(_: Node, parameters: Sequence[Array | None]) -> Function | None:
-    if any(one is None for one in parameters[1:3]):
+    if any(parameter is None for parameter in parameters[1:3]):
         return None
     starts, ends = _integers(parameters[1]), _integers(parameters[2])
     axes = _integers(parameters[3] if len(parameters) > 3 else None, range(len(starts)))
@@ -257,8 +261,8 @@ def _plain(function: Callable[..., Any]) -> Callable[[Node], Function]:
 def _folded(function: Callable[[Array, Array], Array]) -> Callable[[Node], Function]:
     def run(arrays: Sequence[Array]) -> Array:
         total = arrays[0]
-        for other in arrays[1:]:
-            total = function(total, other)
+        for operand in arrays[1:]:
+            total = function(total, operand)
         return total
 
     return lambda _: run

@@ -10,7 +10,7 @@ from device.runtime.emulation.segment_graph import Node
 
 @dataclass(frozen=True, slots=True)
 class PoolingNode:
-    """A window that may depend on the picture: `size` None takes all of it."""
+    """A window that may depend on the input: with `size` None it covers all of it."""
 
     size: tuple[int, int] | None
     strides: tuple[int, int]
@@ -35,7 +35,7 @@ def window_of(node: Node) -> PoolingNode | str:
     size = node.integers("kernel_shape", ())
     if len(size) != 2:
         return f"the DLA pools in 2 dimensions, this one in {len(size)}"
-    if any(one != 1 for one in node.integers("dilations", (1, 1))):
+    if any(dilation != 1 for dilation in node.integers("dilations", (1, 1))):
         return "the DLA has no pooling with dilation"
     if len(node.outputs) > 1 and node.outputs[1]:
         return "the DLA gives no indices of maxima"

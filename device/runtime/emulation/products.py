@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from device.padding import is_same
 from device.runtime.dla import convolution, layers, scales
-from device.runtime.dla.convolution import Geometry, Kernel
+from device.runtime.dla.convolution import ConvKernel, Geometry
 from device.runtime.dla.rounding import Floats, Ints
-from device.runtime.emulation.forms import Form, Grid, Integers
+from device.runtime.emulation.forms import Form, QuantizedBuffer, QuantizedConstant
 from device.runtime.emulation.segment_graph import Node
 
 Array = NDArray[Any]
@@ -29,7 +29,7 @@ class Product:
     """
 
     kind: Kind
-    kernel: Kernel
+    kernel: ConvKernel
     step: Floats | None
     bias: Ints | None
     offset: Floats
@@ -40,12 +40,12 @@ class Product:
         """Return the INT8 result of INT8 x through the output stages."""
         if self.kind == "deconvolution":
             sums = self.sums(x)
-            return np.stack([layers.finish(one, path) for one in sums])
-        picture, kernel = self._picture(x), self._fitted(x)
-        rows, columns = kernel.geometry.positions(picture.shape[2], picture.shape[3])
+            return np.stack([layers.finish(image, path) for image in sums])
+        image, kernel = self._as_image(x), self._fitted(x)
+        rows, columns = kernel.geometry.positions(image.shape[2], image.shape[3])
         outputs = kernel.matrices.shape[0] * kernel.matrices.shape[1]
-        result = np.empty((picture.shape[0], outputs, rows, columns), np.int8)
-        for block in convolution.convolve(picture, kernel):
+        result = np.empty((image.shape[0], outputs, rows, columns), np.int8)
+        for block in convolution.convolve(image, kernel):
             result[block.batch, :, block.rows] = layers.finish(block.sums, path)
         return self._restored(result, x)
 
@@ -61,9 +61,9 @@ class Product:
         kernel = self._fitted(x)
         if self.kind == "deconvolution":
             return convolution.deconvolve(x, kernel, self.output_padding)
-        return convolution.convolve_whole(self._picture(x), kernel)
+        return convolution.convolve_whole(self._as_image(x), kernel)
 
-    def _picture(self, x: Array) -> Array:
+    def _as_image(self, x: Array) -> Array:
         if self.kind != "matrix":
             return x
         return np.ascontiguousarray(x.reshape(-1, x.shape[-1]).T)[None, :, None, :]
@@ -73,7 +73,7 @@ class Product:
             return result
         return np.ascontiguousarray(result[0, :, 0].T).reshape(*x.shape[:-1], -1)
 
-    def _fitted(self, x: Array) -> Kernel:
+    def _fitted(self, x: Array) -> ConvKernel:
         """Return the kernel with the padding that `auto_pad` asks for at this size."""
         if not is_same(self.auto_pad):
             return self.kernel
@@ -81,14 +81,17 @@ class Product:
 
 
 def product_of(
-    node: Node, integers: Mapping[str, Integers], constants: Mapping[str, Array], source: Form
+    node: Node,
+    integers: Mapping[str, QuantizedConstant],
+    constants: Mapping[str, Array],
+    source: Form,
 ) -> Product | str:
     """Return a node as a layer with weights, or why it cannot be one."""
     weight = integers.get(node.inputs[1])
     if weight is None:
         stored = constants.get(node.inputs[1])
     else:
-        stored = weight.stored if isinstance(source, Grid) else weight.real()
+        stored = weight.stored if isinstance(source, QuantizedBuffer) else weight.real()
     if stored is None:
         return "the DLA needs constant weights"
     ready = _oriented(node, stored)
@@ -96,7 +99,7 @@ def product_of(
         return ready
     kind, array, geometry, outputs_axis = ready
     bias = _bias(node, integers, constants)
-    if weight is None or not isinstance(source, Grid):
+    if weight is None or not isinstance(source, QuantizedBuffer):
         kernel = convolution.float_kernel(array.astype(np.float32), geometry)
         return _layer(node, kind, kernel, offset=_per_channel(bias))
     if weight.axis not in {None, outputs_axis}:
@@ -110,7 +113,7 @@ def product_of(
 def _layer(
     node: Node,
     kind: Kind,
-    kernel: Kernel,
+    kernel: ConvKernel,
     *,
     step: Floats | None = None,
     bias: Ints | None = None,
@@ -167,24 +170,26 @@ def _matrix(node: Node, weight: Array) -> tuple[Kind, Array, Geometry, int] | st
 
 
 def _bias(
-    node: Node, integers: Mapping[str, Integers], constants: Mapping[str, Array]
+    node: Node, integers: Mapping[str, QuantizedConstant], constants: Mapping[str, Array]
 ) -> Floats | None:
     if len(node.inputs) < 3 or not node.inputs[2]:
         return None
-    found = integers.get(node.inputs[2])
-    real = constants[node.inputs[2]] if found is None else found.real()
+    quantized = integers.get(node.inputs[2])
+    real = constants[node.inputs[2]] if quantized is None else quantized.real()
     return real.astype(np.float64).reshape(-1)
 
 
 def _bias_integers(
-    node: Node, integers: Mapping[str, Integers], bias: Floats | None, step: Floats
+    node: Node, integers: Mapping[str, QuantizedConstant], bias: Floats | None, step: Floats
 ) -> Ints | None:
     """Return b32: as the model stores it where it has the layer's own step, else rounded to it."""
     if bias is None:
         return None
-    found = integers.get(node.inputs[2])
-    if found is not None and np.allclose(_per_channel(found.scale), step, rtol=1e-5, atol=0.0):
-        return found.stored.astype(np.int64).reshape(-1, 1, 1)
+    quantized = integers.get(node.inputs[2])
+    if quantized is not None and np.allclose(
+        _per_channel(quantized.scale), step, rtol=1e-5, atol=0.0
+    ):
+        return quantized.stored.astype(np.int64).reshape(-1, 1, 1)
     return scales.bias_integers(_per_channel(bias), step)
 
 

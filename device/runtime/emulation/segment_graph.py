@@ -48,11 +48,11 @@ class Node:
     def integers(self, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
         """Return an attribute that holds whole numbers."""
         value = self.attributes.get(key)
-        return tuple(int(one) for one in value) if isinstance(value, list) else default
+        return tuple(int(item) for item in value) if isinstance(value, list) else default
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class SegmentGraph:
     """A segment: nodes in running order, constants by name, and the readers of each tensor."""
 
     nodes: tuple[Node, ...]
@@ -68,7 +68,7 @@ def why_not() -> str | None:
     return None
 
 
-def read_graph(engine: Engine, implementation: Portable, where: str) -> Graph:
+def read_graph(engine: Engine, implementation: Portable, where: str) -> SegmentGraph:
     """Return the graph of a portable implementation, its weights read in place.
 
     Raises SessionError if the bytes are not an ONNX model.
@@ -89,7 +89,7 @@ def read_graph(engine: Engine, implementation: Portable, where: str) -> Graph:
         )
     nodes = []
     for proto in model.graph.node:
-        attributes = {one.name: onnx.helper.get_attribute_value(one) for one in proto.attribute}
+        attributes = {item.name: onnx.helper.get_attribute_value(item) for item in proto.attribute}
         if proto.op_type == "Constant" and "value" in attributes:
             constants[proto.output[0]] = np.asarray(numpy_helper.to_array(attributes["value"]))
             continue
@@ -106,11 +106,11 @@ def read_graph(engine: Engine, implementation: Portable, where: str) -> Graph:
     for node in nodes:
         for name in dict.fromkeys(node.inputs):
             readers.setdefault(name, []).append(node)
-    return Graph(
+    return SegmentGraph(
         tuple(nodes),
         constants,
-        {name: tuple(found) for name, found in readers.items()},
-        frozenset(one.name for one in model.graph.output),
+        {name: tuple(nodes_of) for name, nodes_of in readers.items()},
+        frozenset(item.name for item in model.graph.output),
     )
 
 

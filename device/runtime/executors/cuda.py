@@ -18,9 +18,9 @@ from device.engine.cuda_manifest import Cuda
 from device.engine.file import Engine
 from device.engine.manifest import Segment
 from device.errors import SessionError
-from device.runtime.cuda.context import Graph
+from device.runtime.cuda.context import CudaGraph
 from device.runtime.cuda.driver import CudaError, device_sm
-from device.runtime.cuda.segment import GpuSegment, SegmentRun
+from device.runtime.cuda.segment import LoadedSegment, SegmentRun
 from device.runtime.cuda.tactics import fastest
 from device.runtime.cuda.timing import repeated_us
 from device.runtime.executors.cuda_profiler import CudaProfiler
@@ -67,7 +67,7 @@ class _Captured:
     """A run at one set of sizes, and its graph."""
 
     run: SegmentRun
-    graph: Graph
+    graph: CudaGraph
 
 
 class CudaExecutor(Executor):
@@ -92,7 +92,7 @@ class CudaExecutor(Executor):
         self._dims = engine.manifest.dims
         self._captured: OrderedDict[tuple[int, ...], _Captured] = OrderedDict()
         try:
-            self._gpu = GpuSegment(engine, implementation)
+            self._gpu = LoadedSegment(engine, implementation)
             self._capture({dim.name: dim.opt for dim in self._dims})
         except CudaError as error:
             raise SessionError(f"{self._where} cannot be loaded: {error}") from error

@@ -3,7 +3,7 @@
 import time
 from functools import partial
 
-from device.runtime.cuda.segment import GpuSegment, SegmentRun
+from device.runtime.cuda.segment import LoadedSegment, SegmentRun
 from device.runtime.cuda.timing import repeated_us
 from device.runtime.executors.protocol import LayerTime, Phases
 
@@ -11,7 +11,7 @@ from device.runtime.executors.protocol import LayerTime, Phases
 class CudaProfiler:
     """Times one run of a segment; see `device.runtime.executors.protocol.Profiler`."""
 
-    def __init__(self, gpu: GpuSegment, run: SegmentRun) -> None:
+    def __init__(self, gpu: LoadedSegment, run: SegmentRun) -> None:
         self._gpu = gpu
         self._run = run
 

@@ -1,9 +1,9 @@
 """Runs a DLA segment with the DLA's INT8 arithmetic in software (`device/runtime/dla`).
 
-It reads the portable implementation, a Q/DQ graph, and turns it into layers of the DLA
-(`device/runtime/emulation`). Where onnxruntime rounds halves to even, keeps scales in floating
-point and averages in one step, this rounds halves away from zero, has scales of 16 bits, and rounds
-an average twice. It is asked for, never chosen: silicon may differ (docs/EMULATOR.md).
+It translates the portable implementation, a Q/DQ graph, into operations of the DLA
+(`device/runtime/emulation`). Where onnxruntime rounds halves to even, has scales in floating point
+and averages in one step, this rounds halves away from zero, has scales of 16 bits, and rounds an
+average twice. It is asked for, never chosen: silicon may differ (docs/EMULATOR.md).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,18 +18,18 @@ from device.engine.file import Engine
 from device.engine.manifest import Portable, Segment
 from device.errors import SessionError
 from device.runtime.emulation import segment_graph
-from device.runtime.emulation.forms import Form, Grid
-from device.runtime.emulation.lowering import lower
+from device.runtime.emulation.builder import Operation
+from device.runtime.emulation.forms import Form, QuantizedBuffer
 from device.runtime.emulation.options import Emulation
-from device.runtime.emulation.steps import Step
+from device.runtime.emulation.translate import translate
 from device.runtime.executors.protocol import Executor, SegmentContext
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What one step made: node, ONNX tensor, the numbers, and their scale if they are INT8."""
+class LayerResult:
+    """The result of one operation: node, ONNX tensor, the numbers, their scale if INT8."""
 
     node: str
     op: str
@@ -87,13 +87,15 @@ class EmulatedExecutor(Executor):
         self._threads = threads or 1
         self._where = f"{engine.path}: segment {segment.name!r}"
         graph = segment_graph.read_graph(engine, implementation, self._where)
-        lowered = lower(graph, self._where, emulation.mode, emulation.arithmetic)
-        self._steps = lowered.steps
-        self._outputs = lowered.outputs
-        self._zeros = lowered.zero_points
-        self._last_use = _last_uses(lowered.steps, lowered.outputs)
+        emulated = translate(graph, self._where, emulation)
+        self._operations = emulated.operations
+        self._outputs = emulated.outputs
+        self._zero_points = emulated.zero_points
+        self._last_use = _last_uses(emulated.operations, emulated.outputs)
         self.floating: tuple[str, ...] = tuple(
-            step.node for step in lowered.steps if step.scale is None and step.op != "Cast"
+            operation.node
+            for operation in emulated.operations
+            if operation.scale is None and operation.op != "Cast"
         )
         self._emulation = emulation
 
@@ -129,52 +131,62 @@ class EmulatedExecutor(Executor):
         return results
 
     def trace(
-        self, inputs: Mapping[str, Array], go_on_with: Callable[[Made], Array] | None = None
-    ) -> Iterator[Made]:
-        """Run and yield what each layer made, in running order.
+        self, inputs: Mapping[str, Array], replace: Callable[[LayerResult], Array] | None = None
+    ) -> Iterator[LayerResult]:
+        """Run and yield the result of each operation, in running order.
 
-        `go_on_with` says which numbers the layers behind read in place of those made.
+        `replace` returns the numbers that later operations read in place of the result.
         """
         values = dict(inputs)
-        for step in self._run(values):
-            made = Made(step.node, step.op, step.tensor, values[step.output], step.scale)
-            if go_on_with is not None:
-                values[step.output] = go_on_with(made)
-            yield made
+        for operation in self._run(values):
+            result = LayerResult(
+                operation.node,
+                operation.op,
+                operation.tensor,
+                values[operation.output],
+                operation.scale,
+            )
+            if replace is not None:
+                values[operation.output] = replace(result)
+            yield result
 
-    def _run(self, values: dict[str, Array]) -> Iterator[Step]:
-        for i, step in enumerate(self._steps):
+    def _run(self, values: dict[str, Array]) -> Iterator[Operation]:
+        for i, operation in enumerate(self._operations):
             try:
                 with self._libraries.limit(limits=self._threads, user_api="blas"):
-                    values[step.output] = step.run([values[name] for name in step.inputs])
+                    values[operation.output] = operation.run(
+                        [values[name] for name in operation.inputs]
+                    )
             except (ValueError, IndexError, MemoryError) as error:
                 raise SessionError(
-                    f"{self._where}: node {step.node!r} ({step.op}) failed in the emulation: "
-                    f"{error}"
+                    f"{self._where}: node {operation.node!r} ({operation.op}) failed in the "
+                    f"emulation: {error}"
                 ) from error
-            yield step
+            yield operation
             for name in self._last_use.get(i, ()):
                 values.pop(name, None)
 
     def _output(self, name: str, values: Mapping[str, Array]) -> Array:
         form = self._outputs[name]
         array = values[form.buffer]
-        if name in self._zeros:  # stored: INT8, or UINT8 about 128
-            zero = self._zeros[name]
+        if name in self._zero_points:  # stored: INT8, or UINT8 about 128
+            zero = self._zero_points[name]
             return array if zero == 0 else (array.astype(np.int16) + zero).astype(np.uint8)
-        if isinstance(form, Grid):
+        if isinstance(form, QuantizedBuffer):
             return np.asarray(array.astype(np.float32) * np.float32(form.scale))
         return array
 
 
-def _last_uses(steps: tuple[Step, ...], outputs: Mapping[str, Form]) -> dict[int, tuple[str, ...]]:
-    """Return, by step, the buffers that nobody reads after it."""
-    kept = {form.buffer for form in outputs.values()}
+def _last_uses(
+    operations: tuple[Operation, ...], outputs: Mapping[str, Form]
+) -> dict[int, tuple[str, ...]]:
+    """Return the buffers that are dead after each operation, by its number."""
+    results = {form.buffer for form in outputs.values()}
     last: dict[str, int] = {}
-    for i, step in enumerate(steps):
-        last.update(dict.fromkeys((*step.inputs, step.output), i))
-    found: dict[int, list[str]] = {}
+    for i, operation in enumerate(operations):
+        last.update(dict.fromkeys((*operation.inputs, operation.output), i))
+    dead: dict[int, list[str]] = {}
     for name, i in last.items():
-        if name not in kept:
-            found.setdefault(i, []).append(name)
-    return {i: tuple(names) for i, names in found.items()}
+        if name not in results:
+            dead.setdefault(i, []).append(name)
+    return {i: tuple(names) for i, names in dead.items()}

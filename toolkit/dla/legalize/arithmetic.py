@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from toolkit.dla.legalize.draft import Draft
-from toolkit.dla.legalize.rewrite import Site, constant_of, image, sizes
+from toolkit.dla.legalize.graph_rewriter import GraphRewriter
+from toolkit.dla.legalize.rewrite import Outcome, Site, constant_of, image, sizes
 
 MAX_EXPANDED = 1 << 20  # elements: a constant may be written out up to this, 4 MiB in float32
 MAX_RESIZE = 32  # nearest scales of the DLA, rule resize.nearest
 
 
-def divide_by_constant(site: Site) -> str | None:
+def divide_by_constant(site: Site) -> Outcome:
     """x / c = x * (1 / c)."""
     divisor = site.array(1)
     if divisor is None:
@@ -22,66 +22,62 @@ def divide_by_constant(site: Site) -> str | None:
         stored = inverse.astype(divisor.dtype)
     if not np.all(np.isfinite(stored)) or not np.all(np.abs(stored) >= _tiny(stored)):
         return "the reciprocal of the divisor is no ordinary number of its type"
-    factor = site.draft.constant(inverse, site.data)
-    site.draft.finish(site.made, site.draft.add("Mul", [site.data, factor]))
-    return None
+    factor = site.rewriter.constant(inverse, site.data)
+    return site.replaced_by(site.rewriter.add("Mul", [site.data, factor]))
 
 
-def subtract(site: Site) -> str | None:
+def subtract(site: Site) -> Outcome:
     """a - b = a + (-1) b."""
-    draft, (left, right) = site.draft, site.node.inputs
+    rewriter, (left, right) = site.rewriter, site.node.inputs
     assert left is not None
     assert right is not None
     constant = constant_of(right)
-    negative = _negated(draft, right) if constant is None else draft.constant(-constant, right)
-    draft.finish(site.made, draft.add("Add", [negative, left]))
-    return None
+    negative = (
+        _negated(rewriter, right) if constant is None else rewriter.constant(-constant, right)
+    )
+    return site.replaced_by(rewriter.add("Add", [negative, left]))
 
 
-def negate(site: Site) -> str | None:
+def negate(site: Site) -> Outcome:
     """-x = (-1) x."""
-    site.draft.finish(site.made, _negated(site.draft, site.data))
-    return None
+    return site.replaced_by(_negated(site.rewriter, site.data))
 
 
-def power(site: Site) -> str | None:
+def power(site: Site) -> Outcome:
     """x^n = x x .. x for n of 2, 3 and 4."""
     exponent = site.array(1)
     count = None if exponent is None or exponent.size != 1 else float(exponent.reshape(-1)[0])
     if count not in (2.0, 3.0, 4.0):
         return "the exponent is not 2, 3 or 4"
-    draft, square = site.draft, site.draft.add("Mul", [site.data, site.data])
+    rewriter, square = site.rewriter, site.rewriter.add("Mul", [site.data, site.data])
     if count != 2.0:
-        square = draft.add("Mul", [square, site.data if count == 3.0 else square])
-    draft.finish(site.made, square)
-    return None
+        square = rewriter.add("Mul", [square, site.data if count == 3.0 else square])
+    return site.replaced_by(square)
 
 
-def mean_of_inputs(site: Site) -> str | None:
+def mean_of_inputs(site: Site) -> Outcome:
     """mean(a, b, ..) = (a + b + ..) / n."""
     total = site.data
     for operand in site.node.inputs[1:]:
-        total = site.draft.add("Add", [total, operand])
+        total = site.rewriter.add("Add", [total, operand])
     count = len(site.node.inputs)
-    share = site.draft.add("Mul", [total, site.draft.number(1 / count, site.data)])
-    site.draft.finish(site.made, share)
-    return None
+    share = site.rewriter.add("Mul", [total, site.rewriter.scalar(1 / count, site.data)])
+    return site.replaced_by(share)
 
 
-def identity(site: Site) -> str | None:
+def identity(site: Site) -> Outcome:
     """x = 1 (x - 0) / sqrt(1 + 0) + 0."""
     shape = image(site.data)
     if shape is None or site.data.is_initializer():
         return "it needs a computed 4-D tensor of known size"
-    parts = [site.draft.constant(np.full(shape[1], v), site.data) for v in (1.0, 0.0, 0.0, 1.0)]
-    made = site.draft.add("BatchNormalization", [site.data, *parts], {"epsilon": 0.0})
-    site.draft.finish(site.made, made)
-    return None
+    parts = [site.rewriter.constant(np.full(shape[1], v), site.data) for v in (1.0, 0.0, 0.0, 1.0)]
+    result = site.rewriter.add("BatchNormalization", [site.data, *parts], {"epsilon": 0.0})
+    return site.replaced_by(result)
 
 
-def broadcast_constant(site: Site) -> str | None:
+def broadcast_constant(site: Site) -> Outcome:
     """Write out constant operands that are neither whole, nor per channel, nor one number."""
-    shape = image(site.made)
+    shape = image(site.output)
     if shape is None:
         return "it needs a 4-D result of known size"
     operands: list[ir.Value | None] = []
@@ -94,68 +90,74 @@ def broadcast_constant(site: Site) -> str | None:
         if int(np.prod(shape[1:])) > MAX_EXPANDED:
             return f"'{value.name}' written out has more than {MAX_EXPANDED} elements"
         whole = (array.shape[0] if array.ndim == 4 else 1, *shape[1:])
-        operands.append(site.draft.constant(np.broadcast_to(array, whole), value))
+        operands.append(site.rewriter.constant(np.broadcast_to(array, whole), value))
         changed = True
     if not changed:
         return "no constant operand is broadcast in another way"
-    _same_operator(site, operands)
-    return None
+    return _same_operator(site, operands)
 
 
-def broadcast_computed(site: Site) -> str | None:
+def broadcast_computed(site: Site) -> Outcome:
     """Widen computed operands: over channels by a convolution of ones, over a map by Resize."""
-    shape = image(site.made)
+    shape = image(site.output)
     if shape is None:
         return "it needs a 4-D result of known size"
     operands: list[ir.Value | None] = []
     changed = False
     for value in site.node.inputs:
-        came = image(value)
-        if value is None or constant_of(value) is not None or came is None or _fits(came, shape):
+        operand_shape = image(value)
+        if (
+            value is None
+            or constant_of(value) is not None
+            or operand_shape is None
+            or _fits(operand_shape, shape)
+        ):
             operands.append(value)
             continue
-        wide = widen(site.draft, value, shape)
+        wide = widen(site.rewriter, value, shape)
         if isinstance(wide, str):
             return wide
         operands.append(wide)
         changed = True
     if not changed:
         return "no computed 4-D operand is broadcast in another way"
-    _same_operator(site, operands)
-    return None
+    return _same_operator(site, operands)
 
 
-def expand(site: Site) -> str | None:
+def expand(site: Site) -> Outcome:
     """Repeat a tensor along axes of size 1, as Expand and Tile do."""
-    came, made = image(site.data), image(site.made)
-    if came is None or made is None:
+    input_shape, output_shape = image(site.data), image(site.output)
+    if input_shape is None or output_shape is None:
         return "it needs 4-D tensors of known size"
-    if site.data.is_initializer() or any(a not in (1, b) for a, b in zip(came, made, strict=True)):
+    if site.data.is_initializer() or any(
+        a not in (1, b) for a, b in zip(input_shape, output_shape, strict=True)
+    ):
         return "it repeats an axis that is longer than 1"
-    wide = widen(site.draft, site.data, made)
+    wide = widen(site.rewriter, site.data, output_shape)
     if isinstance(wide, str):
         return wide
     if wide is site.data:
         return "it repeats nothing"
-    site.draft.finish(site.made, wide)
-    return None
+    return site.replaced_by(wide)
 
 
-def widen(draft: Draft, value: ir.Value, shape: tuple[int, int, int, int]) -> ir.Value | str:
+def widen(
+    rewriter: GraphRewriter, value: ir.Value, shape: tuple[int, int, int, int]
+) -> ir.Value | str:
     """Return `value` repeated to `shape`, or why the DLA cannot."""
-    came = image(value)
-    assert came is not None
-    if came[0] != shape[0]:
+    operand_shape = image(value)
+    assert operand_shape is not None
+    if operand_shape[0] != shape[0]:
         return "the batch would be repeated"
-    scales = [shape[axis] // came[axis] for axis in (2, 3)]
+    scales = [shape[axis] // operand_shape[axis] for axis in (2, 3)]
     if max(scales) > MAX_RESIZE:
         return f"a scale of {max(scales)} is above {MAX_RESIZE}"
-    if came[1] != shape[1]:
-        ones = draft.constant(np.ones((shape[1], 1, 1, 1)), value)
-        value = draft.add("Conv", [value, ones], {"kernel_shape": (1, 1)})
+    if operand_shape[1] != shape[1]:
+        ones = rewriter.constant(np.ones((shape[1], 1, 1, 1)), value)
+        value = rewriter.add("Conv", [value, ones], {"kernel_shape": (1, 1)})
     if max(scales) > 1:
-        factors = draft.constant(np.array([1, 1, *scales], np.float32))
-        value = draft.add("Resize", [value, None, factors], NEAREST)
+        factors = rewriter.constant(np.array([1, 1, *scales], np.float32))
+        value = rewriter.add("Resize", [value, None, factors], NEAREST)
     return value
 
 
@@ -166,23 +168,23 @@ NEAREST = {
 }
 
 
-def where_constant(site: Site) -> str | None:
+def where_constant(site: Site) -> Outcome:
     """where(c, x, y) = c x + (1 - c) y, for a constant c of 0 and 1."""
     mask = site.array(0)
     if mask is None:
         return "the condition is computed, and booleans stay on the GPU"
-    draft, (_, kept, other) = site.draft, site.node.inputs
+    rewriter, (_, kept, other) = site.rewriter, site.node.inputs
     assert kept is not None
     assert other is not None
     for value in (kept, other):
         if not finite(value):
             return f"'{value.name}' holds infinities, which 0 does not silence"
-    shares = [draft.constant(part.astype(np.float64), kept) for part in (mask, ~mask)]
+    shares = [rewriter.constant(part.astype(np.float64), kept) for part in (mask, ~mask)]
     parts = [
-        draft.add("Mul", [value, share]) for value, share in zip((kept, other), shares, strict=True)
+        rewriter.add("Mul", [value, share])
+        for value, share in zip((kept, other), shares, strict=True)
     ]
-    draft.finish(site.made, draft.add("Add", parts))
-    return None
+    return site.replaced_by(rewriter.add("Add", parts))
 
 
 def finite(value: ir.Value | None) -> bool:
@@ -191,11 +193,10 @@ def finite(value: ir.Value | None) -> bool:
     return array is None or bool(np.all(np.isfinite(array)))
 
 
-def _same_operator(site: Site, operands: Sequence[ir.Value | None]) -> None:
+def _same_operator(site: Site, operands: Sequence[ir.Value | None]) -> Outcome:
     attributes = {name: site.view.attribute(name) for name in site.node.attributes}
     plain = {k: v for k, v in attributes.items() if isinstance(v, (int, float, str))}
-    made = site.draft.add(site.node.op_type, operands, plain)
-    site.draft.finish(site.made, made)
+    return site.replaced_by(site.rewriter.add(site.node.op_type, operands, plain))
 
 
 def _fits(operand: Sequence[int], result: Sequence[int]) -> bool:
@@ -205,14 +206,14 @@ def _fits(operand: Sequence[int], result: Sequence[int]) -> bool:
     return wide[0] in (1, result[0]) and wide[1:] in forms
 
 
-def _negated(draft: Draft, data: ir.Value) -> ir.Value:
-    return draft.add("Mul", [data, _one(draft, data, -1.0)])
+def _negated(rewriter: GraphRewriter, data: ir.Value) -> ir.Value:
+    return rewriter.add("Mul", [data, _one(rewriter, data, -1.0)])
 
 
-def _one(draft: Draft, data: ir.Value, value: float) -> ir.Value:
+def _one(rewriter: GraphRewriter, data: ir.Value, value: float) -> ir.Value:
     """One number of the rank of `data`."""
     rank = len(sizes(data) or (1, 1, 1, 1))
-    return draft.constant(np.full((1,) * rank, value), data)
+    return rewriter.constant(np.full((1,) * rank, value), data)
 
 
 def _tiny(array: np.ndarray) -> float:

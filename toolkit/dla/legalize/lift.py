@@ -11,31 +11,34 @@ The views that are left stand where the region ends.
 
 import onnx_ir as ir
 
-from toolkit.dla.legalize.draft import Draft
+from toolkit.dla.legalize.graph_rewriter import GraphRewriter
 from toolkit.dla.legalize.lift_forms import FORMS, Lifted
 from toolkit.dla.legalize.rearrange import PLAIN_VIEWS
-from toolkit.dla.legalize.rewrite import Site, image, sizes
+from toolkit.dla.legalize.rewrite import Outcome, Site, image, sizes
 from toolkit.graph.node_view import view
+
+WEIGHTED = frozenset({"Conv", "ConvTranspose"})
+NOT_NEAR = "neither a 4-D map nor a layer with weights is near"
 
 
 def region_of(start: ir.Node) -> tuple[ir.Node, ...]:
     """The nodes of one rank, connected to `start`, that have a 4-D form, in running order."""
     if not liftable(start):
         return ()
-    found, open_nodes = {start}, [start]
+    region, open_nodes = {start}, [start]
     while open_nodes:
         node = open_nodes.pop()
         near = [value.producer() for value in node.inputs if value is not None]
         near += [use.node for value in node.outputs for use in value.uses()]
-        for other in near:
-            if other is None or other in found or other.graph is not start.graph:
+        for neighbour in near:
+            if neighbour is None or neighbour in region or neighbour.graph is not start.graph:
                 continue
-            if liftable(other) and _rank(other) == _rank(start):
-                found.add(other)
-                open_nodes.append(other)
+            if liftable(neighbour) and _rank(neighbour) == _rank(start):
+                region.add(neighbour)
+                open_nodes.append(neighbour)
     graph = start.graph
     assert graph is not None
-    return tuple(node for node in graph if node in found)
+    return tuple(node for node in graph if node in region)
 
 
 def liftable(node: ir.Node) -> bool:
@@ -57,21 +60,20 @@ def _rank_of(value: ir.Value) -> int:
     return 0 if shape is None else len(shape)
 
 
-def lift(site: Site) -> str | None:
+def lift(site: Site) -> Outcome:
     """Write the region of a node in 4-D; nodes without a 4-D form are left out."""
     region = [node for node in region_of(site.node) if node not in site.excluded]
     if site.node not in region:
         return "it has no 4-D form"
-    site.draft.restart()
+    site.rewriter.restart()
     if not _may_pay(region):
-        site.draft.replaces.extend(region)
-        return "neither a 4-D map nor a layer with weights is near"
-    reason = _emit(site.draft, region)
-    pays = site.draft.sinks or any(node.op_type in WEIGHTED for node in site.draft.nodes)
-    return None if pays else reason or "neither a 4-D map nor a layer with weights is near"
-
-
-WEIGHTED = frozenset({"Conv", "ConvTranspose"})
+        site.rewriter.replaced.extend(region)
+        return NOT_NEAR
+    reason = _emit(site.rewriter, region)
+    pays = site.rewriter.sinks or any(node.op_type in WEIGHTED for node in site.rewriter.nodes)
+    if not pays:
+        return reason or NOT_NEAR
+    return site.rewriter.replacement()
 
 
 def _may_pay(region: list[ir.Node]) -> bool:
@@ -82,43 +84,43 @@ def _may_pay(region: list[ir.Node]) -> bool:
     return any(_source(value) is not None for value in inputs if not value.is_initializer())
 
 
-def _emit(draft: Draft, region: list[ir.Node]) -> str | None:
-    """Fill the draft with the nodes that have a form; return why the last without has none."""
+def _emit(rewriter: GraphRewriter, region: list[ir.Node]) -> str | None:
+    """Fill the rewriter with the nodes that have a form; return why the last without has none."""
     images: dict[ir.Value, ir.Value] = {}
-    made: dict[ir.Node, ir.Value] = {}
+    written: dict[ir.Node, ir.Value] = {}
     reason = None
     for node in region:
-        mark = draft.mark()
-        draft.at(node)
+        mark = rewriter.mark()
+        rewriter.replace(node)
         entering = {
-            value: _enter(draft, value)
+            value: _enter(rewriter, value)
             for value in node.inputs
             if value is not None and not value.is_initializer() and value not in images
         }
-        seen = Lifted(node, view(node, draft.opset), draft, {**images, **entering})
+        seen = Lifted(node, view(node, rewriter.opset), rewriter, {**images, **entering})
         lifted = FORMS[node.op_type].write(seen)
         if isinstance(lifted, str):
-            draft.back_to(mark)
+            rewriter.back_to(mark)
             reason = f"'{node.name}' has no 4-D form: {lifted}"
             continue
         images |= entering
-        made[node] = images[node.outputs[0]] = lifted
-    for node, lifted in made.items():
+        written[node] = images[node.outputs[0]] = lifted
+    for node, lifted in written.items():
         old = node.outputs[0]
-        if old.is_graph_output() or any(use.node not in made for use in old.uses()):
-            draft.beside(node)
-            draft.finish(old, draft.reshape(lifted, sizes(old) or ()))
+        if old.is_graph_output() or any(use.node not in written for use in old.uses()):
+            rewriter.set_origin(node)
+            rewriter.replace_uses(old, rewriter.reshape(lifted, sizes(old) or ()))
     return reason
 
 
-def _enter(draft: Draft, value: ir.Value) -> ir.Value:
+def _enter(rewriter: GraphRewriter, value: ir.Value) -> ir.Value:
     """The 4-D image of a tensor that enters the region."""
     source, shape = _source(value), sizes(value) or ()
     if source is not None:
-        draft.sinks = True
+        rewriter.sinks = True
         return source
     wide = (*shape, 1, 1) if len(shape) == 2 else (shape[0], shape[1], 1, shape[2])
-    return draft.reshape(value, wide)
+    return rewriter.reshape(value, wide)
 
 
 def _source(value: ir.Value) -> ir.Value | None:

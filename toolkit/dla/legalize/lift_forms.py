@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from toolkit.dla.legalize.activation import emit_hard_sigmoid, emit_hard_swish
-from toolkit.dla.legalize.draft import Draft
+from toolkit.dla.legalize.graph_rewriter import GraphRewriter
 from toolkit.dla.legalize.pooling import global_average
 from toolkit.dla.legalize.rewrite import constant_of, image, sizes
 from toolkit.graph.node_view import NodeView
@@ -22,7 +22,7 @@ class Lifted:
 
     node: ir.Node
     view: NodeView
-    draft: Draft
+    rewriter: GraphRewriter
     images: Mapping[ir.Value, ir.Value]
 
     @property
@@ -50,19 +50,19 @@ def elementwise(lifted: Lifted) -> ir.Value | str:
     if isinstance(data, str):
         return data
     operands = [data, *lifted.node.inputs[1:]]
-    return lifted.draft.add(lifted.node.op_type, operands, lifted.attributes())
+    return lifted.rewriter.add(lifted.node.op_type, operands, lifted.attributes())
 
 
 def hard_sigmoid(lifted: Lifted) -> ir.Value | str:
     """As elementwise, in the operators that the DLA has."""
     data = lifted.data
-    return data if isinstance(data, str) else emit_hard_sigmoid(lifted.draft, data, lifted.view)
+    return data if isinstance(data, str) else emit_hard_sigmoid(lifted.rewriter, data, lifted.view)
 
 
 def hard_swish(lifted: Lifted) -> ir.Value | str:
     """As elementwise, in the operators that the DLA has."""
     data = lifted.data
-    return data if isinstance(data, str) else emit_hard_swish(lifted.draft, data)
+    return data if isinstance(data, str) else emit_hard_swish(lifted.rewriter, data)
 
 
 def binary(lifted: Lifted) -> ir.Value | str:
@@ -83,7 +83,7 @@ def binary(lifted: Lifted) -> ir.Value | str:
         if constant is None:
             return f"'{value.name}' is broadcast in another way"
         operands.append(constant)
-    return lifted.draft.add(lifted.node.op_type, operands)
+    return lifted.rewriter.add(lifted.node.op_type, operands)
 
 
 def _constant_image(
@@ -93,7 +93,7 @@ def _constant_image(
     if array is None:
         return None
     if array.size == 1:
-        return lifted.draft.constant(array.reshape(1, 1, 1, 1), value)
+        return lifted.rewriter.constant(array.reshape(1, 1, 1, 1), value)
     ranked = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
     if len(ranked) != 1:
         return None
@@ -102,7 +102,7 @@ def _constant_image(
     is_per_channel = size[1] == shape[1] and np.array_equal(
         whole, np.broadcast_to(first, whole.shape)
     )
-    return lifted.draft.constant(first if is_per_channel else whole, value)
+    return lifted.rewriter.constant(first if is_per_channel else whole, value)
 
 
 def product(lifted: Lifted) -> ir.Value | str:
@@ -118,15 +118,15 @@ def product(lifted: Lifted) -> ir.Value | str:
     if isinstance(alpha, float) and alpha != 1.0:
         rows = rows * np.asarray(alpha, rows.dtype)
     weights = rows.reshape(rows.shape[0], *size[1:])
-    operands = [data, lifted.draft.constant(weights, data)]
+    operands = [data, lifted.rewriter.constant(weights, data)]
     if len(lifted.node.inputs) > 2 and lifted.node.inputs[2] is not None:
         bias = constant_of(lifted.node.inputs[2])
         if bias is None or bias.size not in (1, rows.shape[0]):
             return "its bias is not one constant per output"
         factor = beta if isinstance(beta, float) else 1.0
         whole = np.broadcast_to(bias.reshape(-1) * factor, (rows.shape[0],))
-        operands.append(lifted.draft.constant(whole, data))
-    return lifted.draft.add("Conv", operands, {"kernel_shape": size[2:]})
+        operands.append(lifted.rewriter.constant(whole, data))
+    return lifted.rewriter.add("Conv", operands, {"kernel_shape": size[2:]})
 
 
 def windowed(lifted: Lifted) -> ir.Value | str:
@@ -156,9 +156,9 @@ def windowed(lifted: Lifted) -> ir.Value | str:
         weights = constant_of(lifted.node.inputs[1])
         if weights is None:
             return "its weights are computed"
-        operands.append(lifted.draft.constant(weights[:, :, None, :], data))
+        operands.append(lifted.rewriter.constant(weights[:, :, None, :], data))
         operands.extend(lifted.node.inputs[2:])
-    return lifted.draft.add(lifted.node.op_type, operands, attributes)
+    return lifted.rewriter.add(lifted.node.op_type, operands, attributes)
 
 
 def batch_norm(lifted: Lifted) -> ir.Value | str:
@@ -167,7 +167,7 @@ def batch_norm(lifted: Lifted) -> ir.Value | str:
     size = None if isinstance(data, str) else image(data)
     if isinstance(data, str) or size is None or shape is None or size[1] != shape[1]:
         return "its channels stand for several dimensions"
-    return lifted.draft.add(
+    return lifted.rewriter.add(
         "BatchNormalization", [data, *lifted.node.inputs[1:]], lifted.attributes()
     )
 
@@ -180,9 +180,9 @@ def softmax(lifted: Lifted) -> ir.Value | str:
         return "its operand is constant"
     axis = lifted.view.integer("axis", -1) % len(shape)
     if axis == 1 and size[1] == shape[1]:
-        return lifted.draft.add("Softmax", [data], {"axis": 1})
+        return lifted.rewriter.add("Softmax", [data], {"axis": 1})
     if axis == 2 and size[2] == 1:
-        return lifted.draft.add("Softmax", [data], {"axis": 3})
+        return lifted.rewriter.add("Softmax", [data], {"axis": 3})
     return "its axis stands for several dimensions"
 
 
@@ -193,13 +193,13 @@ def concat(lifted: Lifted) -> ir.Value | str:
     rest = {shape and (shape[0], *shape[2:]) for shape in shapes}
     if lifted.view.integer("axis", 0) % lifted.rank != 1 or None in shapes or len(rest) > 1:
         return "it does not concatenate the channels of computed tensors"
-    return lifted.draft.add("Concat", images, {"axis": 1})
+    return lifted.rewriter.add("Concat", images, {"axis": 1})
 
 
 def global_pool(lifted: Lifted) -> ir.Value | str:
     """The mean over L, in steps."""
     data = lifted.data
-    return data if isinstance(data, str) else global_average(lifted.draft, data)
+    return data if isinstance(data, str) else global_average(lifted.rewriter, data)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from toolkit.dla.legalize.draft import Attributes
+from toolkit.dla.legalize.graph_rewriter import Attributes
 from toolkit.dla.legalize.pooling import CONV_WINDOW, average
-from toolkit.dla.legalize.rewrite import Site, image, sizes
+from toolkit.dla.legalize.rewrite import Outcome, Site, image, sizes
 from toolkit.dla.legalize.windows import POOL, exact_steps, paired
 from toolkit.graph.window import Window
 
 
-def max_cascade(site: Site) -> str | None:
+def max_cascade(site: Site) -> Outcome:
     """Split a MaxPool into MaxPools of stride 1 and a last one with the stride."""
     window = _plain(site)
     if isinstance(window, str):
@@ -37,12 +37,11 @@ def max_cascade(site: Site) -> str | None:
             "strides": window.strides if last else (1, 1),
             "pads": (row[1], column[1], row[2], column[2]),
         }
-        data = site.draft.add("MaxPool", [data], attributes)
-    site.draft.finish(site.made, data)
-    return None
+        data = site.rewriter.add("MaxPool", [data], attributes)
+    return site.replaced_by(data)
 
 
-def average_cascade(site: Site) -> str | None:
+def average_cascade(site: Site) -> Outcome:
     """Split an AveragePool of blocks side by side into a cascade."""
     window = _plain(site)
     if isinstance(window, str):
@@ -52,11 +51,10 @@ def average_cascade(site: Site) -> str | None:
         return "windows overlap or are padded"
     if steps[0] is None or steps[1] is None:
         return f"window {_text(window.kernel)} has no factors of at most {POOL}"
-    site.draft.finish(site.made, average(site.draft, site.data, paired(steps[0], steps[1])))
-    return None
+    return site.replaced_by(average(site.rewriter, site.data, paired(steps[0], steps[1])))
 
 
-def average_conv(site: Site) -> str | None:
+def average_conv(site: Site) -> Outcome:
     """Average by a depthwise convolution of equal weights."""
     window, shape = _plain(site), image(site.data)
     if isinstance(window, str) or shape is None:
@@ -73,15 +71,14 @@ def average_conv(site: Site) -> str | None:
         "strides": window.strides,
         "pads": pads,
     }
-    taps = site.draft.constant(weights, site.data)
-    site.draft.finish(site.made, site.draft.add("Conv", [site.data, taps], attributes))
-    return None
+    taps = site.rewriter.constant(weights, site.data)
+    return site.replaced_by(site.rewriter.add("Conv", [site.data, taps], attributes))
 
 
-def average_inclusive(site: Site) -> str | None:
-    """Count the padding, then scale each place by the size of its window over what it held."""
-    window, came, made = _plain(site), image(site.data), image(site.made)
-    if isinstance(window, str) or came is None or made is None:
+def average_inclusive(site: Site) -> Outcome:
+    """Count the padding, then scale each output by its window's size over the elements in it."""
+    window, input_shape, output_shape = _plain(site), image(site.data), image(site.output)
+    if isinstance(window, str) or input_shape is None or output_shape is None:
         return window if isinstance(window, str) else "it needs a 4-D map of known size"
     pads = window.pads or ()
     if not any(pads) or site.view.integer("count_include_pad", 0):
@@ -92,18 +89,22 @@ def average_inclusive(site: Site) -> str | None:
         "pads": pads,
         "count_include_pad": 1,
     }
-    held = [_held(came[2 + axis], made[2 + axis], window, pads[axis], axis) for axis in range(2)]
-    scale = math.prod(window.kernel) / np.outer(held[0], held[1])
-    whole = np.broadcast_to(scale, (1, *made[1:]))
-    average = site.draft.add("AveragePool", [site.data], attributes)
-    scaled = site.draft.add("Mul", [average, site.draft.constant(whole, site.data)])
-    site.draft.finish(site.made, scaled)
-    return None
+    counts = [
+        _elements_in_windows(
+            input_shape[2 + axis], output_shape[2 + axis], window, pads[axis], axis
+        )
+        for axis in range(2)
+    ]
+    scale = math.prod(window.kernel) / np.outer(counts[0], counts[1])
+    whole = np.broadcast_to(scale, (1, *output_shape[1:]))
+    average = site.rewriter.add("AveragePool", [site.data], attributes)
+    scaled = site.rewriter.add("Mul", [average, site.rewriter.constant(whole, site.data)])
+    return site.replaced_by(scaled)
 
 
-def _held(size: int, made: int, window: Window, pad: int, axis: int) -> list[int]:
-    """How many elements each window along an axis holds."""
-    starts = [index * window.strides[axis] - pad for index in range(made)]
+def _elements_in_windows(size: int, count: int, window: Window, pad: int, axis: int) -> list[int]:
+    """Return how many elements each window along an axis covers, padding excluded."""
+    starts = [index * window.strides[axis] - pad for index in range(count)]
     return [min(size, s + window.kernel[axis]) - max(0, s) for s in starts]
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from toolkit.dla.legalize.draft import Draft
-from toolkit.dla.legalize.rewrite import Site, image
+from toolkit.dla.legalize.graph_rewriter import GraphRewriter
+from toolkit.dla.legalize.rewrite import Outcome, Site, image
 from toolkit.dla.legalize.windows import (
     POOL,
     Step,
@@ -29,22 +29,22 @@ CONV_WINDOW = 32  # longest convolution window, rule conv.kernel
 SUMS = ("ReduceSum", "ReduceL1", "ReduceSumSquare")
 
 
-def mean_window(site: Site) -> str | None:
+def mean_window(site: Site) -> Outcome:
     """Average in one window."""
     return _spatial(site, lambda shape: _steps(shape, exact_steps, 1))
 
 
-def mean_cascade(site: Site) -> str | None:
+def mean_cascade(site: Site) -> Outcome:
     """Average in a cascade of windows that divide the map."""
     return _spatial(site, lambda shape: _steps(shape, exact_steps, None))
 
 
-def mean_padded(site: Site) -> str | None:
+def mean_padded(site: Site) -> Outcome:
     """Average in a cascade over a map padded with zeros, then scale."""
     return _spatial(site, lambda shape: _steps(shape, padded_steps, None))
 
 
-def mean_conv(site: Site) -> str | None:
+def mean_conv(site: Site) -> Outcome:
     """Average by one depthwise convolution whose window is the map."""
     axes = reduced_axes(site)
     shape = image(site.data)
@@ -54,16 +54,15 @@ def mean_conv(site: Site) -> str | None:
     if max(window) > CONV_WINDOW:
         return f"window {window[0]}x{window[1]} is larger than {CONV_WINDOW}x{CONV_WINDOW}"
     weight = 1.0 if site.node.op_type in SUMS else 1.0 / math.prod(window)
-    taps = site.draft.constant(np.full((shape[1], 1, *window), weight), site.data)
+    taps = site.rewriter.constant(np.full((shape[1], 1, *window), weight), site.data)
     data = _prepared(site)
-    made = site.draft.add(
+    result = site.rewriter.add(
         "Conv", [data, taps], {"group": shape[1], "kernel_shape": window, "strides": (1, 1)}
     )
-    _finish(site, made)
-    return None
+    return _finish(site, result)
 
 
-def over_channels(site: Site) -> str | None:
+def over_channels(site: Site) -> Outcome:
     """Sum or average over the channels (and the map) by a convolution of one output channel."""
     axes, shape = reduced_axes(site), image(site.data)
     if shape is None or axes is None or CHANNEL not in axes:
@@ -74,60 +73,61 @@ def over_channels(site: Site) -> str | None:
         steps = paired(*(padded_steps(size) for size in _window(shape, axes)))
     factor = math.prod(_window(shape, axes)) if summed else 1.0 / shape[1]
     factor *= _inflation(_window(shape, axes), steps)
-    data = average(site.draft, _prepared(site), steps)
-    weights = site.draft.constant(np.full((1, shape[1], 1, 1), factor), site.data)
-    _finish(site, site.draft.add("Conv", [data, weights], {"kernel_shape": (1, 1)}))
-    return None
+    data = average(site.rewriter, _prepared(site), steps)
+    weights = site.rewriter.constant(np.full((1, shape[1], 1, 1), factor), site.data)
+    return _finish(site, site.rewriter.add("Conv", [data, weights], {"kernel_shape": (1, 1)}))
 
 
-def global_max(site: Site) -> str | None:
+def global_max(site: Site) -> Outcome:
     """Take the maximum (or -max(-x)) over a map by a cascade of MaxPool."""
     axes, shape = reduced_axes(site), image(site.data)
     if shape is None or axes is None or not axes or not axes <= {ROWS, COLUMNS}:
         return "it needs a 4-D map of known size, reduced over height or width alone"
     least = site.node.op_type == "ReduceMin"
-    data = _negated(site.draft, site.data) if least else site.data
-    data = maximum(site.draft, data, paired(*(padded_steps(n) for n in _window(shape, axes))))
-    _finish(site, _negated(site.draft, data) if least else data)
-    return None
+    data = _negated(site.rewriter, site.data) if least else site.data
+    data = maximum(site.rewriter, data, paired(*(padded_steps(n) for n in _window(shape, axes))))
+    return _finish(site, _negated(site.rewriter, data) if least else data)
 
 
-def keep_dims(site: Site) -> str | None:
+def keep_dims(site: Site) -> Outcome:
     """Reduce with the axes kept, and drop them afterwards."""
     axes, shape = reduced_axes(site), image(site.data)
     if shape is None or axes is None or site.view.integer("keepdims", 1):
         return "it needs a 4-D map of known size whose reduced axes are dropped"
     inputs, attributes = [site.data], {"keepdims": 1}
     if site.value(1) is None:
-        made = site.draft.add("ReduceMax", inputs, {**attributes, "axes": tuple(sorted(axes))})
+        result = site.rewriter.add("ReduceMax", inputs, {**attributes, "axes": tuple(sorted(axes))})
     else:
-        made = site.draft.add("ReduceMax", [*inputs, site.value(1)], attributes)
-    _finish(site, made)
-    return None
+        result = site.rewriter.add("ReduceMax", [*inputs, site.value(1)], attributes)
+    return _finish(site, result)
 
 
-def average(draft: Draft, data: ir.Value, steps: tuple[tuple[Step, Step], ...]) -> ir.Value:
+def average(
+    rewriter: GraphRewriter, data: ir.Value, steps: tuple[tuple[Step, Step], ...]
+) -> ir.Value:
     """Average blocks step by step; padding counts."""
     for step in steps:
-        data = draft.add("AveragePool", [data], {**_pool(step), "count_include_pad": 1})
+        data = rewriter.add("AveragePool", [data], {**_pool(step), "count_include_pad": 1})
     return data
 
 
-def maximum(draft: Draft, data: ir.Value, steps: tuple[tuple[Step, Step], ...]) -> ir.Value:
+def maximum(
+    rewriter: GraphRewriter, data: ir.Value, steps: tuple[tuple[Step, Step], ...]
+) -> ir.Value:
     """Take the maxima of blocks step by step; MaxPool does not see its padding."""
     for step in steps:
-        data = draft.add("MaxPool", [data], _pool(step))
+        data = rewriter.add("MaxPool", [data], _pool(step))
     return data
 
 
-def global_average(draft: Draft, data: ir.Value) -> ir.Value:
+def global_average(rewriter: GraphRewriter, data: ir.Value) -> ir.Value:
     """Average a whole map, by whatever steps it takes."""
     shape = image(data)
     assert shape is not None
     steps = paired(padded_steps(shape[2]), padded_steps(shape[3]))
-    made = average(draft, data, steps)
+    result = average(rewriter, data, steps)
     factor = _inflation(shape[2:], steps)
-    return made if factor == 1.0 else draft.add("Mul", [made, draft.number(factor, data)])
+    return result if factor == 1.0 else rewriter.add("Mul", [result, rewriter.scalar(factor, data)])
 
 
 def reduced_axes(site: Site) -> frozenset[int] | None:
@@ -146,7 +146,7 @@ def reduced_axes(site: Site) -> frozenset[int] | None:
 
 def _spatial(
     site: Site, steps_of: Callable[[tuple[int, int]], tuple[tuple[Step, Step], ...] | str]
-) -> str | None:
+) -> Outcome:
     axes, shape = reduced_axes(site), image(site.data)
     if shape is None or axes is None or not axes or not axes <= {ROWS, COLUMNS}:
         return "it needs a 4-D map of known size, reduced over height or width alone"
@@ -154,13 +154,12 @@ def _spatial(
     steps = steps_of(window)
     if isinstance(steps, str):
         return steps
-    made = average(site.draft, _prepared(site), steps)
+    result = average(site.rewriter, _prepared(site), steps)
     factor = _inflation(window, steps)
     factor *= math.prod(window) if site.node.op_type in SUMS else 1.0
     if factor != 1.0:
-        made = site.draft.add("Mul", [made, site.draft.number(factor, site.data)])
-    _finish(site, made)
-    return None
+        result = site.rewriter.add("Mul", [result, site.rewriter.scalar(factor, site.data)])
+    return _finish(site, result)
 
 
 def _steps(
@@ -195,21 +194,21 @@ def _pool(step: tuple[Step, Step]) -> dict[str, tuple[int, ...]]:
 def _prepared(site: Site) -> ir.Value:
     """What is summed: the elements, their magnitudes or their squares."""
     if site.node.op_type == "ReduceL1":
-        return site.draft.add("Abs", [site.data])
+        return site.rewriter.add("Abs", [site.data])
     if site.node.op_type == "ReduceSumSquare":
-        return site.draft.add("Mul", [site.data, site.data])
+        return site.rewriter.add("Mul", [site.data, site.data])
     return site.data
 
 
-def _negated(draft: Draft, data: ir.Value) -> ir.Value:
-    return draft.add("Mul", [data, draft.number(-1.0, data)])
+def _negated(rewriter: GraphRewriter, data: ir.Value) -> ir.Value:
+    return rewriter.add("Mul", [data, rewriter.scalar(-1.0, data)])
 
 
-def _finish(site: Site, made: ir.Value) -> None:
-    """Give the result the shape that was asked for: reduced axes may be dropped."""
+def _finish(site: Site, result: ir.Value) -> Outcome:
+    """Replace the site by `result` in the shape of the output: reduced axes may be dropped."""
     shape = site.view.outputs[0].shape
     sizes = [size for size in shape or () if isinstance(size, int)]
     if not site.view.integer("keepdims", 1):
-        site.draft.sinks = True  # a reduction that drops its axes has always held a view
-        made = site.draft.reshape(made, sizes)
-    site.draft.finish(site.made, made)
+        site.rewriter.sinks = True  # a reduction that drops its axes has always held a view
+        result = site.rewriter.reshape(result, sizes)
+    return site.replaced_by(result)

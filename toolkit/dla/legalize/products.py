@@ -9,28 +9,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toolkit.dla.legalize.draft import Attributes
+from toolkit.dla.legalize.graph_rewriter import Attributes
 from toolkit.dla.legalize.rearrange import gather_blocks, space_to_depth_order
-from toolkit.dla.legalize.rewrite import Site, image
+from toolkit.dla.legalize.rewrite import Outcome, Site, image
 from toolkit.graph.window import Window
 
 CONV_STRIDE = 8  # longest convolution stride, rule conv.stride
 
 
-def matmul_last(site: Site) -> str | None:
+def matmul_last(site: Site) -> Outcome:
     """Write a product of a 4-D tensor and a constant matrix as a convolution between transposes."""
     matrix, shape = site.array(1), image(site.data)
     if matrix is None or matrix.ndim != 2 or shape is None:
         return "it needs a 4-D tensor times a constant matrix"
-    draft = site.draft
-    turned = draft.add("Transpose", [site.data], {"perm": (0, 3, 1, 2)})
-    weights = draft.constant(matrix.T[:, :, None, None], site.data)
-    made = draft.add("Conv", [turned, weights], {"kernel_shape": (1, 1)})
-    draft.finish(site.made, draft.add("Transpose", [made], {"perm": (0, 2, 3, 1)}))
-    return None
+    rewriter = site.rewriter
+    turned = rewriter.add("Transpose", [site.data], {"perm": (0, 3, 1, 2)})
+    weights = rewriter.constant(matrix.T[:, :, None, None], site.data)
+    product = rewriter.add("Conv", [turned, weights], {"kernel_shape": (1, 1)})
+    return site.replaced_by(rewriter.add("Transpose", [product], {"perm": (0, 2, 3, 1)}))
 
 
-def long_stride(site: Site) -> str | None:
+def long_stride(site: Site) -> Outcome:
     """Write a convolution with a long stride as two with shorter ones."""
     weights, window, shape = site.array(1), site.view.window, image(site.data)
     if weights is None or window is None or window.pads is None or shape is None:
@@ -41,23 +40,22 @@ def long_stride(site: Site) -> str | None:
     if isinstance(block, str):
         return block
     kernel = tuple(-(-size // block) for size in window.kernel)
-    made = image(site.made) or shape
+    output_shape = image(site.output) or shape
     for axis in (0, 1):
         length = shape[2 + axis] + window.pads[axis] + window.pads[2 + axis]
         fits = (length // block - kernel[axis]) // (window.strides[0] // block) + 1
-        if shape[2 + axis] % block or fits != made[2 + axis]:
+        if shape[2 + axis] % block or fits != output_shape[2 + axis]:
             return f"the map is not made of blocks of {block}"
-    data = gather_blocks(site.draft, site.data, space_to_depth_order(shape[1], block))
+    data = gather_blocks(site.rewriter, site.data, space_to_depth_order(shape[1], block))
     stride = window.strides[0] // block
     attributes: Attributes = {
         "kernel_shape": kernel,
         "strides": (stride, stride),
         "pads": tuple(pad // block for pad in window.pads),
     }
-    moved = site.draft.constant(_moved(weights, kernel, block), site.data)
-    made_by = site.draft.add("Conv", [data, moved, *site.node.inputs[2:]], attributes)
-    site.draft.finish(site.made, made_by)
-    return None
+    moved = site.rewriter.constant(_moved(weights, kernel, block), site.data)
+    result = site.rewriter.add("Conv", [data, moved, *site.node.inputs[2:]], attributes)
+    return site.replaced_by(result)
 
 
 def _block(window: Window) -> int | str:
@@ -76,9 +74,9 @@ def _block(window: Window) -> int | str:
 
 def _moved(weights: NDArray[Any], kernel: tuple[int, ...], block: int) -> NDArray[Any]:
     """The weights for blocks moved to channels: row, column, channel, as space to depth orders."""
-    made, came, height, width = weights.shape
-    wide = np.zeros((made, came, kernel[0] * block, kernel[1] * block), weights.dtype)
+    filters, channels, height, width = weights.shape
+    wide = np.zeros((filters, channels, kernel[0] * block, kernel[1] * block), weights.dtype)
     wide[:, :, :height, :width] = weights
-    parts = wide.reshape(made, came, kernel[0], block, kernel[1], block)
-    moved: NDArray[Any] = parts.transpose(0, 3, 5, 1, 2, 4).reshape(made, -1, *kernel)
+    parts = wide.reshape(filters, channels, kernel[0], block, kernel[1], block)
+    moved: NDArray[Any] = parts.transpose(0, 3, 5, 1, 2, 4).reshape(filters, -1, *kernel)
     return moved

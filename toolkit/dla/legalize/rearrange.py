@@ -6,13 +6,14 @@ numbering the elements: where the numbers come out is what the chain does.
 """
 
 from collections.abc import Iterator
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from toolkit.dla.legalize.draft import Draft
-from toolkit.dla.legalize.rewrite import Site, image, sizes
+from toolkit.dla.legalize.graph_rewriter import GraphRewriter
+from toolkit.dla.legalize.rewrite import Outcome, Site, image, sizes
 from toolkit.dla.legalize.selection import choose_channels, slice_ranges
 
 VIEWS = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze"})
@@ -23,25 +24,23 @@ MAX_CHAIN = 16
 MAX_BLOCK = 32  # longest window of a transposed convolution, rule deconv.kernel
 
 
-def space_to_depth(site: Site) -> str | None:
+def space_to_depth(site: Site) -> Outcome:
     """Write SpaceToDepth as a strided convolution."""
     shape, block = image(site.data), site.view.integer("blocksize", 1)
     if shape is None:
         return "it needs a 4-D map of known size"
     order = space_to_depth_order(shape[1], block)
-    site.draft.finish(site.made, gather_blocks(site.draft, site.data, order))
-    return None
+    return site.replaced_by(gather_blocks(site.rewriter, site.data, order))
 
 
-def depth_to_space(site: Site) -> str | None:
+def depth_to_space(site: Site) -> Outcome:
     """Write DepthToSpace as a transposed convolution."""
     shape, block = image(site.data), site.view.integer("blocksize", 1)
     if shape is None:
         return "it needs a 4-D map of known size"
     columns_first = site.view.attribute("mode") == "CRD"
     order = _depth_to_space_order(shape[1] // block**2, block, columns_first=columns_first)
-    site.draft.finish(site.made, _scatter_blocks(site.draft, site.data, order))
-    return None
+    return site.replaced_by(_scatter_blocks(site.rewriter, site.data, order))
 
 
 def space_to_depth_order(channels: int, block: int) -> NDArray[np.int64]:
@@ -62,7 +61,7 @@ def _depth_to_space_order(channels: int, block: int, *, columns_first: bool) -> 
     return np.stack([maps.ravel(), rows.ravel(), columns.ravel()], axis=1)
 
 
-def gather_blocks(draft: Draft, data: ir.Value, order: NDArray[np.int64]) -> ir.Value:
+def gather_blocks(rewriter: GraphRewriter, data: ir.Value, order: NDArray[np.int64]) -> ir.Value:
     """Add the convolution that makes each output channel of one place in each block."""
     shape = image(data)
     assert shape is not None
@@ -70,18 +69,18 @@ def gather_blocks(draft: Draft, data: ir.Value, order: NDArray[np.int64]) -> ir.
     weights = np.zeros((len(order), shape[1], block, block))
     weights[np.arange(len(order)), order[:, 0], order[:, 1], order[:, 2]] = 1.0
     attributes = {"kernel_shape": (block, block), "strides": (block, block)}
-    return draft.add("Conv", [data, draft.constant(weights, data)], attributes)
+    return rewriter.add("Conv", [data, rewriter.constant(weights, data)], attributes)
 
 
-def _scatter_blocks(draft: Draft, data: ir.Value, order: NDArray[np.int64]) -> ir.Value:
+def _scatter_blocks(rewriter: GraphRewriter, data: ir.Value, order: NDArray[np.int64]) -> ir.Value:
     channels, block = int(order[:, 0].max()) + 1, int(order[:, 1:].max()) + 1
     weights = np.zeros((len(order), channels, block, block))
     weights[np.arange(len(order)), order[:, 0], order[:, 1], order[:, 2]] = 1.0
     attributes = {"kernel_shape": (block, block), "strides": (block, block)}
-    return draft.add("ConvTranspose", [data, draft.constant(weights, data)], attributes)
+    return rewriter.add("ConvTranspose", [data, rewriter.constant(weights, data)], attributes)
 
 
-def focus(site: Site) -> str | None:
+def focus(site: Site) -> Outcome:
     """Write a Concat of all the strided slices of one map as a strided convolution."""
     if site.view.integer("axis", 0) % 4 != 1:
         return "it does not concatenate channels"
@@ -92,18 +91,17 @@ def focus(site: Site) -> str | None:
     source, block = first[0], first[1]
     shape = image(source)
     order: list[NDArray[np.int64]] = []
-    for found in slices:
-        if found is None or found[0] is not source or found[1] != block or shape is None:
+    for piece in slices:
+        if piece is None or piece[0] is not source or piece[1] != block or shape is None:
             return "its inputs are not strided slices of one map"
-        rows, columns = found[2]
+        rows, columns = piece[2]
         maps = np.arange(shape[1])
         corner = [np.full(shape[1], place) for place in (rows, columns)]
         order.append(np.stack([maps, *corner], axis=1))
     places = np.concatenate(order)
     if int(places[:, 1:].max()) + 1 != block:
         return "the slices leave the end of each block out"
-    site.draft.finish(site.made, gather_blocks(site.draft, source, places))
-    return None
+    return site.replaced_by(gather_blocks(site.rewriter, source, places))
 
 
 def _strided(value: ir.Value | None) -> tuple[ir.Value, int, tuple[int, int]] | None:
@@ -133,26 +131,24 @@ def _strided(value: ir.Value | None) -> tuple[ir.Value, int, tuple[int, int]] | 
     return value, by_row, (from_row, from_column)
 
 
-def view_identity(site: Site) -> str | None:
+def view_identity(site: Site) -> Outcome:
     """Drop views that give back the tensor that they began with."""
-    for source in _sources(site.made):
-        if sizes(source) == sizes(site.made) and _unmoved(site.made, source):
-            site.draft.finish(site.made, source)
-            return None
+    for source in _sources(site.output):
+        if sizes(source) == sizes(site.output) and _unmoved(site.output, source):
+            return site.replaced_by(source)
     return "no tensor above has the same elements in the same shape"
 
 
-def view_moves(site: Site) -> str | None:
+def view_moves(site: Site) -> Outcome:
     """Write views that move channels, or channels and space, as one convolution."""
-    for source in _sources(site.made):
-        made = _moved(site.draft, source, site.made)
-        if made is not None:
-            site.draft.finish(site.made, made)
-            return None
+    for source in _sources(site.output):
+        moved = _moved(site.rewriter, source, site.output)
+        if moved is not None:
+            return site.replaced_by(moved)
     return "the views move neither channels nor blocks of a 4-D map"
 
 
-def view_unary(site: Site) -> str | None:
+def view_unary(site: Site) -> Outcome:
     """f(view(x)) = view(f(x)) for an f of one element."""
     view = site.data.producer()
     if view is None or view.op_type not in VIEWS or site.data.is_graph_output():
@@ -168,12 +164,11 @@ def view_unary(site: Site) -> str | None:
             break
     if image(source) is None or not all(_single(node) for node in chain):
         return "the views above it have other readers, or no 4-D map above them"
-    draft = site.draft
-    data = draft.add(site.node.op_type, [source, *site.node.inputs[1:]], _plain(site.node))
+    rewriter = site.rewriter
+    data = rewriter.add(site.node.op_type, [source, *site.node.inputs[1:]], _plain(site.node))
     for node in reversed(chain):
-        data = draft.border(node.op_type, [data, *node.inputs[1:]], _plain(node))
-    draft.finish(site.made, data)
-    return None
+        data = rewriter.add_border(node.op_type, [data, *node.inputs[1:]], _plain(node))
+    return site.replaced_by(data)
 
 
 def _single(node: ir.Node) -> bool:
@@ -197,13 +192,13 @@ def _sources(value: ir.Value) -> Iterator[ir.Value]:
             yield value
 
 
-def _numbered(made: ir.Value, source: ir.Value) -> NDArray[np.int64] | None:
-    """The place in `source` of every element of `made`; None: too many, or a size unknown."""
+def _numbered(result: ir.Value, source: ir.Value) -> NDArray[np.int64] | None:
+    """The place in `source` of every element of `result`; None: too many, or a size unknown."""
     shape = sizes(source)
     if shape is None or int(np.prod(shape)) > MAX_NUMBERED:
         return None
     chain: list[ir.Node] = []
-    value = made
+    value = result
     while value is not source:
         node = value.producer()
         assert node is not None
@@ -224,39 +219,43 @@ def _numbered(made: ir.Value, source: ir.Value) -> NDArray[np.int64] | None:
     return numbers
 
 
-def _unmoved(made: ir.Value, source: ir.Value) -> bool:
-    numbers = _numbered(made, source)
+def _unmoved(result: ir.Value, source: ir.Value) -> bool:
+    numbers = _numbered(result, source)
     return numbers is not None and bool(np.all(np.diff(numbers.reshape(-1)) == 1))
 
 
-def _moved(draft: Draft, source: ir.Value, made: ir.Value) -> ir.Value | None:
-    """Return `made` computed from `source` by a convolution, None where it is no such move."""
-    came, goes = image(source), image(made)
-    if came is None or goes is None or came[0] != goes[0] or 0 in (*came, *goes):
+def _moved(rewriter: GraphRewriter, source: ir.Value, result: ir.Value) -> ir.Value | None:
+    """Return `result` computed from `source` by a convolution, None where it is no such move."""
+    source_shape, result_shape = image(source), image(result)
+    if source_shape is None or result_shape is None or source_shape[0] != result_shape[0]:
         return None
-    numbers = _numbered(made, source)
-    starts = came[1] * came[2] * came[3] * np.arange(came[0])[:, None, None, None]
+    if 0 in (*source_shape, *result_shape):
+        return None
+    numbers = _numbered(result, source)
+    starts = prod(source_shape[1:]) * np.arange(source_shape[0])[:, None, None, None]
     if numbers is None or not np.array_equal(numbers, numbers[:1] + starts):
         return None  # the batch is moved
-    places = np.stack(np.unravel_index(numbers[0], came[1:]), axis=-1)
-    if came[1:] == goes[1:]:
-        return _shuffled(draft, source, places)
-    down, across = came[2] / goes[2], came[3] / goes[3]
+    origins = np.stack(np.unravel_index(numbers[0], source_shape[1:]), axis=-1)
+    if source_shape[1:] == result_shape[1:]:
+        return _shuffled(rewriter, source, origins)
+    down, across = source_shape[2] / result_shape[2], source_shape[3] / result_shape[3]
     if down == across > 1 and down == int(down):
-        order = places[:, 0, 0]
-        same = np.array_equal(places, _gathered_at(order, goes, int(down)))
-        return gather_blocks(draft, source, order) if same else None
-    up = goes[2] // came[2]
-    is_up = goes[2:] == (up * came[2], up * came[3])
-    return _scattered(draft, source, places, up) if is_up else None
+        order = origins[:, 0, 0]
+        same = np.array_equal(origins, _gathered_at(order, result_shape, int(down)))
+        return gather_blocks(rewriter, source, order) if same else None
+    up = result_shape[2] // source_shape[2]
+    is_up = result_shape[2:] == (up * source_shape[2], up * source_shape[3])
+    return _scattered(rewriter, source, origins, up) if is_up else None
 
 
-def _shuffled(draft: Draft, source: ir.Value, places: NDArray[np.int64]) -> ir.Value | None:
+def _shuffled(
+    rewriter: GraphRewriter, source: ir.Value, places: NDArray[np.int64]
+) -> ir.Value | None:
     indices = places[:, 0, 0, 0]
     if np.all(np.diff(indices) == 1):
         return None  # nothing moves
     same = np.array_equal(places, _channels_at(indices, places.shape))
-    return choose_channels(draft, source, indices) if same else None
+    return choose_channels(rewriter, source, indices) if same else None
 
 
 def _channels_at(indices: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[np.int64]:
@@ -275,7 +274,7 @@ def _gathered_at(order: NDArray[np.int64], goes: tuple[int, ...], block: int) ->
 
 
 def _scattered(
-    draft: Draft, source: ir.Value, places: NDArray[np.int64], block: int
+    rewriter: GraphRewriter, source: ir.Value, places: NDArray[np.int64], block: int
 ) -> ir.Value | None:
     came = image(source)
     if came is None or block > MAX_BLOCK:
@@ -296,4 +295,4 @@ def _scattered(
         ),
         axis=-1,
     )
-    return _scatter_blocks(draft, source, order) if np.array_equal(places, wanted) else None
+    return _scatter_blocks(rewriter, source, order) if np.array_equal(places, wanted) else None

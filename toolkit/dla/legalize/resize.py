@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from toolkit.dla.legalize.rewrite import Site, image
+from toolkit.dla.legalize.rewrite import Outcome, Site, image
 
 HALF = Fraction(1, 2)
 
@@ -40,7 +40,7 @@ NEAREST_MODES = (
 POWERS = {1, 2, 4, 8, 16}  # up to the longest pooling stride, rule pool.stride
 
 
-def nearest(site: Site) -> str | None:
+def nearest(site: Site) -> Outcome:
     """Write a nearest Resize with integer scales in a mode of the DLA."""
     sizes = _sizes(site, "nearest")
     if isinstance(sizes, str):
@@ -48,15 +48,14 @@ def nearest(site: Site) -> str | None:
     scales = _scales(sizes)
     if isinstance(scales, str):
         return scales
-    wanted = [_copied(site, *pair) for pair in sizes]
+    copied = [_copied(site, *pair) for pair in sizes]
     for coordinates, rounding in NEAREST_MODES:
-        if [_list(coordinates, rounding, *pair) for pair in sizes] == wanted:
-            _resize(site, scales, coordinates, rounding)
-            return None
+        if [_list(coordinates, rounding, *pair) for pair in sizes] == copied:
+            return _resize(site, scales, coordinates, rounding)
     return "the DLA has no mode that copies the same rows and columns"
 
 
-def linear(site: Site) -> str | None:
+def linear(site: Site) -> Outcome:
     """Write a linear Resize with integer scales in the half_pixel mode."""
     sizes = _sizes(site, "linear")
     if isinstance(sizes, str):
@@ -69,11 +68,10 @@ def linear(site: Site) -> str | None:
         place(i, n, m) != _PLACES["half_pixel"](i, n, m) for m, n in sizes for i in range(n)
     ):
         return "its coordinates are not those of half_pixel"
-    _resize(site, scales, "half_pixel", None)
-    return None
+    return _resize(site, scales, "half_pixel", None)
 
 
-def nearest_pool(site: Site) -> str | None:
+def nearest_pool(site: Site) -> Outcome:
     """Keep every k-th row and column by a MaxPool of window 1 and stride k."""
     sizes = _sizes(site, "nearest")
     if isinstance(sizes, str):
@@ -82,18 +80,17 @@ def nearest_pool(site: Site) -> str | None:
     # Other scales are no exact binary fractions: then runtimes differ in the rows that they keep.
     if steps is None or not set(steps) <= POWERS:
         return "it does not shrink by powers of two that a pooling has as its stride"
-    wanted = [_copied(site, *pair) for pair in sizes]
+    copied = [_copied(site, *pair) for pair in sizes]
     if any(
-        kept != [i * k for i in range(made)]
-        for kept, k, (_, made) in zip(wanted, steps, sizes, strict=True)
+        rows != [i * k for i in range(size)]
+        for rows, k, (_, size) in zip(copied, steps, sizes, strict=True)
     ):
         return "it does not keep the first of each block"
     attributes = {"kernel_shape": (1, 1), "strides": steps}
-    site.draft.finish(site.made, site.draft.add("MaxPool", [site.data], attributes))
-    return None
+    return site.replaced_by(site.rewriter.add("MaxPool", [site.data], attributes))
 
 
-def linear_pool(site: Site) -> str | None:
+def linear_pool(site: Site) -> Outcome:
     """Halve a map by averages of two."""
     sizes = _sizes(site, "linear")
     if isinstance(sizes, str):
@@ -109,63 +106,63 @@ def linear_pool(site: Site) -> str | None:
     ):
         return "its coordinates are not in the middle of two"
     attributes = {"kernel_shape": steps, "strides": steps}
-    site.draft.finish(site.made, site.draft.add("AveragePool", [site.data], attributes))
-    return None
+    return site.replaced_by(site.rewriter.add("AveragePool", [site.data], attributes))
 
 
 def _sizes(site: Site, mode: str) -> tuple[tuple[int, int], tuple[int, int]] | str:
     """Height and width before and after, of a Resize of a 4-D map in one mode."""
-    came, made = image(site.data), image(site.made)
-    if came is None or made is None or came[:2] != made[:2]:
+    input_shape, output_shape = image(site.data), image(site.output)
+    if input_shape is None or output_shape is None or input_shape[:2] != output_shape[:2]:
         return "it needs a 4-D map of known size and resizes height and width alone"
-    found = site.view.attribute("mode")
-    if found != mode:
-        return f"mode {found}"
+    given_mode = site.view.attribute("mode")
+    if given_mode != mode:
+        return f"mode {given_mode}"
     if site.view.integer("antialias", 0) or site.view.integer("exclude_outside", 0):
         return "it is antialiased or leaves the outside out"
     if site.view.attribute("keep_aspect_ratio_policy") not in (None, "stretch"):
         return "it keeps the aspect ratio"
-    given = site.array(2 if site.node.op_type == "Resize" else 1)
-    if given is not None and given.size:  # scales that do not divide: coordinates follow the scale
-        exact = [float(n) / m for m, n in zip(came, made, strict=True)][-min(2, given.size) :]
-        if not np.allclose(given[-len(exact) :], exact, rtol=1e-6):
+    scales = site.array(2 if site.node.op_type == "Resize" else 1)
+    if scales is not None and scales.size:
+        # Coordinates follow the scales, which need not be the quotients of the sizes.
+        exact = [float(n) / m for m, n in zip(input_shape, output_shape, strict=True)]
+        count = min(2, scales.size)
+        if not np.allclose(scales[-count:], exact[-count:], rtol=1e-6):
             return "its scales are not those of its sizes"
-    return (came[2], made[2]), (came[3], made[3])
+    return (input_shape[2], output_shape[2]), (input_shape[3], output_shape[3])
 
 
 def _scales(sizes: tuple[tuple[int, int], tuple[int, int]]) -> tuple[int, int] | str:
-    if any(made % came for came, made in sizes):
+    if any(after % before for before, after in sizes):
         return f"scales {sizes[0][1] / sizes[0][0]:g} and {sizes[1][1] / sizes[1][0]:g}"
     return sizes[0][1] // sizes[0][0], sizes[1][1] // sizes[1][0]
 
 
 def _steps(sizes: tuple[tuple[int, int], tuple[int, int]]) -> tuple[int, int] | None:
-    if any(came % made for came, made in sizes):
+    if any(before % after for before, after in sizes):
         return None
     return sizes[0][0] // sizes[0][1], sizes[1][0] // sizes[1][1]
 
 
-def _copied(site: Site, came: int, made: int) -> list[int] | None:
+def _copied(site: Site, before: int, after: int) -> list[int] | None:
     """The rows (or columns) that the site copies, None where its mode is unknown."""
     coordinates = str(site.view.attribute("coordinate_transformation_mode") or "asymmetric")
     rounding = str(site.view.attribute("nearest_mode") or "floor")
-    return _list(coordinates, rounding, came, made)
+    return _list(coordinates, rounding, before, after)
 
 
-def _list(coordinates: str, rounding: str, came: int, made: int) -> list[int] | None:
+def _list(coordinates: str, rounding: str, before: int, after: int) -> list[int] | None:
     place, rounded = _PLACES.get(coordinates), _ROUNDINGS.get(rounding)
     if place is None or rounded is None:
         return None
-    return [min(came - 1, max(0, rounded(place(i, made, came)))) for i in range(made)]
+    return [min(before - 1, max(0, rounded(place(i, after, before)))) for i in range(after)]
 
 
-def _resize(site: Site, scales: tuple[int, int], coordinates: str, rounding: str | None) -> None:
+def _resize(site: Site, scales: tuple[int, int], coordinates: str, rounding: str | None) -> Outcome:
     attributes = {
         "mode": str(site.view.attribute("mode")),
         "coordinate_transformation_mode": coordinates,
     }
     if rounding is not None:
         attributes["nearest_mode"] = rounding
-    factors = site.draft.constant(np.array([1, 1, *scales], np.float32))
-    made = site.draft.add("Resize", [site.data, None, factors], attributes)
-    site.draft.finish(site.made, made)
+    factors = site.rewriter.constant(np.array([1, 1, *scales], np.float32))
+    return site.replaced_by(site.rewriter.add("Resize", [site.data, None, factors], attributes))

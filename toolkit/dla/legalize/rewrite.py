@@ -1,4 +1,4 @@
-"""The form of a rewrite, of the place where it is tried, and of what legalising reports."""
+"""Rewrites, the sites where they are tried, and what legalization reports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,24 +7,25 @@ from typing import Any
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from toolkit.dla.legalize.draft import Draft
+from toolkit.dla.legalize.graph_rewriter import GraphRewriter
 from toolkit.dla.rules.ops import ops
 from toolkit.dla.rules.rule import Certainty, Verdict
 from toolkit.graph.node_view import NodeView, TensorView
+from toolkit.graph.rewriter import Reason, Replacement
 
-__all__ = ["Applied", "Cut", "Declined", "Legalized", "Rewrite", "Site", "ops"]
+__all__ = ["Applied", "Cut", "Declined", "Legalized", "Outcome", "Rewrite", "Site", "ops"]
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A node at which a rewrite is tried, and the draft that the rewrite fills.
+    """A node at which a rewrite is tried, and the rewriter that it adds nodes through.
 
     `excluded` are nodes whose new form the DLA refused: a rewrite of several leaves them out.
     """
 
     node: ir.Node
     view: NodeView
-    draft: Draft
+    rewriter: GraphRewriter
     excluded: frozenset[ir.Node] = frozenset()
 
     @property
@@ -35,9 +36,14 @@ class Site:
         return value
 
     @property
-    def made(self) -> ir.Value:
+    def output(self) -> ir.Value:
         """The first output."""
         return self.node.outputs[0]
+
+    def replaced_by(self, value: ir.Value) -> Replacement[ir.Node]:
+        """Let `value` stand for the first output; return the replacement."""
+        self.rewriter.replace_uses(self.output, value)
+        return self.rewriter.replacement()
 
     def value(self, index: int) -> ir.Value | None:
         """The input at `index`, None where it is left out."""
@@ -49,13 +55,17 @@ class Site:
 
     def integers(self, name: str, index: int) -> tuple[int, ...] | None:
         """Integers given as attribute `name` or as constant input `index`; None: neither."""
-        given = self.view.attribute(name)
-        if isinstance(given, tuple):
-            return tuple(int(item) for item in given)
-        if isinstance(given, int):
-            return (given,)
+        attribute = self.view.attribute(name)
+        if isinstance(attribute, tuple):
+            return tuple(int(item) for item in attribute)
+        if isinstance(attribute, int):
+            return (attribute,)
         array = self.array(index)
         return None if array is None else tuple(int(item) for item in array.reshape(-1))
+
+
+Outcome = Replacement[ir.Node] | Reason
+"""What a rewrite makes of a site: the new nodes, or why its equation does not hold there."""
 
 
 def constant_of(value: ir.Value | None) -> NDArray[Any] | None:
@@ -86,7 +96,7 @@ FLOATS = frozenset({"float32", "float16"})
 class Rewrite:
     """One equation by which a node that the DLA refuses becomes nodes that it takes.
 
-    `build` fills the draft of a site, or returns why the equation does not hold there. `exact`:
+    `build` adds the nodes of a site, or returns why the equation does not hold there. `exact`:
     every number is the same, else the same to within float rounding. `reads`: tried on nodes that
     the DLA takes, too, where they read what a refused node of these operators makes. `first`: tried
     on the whole graph before the others, which would take its parts apart. `dtypes`: what its
@@ -99,7 +109,7 @@ class Rewrite:
     equation: str
     needs: str
     source: str
-    build: Callable[[Site], str | None]
+    build: Callable[[Site], Outcome]
     reads: frozenset[str] = frozenset()
     first: bool = False
     dtypes: frozenset[str] = FLOATS
@@ -110,7 +120,7 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A rewrite that was made: `verdict` is what kept `node` off the DLA before.
+    """A rewrite that was applied: `verdict` is what kept `node` off the DLA before.
 
     `replaced` are the nodes that are gone, `nodes` those in their place, all of which the DLA
     takes but the `borders`: views and casts left where tensors enter or leave the new form.
@@ -126,7 +136,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """A rewrite that was tried on a refused node and not made, and why."""
+    """A rewrite that was tried on a refused node and not applied, and why."""
 
     rewrite: str
     node: str

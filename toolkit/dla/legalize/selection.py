@@ -9,27 +9,26 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from toolkit.dla.legalize.draft import Attributes, Draft
-from toolkit.dla.legalize.rewrite import Site, constant_of, image
+from toolkit.dla.legalize.graph_rewriter import Attributes, GraphRewriter
+from toolkit.dla.legalize.rewrite import Outcome, Site, constant_of, image
 from toolkit.graph.node_view import view
 
 CONV_WINDOW = 32  # longest convolution window, rule conv.kernel
 CONV_STRIDE = 8  # longest convolution stride, rule conv.stride
 
 
-def slice_conv(site: Site) -> str | None:
+def slice_conv(site: Site) -> Outcome:
     """Slice channels by a 1x1 convolution, and a map by a depthwise one with the step as stride."""
     ranges, shape = slice_ranges(site.node), image(site.data)
     if isinstance(ranges, str) or shape is None:
         return ranges if isinstance(ranges, str) else "it needs a 4-D map of known size"
-    made = cut_by_conv(site.draft, site.data, ranges)
-    if isinstance(made, str):
-        return made
-    site.draft.finish(site.made, made)
-    return None
+    cut = cut_by_conv(site.rewriter, site.data, ranges)
+    if isinstance(cut, str):
+        return cut
+    return site.replaced_by(cut)
 
 
-def split_conv(site: Site) -> str | None:
+def split_conv(site: Site) -> Outcome:
     """Split by one such convolution for each part."""
     shape = image(site.data)
     parts = [image(value) for value in site.node.outputs]
@@ -42,25 +41,24 @@ def split_conv(site: Site) -> str | None:
         ranges = [range(size) for size in shape]
         ranges[axis] = range(start, start + part[axis])
         start += part[axis]
-        made = cut_by_conv(site.draft, site.data, ranges)
-        if isinstance(made, str):
-            return made
-        site.draft.finish(value, made)
-    return None
+        cut = cut_by_conv(site.rewriter, site.data, ranges)
+        if isinstance(cut, str):
+            return cut
+        site.rewriter.replace_uses(value, cut)
+    return site.rewriter.replacement()
 
 
-def gather_conv(site: Site) -> str | None:
+def gather_conv(site: Site) -> Outcome:
     """Gather channels, in any order, by a 1x1 convolution."""
     indices, shape = site.array(1), image(site.data)
     if indices is None or shape is None or site.view.integer("axis", 0) % 4 != 1:
         return "it needs constant indices of the channels of a 4-D tensor"
     if indices.ndim != 1:
         return f"indices of rank {indices.ndim} change the rank"
-    site.draft.finish(site.made, choose_channels(site.draft, site.data, indices % shape[1]))
-    return None
+    return site.replaced_by(choose_channels(site.rewriter, site.data, indices % shape[1]))
 
 
-def gather_slice(site: Site) -> str | None:
+def gather_slice(site: Site) -> Outcome:
     """Gather neighbouring rows, columns or channels by a Slice."""
     indices, shape = site.array(1), image(site.data)
     axis = site.view.integer("axis", 0) % 4
@@ -70,12 +68,11 @@ def gather_slice(site: Site) -> str | None:
     if not np.array_equal(places, np.arange(places[0], places[0] + len(places))):
         return "the indices do not follow each other"
     first = int(places[0])
-    made = crop(site.draft, site.data, {axis: (first, first + len(places))})
-    site.draft.finish(site.made, made)
-    return None
+    cut = crop(site.rewriter, site.data, {axis: (first, first + len(places))})
+    return site.replaced_by(cut)
 
 
-def pad_conv(site: Site) -> str | None:
+def pad_conv(site: Site) -> Outcome:
     """Pad a map with zeros by a depthwise convolution that only moves."""
     pads, shape = _zero_pads(site.node), image(site.data)
     if isinstance(pads, str) or shape is None:
@@ -85,20 +82,19 @@ def pad_conv(site: Site) -> str | None:
     weights = np.zeros((shape[1], 1, *kernel))
     weights[:, :, bottom, right] = 1.0
     around = (top + bottom, left + right)
-    made = site.draft.add(
+    padded = site.rewriter.add(
         "Conv",
-        [site.data, site.draft.constant(weights, site.data)],
+        [site.data, site.rewriter.constant(weights, site.data)],
         {"group": shape[1], "kernel_shape": kernel, "pads": (*around, *around)},
     )
-    site.draft.finish(site.made, made)
-    return None
+    return site.replaced_by(padded)
 
 
-def pad_into_conv(site: Site) -> str | None:
+def pad_into_conv(site: Site) -> Outcome:
     """Pad in the convolutions that read the padded map."""
-    pads, readers = _zero_pads(site.node), [use.node for use in site.made.uses()]
-    windows = [view(node, site.draft.opset).window for node in readers]
-    if isinstance(pads, str) or site.made.is_graph_output() or not readers:
+    pads, readers = _zero_pads(site.node), [use.node for use in site.output.uses()]
+    windows = [view(node, site.rewriter.opset).window for node in readers]
+    if isinstance(pads, str) or site.output.is_graph_output() or not readers:
         return pads if isinstance(pads, str) else "the padded map is an output"
     if any(node.op_type != "Conv" for node in readers):
         return "others than convolutions read the padded map"
@@ -114,13 +110,13 @@ def pad_into_conv(site: Site) -> str | None:
             "pads": whole,
             "group": node.attributes.get_int("group", 1),
         }
-        site.draft.at(node)
-        made = site.draft.add("Conv", [site.data, *node.inputs[1:]], attributes)
-        site.draft.finish(node.outputs[0], made)
-    return None
+        site.rewriter.replace(node)
+        result = site.rewriter.add("Conv", [site.data, *node.inputs[1:]], attributes)
+        site.rewriter.replace_uses(node.outputs[0], result)
+    return site.rewriter.replacement()
 
 
-def cumulative_sum(site: Site) -> str | None:
+def cumulative_sum(site: Site) -> Outcome:
     """Add up channels by a 1x1 convolution with a triangle of ones."""
     axis, shape = site.array(1), image(site.data)
     if axis is None or shape is None or int(axis.reshape(-1)[0]) % 4 != 1:
@@ -129,21 +125,19 @@ def cumulative_sum(site: Site) -> str | None:
     weights = np.tril(np.ones((shape[1], shape[1])), -1 if exclusive else 0)
     if site.view.integer("reverse", 0):
         weights = weights.T
-    site.draft.finish(site.made, _pointwise(site.draft, site.data, weights))
-    return None
+    return site.replaced_by(_pointwise(site.rewriter, site.data, weights))
 
 
-def concat_transpose(site: Site) -> str | None:
+def concat_transpose(site: Site) -> Outcome:
     """Concatenate rows or columns as channels, between transposes."""
     axis = site.view.integer("axis", 0) % 4
     if axis not in (2, 3) or any(image(value) is None for value in site.node.inputs):
         return "it needs 4-D tensors of known size, and rows or columns as its axis"
     order = (0, 2, 1, 3) if axis == 2 else (0, 3, 2, 1)
-    draft = site.draft
-    turned = [draft.add("Transpose", [value], {"perm": order}) for value in site.node.inputs]
-    joined = draft.add("Concat", turned, {"axis": 1})
-    draft.finish(site.made, draft.add("Transpose", [joined], {"perm": order}))
-    return None
+    rewriter = site.rewriter
+    turned = [rewriter.add("Transpose", [value], {"perm": order}) for value in site.node.inputs]
+    joined = rewriter.add("Concat", turned, {"axis": 1})
+    return site.replaced_by(rewriter.add("Transpose", [joined], {"perm": order}))
 
 
 def slice_ranges(node: ir.Node) -> list[range] | str:
@@ -162,7 +156,7 @@ def slice_ranges(node: ir.Node) -> list[range] | str:
     return ranges
 
 
-def cut_by_conv(draft: Draft, data: ir.Value, ranges: Sequence[range]) -> ir.Value | str:
+def cut_by_conv(rewriter: GraphRewriter, data: ir.Value, ranges: Sequence[range]) -> ir.Value | str:
     """Return the part of a 4-D map that `ranges` name, or why no convolution cuts it."""
     shape = image(data)
     assert shape is not None
@@ -172,7 +166,7 @@ def cut_by_conv(draft: Draft, data: ir.Value, ranges: Sequence[range]) -> ir.Val
         return "nothing is kept"
     channels = ranges[1]
     if len(channels) != shape[1] or channels.step != 1:
-        data = choose_channels(draft, data, np.array(channels))
+        data = choose_channels(rewriter, data, np.array(channels))
     windows = [_keeping(shape[axis], ranges[axis]) for axis in (2, 3)]
     wrong = next((window for window in windows if isinstance(window, str)), None)
     if wrong is not None:
@@ -187,7 +181,7 @@ def cut_by_conv(draft: Draft, data: ir.Value, ranges: Sequence[range]) -> ir.Val
         "kernel_shape": (height, width),
         "strides": (down, across),
     }
-    return draft.add("Conv", [data, draft.constant(weights, data)], attributes)
+    return rewriter.add("Conv", [data, rewriter.constant(weights, data)], attributes)
 
 
 def _keeping(size: int, kept: range) -> tuple[int, int, int] | str:
@@ -204,27 +198,27 @@ def _keeping(size: int, kept: range) -> tuple[int, int, int] | str:
     return window, kept.start, step
 
 
-def choose_channels(draft: Draft, data: ir.Value, indices: np.ndarray) -> ir.Value:
+def choose_channels(rewriter: GraphRewriter, data: ir.Value, indices: np.ndarray) -> ir.Value:
     """Return the channels of `data` that `indices` name, by a 1x1 convolution."""
     shape = image(data)
     assert shape is not None
     weights = np.zeros((len(indices), shape[1]))
     weights[np.arange(len(indices)), indices] = 1.0
-    return _pointwise(draft, data, weights)
+    return _pointwise(rewriter, data, weights)
 
 
-def crop(draft: Draft, data: ir.Value, kept: dict[int, tuple[int, int]]) -> ir.Value:
+def crop(rewriter: GraphRewriter, data: ir.Value, kept: dict[int, tuple[int, int]]) -> ir.Value:
     """Return the elements from a to b of some axes, by a Slice."""
     bounds = [
-        draft.constant(np.array(items, np.int64))
+        rewriter.constant(np.array(items, np.int64))
         for items in ([a for a, _ in kept.values()], [b for _, b in kept.values()], list(kept))
     ]
-    return draft.add("Slice", [data, *bounds])
+    return rewriter.add("Slice", [data, *bounds])
 
 
-def _pointwise(draft: Draft, data: ir.Value, weights: np.ndarray) -> ir.Value:
-    taps = draft.constant(weights[:, :, None, None], data)
-    return draft.add("Conv", [data, taps], {"kernel_shape": (1, 1)})
+def _pointwise(rewriter: GraphRewriter, data: ir.Value, weights: np.ndarray) -> ir.Value:
+    taps = rewriter.constant(weights[:, :, None, None], data)
+    return rewriter.add("Conv", [data, taps], {"kernel_shape": (1, 1)})
 
 
 def _zero_pads(pad: ir.Node) -> tuple[tuple[int, int], tuple[int, int]] | str:

@@ -11,12 +11,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from toolkit.dla.legalize.rewrite import Site, image, sizes
+from toolkit.dla.legalize.rewrite import Outcome, Site, image, sizes
 from toolkit.dla.legalize.selection import crop, cut_by_conv
 from toolkit.graph.window import Window
 
 
-def dense(site: Site) -> str | None:
+def dense(site: Site) -> Outcome:
     """Write groups and dilation into the kernel."""
     window = _window(site)
     if isinstance(window, str):
@@ -25,22 +25,21 @@ def dense(site: Site) -> str | None:
         return "it is padded"
     if site.view.integer("group", 1) == 1 and set(window.dilations) == {1}:
         return "it has one group and no dilation"
-    site.draft.finish(site.made, _unpadded(site, window, (0, 0)))
-    return None
+    return site.replaced_by(_unpadded(site, window, (0, 0)))
 
 
-def cropped_by_slice(site: Site) -> str | None:
+def cropped_by_slice(site: Site) -> Outcome:
     """Leave the padding out and cut the result by Slice."""
     return _cropped(site, by_slice=True)
 
 
-def cropped_by_conv(site: Site) -> str | None:
+def cropped_by_conv(site: Site) -> Outcome:
     """Leave the padding out and cut the result by a depthwise convolution."""
     return _cropped(site, by_slice=False)
 
 
-def _cropped(site: Site, *, by_slice: bool) -> str | None:
-    window, shape = _window(site), image(site.made)
+def _cropped(site: Site, *, by_slice: bool) -> Outcome:
+    window, shape = _window(site), image(site.output)
     if isinstance(window, str) or shape is None:
         return window if isinstance(window, str) else "it needs a result of known size"
     pads, extra = window.pads or (), _extra(site)
@@ -49,19 +48,18 @@ def _cropped(site: Site, *, by_slice: bool) -> str | None:
     beyond = [max(0, extra[axis] - pads[2 + axis]) for axis in range(2)]
     whole = _unpadded(site, window, (beyond[0], beyond[1]))
     bounds = {2 + axis: (pads[axis], pads[axis] + shape[2 + axis]) for axis in range(2)}
-    came = image(whole)
-    assert came is not None
-    kept = {axis: pair for axis, pair in bounds.items() if pair != (0, came[axis])}
-    made: ir.Value | str = whole
+    shape_before = image(whole)
+    assert shape_before is not None
+    kept = {axis: pair for axis, pair in bounds.items() if pair != (0, shape_before[axis])}
+    result: ir.Value | str = whole
     if kept and by_slice:
-        made = crop(site.draft, whole, kept)
+        result = crop(site.rewriter, whole, kept)
     elif kept:
-        ranges = [range(*bounds.get(axis, (0, came[axis]))) for axis in range(4)]
-        made = cut_by_conv(site.draft, whole, ranges)
-    if isinstance(made, str):
-        return made
-    site.draft.finish(site.made, made)
-    return None
+        ranges = [range(*bounds.get(axis, (0, shape_before[axis]))) for axis in range(4)]
+        result = cut_by_conv(site.rewriter, whole, ranges)
+    if isinstance(result, str):
+        return result
+    return site.replaced_by(result)
 
 
 def _window(site: Site) -> Window | str:
@@ -79,10 +77,10 @@ def _window(site: Site) -> Window | str:
 
 
 def _extra(site: Site) -> tuple[int, int]:
-    given = site.view.attribute("output_padding")
-    if not isinstance(given, tuple) or len(given) != 2:
+    padding = site.view.attribute("output_padding")
+    if not isinstance(padding, tuple) or len(padding) != 2:
         return 0, 0
-    return int(given[0]), int(given[1])
+    return int(padding[0]), int(padding[1])
 
 
 def _unpadded(site: Site, window: Window, beyond: tuple[int, int]) -> ir.Value:
@@ -90,24 +88,24 @@ def _unpadded(site: Site, window: Window, beyond: tuple[int, int]) -> ir.Value:
     weights = site.array(1)
     assert weights is not None
     kernel = _spread(_ungrouped(weights, site.view.integer("group", 1)), window.dilations, beyond)
-    operands = [site.data, site.draft.constant(kernel, site.data)]
+    operands = [site.data, site.rewriter.constant(kernel, site.data)]
     bias = site.value(2)
     if bias is not None:
         operands.append(bias)
     attributes = {"kernel_shape": kernel.shape[2:], "strides": window.strides}
-    return site.draft.add("ConvTranspose", operands, attributes)
+    return site.rewriter.add("ConvTranspose", operands, attributes)
 
 
 def _ungrouped(weights: NDArray[Any], groups: int) -> NDArray[Any]:
     """Write [I, O / g, h, w] as [I, O, h, w] with zeros between the groups."""
-    came, made, *kernel = weights.shape
+    inputs, outputs, *kernel = weights.shape
     if groups == 1:
         return weights
-    whole = np.zeros((came, made * groups, *kernel), weights.dtype)
-    share = came // groups
+    whole = np.zeros((inputs, outputs * groups, *kernel), weights.dtype)
+    share = inputs // groups
     for group in range(groups):
-        rows, columns = slice(group * share, (group + 1) * share), slice(group * made, None)
-        whole[rows, columns][:, :made] = weights[rows]
+        rows, columns = slice(group * share, (group + 1) * share), slice(group * outputs, None)
+        whole[rows, columns][:, :outputs] = weights[rows]
     return whole
 
 
@@ -125,7 +123,7 @@ def _spread(
     return whole
 
 
-def conv_dense(site: Site) -> str | None:
+def conv_dense(site: Site) -> Outcome:
     """Write the groups of a convolution into one dense kernel."""
     weights, groups, shape = site.array(1), site.view.integer("group", 1), sizes(site.data)
     window = site.view.window
@@ -141,6 +139,5 @@ def conv_dense(site: Site) -> str | None:
         "dilations": window.dilations,
         "pads": window.pads,
     }
-    operands = [site.data, site.draft.constant(kernel, site.data), *site.node.inputs[2:]]
-    site.draft.finish(site.made, site.draft.add("Conv", operands, attributes))
-    return None
+    operands = [site.data, site.rewriter.constant(kernel, site.data), *site.node.inputs[2:]]
+    return site.replaced_by(site.rewriter.add("Conv", operands, attributes))

@@ -46,9 +46,9 @@ def _padded(size: int) -> tuple[int, int, tuple[Step, ...]]:
             continue
         count, product, rest = _padded((size + pad) // window)
         step = (window, pad // 2, pad - pad // 2)
-        found = (count + 1, product * window, (step, *rest))
-        if best is None or found[:2] < best[:2]:
-            best = found
+        candidate = (count + 1, product * window, (step, *rest))
+        if best is None or candidate[:2] < best[:2]:
+            best = candidate
     assert best is not None  # a window of 2 halves any size
     return best
 

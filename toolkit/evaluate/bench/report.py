@@ -35,17 +35,17 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def bench_table(result: BenchResult, manifest: Manifest) -> Group:
     """Return the report for people."""
-    found = result.measured
-    shapes = ", ".join(f"{name} {'x'.join(map(str, s))}" for name, s in found.shapes.items())
+    measured = result.measured
+    shapes = ", ".join(f"{name} {'x'.join(map(str, s))}" for name, s in measured.shapes.items())
     parts: list[Any] = [
         Text(f"{result.engine}: {manifest.provenance.model}, {result.precision}, {shapes}"),
-        *(Text(line, style="dim") for line in found.segments),
-        _times(found),
-        Text(_throughput(found), style="bold"),
+        *(Text(line, style="dim") for line in measured.segments),
+        _times(measured),
+        Text(_throughput(measured), style="bold"),
     ]
     parts += [Text(note) for note in result.notes]
-    if found.layers:
-        parts.append(_layers(found.layers))
+    if measured.layers:
+        parts.append(_layers(measured.layers))
     parts.append(Text(_line("machine under load", result.machine), style="dim"))
     parts.append(Text(_line("versions", result.versions), style="dim"))
     return Group(*parts)
@@ -57,7 +57,7 @@ def bench_builtins(result: BenchResult) -> dict[str, Any]:
     return made
 
 
-def _times(found: Measured) -> Table:
+def _times(measured: Measured) -> Table:
     table = Table(
         caption="ms; pNN: the smallest time that NN % of the runs do not exceed",
         caption_justify="left",
@@ -67,20 +67,20 @@ def _times(found: Measured) -> Table:
     table.add_column("", no_wrap=True)
     for name in (*_COLUMNS, "runs"):
         table.add_column(name, justify="right")
-    table.add_row("latency (infer)", *_cells(found.latency), style="bold")
-    for one in found.gpu:
-        where = f" {one.segment}" if len(found.gpu) > 1 else ""
-        for title, times in _rows(one):
+    table.add_row("latency (infer)", *_cells(measured.latency), style="bold")
+    for gpu_times in measured.gpu:
+        where = f" {gpu_times.segment}" if len(measured.gpu) > 1 else ""
+        for title, times in _rows(gpu_times):
             table.add_row(f"{title}{where}", *_cells(times))
     return table
 
 
-def _rows(one: GpuTimes) -> tuple[tuple[str, Distribution], ...]:
+def _rows(gpu_times: GpuTimes) -> tuple[tuple[str, Distribution], ...]:
     return (
-        ("enqueue (CPU)", one.enqueue),
-        ("H2D", one.copy_in),
-        ("GPU compute", one.compute),
-        ("D2H", one.copy_out),
+        ("enqueue (CPU)", gpu_times.enqueue),
+        ("H2D", gpu_times.copy_in),
+        ("GPU compute", gpu_times.compute),
+        ("D2H", gpu_times.copy_out),
     )
 
 

@@ -58,19 +58,19 @@ _PACKAGES = ("tandem-edge", "onnxruntime", "numpy")
 
 def readings(machine: Machine) -> Mapping[str, str]:
     """Return what the machine says of itself now: run it while the engine is at work."""
-    found = {**_cpu(machine), **_files(machine), **_nvpmodel(machine), **_nvidia_smi(machine)}
-    return {name: value for name, value in found.items() if value}
+    values = {**_cpu(machine), **_files(machine), **_nvpmodel(machine), **_nvidia_smi(machine)}
+    return {name: value for name, value in values.items() if value}
 
 
 def versions(machine: Machine) -> Mapping[str, str]:
     """Return the versions of Python and of the packages that run engines."""
-    found = {"Python": ".".join(map(str, machine.python))}
+    installed = {"Python": ".".join(map(str, machine.python))}
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def _cpu(machine: Machine) -> dict[str, str]:
@@ -81,14 +81,14 @@ def _cpu(machine: Machine) -> dict[str, str]:
 
 
 def _files(machine: Machine) -> dict[str, str]:
-    found = {}
-    for one in _FILES:
-        path = machine.first(*one.patterns)
+    values = {}
+    for file in _FILES:
+        path = machine.first(*file.patterns)
         text = machine.text(path.removeprefix(str(machine.root)).lstrip("/")) if path else ""
-        if text and one.unit:
-            text = f"{float(text) * one.factor:.0f} {one.unit}" if text.isdecimal() else ""
-        found[one.name] = text
-    return found
+        if text and file.unit:
+            text = f"{float(text) * file.factor:.0f} {file.unit}" if text.isdecimal() else ""
+        values[file.name] = text
+    return values
 
 
 def _nvpmodel(machine: Machine) -> dict[str, str]:

@@ -53,7 +53,7 @@ def causes_of(
     INT8 of the DLA, of the Q/DQ graph and of the DLA with exact scales, and the exact result in
     steps, all of one shape; `ops` are the operators of the layer.
     """
-    left = dla != gpu
+    remaining = dla != gpu
     steps = np.asarray(exact_steps, np.float64)
     away = np.clip(np.copysign(np.floor(np.abs(steps) + 0.5), steps), -128, 127)
     from_half = np.abs(np.abs(steps) % 1.0 - 0.5)
@@ -61,18 +61,18 @@ def causes_of(
     variants = {
         TWICE: (dla != away) & ~(tie & (np.abs(dla - steps) < 0.5 + TIE_STEPS))
         if ops & AVERAGES
-        else np.zeros_like(left),
+        else np.zeros_like(remaining),
         TABLE if ops & TABLES else SCALE: dla != ideal,
         TIE: tie,
-        OTHER: np.ones_like(left),
+        OTHER: np.ones_like(remaining),
     }
-    found = {}
+    counts = {}
     for cause, where in variants.items():
-        count = int(np.count_nonzero(left & where))
+        count = int(np.count_nonzero(remaining & where))
         if count:
-            found[cause] = count
-        left = left & ~where
-    return found
+            counts[cause] = count
+        remaining = remaining & ~where
+    return counts
 
 
 def shared_scale_cost_db(exact: Array, shared: float) -> float:

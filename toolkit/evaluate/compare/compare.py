@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from device.engine.file import Engine
 from device.engine.manifest import Segment
 from device.runtime.emulation.options import Emulation
-from device.runtime.executors.emulated import Made
+from device.runtime.executors.emulated import LayerResult
 from toolkit.errors import BuildError
 from toolkit.evaluate.compare import causes
 from toolkit.evaluate.compare.measures import Error, ErrorTally, Worst
@@ -165,7 +165,7 @@ class Comparer:
     def __init__(self, engine: Engine, graph: ir.Model, emulation: Emulation) -> None:
         """Load all three. Raises TandemError naming what cannot be run."""
         self._engine, self._emulation = engine, emulation
-        self.traces = tuple(SegmentTrace(engine, one) for one in engine.manifest.segments)
+        self.traces = tuple(SegmentTrace(engine, segment) for segment in engine.manifest.segments)
         self.emulations = {
             trace.segment.name: Emulations(engine, trace, emulation)
             for trace in self.traces
@@ -177,8 +177,8 @@ class Comparer:
             name for t in self.traces for n in t.graph.nodes for name in (*n.inputs, *n.outputs)
         }
         self._outputs = engine.manifest.outputs
-        wanted = sorted((seen | set(self._outputs)) & known)
-        self._exact = ActivationRunner(graph, wanted)
+        observed = sorted((seen | set(self._outputs)) & known)
+        self._exact = ActivationRunner(graph, observed)
         self._rows: dict[tuple[str, str], _Row] = {}
         self._of_outputs: dict[str, _Row] = {}
         self._samples = 0
@@ -189,23 +189,23 @@ class Comparer:
         gpu, dla = dict(feeds), dict(feeds)
         for trace in self.traces:
             segment = trace.segment
-            gpu_made = trace.run(gpu)
+            gpu_values = trace.run(gpu)
             emulations = self.emulations.get(segment.name)
             if emulations is None:
-                dla_made = trace.run(dla)
+                dla_values = trace.run(dla)
                 for node in trace.nodes:
                     self._add_node(
-                        segment, node.name, node.op, node.outputs, (exact, gpu_made, dla_made)
+                        segment, node.name, node.op, node.outputs, (exact, gpu_values, dla_values)
                     )
             else:
-                dla_made = emulations.asked.run(
+                dla_values = emulations.requested.run(
                     {name: dla[name] for name in segment.inputs},
                     dict.fromkeys(segment.outputs),
                     {},
                 )
-                self._add_segment(trace, emulations, (exact, {**gpu, **gpu_made}, dla))
-            gpu.update({name: gpu_made[name] for name in segment.outputs})
-            dla.update({name: dla_made[name] for name in segment.outputs})
+                self._add_segment(trace, emulations, (exact, {**gpu, **gpu_values}, dla))
+            gpu.update({name: gpu_values[name] for name in segment.outputs})
+            dla.update({name: dla_values[name] for name in segment.outputs})
         for name in self._outputs:
             row = self._of_outputs.setdefault(
                 name, _Row(TensorRow(name, "", "", "", "", None, None))
@@ -257,19 +257,19 @@ class Comparer:
         """Count the layers of a DLA segment: by itself, and each on the Q/DQ graph's numbers."""
         exact, gpu, dla = runs
 
-        def graphs_own(made: Made) -> Array:
-            tensor = trace.layer_of(made).tensor
-            if made.op == "Cast" or tensor not in gpu or gpu[tensor].shape != made.numbers.shape:
-                return made.numbers
-            found = gpu[tensor]
-            return found if made.scale is None else causes.quantized(found, made.scale)
+        def graphs_own(result: LayerResult) -> Array:
+            tensor = trace.layer_of(result).tensor
+            value = gpu.get(tensor)
+            if result.op == "Cast" or value is None or value.shape != result.numbers.shape:
+                return result.numbers
+            return value if result.scale is None else causes.quantized(value, result.scale)
 
         inputs = {name: dla[name] for name in trace.segment.inputs}
-        given = {name: gpu[name] for name in trace.segment.inputs}
+        gpu_inputs = {name: gpu[name] for name in trace.segment.inputs}
         runs_of = zip(
-            emulations.asked.trace(inputs),
-            emulations.asked.trace(given, graphs_own),
-            emulations.ideal.trace(given, graphs_own),
+            emulations.requested.trace(inputs),
+            emulations.requested.trace(gpu_inputs, graphs_own),
+            emulations.ideal.trace(gpu_inputs, graphs_own),
             strict=True,
         )
         for free, alone, ideal in runs_of:
@@ -293,9 +293,9 @@ class Comparer:
 
 
 def _add_own(
-    own: _Own, layer: Layer, made: tuple[Made, Made], graphs: Array, result: Array
+    own: _Own, layer: Layer, runs: tuple[LayerResult, LayerResult], graphs: Array, result: Array
 ) -> None:
-    alone, ideal = made
+    alone, ideal = runs
     different = alone.numbers != graphs
     count = int(np.count_nonzero(different))
     own.elements += different.size
@@ -311,8 +311,8 @@ def _add_own(
     own.gpu.add(inside, graphs)
     own.dla.add(inside, alone.numbers)
     own.steps.add(graphs, alone.numbers)
-    found = causes.causes_of(alone.numbers, graphs, ideal.numbers, steps, layer.ops)
-    for cause, number in found.items():
+    counts = causes.causes_of(alone.numbers, graphs, ideal.numbers, steps, layer.ops)
+    for cause, number in counts.items():
         own.causes[cause] = own.causes.get(cause, 0) + number
 
 
@@ -321,9 +321,9 @@ def _add_shared(own: _Own, layer: Layer, exact: Arrays) -> None:
 
     Of all samples the least counts: an operand's own scale must serve all of them.
     """
-    scales = {one.scale for one in layer.operands}
-    known = [one for one in layer.operands if one.tensor in exact and one.scale is not None]
+    scales = {operand.scale for operand in layer.operands}
+    known = [o for o in layer.operands if o.tensor in exact and o.scale is not None]
     if len(layer.operands) < 2 or len(scales) > 1 or not known:
         return
-    cost = max(causes.shared_scale_cost_db(exact[one.tensor], one.scale or 0.0) for one in known)
+    cost = max(causes.shared_scale_cost_db(exact[o.tensor], o.scale or 0.0) for o in known)
     own.shared_db = cost if own.shared_db is None else min(own.shared_db, cost)

@@ -54,7 +54,7 @@ class ErrorTally:
             so_far = self._worst
             largest = 0.0 if so_far is None else abs(so_far.found - so_far.expected)
             if distance[at] > largest:
-                index = tuple(int(one) for one in at)
+                index = tuple(int(i) for i in at)
                 self._worst = Worst(self._samples, index, float(y[at]), float(z[at]))
         self._samples += 1
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device.runtime.executors.emulated import Made
+from device.runtime.executors.emulated import LayerResult
 from toolkit.errors import BuildError
 from toolkit.evaluate.compare.causes import quantized
 from toolkit.evaluate.compare.measures import Worst
@@ -56,19 +56,19 @@ def load_recorded(path: Path) -> Arrays:
         with np.load(path, allow_pickle=False) as file:
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise BuildError(f"{path} holds one array; save the run with numpy.savez.")
-            found = {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise BuildError(
             f"{path} cannot be read as .npz of arrays ({error}); save the run with numpy.savez."
         ) from error
-    for name, array in found.items():
+    for name, array in arrays.items():
         if array.dtype.kind not in "biuf":
             raise BuildError(
                 f"{path}: {name!r} holds {array.dtype}, not numbers; save what the board returned."
             )
         if array.dtype.kind == "f" and np.isnan(array).any():
             raise BuildError(f"{path}: {name!r} holds NaN; record the run of the board again.")
-    return found
+    return arrays
 
 
 def lay_beside(
@@ -85,23 +85,23 @@ def lay_beside(
     done = set(feeds)
     for trace in traces:
         segment, emulation = trace.segment, emulations.get(trace.segment.name)
-        given = {name: values[name] for name in segment.inputs}
+        inputs = {name: values[name] for name in segment.inputs}
         if emulation is None:
-            made = trace.run(values)
+            results = trace.run(values)
         else:
-            for step in emulation.asked.trace(given):
-                tensor = tensor_of(step)
-                if tensor in recorded and tensor not in done and step.op != "Cast":
+            for result in emulation.requested.trace(inputs):
+                tensor = tensor_of(result)
+                if tensor in recorded and tensor not in done and result.op != "Cast":
                     done.add(tensor)
-                    rows.append(_of_step(tensor, segment.name, step, recorded[tensor]))
-            made = emulation.asked.run(given, dict.fromkeys(segment.outputs), {})
-        homes = {name: node for node in trace.graph.nodes for name in node.outputs}
-        for name, array in made.items():
+                    rows.append(_of_result(tensor, segment.name, result, recorded[tensor]))
+            results = emulation.requested.run(inputs, dict.fromkeys(segment.outputs), {})
+        producers = {name: node for node in trace.graph.nodes for name in node.outputs}
+        for name, array in results.items():
             if name in recorded and name not in done:
                 done.add(name)
-                node = homes[name]
+                node = producers[name]
                 rows.append(_row((name, node.name, node.op), segment.name, array, recorded[name]))
-        values.update({name: made[name] for name in segment.outputs})
+        values.update({name: results[name] for name in segment.outputs})
     if not rows:
         names = ", ".join(sorted(set(recorded) - set(feeds))) or "none"
         raise BuildError(
@@ -111,12 +111,12 @@ def lay_beside(
     return Recorded(tuple(rows), tuple(sorted(set(recorded) - done)))
 
 
-def _of_step(tensor: str, segment: str, step: Made, board: Array) -> RecordedRow:
-    what = (tensor, step.node, step.op)
-    if step.scale is None:
-        return _row(what, segment, step.numbers, board)
-    stored = board if board.dtype.kind in "iu" else quantized(board, step.scale)
-    return _row(what, segment, step.numbers, stored, step.scale)
+def _of_result(tensor: str, segment: str, result: LayerResult, board: Array) -> RecordedRow:
+    what = (tensor, result.node, result.op)
+    if result.scale is None:
+        return _row(what, segment, result.numbers, board)
+    stored = board if board.dtype.kind in "iu" else quantized(board, result.scale)
+    return _row(what, segment, result.numbers, stored, result.scale)
 
 
 def _row(
@@ -133,6 +133,6 @@ def _row(
     largest = float(distance.max(initial=0.0))
     if count:
         at = np.unravel_index(int(distance.argmax()), distance.shape)
-        index = tuple(int(one) for one in at)
+        index = tuple(int(i) for i in at)
         worst = Worst(0, index, float(board[at]), float(ours[at]))
     return RecordedRow(tensor, node, op, segment, scale, ours.size, count, largest, worst)

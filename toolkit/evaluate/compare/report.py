@@ -47,10 +47,10 @@ def comparison_text(comparison: Comparison, recorded: Recorded | None, *, every:
     for row in comparison.outputs:
         lines += _output(row)
     if comparison.metric is not None:
-        found = comparison.metric
+        metric = comparison.metric
         lines.append(
-            f"{found.name}: FP32 {found.fp32:.2f}, GPU INT8 {found.gpu:.2f}, "
-            f"DLA INT8 {found.dla:.2f} points"
+            f"{metric.name}: FP32 {metric.fp32:.2f}, GPU INT8 {metric.gpu:.2f}, "
+            f"DLA INT8 {metric.dla:.2f} points"
         )
     lines.append(
         f"{comparison.matched} of {len(comparison.nodes)} tensors have one of the same name in FP32"
@@ -92,19 +92,19 @@ def comparison_builtins(comparison: Comparison, recorded: Recorded | None) -> di
 
 
 def _row_builtins(row: TensorRow) -> dict[str, Any]:
-    found = asdict(row)
+    values = asdict(row)
     if row.own is not None:
-        found["own"] |= {"cost_db": row.own.cost_db, "costs": row.own.costs, "why": why(row.own)}
-    finite: dict[str, Any] = _finite(found)
+        values["own"] |= {"cost_db": row.own.cost_db, "costs": row.own.costs, "why": why(row.own)}
+    finite: dict[str, Any] = _finite(values)
     return finite
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401
     """JSON has no infinity."""
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

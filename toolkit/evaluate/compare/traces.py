@@ -1,4 +1,4 @@
-"""Runs the segments of an engine so that every tensor can be seen."""
+"""Runs the segments of an engine and returns every tensor."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from device.engine.manifest import Portable, Segment
 from device.runtime.emulation import segment_graph
 from device.runtime.emulation.forms import scale_of
 from device.runtime.emulation.options import Emulation
-from device.runtime.emulation.segment_graph import Graph, Node
+from device.runtime.emulation.segment_graph import Node, SegmentGraph
 from device.runtime.executors import emulated
-from device.runtime.executors.emulated import EmulatedExecutor, Made
+from device.runtime.executors.emulated import EmulatedExecutor, LayerResult
 from toolkit.errors import BuildError, first_line
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
-GRID = frozenset({"QuantizeLinear", "DequantizeLinear"})
+QDQ = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One step of a DLA segment in the Q/DQ graph.
+    """The nodes of the Q/DQ graph that one operation of the emulation computes.
 
-    `tensor` is what both make; `head` is the result that is rounded, before a rectifier behind
-    Q and DQ (`rectified`); `ops` its operators and `operands` what it reads.
+    `tensor` is the result of both; `head` is the result that is rounded, before a rectifier behind
+    Q and DQ (`rectified`); `ops` are its operators and `operands` its inputs.
     """
 
     tensor: str
@@ -46,15 +46,15 @@ class Layer:
 
 
 class SegmentTrace:
-    """A segment's Q/DQ graph in onnxruntime, node by node without rewrites, every tensor kept."""
+    """A segment's Q/DQ graph in onnxruntime, without rewrites, every tensor an output."""
 
     def __init__(self, engine: Engine, segment: Segment) -> None:
         """Load it. Raises BuildError: the engine carries no portable form of the segment."""
         self.segment = segment
         self._where = f"{engine.path}: segment {segment.name!r}"
         self.portable = portable_of(engine, segment)
-        self.graph: Graph = segment_graph.read_graph(engine, self.portable, self._where)
-        self.nodes: tuple[Node, ...] = tuple(n for n in self.graph.nodes if n.op not in GRID)
+        self.graph: SegmentGraph = segment_graph.read_graph(engine, self.portable, self._where)
+        self.nodes: tuple[Node, ...] = tuple(n for n in self.graph.nodes if n.op not in QDQ)
         self._producers = {name: node for node in self.graph.nodes for name in node.outputs}
         self._load(engine)
 
@@ -63,14 +63,14 @@ class SegmentTrace:
         import onnxruntime as ort
 
         model = onnx.load_from_string(engine.entry(self.portable.model).tobytes())
-        declared = {one.name for one in model.graph.output}
-        wanted = [
+        declared = {output.name for output in model.graph.output}
+        hidden = [
             name
             for node in self.graph.nodes
             for name in node.outputs
             if name and name not in declared
         ]
-        model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in wanted)
+        model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in hidden)
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4  # what it says of errors, it raises too
@@ -86,10 +86,10 @@ class SegmentTrace:
                 f"{self._where} cannot be loaded by onnxruntime with all its tensors: "
                 f"{first_line(error)}; build the engine again"
             ) from error
-        self._names = [one.name for one in self._session.get_outputs()]
+        self._names = [output.name for output in self._session.get_outputs()]
 
     def run(self, values: Mapping[str, Array]) -> Arrays:
-        """Return every tensor that the segment makes. Raises BuildError if onnxruntime fails."""
+        """Return every tensor that the segment computes. Raises BuildError if onnxruntime fails."""
         feeds = {name: values[name] for name in self.segment.inputs}
         try:
             return dict(zip(self._names, self._session.run(self._names, feeds), strict=True))
@@ -98,24 +98,24 @@ class SegmentTrace:
                 f"{self._where} failed in onnxruntime: {first_line(error)}; give other data"
             ) from error
 
-    def layer_of(self, made: Made) -> Layer:
-        """Return what a step of the emulation is in this graph."""
-        tensor = tensor_of(made)
+    def layer_of(self, result: LayerResult) -> Layer:
+        """Return the layer of this graph that an operation of the emulation computes."""
+        tensor = tensor_of(result)
         node = self._producers.get(tensor)
-        if node is None or made.op == "QuantizeLinear":
-            return Layer(tensor, tensor, False, frozenset({made.op}), ())
+        if node is None or result.op == "QuantizeLinear":
+            return Layer(tensor, tensor, False, frozenset({result.op}), ())
         ops, head, rectified = {node.op}, tensor, False
-        while node.name != made.node:  # back over activation, and Q and DQ before a rectifier
-            before = self._producers.get(node.inputs[0])
-            if before is None:
+        while node.name != result.node:  # back over activation, and Q and DQ before a rectifier
+            producer = self._producers.get(node.inputs[0])
+            if producer is None:
                 break
-            if before.op in GRID:
+            if producer.op in QDQ:
                 rectified = True
             else:
-                ops.add(before.op)
-            if rectified and before.op not in GRID:
-                head = before.outputs[0]
-            node = before
+                ops.add(producer.op)
+            if rectified and producer.op not in QDQ:
+                head = producer.outputs[0]
+            node = producer
         operands = tuple(self._operand(name) for name in node.inputs if name)
         return Layer(tensor, head, rectified, frozenset(ops), operands)
 
@@ -129,7 +129,7 @@ class SegmentTrace:
 
 
 class Emulations:
-    """A DLA segment in the emulation: as asked for, and with exact scales beside it."""
+    """A DLA segment in the emulation: as requested, and with exact scales beside it."""
 
     def __init__(self, engine: Engine, trace: SegmentTrace, emulation: Emulation) -> None:
         """Load both. Raises SessionError naming the node that has no arithmetic."""
@@ -138,30 +138,30 @@ class Emulations:
             raise BuildError(f"{engine.path}: the DLA cannot be emulated here: {why}")
         ideal = Emulation(emulation.mode, "ideal")
 
-        def load(one: Emulation) -> EmulatedExecutor:
-            return EmulatedExecutor(engine, trace.segment, trace.portable, one, None)
+        def load(how: Emulation) -> EmulatedExecutor:
+            return EmulatedExecutor(engine, trace.segment, trace.portable, how, None)
 
-        self.asked = load(emulation)
-        self.ideal = self.asked if emulation == ideal else load(ideal)
+        self.requested = load(emulation)
+        self.ideal = self.requested if emulation == ideal else load(ideal)
 
 
-def tensor_of(made: Made) -> str:
-    """Return the ONNX tensor of a step; that of a Q alone is named after both sides of it."""
-    return made.tensor.rpartition(" at ")[0] if made.op == "QuantizeLinear" else made.tensor
+def tensor_of(result: LayerResult) -> str:
+    """Return the ONNX tensor of a result; that of a Q alone is named after both sides of it."""
+    return result.tensor.rpartition(" at ")[0] if result.op == "QuantizeLinear" else result.tensor
 
 
 def portable_of(engine: Engine, segment: Segment) -> Portable:
     """Return a segment's portable form; BuildError where the engine carries none."""
-    found = next((one for one in segment.implementations if isinstance(one, Portable)), None)
-    if found is None:
+    portable = next((i for i in segment.implementations if isinstance(i, Portable)), None)
+    if portable is None:
         raise BuildError(
             f"{engine.path}: segment {segment.name!r} carries no portable form to compare with; "
             "build the engine again"
         )
-    return found
+    return portable
 
 
 def exact_result(layer: Layer, values: Mapping[str, Array]) -> Array:
     """Return a layer's result before any rounding, from the Q/DQ graph's own INT8 inputs."""
-    found = values[layer.head]
-    return np.maximum(found, 0) if layer.rectified else found
+    result = values[layer.head]
+    return np.maximum(result, 0) if layer.rectified else result

@@ -32,7 +32,7 @@ def with_wait(ptx: str) -> str:
     """
     head, *bodies = ptx.split(".visible .entry ")
     if len(bodies) != 1:
-        raise CompileError(f"the compiler made {len(bodies)} kernels, one was asked for")
+        raise CompileError(f"the compiler made {len(bodies)} kernels, expected 1")
     declared, opened, body = bodies[0].partition("\n{\n")
     if not opened:
         raise CompileError("the compiler's PTX has no body of the kernel")

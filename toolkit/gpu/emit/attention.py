@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.elementwise import broadcast, epilogue_ops
-from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.view import Shape, View
@@ -48,15 +47,8 @@ def emit_attention(ctx: LoweringContext, group: Group) -> None:
     of heads is given.
     """
     op = group.root_operation
-    _check(op)
     heads = _read_heads(ctx, group)
-    depth, values = heads.q.shape[3], heads.v.shape[3]
-    if max(depth, values) > DEEPEST_HEAD or heads.q.shape[1] % heads.k.shape[1]:
-        raise NotCoveredError(
-            f"node {op.name!r} (Attention) has {heads.q.shape[1]} queries of {depth} for "
-            f"{heads.k.shape[1]} values of {values}; kernels take up to {DEEPEST_HEAD}, shared "
-            "evenly"
-        )
+    depth = heads.q.shape[3]
     scale = op.number("scale", 1 / math.sqrt(depth))
     epilogue, scalars = epilogue_ops(ctx, group)
     constants: dict[str, Constant] = {
@@ -69,19 +61,6 @@ def emit_attention(ctx: LoweringContext, group: Group) -> None:
         group.nodes,
         *((_launch(ctx, heads, tile, constants, scalars),) for tile in _tiles(heads, ctx)),
     )
-
-
-def _check(op: Operation) -> None:
-    """Refuse a key cache, returned weights and windows."""
-    if op.input(4) or op.input(5) or op.input(6) or len(op.outputs) > 1:
-        raise NotCoveredError(
-            f"node {op.name!r} (Attention) keeps keys or returns weights; kernels return 1 tensor "
-            "made from 4"
-        )
-    if op.integer("left_window_size", -1) != -1 or op.integer("right_window_size", -1) != -1:
-        raise NotCoveredError(
-            f"node {op.name!r} (Attention) has a window; kernels look at all keys"
-        )
 
 
 def _read_heads(ctx: LoweringContext, group: Group) -> _Heads:
@@ -109,10 +88,7 @@ def _read_mask(ctx: LoweringContext, op: Operation) -> View:
     A mask of rank 3 is (heads, rows, columns), or (batch, rows, columns) where no number of heads
     is given.
     """
-    name = op.input(3)
-    mask = ctx.read(name)
-    if mask.scale is not None:
-        mask = ctx.read_float(name)
+    mask = ctx.read_dequantized(op.input(3))
     per_batch = len(ctx.network.shapes[op.inputs[0]]) == 3 and "q_num_heads" not in op.attributes
     if not per_batch or len(mask.shape) != 3:
         return mask

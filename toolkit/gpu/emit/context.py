@@ -89,6 +89,12 @@ class LoweringContext:
         self.views[name] = view
         return view
 
+    def output_like(self, name: str, source: View) -> View:
+        """Return `output_view` with the layout of `source`; segment outputs are row-major."""
+        is_output = name in self.network.outputs
+        strides = None if is_output else like(source.strides, self.network.shapes[name])
+        return self.output_view(name, strides)
+
     def allocate_tensor(self, name: str, strides: Shape | None = None) -> View:
         """Allocate memory for the tensor `name` in its storage type; INT8 where it has a scale."""
         shape, dtype = self.network.shapes[name], self.network.dtypes[name]
@@ -120,6 +126,22 @@ class LoweringContext:
         if view.dtype != self.dtype:
             view = self._copy_tensor(name, view, like(view.strides, view.shape), self.dtype)
         return view
+
+    def read_dequantized(self, name: str) -> View:
+        """Return an INT8 tensor as `read_float` does, any other as it is stored."""
+        view = self.read(name)
+        return view if view.scale is None else self.read_float(name)
+
+    def read_float_or_integer(self, name: str) -> View:
+        """Return floats and INT8 tensors as `read_float` does, integers as they are stored."""
+        view = self.read(name)
+        floats = view.scale is not None or is_float(view.dtype)
+        return self.read_float(name) if floats else view
+
+    def read_for(self, name: str, result: str) -> View:
+        """Return a tensor as stored if `result` has the same scale, else as `read_float` does."""
+        view = self.read(name)
+        return view if view.scale == self.network.scales.get(result) else self.read_float(name)
 
     def read_int8_or_float(self, name: str) -> View:
         """Return an INT8 tensor as it is stored, any other as `read_float` does."""

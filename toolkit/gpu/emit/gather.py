@@ -38,7 +38,7 @@ class _Index:
 def emit_gather(ctx: LoweringContext, group: Group) -> None:
     """Lower Gather: a view where the indices are constant and evenly spaced, else a kernel."""
     op = group.root_operation
-    x = _operand(ctx, op)
+    x = ctx.read_for(op.inputs[0], op.outputs[0])
     axis = op.integer("axis", 0) % len(x.shape)
     if _gather_as_view(ctx, op, x, axis):
         return
@@ -58,7 +58,7 @@ def emit_gather(ctx: LoweringContext, group: Group) -> None:
 def emit_gather_elements(ctx: LoweringContext, group: Group) -> None:
     """Lower GatherElements: one index for each element; the indices may be broadcast."""
     op = group.root_operation
-    x = _operand(ctx, op)
+    x = ctx.read_for(op.inputs[0], op.outputs[0])
     axis = op.integer("axis", 0) % len(x.shape)
     shape = ctx.network.shapes[op.outputs[0]]
     indices = broadcast(ctx.read(op.inputs[1]), shape)
@@ -69,9 +69,9 @@ def emit_gather_elements(ctx: LoweringContext, group: Group) -> None:
 def emit_gather_nd(ctx: LoweringContext, group: Group) -> None:
     """Lower GatherND: the last dimension of the indices holds one per indexed dimension."""
     op = group.root_operation
-    x, indices = _operand(ctx, op), ctx.read(op.inputs[1])
+    x, indices = ctx.read_for(op.inputs[0], op.outputs[0]), ctx.read(op.inputs[1])
     batch = op.integer("batch_dims", 0)
-    count = _count(op, indices)
+    count = indices.shape[-1]
     rest = indices.shape[:-1]  # batch dimensions first, as in x
     shape = (*rest, *x.shape[batch + count :])
     source = replace(
@@ -103,7 +103,7 @@ def emit_scatter_nd(ctx: LoweringContext, group: Group) -> None:
     op = group.root_operation
     y = _copy_data(ctx, op)
     indices, updates = ctx.read(op.inputs[1]), ctx.read(op.inputs[2])
-    count = _count(op, indices)
+    count = indices.shape[-1]
     rest = (0,) * (len(indices.shape) - 1)
     target = replace(y, shape=updates.shape, strides=(*rest, *y.strides[count:]))
     _scatter(ctx, group, updates, target, _index_columns(indices, updates.shape, y, 0), whole=y)
@@ -129,29 +129,12 @@ def _gather_as_view(ctx: LoweringContext, op: Operation, x: View, axis: int) -> 
     return True
 
 
-def _operand(ctx: LoweringContext, op: Operation) -> View:
-    """Return the operand; dequantized where the result does not have its scale."""
-    view = ctx.read(op.inputs[0])
-    same = view.scale == ctx.network.scales.get(op.outputs[0])
-    return view if same else ctx.read_float(op.inputs[0])
-
-
 def _copy_data(ctx: LoweringContext, op: Operation) -> View:
     """Return the output of a scatter, with a copy of its first operand."""
     name = op.outputs[0]
     y = ctx.output_view(name)
     ctx.add_elementwise(y, [ctx.read(op.inputs[0])], (), (op.name,))
     return y
-
-
-def _count(op: Operation, indices: View) -> int:
-    count = indices.shape[-1]
-    if count > len(_INDICES):
-        raise NotCoveredError(
-            f"node {op.name!r} ({op.kind}) takes {count} indices for an element; kernels take "
-            f"{len(_INDICES)}"
-        )
-    return count
 
 
 def _index_columns(indices: View, shape: Shape, x: View, first: int) -> list[_Index]:

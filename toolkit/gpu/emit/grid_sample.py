@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.loop_order import order_of
 from toolkit.gpu.shapes.sizes import ceil_div
@@ -19,11 +18,6 @@ def emit_grid_sample(ctx: LoweringContext, group: Group) -> None:
     dims = len(x.shape) - 2
     mode = op.text("mode", "linear")
     mode = _MODES.get(mode, mode)
-    if dims not in (2, 3) or (mode == "cubic" and dims == 3):
-        raise NotCoveredError(
-            f"node {op.name!r} (GridSample) samples {dims} dimensions ({mode}); kernels take 2, "
-            "and 3 by linear and nearest"
-        )
     y = ctx.output_view(op.outputs[0])
     source = replace(x, shape=y.shape, strides=(*x.strides[:2], *(0,) * dims))
     points = replace(grid, shape=y.shape, strides=(grid.strides[0], 0, *grid.strides[1:-1]))

@@ -5,9 +5,13 @@ from dataclasses import dataclass, replace
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.elementwise import broadcast, epilogue_ops
-from toolkit.gpu.emit.strided_rows import plan_strided_rows, split_in_three, tile_rows
-from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.ir.view import Shape, View, like
+from toolkit.gpu.emit.strided_rows import (
+    add_row_kernel,
+    plan_strided_rows,
+    split_in_three,
+    tile_rows,
+)
+from toolkit.gpu.ir.view import View
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.shapes.sizes import ceil_div
 
@@ -21,24 +25,19 @@ def emit_softmax(ctx: LoweringContext, group: Group) -> None:
     op = group.root_operation
     x = ctx.read_float(op.inputs[0])
     axis = op.integer("axis", -1) % len(x.shape)
-    y = ctx.output_view(group.result, _output_strides(ctx, group, x))
+    y = ctx.output_like(group.result, x)
     epilogue, scalars = epilogue_ops(ctx, group)
     layout = plan_strided_rows([x, y], [axis])
-    tile = tile_rows(layout)
-    launch = ctx.make_launch(
+    add_row_kernel(
+        ctx,
+        group.nodes,
         "softmax",
-        tile.grid(layout),
-        {"x": x, "y": y, "rows": layout.rows, "scalars": scalars},
-        {
-            **layout.constants("X", "Y"),
-            "MODE": _SOFTMAX[op.kind],
-            "EPILOGUE": epilogue,
-            **tile.constants(),
-        },
-        writes=(y,),
-        warps=tile.warps,
+        {"x": x},
+        {"MODE": _SOFTMAX[op.kind], "EPILOGUE": epilogue},
+        y=y,
+        layout=layout,
+        unstrided={"scalars": scalars},
     )
-    ctx.add_op(group.nodes, (launch,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +59,6 @@ class _Normalization:
 def emit_layer_normalization(ctx: LoweringContext, group: Group) -> None:
     """Lower LayerNormalization and RMSNormalization."""
     op = group.root_operation
-    if len(op.outputs) > 1:
-        raise NotCoveredError(
-            f"node {op.name!r} ({op.kind}) returns what it normalized by; kernels return 1 tensor"
-        )
     x = ctx.read_float(op.inputs[0])
     first = op.integer("axis", -1) % len(x.shape)
     along = op.integers("axes", tuple(range(first, len(x.shape))))  # "axes": of a pattern
@@ -93,7 +88,7 @@ def emit_group_normalization(ctx: LoweringContext, group: Group) -> None:
     """
     op = group.root_operation
     x = ctx.read_float(op.inputs[0])
-    y = ctx.output_view(group.result, _output_strides(ctx, group, x))
+    y = ctx.output_like(group.result, x)
     channels = x.shape[1]
     groups = op.integer("num_groups", 1) if op.kind == "GroupNormalization" else channels
     split = _split_channels(x, groups)
@@ -117,7 +112,7 @@ def emit_mean_variance(ctx: LoweringContext, group: Group) -> None:
     """Lower MeanVarianceNormalization."""
     op = group.root_operation
     x = ctx.read_float(op.inputs[0])
-    y = ctx.output_view(group.result, _output_strides(ctx, group, x))
+    y = ctx.output_like(group.result, x)
     along = [axis % len(x.shape) for axis in op.integers("axes", (0, 2, 3))]
     _normalize(ctx, group, _Normalization(x, y, along, "variance", _DEVIATION_EPSILON**2))
 
@@ -126,7 +121,7 @@ def emit_lp_normalization(ctx: LoweringContext, group: Group) -> None:
     """Lower LpNormalization."""
     op = group.root_operation
     x = ctx.read_float(op.inputs[0])
-    y = ctx.output_view(group.result, _output_strides(ctx, group, x))
+    y = ctx.output_like(group.result, x)
     along = [op.integer("axis", -1) % len(x.shape)]
     _normalize(ctx, group, _Normalization(x, y, along, f"l{op.integer('p', 2)}"))
 
@@ -135,7 +130,7 @@ def emit_local_normalization(ctx: LoweringContext, group: Group) -> None:
     """Lower LRN (local response normalization)."""
     op = group.root_operation
     x = ctx.read_float(op.inputs[0])
-    y = ctx.output_view(group.result, _output_strides(ctx, group, x))
+    y = ctx.output_like(group.result, x)
     layout = plan_strided_rows([x, y], [1])
     tile = tile_rows(layout)
     launch = ctx.make_launch(
@@ -160,29 +155,18 @@ def emit_local_normalization(ctx: LoweringContext, group: Group) -> None:
 def _normalize(ctx: LoweringContext, group: Group, norm: _Normalization) -> None:
     factors = [norm.gain or norm.x, norm.bias or norm.x]  # the strides of absent ones are not used
     layout = plan_strided_rows([norm.x, *factors, norm.y], norm.along)
-    tile = split_in_three(tile_rows(layout), layout)
     epilogue, scalars = epilogue_ops(ctx, group)
-    operands = {"x": norm.x, "gain": norm.gain, "bias": norm.bias, "y": norm.y}
-    launch = ctx.make_launch(
+    add_row_kernel(
+        ctx,
+        group.nodes,
         "normalize",
-        tile.grid(layout),
-        {**operands, "rows": layout.rows, "scalars": scalars},
-        {
-            **layout.constants("X", "GAIN", "BIAS", "Y"),
-            "MODE": norm.mode,
-            "EPSILON": norm.epsilon,
-            "EPILOGUE": epilogue,
-            **tile.constants(),
-        },
-        writes=(norm.y,),
-        warps=tile.warps,
+        {"x": norm.x, "gain": norm.gain, "bias": norm.bias},
+        {"MODE": norm.mode, "EPSILON": norm.epsilon, "EPILOGUE": epilogue},
+        y=norm.y,
+        layout=layout,
+        tile=split_in_three(tile_rows(layout), layout),
+        unstrided={"scalars": scalars},
     )
-    ctx.add_op(group.nodes, (launch,))
-
-
-def _output_strides(ctx: LoweringContext, group: Group, x: View) -> Shape | None:
-    """Return the layout of x for the result; None, row-major, for an output of the segment."""
-    return None if group.result in ctx.network.outputs else like(x.strides, x.shape)
 
 
 def _channel_factor(view: View, split: View) -> View:

@@ -4,7 +4,7 @@ from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.parameters import constant_of, integers_of
-from toolkit.gpu.ir.view import View, like
+from toolkit.gpu.ir.view import View
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.loop_order import order_of
 from toolkit.gpu.shapes.sizes import ceil_div
@@ -20,7 +20,7 @@ def emit_pad(ctx: LoweringContext, group: Group) -> None:
     x = _operand(ctx, op, value)
     before = _before(ctx, op, len(x.shape))
     shape = ctx.network.shapes[name]
-    y = ctx.output_view(name, None if name in ctx.network.outputs else like(x.strides, shape))
+    y = ctx.output_like(name, x)
     padded = [at for at in range(len(shape)) if before[at] != 0 or shape[at] != x.shape[at]]
     inner = tuple(0 if at in padded else stride for at, stride in enumerate(x.strides))
     order = order_of(shape, [y.strides, inner], apart=padded)
@@ -47,11 +47,9 @@ def emit_pad(ctx: LoweringContext, group: Group) -> None:
 
 def _operand(ctx: LoweringContext, op: Operation, value: float) -> View:
     """Return the operand; dequantized where the result does not have its scale."""
-    view = ctx.read(op.inputs[0])
-    scale = ctx.network.scales.get(op.outputs[0])
-    if scale is not None and value != 0:
+    if ctx.network.scales.get(op.outputs[0]) is not None and value != 0:
         raise NotCoveredError(f"node {op.name!r} (Pad) pads INT8 with {value}; kernels pad with 0")
-    return view if view.scale == scale else ctx.read_float(op.inputs[0])
+    return ctx.read_for(op.inputs[0], op.outputs[0])
 
 
 def _fill_value(ctx: LoweringContext, op: Operation) -> float | int:

@@ -1,4 +1,4 @@
-"""Pooling over one to three dimensions, with powers or indices, and back."""
+"""Lower pooling over one to three dimensions, LpPool and MaxUnpool."""
 
 from math import prod
 
@@ -69,10 +69,10 @@ def emit_unpool(ctx: LoweringContext, group: Group) -> None:
     op = group.root_operation
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
     window = read_window(op, op.integers("kernel_shape", ()), shape, result)
-    for at, (n, step, tap) in enumerate(
+    for at, (n, stride, tap) in enumerate(
         zip(shape[2:], window.strides, window.kernel, strict=True), start=2
     ):
-        whole = (n - 1) * step + tap - window.before[at - 2] - window.after[at - 2]
+        whole = (n - 1) * stride + tap - window.before[at - 2] - window.after[at - 2]
         if whole != result[at]:
             raise NotCoveredError(
                 f"node {op.name!r} (MaxUnpool) writes {result[at]} along dimension {at} by indices "

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.strided_rows import plan_strided_rows, tile_rows
+from toolkit.gpu.emit.strided_rows import add_row_kernel, plan_strided_rows
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.dtypes import is_float
 from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.view import Shape, View
 from toolkit.gpu.passes.fusion import Group
+from toolkit.plugins import Constant
 
 _MODES: Mapping[str, str] = {
     "ReduceSum": "sum",
@@ -42,7 +43,7 @@ _ZERO: Mapping[bool, float] = {True: 0.0, False: 0}
 def emit_reduce(ctx: LoweringContext, group: Group) -> None:
     """Lower the Reduce operators."""
     op = group.root_operation
-    x = _read(ctx, op.inputs[0])
+    x = ctx.read_float_or_integer(op.inputs[0])
     axes = _axes(ctx, op, len(x.shape))
     if not axes and op.integer("noop_with_empty_axes", 0):
         ctx.views[group.result] = x
@@ -66,29 +67,19 @@ def emit_global_pool(ctx: LoweringContext, group: Group) -> None:
 def emit_arg_reduce(ctx: LoweringContext, group: Group) -> None:
     """Lower ArgMax and ArgMin."""
     op = group.root_operation
-    x = _read(ctx, op.inputs[0])
+    x = ctx.read_float_or_integer(op.inputs[0])
     along = (op.integer("axis", 0) % len(x.shape),)
     y = _broadcast_result(
         ctx.output_view(group.result), x.shape, along, op.integer("keepdims", 1) == 1
     )
     is_max = op.kind == "ArgMax"
+    constants: dict[str, Constant] = {
+        "IS_MAX": is_max,
+        "LAST": op.integer("select_last_index", 0) == 1,
+        "IDENTITY": (_LOWEST if is_max else _HIGHEST)[is_float(x.dtype)],
+    }
     layout = plan_strided_rows([x, y], along)
-    tile = tile_rows(layout)
-    launch = ctx.make_launch(
-        "arg_reduce",
-        tile.grid(layout),
-        {"x": x, "y": y, "rows": layout.rows},
-        {
-            **layout.constants("X", "Y"),
-            "IS_MAX": is_max,
-            "LAST": op.integer("select_last_index", 0) == 1,
-            "IDENTITY": (_LOWEST if is_max else _HIGHEST)[is_float(x.dtype)],
-            **tile.constants(),
-        },
-        writes=(y,),
-        warps=tile.warps,
-    )
-    ctx.add_op(group.nodes, (launch,))
+    add_row_kernel(ctx, group.nodes, "arg_reduce", {"x": x}, constants, y=y, layout=layout)
 
 
 def _reduce(
@@ -101,31 +92,14 @@ def _reduce(
     power: float = 2.0,
 ) -> None:
     x, y = views
+    constants: dict[str, Constant] = {
+        "MODE": mode,
+        "IDENTITY": _IDENTITIES.get(mode, _ZERO)[is_float(x.dtype)],
+        "POWER": power,
+        "EPILOGUE": ctx.expression(group.root_operation.outputs[0], group.after).ops,
+    }
     layout = plan_strided_rows(views, along)
-    tile = tile_rows(layout)
-    op = group.root_operation
-    launch = ctx.make_launch(
-        "reduce",
-        tile.grid(layout),
-        {"x": x, "y": y, "rows": layout.rows},
-        {
-            **layout.constants("X", "Y"),
-            "MODE": mode,
-            "IDENTITY": _IDENTITIES.get(mode, _ZERO)[is_float(x.dtype)],
-            "POWER": power,
-            "EPILOGUE": ctx.expression(op.outputs[0], group.after).ops,
-            **tile.constants(),
-        },
-        writes=(y,),
-        warps=tile.warps,
-    )
-    ctx.add_op(group.nodes, (launch,))
-
-
-def _read(ctx: LoweringContext, name: str) -> View:
-    """Return a tensor as activations if it holds floats, else as it is stored."""
-    view = ctx.read(name)
-    return ctx.read_float(name) if view.scale is not None or is_float(view.dtype) else view
+    add_row_kernel(ctx, group.nodes, "reduce", {"x": x}, constants, y=y, layout=layout)
 
 
 def _axes(ctx: LoweringContext, op: Operation, rank: int) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from toolkit.gpu.shapes.sizes import Size, ceil_div, most
 
 _BLOCK = 512  # elements of a block
 _AXES_PER_LAUNCH = 2
+_TABLES = ("index_a", "weight_a", "index_b", "weight_b")  # parameters of the kernel
 
 
 def emit_resize(ctx: LoweringContext, group: Group) -> None:
@@ -192,20 +193,17 @@ def _add_resample(
         ) from error
     inner = tuple(0 if at in axes else stride for at, stride in enumerate(x.strides))
     order = order_of(y.shape, [y.strides, inner], apart=tuple(axes))
-    packed: list[View | None] = []
-    for table in tables:
-        packed.append(ctx.pack_constant(table.indices, "int32"))
-        weights = table.weights
-        packed.append(None if weights is None else ctx.pack_constant(weights, "float32"))
+    packed: dict[str, View | None] = dict.fromkeys(_TABLES)
+    for index, weight, table in zip(_TABLES[::2], _TABLES[1::2], tables, strict=False):
+        packed[index] = ctx.pack_constant(table.indices, "int32")
+        if table.weights is not None:
+            packed[weight] = ctx.pack_constant(table.weights, "float32")
     dims, taps = list(axes), [table.indices.shape[1] for table in tables]
-    names = dict(
-        zip(("index_a", "weight_a", "index_b", "weight_b"), [*packed, None, None], strict=False)
-    )
     crops = interpolation.coordinates == "tf_crop_and_resize"
     launch = ctx.make_launch(
         "resample",
         (ceil_div(y.elements, _BLOCK), 1, 1),
-        {"x": x, **names, "y": y, "elements": y.elements},
+        {"x": x, **packed, "y": y, "elements": y.elements},
         {
             "SHAPE": (0, *order.shape[1:]),
             "Y_STRIDES": order.strides[0],

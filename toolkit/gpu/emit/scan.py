@@ -15,8 +15,7 @@ _BLOCK = 1024  # elements of a block
 def emit_scan(ctx: LoweringContext, group: Group) -> None:
     """Lower CumSum and CumProd."""
     op = group.root_operation
-    x = ctx.read(op.inputs[0])
-    x = x if x.scale is None else ctx.read_float(op.inputs[0])
+    x = ctx.read_dequantized(op.inputs[0])
     y = ctx.output_view(op.outputs[0])
     axes = integers_of(ctx.network, op, 1, "axis")
     if axes is None:

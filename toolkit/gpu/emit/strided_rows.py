@@ -1,9 +1,11 @@
 """Strided rows: tensors of any layout as (rows, columns), for kernels that reduce along rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from types import MappingProxyType
 
+from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.ir.view import Shape, View
 from toolkit.gpu.shapes.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.plugins import Constant
@@ -85,6 +87,35 @@ def tile_rows(layout: StridedRows) -> RowTile:
         return RowTile(block, min(columns, _MULTI_ROW_ELEMENTS // block), 4)
     block = columns if columns <= _ELEMENTS_OF_16_WARPS else _ELEMENTS_OF_4_WARPS
     return RowTile(max(1, min(rows, _MULTI_ROW_ELEMENTS // block)), block, max(4, block // 1024))
+
+
+def add_row_kernel(
+    ctx: LoweringContext,
+    nodes: tuple[str, ...],
+    kernel: str,
+    operands: Mapping[str, View | None],
+    constants: Mapping[str, Constant],
+    *,
+    y: View,
+    layout: StridedRows,
+    tile: RowTile | None = None,
+    unstrided: Mapping[str, View | None] = MappingProxyType({}),
+) -> None:
+    """Launch a kernel over blocks of rows that writes `y`.
+
+    `layout`: of the operands and y, in this order. `unstrided`: further tensors.
+    """
+    tile = tile_rows(layout) if tile is None else tile
+    names = [name.upper() for name in (*operands, "y")]
+    launch = ctx.make_launch(
+        kernel,
+        tile.grid(layout),
+        {**operands, "y": y, "rows": layout.rows, **unstrided},
+        {**layout.constants(*names), **constants, **tile.constants()},
+        writes=(y,),
+        warps=tile.warps,
+    )
+    ctx.add_op(nodes, (launch,))
 
 
 def split_in_three(tile: RowTile, layout: StridedRows) -> RowTile:

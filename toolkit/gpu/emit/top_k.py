@@ -4,7 +4,6 @@ from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.layout import slice_view
 from toolkit.gpu.emit.strided_rows import plan_strided_rows
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.ir.dtypes import is_float
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.shapes.sizes import ceil_div, opt, power_of_two
 
@@ -15,8 +14,7 @@ _BLOCK_I, _BLOCK_J = 32, 256  # elements of a row that are ranked, and compared 
 def emit_top_k(ctx: LoweringContext, group: Group) -> None:
     """Lower TopK; the results are sorted even where ONNX does not require it."""
     op = group.root_operation
-    x = ctx.read(op.inputs[0])
-    x = ctx.read_float(op.inputs[0]) if x.scale is not None or is_float(x.dtype) else x
+    x = ctx.read_float_or_integer(op.inputs[0])
     axis = op.integer("axis", -1) % len(x.shape)
     if x.shape[axis] > MAX_COLUMNS:
         raise NotCoveredError(

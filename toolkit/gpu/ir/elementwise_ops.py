@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.ir.dtypes import ELEMENT_TYPES, is_float
+from toolkit.gpu.ir.dtypes import is_float
 from toolkit.gpu.ir.network import Operation
 from toolkit.plugins import Constant
 
@@ -82,6 +81,11 @@ def is_number(name: str, constants: Constants) -> bool:
     return name in constants and constants[name].size == 1 and constants[name].dtype.kind in "fiub"
 
 
+def reciprocal(scale: float) -> float:
+    """Return 1 / scale in float32: quantization multiplies by it."""
+    return float(np.float32(1) / np.float32(scale))
+
+
 def _plain(name: str, s: ExprBuilder, op: Operation) -> int:
     """One op of all operands."""
     return s.add(name, *(s.value(operand) for operand in op.inputs))
@@ -133,10 +137,6 @@ def _clip(s: ExprBuilder, op: Operation) -> int:
 def _cast(s: ExprBuilder, op: Operation) -> int:
     x = s.value(op.inputs[0])
     target = onnx.helper.tensor_dtype_to_np_dtype(op.integer("to", 1)).name
-    if target not in ELEMENT_TYPES:
-        raise NotCoveredError(
-            f"node {op.name!r} (Cast) makes {target}; kernels make {', '.join(ELEMENT_TYPES)}"
-        )
     same = s.dtype(op.inputs[0]) == target
     wider = is_float(s.dtype(op.inputs[0])) and target in ("float32", "float64")
     return x if same or wider else s.add("cast", x, target)
@@ -193,56 +193,25 @@ def _swish(s: ExprBuilder, op: Operation) -> int:
 
 
 def _round_int8(s: ExprBuilder, op: Operation) -> int:
-    factor = np.float32(1) / np.float32(op.number("scale", 1.0))
-    return s.add("round_int8", s.value(op.inputs[0]), float(factor))
+    return s.add("round_int8", s.value(op.inputs[0]), reciprocal(op.number("scale", 1.0)))
 
 
 _SELU = {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}  # ONNX, operator Selu
-_PLAIN: Mapping[str, str] = {  # one op of all operands, the same for all types
-    "Abs": "abs",
-    "Acos": "acos",
-    "Acosh": "acosh",
-    "Add": "add",
-    "And": "and",
-    "Asin": "asin",
-    "Asinh": "asinh",
-    "Atan": "atan",
-    "Atanh": "atanh",
+# One op of all operands, the same for all types; the op of most is the operator in lower case.
+_LOWER_CASE = (
+    "Abs Acos Acosh Add And Asin Asinh Atan Atanh Cos Cosh Equal Erf Exp Greater Less Log Mish Mul "
+    "Neg Not Or PRelu Reciprocal Relu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Tan Tanh "
+    "Where Xor"
+)
+_PLAIN: Mapping[str, str] = {
+    **{kind: kind.lower() for kind in _LOWER_CASE.split()},
     "BitwiseAnd": "and",
     "BitwiseNot": "bit_not",
     "BitwiseOr": "or",
     "BitwiseXor": "xor",
-    "Cos": "cos",
-    "Cosh": "cosh",
-    "Equal": "equal",
-    "Erf": "erf",
-    "Exp": "exp",
-    "Greater": "greater",
     "GreaterOrEqual": "not_less",
     "IsNaN": "is_nan",
-    "Less": "less",
     "LessOrEqual": "not_greater",
-    "Log": "log",
-    "Mish": "mish",
-    "Mul": "mul",
-    "Neg": "neg",
-    "Not": "not",
-    "Or": "or",
-    "PRelu": "prelu",
-    "Reciprocal": "reciprocal",
-    "Relu": "relu",
-    "Sigmoid": "sigmoid",
-    "Sign": "sign",
-    "Sin": "sin",
-    "Sinh": "sinh",
-    "Softplus": "softplus",
-    "Softsign": "softsign",
-    "Sqrt": "sqrt",
-    "Sub": "sub",
-    "Tan": "tan",
-    "Tanh": "tanh",
-    "Where": "where",
-    "Xor": "xor",
 }
 _PARAMETERS: Mapping[str, tuple[str, Mapping[str, float]]] = {  # an op with attributes
     "Celu": ("celu", {"alpha": 1.0}),

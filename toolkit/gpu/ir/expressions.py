@@ -12,7 +12,14 @@ import numpy as np
 
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
-from toolkit.gpu.ir.elementwise_ops import OPERATORS, Constants, ExprBuilder, ExprOp, is_number
+from toolkit.gpu.ir.elementwise_ops import (
+    OPERATORS,
+    Constants,
+    ExprBuilder,
+    ExprOp,
+    is_number,
+    reciprocal,
+)
 from toolkit.gpu.ir.network import Operation
 
 _INT8_MAX = 127
@@ -50,11 +57,6 @@ def tensors_read(op: Operation, constants: Constants) -> tuple[str, ...]:
     return tuple(name for name in op.inputs if name and not is_number(name, constants))
 
 
-def inverse(scale: float) -> float:
-    """Return 1 / scale in float32: quantization multiplies by it."""
-    return float(np.float32(1) / np.float32(scale))
-
-
 def requantize_ops(source: float | None, target: float | None) -> tuple[ExprOp, ...]:
     """Return the ops from values with scale `source` to scale `target`; None: not INT8."""
     if source == target:
@@ -62,7 +64,7 @@ def requantize_ops(source: float | None, target: float | None) -> tuple[ExprOp, 
     real: tuple[ExprOp, ...] = () if source is None else (("real", 0, source),)
     if target is None:
         return real
-    return (*real, ("round_int8", len(real), inverse(target)))
+    return (*real, ("round_int8", len(real), reciprocal(target)))
 
 
 def extract_scalars(ops: tuple[ExprOp, ...]) -> tuple[tuple[ExprOp, ...], tuple[float, ...]]:
@@ -117,7 +119,7 @@ def expression_of(
     for op in operations:
         if op.kind == "RoundInt8" and op is not operations[-1]:
             scale = op.number("scale", 1.0)
-            near = builder.add("near_int8", builder.value(op.inputs[0]), inverse(scale))
+            near = builder.add("near_int8", builder.value(op.inputs[0]), reciprocal(scale))
             index[op.outputs[0]] = builder.add("real", near, scale)
         else:
             index[op.outputs[0]] = _add(builder, op)

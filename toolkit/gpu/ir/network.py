@@ -98,6 +98,55 @@ class Network:
     scales: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentTensors:
+    """What is known of the tensors of a segment before its operations are read.
+
+    `nodes` become operations: all but constants and what computes with sizes alone. `unknown`:
+    tensors that kernels cannot hold, and why.
+    """
+
+    nodes: tuple[ir.Node, ...]
+    shapes: Mapping[str, Shape]
+    dtypes: Mapping[str, str]
+    constants: Mapping[str, Array]
+    unknown: Mapping[str, str]
+
+    def shape(self, name: str) -> Shape | None:
+        """Return the shape of a tensor or a constant, None where it is not known."""
+        if name in self.constants:
+            return tuple(self.constants[name].shape)
+        return self.shapes.get(name)
+
+
+def read_tensors(segment: ir.Model, trace: Trace | None = None) -> SegmentTensors:
+    """Read the tensors of a segment; `trace` as in `read_network`."""
+    known = Known() if trace is None else infer_sizes(segment, trace)
+    graph = segment.graph
+    outputs = [str(value.name) for value in graph.outputs]
+    inputs = [str(value.name) for value in graph.inputs]
+    constants = {name: _numpy(value.const_value) for name, value in graph.initializers.items()}
+    constants |= {name: known.constant(name) for name in inputs if name in known.values}
+    nodes: list[ir.Node] = []
+    shapes: dict[str, Shape] = {}
+    dtypes: dict[str, str] = {}
+    unknown: dict[str, str] = {}
+    for value in graph.inputs:
+        _note(value, known, shapes, dtypes, unknown)
+    for node in graph:
+        results = [value for value in node.outputs if value.name]
+        if node.op_type == "Constant" and "value" in node.attributes:
+            tensor = node.attributes["value"].as_tensor()
+            constants[str(node.outputs[0].name)] = _numpy(tensor)
+        elif _sizes_alone(node, known, outputs):
+            constants.update({str(v.name): known.constant(str(v.name)) for v in results})
+        else:
+            nodes.append(node)
+            for value in results:
+                _note(value, known, shapes, dtypes, unknown)
+    return SegmentTensors(tuple(nodes), shapes, dtypes, constants, unknown)
+
+
 def read_network(
     segment: ir.Model,
     plugged: Collection[str] = (),
@@ -111,64 +160,39 @@ def read_network(
     Raises NotCoveredError: subgraphs, and tensors whose shape or type is not known here, with the
     nodes that have or touch them.
     """
-    known = Known() if trace is None else infer_sizes(segment, trace)
-    graph = segment.graph
-    leaving = [str(value.name) for value in graph.outputs]
-    constants = {name: _numpy(value.const_value) for name, value in graph.initializers.items()}
-    inputs = [str(value.name) for value in graph.inputs]
-    constants |= {name: known.constant(name) for name in inputs if name in known.values}
+    tensors = read_tensors(segment, trace)
     operations: list[Operation] = []
-    shapes: dict[str, Shape] = {}
-    dtypes: dict[str, str] = {}
-    unknown: dict[str, str] = {}
     reasons: dict[str, str] = {}
-    for value in graph.inputs:
-        _note(value, known, shapes, dtypes, unknown)
-    for node in graph:
-        if node.op_type == "Constant":
-            constants[str(node.outputs[0].name)] = _constant(node)
-            continue
-        if _sizes_alone(node, known, leaving):
-            constants.update({str(v.name): known.constant(str(v.name)) for v in node.outputs})
-            continue
-        for value in node.outputs:
-            if value.name:
-                _note(value, known, shapes, dtypes, unknown)
+    for node in tensors.nodes:
         try:
-            operations.append(_operation(node, plugged))
+            operations.append(read_operation(node, plugged))
         except NotCoveredError as error:
             reasons[str(node.name)] = str(error)
-        reasons |= _unknown_of(node, unknown, reasons)
+            continue
+        reason = unknown_operand(operations[-1], tensors)
+        if reason is not None:
+            reasons.setdefault(str(node.name), reason)
     if reasons:
         raise not_covered(reasons)
     return Network(
         tuple(operations),
-        tuple(inputs),
-        tuple(leaving),
-        shapes,
-        dtypes,
-        constants,
+        tuple(str(value.name) for value in segment.graph.inputs),
+        tuple(str(value.name) for value in segment.graph.outputs),
+        tensors.shapes,
+        tensors.dtypes,
+        tensors.constants,
     )
 
 
-def _unknown_of(
-    node: ir.Node, unknown: Mapping[str, str], reasons: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the reason of a node that touches a tensor that kernels cannot hold."""
-    touched = [str(v.name) for v in (*node.inputs, *node.outputs) if v is not None]
-    found = [unknown[name] for name in touched if name in unknown]
-    return {str(node.name): found[0]} if found and node.name not in reasons else {}
+def unknown_operand(op: Operation, tensors: SegmentTensors) -> str | None:
+    """Return why kernels cannot hold a tensor that an operation reads or makes; None: they can."""
+    names = (*op.inputs, *op.outputs)
+    return next((tensors.unknown[name] for name in names if name in tensors.unknown), None)
 
 
 def _numpy(tensor: ir.TensorProtocol | None) -> Array:
     assert tensor is not None  # a segment's initializers have values
     return np.asarray(tensor.numpy())
-
-
-def _constant(node: ir.Node) -> Array:
-    if "value" not in node.attributes:
-        raise NotCoveredError(f"node {node.name!r} (Constant) does not hold a tensor")
-    return _numpy(node.attributes["value"].as_tensor())
 
 
 # Operators that make as many elements as the numbers they read ask for.
@@ -179,7 +203,12 @@ _SIZED_BY_NUMBERS = frozenset({"NonMaxSuppression", "NonZero", "StringSplit", "U
 _LEAVE_OUT = frozenset({"GRU", "LSTM", "RNN"})
 
 
-def _operation(node: ir.Node, plugged: Collection[str]) -> Operation:
+def read_operation(node: ir.Node, plugged: Collection[str]) -> Operation:
+    """Read one node.
+
+    Raises NotCoveredError: an operator of another domain, results whose size depends on numbers,
+    outputs that are left out, and attributes that are neither numbers nor texts.
+    """
     kind = node.op_type
     if node.op_type in _SIZED_BY_NUMBERS:
         raise NotCoveredError(

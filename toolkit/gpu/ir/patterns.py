@@ -104,7 +104,7 @@ class NetworkRewriter(NetworkBuilder):
         """Run a rule on an operation."""
         self.operations, self._matched = [], (node,)
         self._mark = self._names.mark()
-        return rule(self._graph, node, self)
+        return rule(self._graph, node, self) or "it does not match"
 
     def accept(self, rule: Rule, replacement: Replacement[Operation]) -> None:
         """Accept every replacement."""

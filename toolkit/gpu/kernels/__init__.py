@@ -1,7 +1,33 @@
-"""Kernels in Triton, one family a file; `toolkit.gpu.ir.launch.KERNELS` is the table of them.
+"""Kernels in Triton; `toolkit.gpu.ir.launch.KERNELS` is the table of them.
 
-A file begins with the formula that its kernel computes. Names in capitals are known at compile
-time. Activations are FP16 or FP32; sums are FP32 in both cases. Importing these modules needs
-Triton, so nothing but the compiling processes does so; the same source runs on the CPU in Triton's
+A file begins with the formula that its kernels compute. Names in capitals are known at compile
+time. Activations are FP32, FP16 or INT8; accumulators are FP32, or INT32 for INT8. Importing these
+modules needs Triton, so only compiler workers do so; the same source runs on the CPU in Triton's
 interpreter (TRITON_INTERPRET=1).
+
+    expression      element-wise expressions, loads and stores of epilogues
+    functions       elementary functions of FP32
+    int8            INT8 values in registers
+    mma_layout      accumulators in the order of memory
+    strided_rows    offsets, loads and stores of strided tensors
+    attention       fused attention
+    conv1x1_nchw    1x1 convolutions with an NCHW output
+    conv3d          convolutions over one or three dimensions, transposed ones
+    convolution     implicit GEMM, sums of split-K
+    depthwise       depthwise convolutions
+    depthwise_int8  depthwise INT8 convolutions by dp4a
+    elementwise     element-wise expressions, copies, transposes
+    gather          gather and scatter
+    grid_sample     GridSample
+    matmul          GEMM, batched GEMM
+    max_pooling     max pooling over small windows
+    normalization   normalization along rows, LRN
+    pad             padding, space-to-depth
+    pooling         pooling over two dimensions, global average
+    pooling3d       pooling over one to three dimensions, max unpooling
+    reduction       reductions along rows, ArgMax and ArgMin
+    resample        resampling by tables
+    scan            running sums and products
+    softmax         softmax, log-softmax, hardmax
+    top_k           TopK
 """

@@ -136,21 +136,21 @@ def _quotient(
     """Read a / sqrt(b), or a (1 / sqrt(b)): a, the root, and what takes its inverse."""
     if op.kind == "Div":
         return op.inputs[0], graph.sole_producer(op.inputs[1], "Sqrt"), ()
-    for one, other in (op.inputs, op.inputs[::-1]):
-        inverse = graph.sole_producer(other, "Reciprocal", "Div")
+    for left, right in (op.inputs, op.inputs[::-1]):
+        inverse = graph.sole_producer(right, "Reciprocal", "Div")
         if inverse is None:
             continue
         if inverse.kind == "Div" and graph.scalar(inverse.inputs[0]) != 1.0:
             continue
-        return one, graph.sole_producer(inverse.inputs[-1], "Sqrt"), (inverse,)
+        return left, graph.sole_producer(inverse.inputs[-1], "Sqrt"), (inverse,)
     return "", None, ()
 
 
 def _with_number(graph: UseDefGraph, op: Operation) -> tuple[str, float | None]:
     """Read an operation of a tensor and a constant number, in either order."""
-    for one, other in (op.inputs, op.inputs[::-1]):
-        if (number := graph.scalar(other)) is not None:
-            return one, number
+    for left, right in (op.inputs, op.inputs[::-1]):
+        if (number := graph.scalar(right)) is not None:
+            return left, number
     return "", None
 
 
@@ -166,7 +166,7 @@ def _mean_axes(graph: UseDefGraph, mean: Operation) -> tuple[int, ...] | None:
     axes = mean.integers("axes", ())
     if mean.input(1):
         values = graph.network.constants.get(mean.input(1), np.zeros(0))
-        axes = tuple(int(one) for one in values.reshape(-1))
+        axes = tuple(int(axis) for axis in values.reshape(-1))
     kept = mean.integer("keepdims", 1) == 1
     return tuple(sorted(axis % rank for axis in axes)) if axes and kept else None
 
@@ -186,16 +186,16 @@ def _into_norm(
 ) -> Match:
     if op.kind != kind:
         return None
-    for one, other in (op.inputs, op.inputs[::-1]):
-        norm = graph.sole_producer(one, *_NORMS)
-        factor = rewriter.constants.get(other)
+    for left, right in (op.inputs, op.inputs[::-1]):
+        norm = graph.sole_producer(left, *_NORMS)
+        factor = rewriter.constants.get(right)
         shape = rewriter.shapes[op.outputs[0]]
         if norm is None or factor is None or norm.input(place) or "axes" not in norm.attributes:
             continue
-        if factor.ndim > len(shape) or rewriter.shapes[one] != shape:
+        if factor.ndim > len(shape) or rewriter.shapes[left] != shape:
             continue
         inputs = (*norm.inputs, "", "")[:place]
-        rewriter.add(op, norm.kind, (*inputs, other), op.outputs[0], norm.attributes)
+        rewriter.add(op, norm.kind, (*inputs, right), op.outputs[0], norm.attributes)
         return rewriter.replacement(norm)
     return None
 
@@ -204,14 +204,14 @@ def matmul_bias(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) ->
     """A product plus a constant number for each column -> a product with a bias."""
     if op.kind != "Add":
         return None
-    for one, other in (op.inputs, op.inputs[::-1]):
-        product, bias = graph.sole_producer(one, "MatMul"), rewriter.constants.get(other)
+    for left, right in (op.inputs, op.inputs[::-1]):
+        product, bias = graph.sole_producer(left, "MatMul"), rewriter.constants.get(right)
         shape = rewriter.shapes[op.outputs[0]]
         if product is None or bias is None or len(product.inputs) > 2:
             continue
         along = bias.ndim > 0 and bias.size == bias.shape[-1] == shape[-1]
-        if along and rewriter.shapes[one] == shape and one not in rewriter.scales:
-            rewriter.add(op, "MatMul", (*product.inputs, other), op.outputs[0])
+        if along and rewriter.shapes[left] == shape and left not in rewriter.scales:
+            rewriter.add(op, "MatMul", (*product.inputs, right), op.outputs[0])
             return rewriter.replacement(product)
     return None
 
@@ -220,8 +220,8 @@ def swish(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match
     """x sigmoid(x) -> Swish."""
     if op.kind != "Mul":
         return None
-    for x, other in (op.inputs, op.inputs[::-1]):
-        sigmoid = graph.sole_producer(other, "Sigmoid")
+    for x, gate in (op.inputs, op.inputs[::-1]):
+        sigmoid = graph.sole_producer(gate, "Sigmoid")
         if sigmoid is not None and sigmoid.inputs == (x,):
             rewriter.add(op, "Swish", (x,), op.outputs[0])
             return rewriter.replacement(sigmoid)
@@ -263,16 +263,16 @@ def attention(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> M
 
 def _scores_first(graph: UseDefGraph, add: Operation) -> tuple[str, str]:
     """Return the summand that products lead to, and the other."""
-    for one, other in (add.inputs, add.inputs[::-1]):
-        if graph.sole_producer(_unscaled(graph, one)[0], "MatMul") is not None:
-            return one, other
+    for left, right in (add.inputs, add.inputs[::-1]):
+        if graph.sole_producer(_unscaled(graph, left)[0], "MatMul") is not None:
+            return left, right
     return "", ""
 
 
 def _unscaled(graph: UseDefGraph, name: str) -> tuple[str, float, tuple[Operation, ...]]:
     """Follow a tensor up through factors that are constant numbers."""
     scale = 1.0
-    found: list[Operation] = []
+    factors: list[Operation] = []
     while (op := graph.sole_producer(name, "Mul", "Div")) is not None:
         number = graph.scalar(op.inputs[1])
         source = op.inputs[0]
@@ -281,9 +281,9 @@ def _unscaled(graph: UseDefGraph, name: str) -> tuple[str, float, tuple[Operatio
         if number is None or not math.isfinite(number) or number == 0:
             break
         scale = scale / number if op.kind == "Div" else scale * number
-        found.append(op)
+        factors.append(op)
         name = source
-    return name, scale, tuple(found)
+    return name, scale, tuple(factors)
 
 
 def _rows_of_keys(graph: UseDefGraph, rewriter: NetworkRewriter, op: Operation, name: str) -> str:

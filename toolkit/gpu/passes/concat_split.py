@@ -44,27 +44,27 @@ class _Joined:
 
 
 def _without_slices(network: Network) -> Network:
-    makers = {name: op for op in network.operations for name in op.outputs}
+    producers = {name: op for op in network.operations for name in op.outputs}
     readers: dict[str, list[Operation]] = {}
     for op in network.operations:
         for name in set(op.inputs):
             readers.setdefault(name, []).append(op)
-    found: dict[str, _Joined] = {}  # by the name of a slice
+    joined: dict[str, _Joined] = {}  # by the name of a slice
     for source, reading in readers.items():
         slices = [slice_of(network, op) for op in reading]
         if source in network.outputs or None in slices:
             continue
-        trees = [_part(network, makers, one) for one in slices if one is not None]
+        trees = [_part(network, producers, part) for part in slices if part is not None]
         if all(trees):
             names = (op.outputs[0] for op in reading)
-            found |= {n: tree for n, tree in zip(names, trees, strict=True) if tree is not None}
-    if not found:
+            joined |= {n: tree for n, tree in zip(names, trees, strict=True) if tree is not None}
+    if not joined:
         return network
     builder = NetworkBuilder(network)
     same: dict[str, str] = {}
     for old in network.operations:
         op = replace(old, inputs=tuple(same.get(name, name) for name in old.inputs))
-        tree = found.get(op.outputs[0])
+        tree = joined.get(op.outputs[0])
         if tree is None:
             builder.operations.append(op)
         elif tree.name and op.outputs[0] not in network.outputs:
@@ -74,45 +74,47 @@ def _without_slices(network: Network) -> Network:
     return _live(builder.network())
 
 
-def _part(network: Network, makers: Mapping[str, Operation], one: UnitSlice) -> _Joined | None:
+def _part(network: Network, producers: Mapping[str, Operation], piece: UnitSlice) -> _Joined | None:
     """Return a slice as it is joined from whole tensors; None where a Slice would be left."""
-    shape = network.shapes.get(one.source)
-    if shape is None or not fixed(shape[one.axis]):
+    shape = network.shapes.get(piece.source)
+    if shape is None or not fixed(shape[piece.axis]):
         return None
-    if one.size == shape[one.axis]:
-        return _Joined(one.source)
-    op = makers.get(one.source)
+    if piece.size == shape[piece.axis]:
+        return _Joined(piece.source)
+    op = producers.get(piece.source)
     if op is None or any(name not in network.shapes for name in op.inputs[:1]):
         return None
-    scale = network.scales.get(one.source)
+    scale = network.scales.get(piece.source)
     if op.kind in RESHAPES and network.scales.get(op.inputs[0]) == scale:
-        kept = network.shapes[op.inputs[0]][: one.axis + 1] == shape[: one.axis + 1]
-        inner = _part(network, makers, replace(one, source=op.inputs[0])) if kept else None
-        cut = (*shape[: one.axis], one.size, *shape[one.axis + 1 :])
+        kept = network.shapes[op.inputs[0]][: piece.axis + 1] == shape[: piece.axis + 1]
+        inner = _part(network, producers, replace(piece, source=op.inputs[0])) if kept else None
+        cut = (*shape[: piece.axis], piece.size, *shape[piece.axis + 1 :])
         return inner and _Joined(parts=(inner,), shape=cut)
     alike = op.kind == "Concat" and all(
         name in network.shapes and network.scales.get(name) == scale for name in op.inputs
     )
-    return _joined_part(network, makers, one, op) if alike else None
+    return _joined_part(network, producers, piece, op) if alike else None
 
 
 def _joined_part(
-    network: Network, makers: Mapping[str, Operation], one: UnitSlice, op: Operation
+    network: Network, producers: Mapping[str, Operation], piece: UnitSlice, op: Operation
 ) -> _Joined | None:
     """Return a slice of the concatenation `op`."""
-    axis = op.integer("axis", 0) % len(network.shapes[one.source])
+    axis = op.integer("axis", 0) % len(network.shapes[piece.source])
     parts: list[_Joined | None] = []
     begin = 0
     for name in op.inputs:
-        size = network.shapes[name][one.axis]
+        size = network.shapes[name][piece.axis]
         if not fixed(size):
             return None
-        first, last = one.start, one.start + one.size
-        if axis == one.axis:
+        first, last = piece.start, piece.start + piece.size
+        if axis == piece.axis:
             first, last = max(first - begin, 0), min(last - begin, size)
             begin += size
         if first < last:
-            parts.append(_part(network, makers, UnitSlice(name, one.axis, first, last - first)))
+            parts.append(
+                _part(network, producers, UnitSlice(name, piece.axis, first, last - first))
+            )
     whole = tuple(part for part in parts if part is not None)
     if len(whole) < len(parts):
         return None
@@ -154,12 +156,12 @@ def _shape(builder: NetworkBuilder, tree: _Joined) -> tuple[int, ...]:
 
 def _live(network: Network) -> Network:
     """Leave out concatenations and reshapings whose results nobody reads any more."""
-    wanted = set(network.outputs)
+    live = set(network.outputs)
     kept: list[Operation] = []
     for op in reversed(network.operations):
-        if op.kind in (*RESHAPES, "Concat") and wanted.isdisjoint(op.outputs):
+        if op.kind in (*RESHAPES, "Concat") and live.isdisjoint(op.outputs):
             continue
-        wanted.update(op.inputs)
+        live.update(op.inputs)
         kept.append(op)
     return replace(network, operations=tuple(reversed(kept)))
 
@@ -168,17 +170,17 @@ def _functions_of_parts(network: Network) -> Network:
     readers = Counter(name for op in network.operations for name in op.inputs)
     readers.update(network.outputs)
     builder = NetworkBuilder(network)
-    makers: dict[str, Operation] = {}
+    producers: dict[str, Operation] = {}
     gone: set[str] = set()
     for op in network.operations:
         start = len(builder.operations)
-        if _is_function(network, op) and _all_end(builder, makers, readers, op.inputs[0], False):
-            gone |= _move(builder, makers, op, op.inputs[0], op.outputs[0])
+        if _is_function(network, op) and _all_end(builder, producers, readers, op.inputs[0], False):
+            gone |= _move(builder, producers, op, op.inputs[0], op.outputs[0])
         else:
             builder.operations.append(op)
-        for one in builder.operations[start:]:
-            makers |= dict.fromkeys(one.outputs, one)
-            readers.update({name: 1 for name in one.outputs if name not in readers})
+        for added in builder.operations[start:]:
+            producers |= dict.fromkeys(added.outputs, added)
+            readers.update({name: 1 for name in added.outputs if name not in readers})
     builder.operations = [op for op in builder.operations if op.outputs[0] not in gone]
     return builder.network()
 
@@ -194,40 +196,44 @@ def _is_function(network: Network, op: Operation) -> bool:
 
 def _all_end(
     builder: NetworkBuilder,
-    makers: Mapping[str, Operation],
+    producers: Mapping[str, Operation],
     readers: Counter[str],
     name: str,
     inner: bool,
 ) -> bool:
     """Whether a tensor is joined of parts each of which a kernel makes that can end in more."""
-    op = makers.get(name)
+    op = producers.get(name)
     if op is None or readers[name] != 1:
         return False
     if op.kind in RESHAPES:
-        return _all_end(builder, makers, readers, op.inputs[0], inner)
+        return _all_end(builder, producers, readers, op.inputs[0], inner)
     if op.kind == "Concat":
-        return all(_all_end(builder, makers, readers, part, True) for part in op.inputs)
+        return all(_all_end(builder, producers, readers, part, True) for part in op.inputs)
     return inner and (op.kind in EPILOGUES or is_elementwise(op))
 
 
 def _move(
-    builder: NetworkBuilder, makers: Mapping[str, Operation], op: Operation, name: str, output: str
+    builder: NetworkBuilder,
+    producers: Mapping[str, Operation],
+    op: Operation,
+    name: str,
+    output: str,
 ) -> set[str]:
     """Add `op` of the parts of the tensor `name`, and join them to `output`; return what is left.
 
     What is left are tensors that nobody reads any more.
     """
-    maker = makers[name]
-    if maker.kind not in (*RESHAPES, "Concat"):
+    producer = producers[name]
+    if producer.kind not in (*RESHAPES, "Concat"):
         builder.operations.append(replace(op, inputs=(name, *op.inputs[1:]), outputs=(output,)))
         return set()
     gone = {name}
-    count = len(maker.inputs) if maker.kind == "Concat" else 1
+    count = len(producer.inputs) if producer.kind == "Concat" else 1
     parts = []
-    for part in maker.inputs[:count]:
+    for part in producer.inputs[:count]:
         dtype, scale = builder.dtypes[output], builder.scales.get(output)
         parts.append(builder.tensor(f"{part} ({op.kind})", builder.shapes[part], dtype, scale))
-        gone |= _move(builder, makers, op, part, parts[-1])
-    inputs = (*parts, *maker.inputs[count:])
-    builder.operations.append(replace(maker, inputs=inputs, outputs=(output,)))
+        gone |= _move(builder, producers, op, part, parts[-1])
+    inputs = (*parts, *producer.inputs[count:])
+    builder.operations.append(replace(producer, inputs=inputs, outputs=(output,)))
     return gone

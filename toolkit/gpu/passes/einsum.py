@@ -143,10 +143,10 @@ class _Steps:
         shape = (*(self.sizes[c] for c in batch), self.size(first), self.size(second))
         return self.reshaped(moved, shape)
 
-    def moved(self, name: str, own: str, wanted: str, output: str = "") -> str:
+    def moved(self, name: str, own: str, target_labels: str, output: str = "") -> str:
         """Order the dimensions of a tensor; `output` names the result where it must be one."""
-        order = tuple(own.index(label) for label in wanted)
-        target = output or self._tensor(name, [self.sizes[label] for label in wanted])
+        order = tuple(own.index(label) for label in target_labels)
+        target = output or self._tensor(name, [self.sizes[label] for label in target_labels])
         return self.rewriter.add(self.op, "Transpose", (name,), target, {"perm": order})
 
     def reshaped(self, name: str, shape: tuple[int, ...]) -> str:

@@ -24,7 +24,7 @@ def expand_functions(segment: ir.Model, names: Collection[str]) -> ir.Model | No
 
     None where ONNX has a definition of none of them.
     """
-    opset = segment.graph.opset_imports[""]
+    opset = segment.graph.opset_imports.get("", 1)
     bodies: dict[int, ir.Graph] = {}
     for at, node in enumerate(segment.graph):
         schema = _schema(node, opset) if node.name in names else None

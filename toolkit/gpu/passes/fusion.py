@@ -2,7 +2,7 @@
 
 A group's root is a convolution, a product, a pooling and the like, or an element-wise operation
 itself. What follows joins it while only one tensor leaves the group and everything else that is
-read was made before.
+read was computed before.
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,11 +81,11 @@ def group_operations(network: Network) -> tuple[Group, ...]:
             continue
         members = _grow(network, at, readers, ready, taken)
         taken |= set(members)
-        operations = [network.operations[one] for one in members]
+        operations = [network.operations[index] for index in members]
         result = operations[-1].outputs[0] if len(members) > 1 else op.outputs[0]
         root = None if is_elementwise(op) else op
         groups.append(Group(root, tuple(operations[root is not None :]), result))
-        ready |= {name for one in operations for name in one.outputs}
+        ready |= {name for index in operations for name in index.outputs}
     return tuple(groups)
 
 
@@ -103,19 +103,19 @@ def _grow(
         return [start]
     shape = network.shapes[root.outputs[0]]
     members, best = [start], [start]
-    made = {root.outputs[0]}
+    produced = {root.outputs[0]}
     outside = set(tensors_read(root, network.constants)) if alone else set()
     allowed = MAX_OPERANDS if alone else EPILOGUES[root.kind]
     for at in range(start + 1, len(network.operations)):
         op = network.operations[at]
-        if at in taken or not is_elementwise(op) or not made & set(op.inputs):
+        if at in taken or not is_elementwise(op) or not produced & set(op.inputs):
             continue
-        read = set(tensors_read(op, network.constants)) - made
+        read = set(tensors_read(op, network.constants)) - produced
         fits = read <= ready and len(outside | read) <= allowed
         if not fits or not _same_shapes(network, op, shape, alone, read):
             continue
         members.append(at)
-        made.add(op.outputs[0])
+        produced.add(op.outputs[0])
         outside |= read
         alone_leaves = _escaping(network, members, readers) == {op.outputs[0]}
         if alone_leaves and not _widens(network, op):
@@ -124,7 +124,7 @@ def _grow(
 
 
 def _widens(network: Network, op: Operation) -> bool:
-    """Whether an operation makes floats of integers that FP16 may not hold, as sums of INT8 are.
+    """True if an operation converts to float integers that FP16 may not represent, as INT8 sums.
 
     Such are stored as integers: their readers make the floats.
     """
@@ -147,7 +147,7 @@ def _same_shapes(
 def _escaping(
     network: Network, members: Sequence[int], readers: Mapping[str, Sequence[int]]
 ) -> set[str]:
-    """Return the tensors made by these operations that others read or that leave the segment."""
+    """Return the results of these operations that others read or that leave the segment."""
     inside = set(members)
     names = (name for at in members for name in network.operations[at].outputs)
     return {

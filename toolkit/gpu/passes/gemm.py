@@ -81,19 +81,19 @@ def gelu(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
         return None
     add = graph.sole_producer(sums[0], "Add")
     x = next(name for name in factors if name not in (halves[0], sums[0]))
-    found = None if add is None else _erf_of(graph, add, x)
-    if add is None or found is None or rewriter.shapes.get(x) != rewriter.shapes[op.outputs[0]]:
+    erf = None if add is None else _erf_of(graph, add, x)
+    if add is None or erf is None or rewriter.shapes.get(x) != rewriter.shapes[op.outputs[0]]:
         return None
     rewriter.add(op, "Gelu", (x,), op.outputs[0])
-    return rewriter.replacement(*inner, add, *found)
+    return rewriter.replacement(*inner, add, *erf)
 
 
 def _erf_of(graph: UseDefGraph, add: Operation, x: str) -> tuple[Operation, ...] | None:
     """Return the Erf and the scaling of x in 1 + erf(x / sqrt(2))."""
-    for one, other in (add.inputs, add.inputs[::-1]):
-        erf = graph.sole_producer(one, "Erf")
+    for left, right in (add.inputs, add.inputs[::-1]):
+        erf = graph.sole_producer(left, "Erf")
         scaled = erf and graph.sole_producer(erf.inputs[0], "Div", "Mul")
-        if erf is None or scaled is None or not _near(graph, other, 1.0):
+        if erf is None or scaled is None or not _near(graph, right, 1.0):
             continue
         if scaled.kind == "Div" and scaled.inputs[0] == x:
             fits = _near(graph, scaled.inputs[1], 1 / _ROOT_HALF)
@@ -106,9 +106,9 @@ def _erf_of(graph: UseDefGraph, add: Operation, x: str) -> tuple[Operation, ...]
     return None
 
 
-def _near(graph: UseDefGraph, name: str, wanted: float) -> bool:
+def _near(graph: UseDefGraph, name: str, expected: float) -> bool:
     number = graph.scalar(name)
-    return number is not None and abs(number - wanted) <= _NEAR * wanted
+    return number is not None and abs(number - expected) <= _NEAR * expected
 
 
 GEMM_RULES: tuple[Rule, ...] = (gelu, rows_split, rows_transposed)

@@ -1,7 +1,7 @@
-"""Rules of `toolkit.gpu.ir.patterns` that find a GroupNormalization.
+"""Rewrite rules that recover a GroupNormalization.
 
 Exporters write one as an InstanceNormalization of groups, between two Reshapes that would move
-every number of a picture stored channels-last; its factors follow as a Mul and an Add.
+every element of a channels-last (NHWC) tensor; its factors follow as a Mul and an Add.
 """
 
 import numpy as np
@@ -22,12 +22,12 @@ def group_normalization(graph: UseDefGraph, op: Operation, rewriter: NetworkRewr
     inside = rewriter.shapes[norm.outputs[0]]
     factors = [rewriter.constants.get(name) for name in norm.inputs[1:3]]
     alike = rewriter.shapes.get(x) == shape and inside[0] == shape[0] and len(shape) > 2
-    if not alike or any(one is None for one in factors) or shape[1] % inside[1]:
+    if not alike or any(factor is None for factor in factors) or shape[1] % inside[1]:
         return None
     gain, bias = (
-        rewriter.constant(f"{op.name} (factors)", np.repeat(one, shape[1] // inside[1]))
-        for one in factors
-        if one is not None
+        rewriter.constant(f"{op.name} (factors)", np.repeat(factor, shape[1] // inside[1]))
+        for factor in factors
+        if factor is not None
     )
     attributes = {"num_groups": inside[1], "epsilon": norm.number("epsilon", 1e-5)}
     rewriter.add(op, "GroupNormalization", (x, gain, bias), op.outputs[0], attributes)
@@ -48,10 +48,10 @@ def _with_factor(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter, k
     if op.kind != kind:
         return None
     shape = rewriter.shapes[op.outputs[0]]
-    for one, other in (op.inputs, op.inputs[::-1]):
-        norm = graph.sole_producer(one, "GroupNormalization")
-        values = _of_channels(rewriter.constants.get(other), shape)
-        if norm is None or values is None or rewriter.shapes[one] != shape:
+    for left, right in (op.inputs, op.inputs[::-1]):
+        norm = graph.sole_producer(left, "GroupNormalization")
+        values = _of_channels(rewriter.constants.get(right), shape)
+        if norm is None or values is None or rewriter.shapes[left] != shape:
             continue
         gain, bias = (rewriter.constants.get(name) for name in norm.inputs[1:3])
         if gain is None or bias is None or gain.shape != values.shape:
@@ -69,5 +69,5 @@ def _of_channels(values: Array | None, shape: Shape) -> Array | None:
     if values is None or values.ndim > len(shape):
         return None
     sizes = (1,) * (len(shape) - values.ndim) + values.shape
-    wanted = tuple(shape[1] if at == 1 else 1 for at in range(len(shape)))
-    return values.reshape(-1) if sizes == wanted else None
+    per_channel = tuple(shape[1] if at == 1 else 1 for at in range(len(shape)))
+    return values.reshape(-1) if sizes == per_channel else None

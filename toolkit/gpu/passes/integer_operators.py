@@ -84,11 +84,13 @@ def _whole(builder: NetworkBuilder, op: Operation, kind: str, operands: tuple[st
     builder.add(op, "Cast", (real,), output, {"to": _INT32})
 
 
-def _dequantized(builder: NetworkBuilder, op: Operation, given: tuple[str, ...], axis: int) -> str:
-    """Dequantize (integers, scale, zero point or "")."""
-    shape = _shape(builder, given[0])
-    real = builder.tensor(f"{given[0]} (dequantized)", shape, "float32")
-    return builder.add(op, "DequantizeLinear", given, real, {"axis": axis % len(shape)})
+def _dequantized(
+    builder: NetworkBuilder, op: Operation, operand: tuple[str, ...], axis: int
+) -> str:
+    """Dequantize an operand (integers, scale, zero point or "")."""
+    shape = _shape(builder, operand[0])
+    real = builder.tensor(f"{operand[0]} (dequantized)", shape, "float32")
+    return builder.add(op, "DequantizeLinear", operand, real, {"axis": axis % len(shape)})
 
 
 def _product(builder: NetworkBuilder, op: Operation, left: str, right: str) -> str:

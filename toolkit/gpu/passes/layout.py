@@ -1,5 +1,5 @@
-"""Rules of `graph.patterns` for operators that simpler ones say, and for borders and factors that a
-convolution takes along.
+"""Rewrite rules for operators that simpler ones express, and for padding and per-channel factors
+that a convolution absorbs.
 """
 
 import numpy as np
@@ -41,15 +41,15 @@ def many_operands(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) 
         return None
     output, kind = op.outputs[0], _TAKES_MANY[op.kind]
     shape, dtype = rewriter.shapes[output], rewriter.dtypes[output]
-    found, rest = op.inputs[0], list(op.inputs[1:])
+    total, rest = op.inputs[0], list(op.inputs[1:])
     while rest:
         part, rest = rest[: MAX_OPERANDS - 1], rest[MAX_OPERANDS - 1 :]
         last = not rest and op.kind != "Mean"
         target = output if last else rewriter.tensor(f"{output} (part)", shape, dtype)
-        found = rewriter.add(op, kind, (found, *part), target)
+        total = rewriter.add(op, kind, (total, *part), target)
     if op.kind == "Mean":
         share = rewriter.constant(f"{output} (share)", np.array(1 / len(op.inputs), dtype))
-        rewriter.add(op, "Mul", (found, share), output)
+        rewriter.add(op, "Mul", (total, share), output)
     return rewriter.replacement()
 
 
@@ -81,20 +81,20 @@ def _border(graph: UseDefGraph, pad: Operation, rank: int) -> tuple[int, ...] | 
     axes = integers_of(graph.network, pad, 3, "axes") or tuple(range(rank))
     if pad.number("value", 0.0) != 0 or (value is not None and value.any()) or min(widths) < 0:
         return None
-    found = [0] * (2 * rank)
+    pads = [0] * (2 * rank)
     for at, axis in enumerate(axes):
-        found[axis % rank], found[rank + axis % rank] = widths[at], widths[len(axes) + at]
-    if any(found[at] for at in (0, 1, rank, rank + 1)):
+        pads[axis % rank], pads[rank + axis % rank] = widths[at], widths[len(axes) + at]
+    if any(pads[at] for at in (0, 1, rank, rank + 1)):
         return None
-    return (*found[2:rank], *found[rank + 2 :])
+    return (*pads[2:rank], *pads[rank + 2 :])
 
 
 def channel_constants(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Conv(x, w, b) * k -> Conv(x, k w, k b), and so for + - /, with a k for each channel."""
-    found = _convolution_and_constant(graph, op)
-    if found is None:
+    pair = _convolution_and_constant(graph, op)
+    if pair is None:
         return None
-    conv, k = found
+    conv, k = pair
     weights = graph.network.constants[conv.inputs[1]]
     bias = graph.network.constants.get(conv.input(2), np.zeros(len(weights), weights.dtype))
     k = np.broadcast_to(k.reshape(-1), (len(weights),))
@@ -186,10 +186,10 @@ def one_hot(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Mat
         op, "Reshape", (index,), rewriter.tensor(f"{output} (placed)", single, "int64")
     )
     wrapped = _from_the_end(rewriter, op, placed, depth)
-    places = np.arange(depth).reshape(depth, *[1] * (len(shape) - axis - 1))
-    every = rewriter.constant(f"{output} (places)", places)
+    values_along = np.arange(depth).reshape(depth, *[1] * (len(shape) - axis - 1))
+    classes = rewriter.constant(f"{output} (places)", values_along)
     equal = rewriter.tensor(f"{output} (equal)", shape, "bool")
-    rewriter.add(op, "Equal", (wrapped, every), equal)
+    rewriter.add(op, "Equal", (wrapped, classes), equal)
     rewriter.add(op, "Where", (equal, *values), output)
     return rewriter.replacement()
 

@@ -27,11 +27,11 @@ def merge_layout_chains(network: Network) -> Network:
     """Return the network with the chains rewritten that split what they joined before."""
     counts = Counter(name for op in network.operations for name in op.inputs)
     counts.update(network.outputs)
-    makers = {op.outputs[0]: op for op in network.operations}
+    producers = {op.outputs[0]: op for op in network.operations}
     inside = {
         op.inputs[0]
         for op in network.operations
-        if op.kind in _MOVES and counts[op.inputs[0]] == 1 and _is_move(makers, op.inputs[0])
+        if op.kind in _MOVES and counts[op.inputs[0]] == 1 and _is_move(producers, op.inputs[0])
     }
     builder = NetworkBuilder(network)
     gone: set[str] = set()
@@ -41,12 +41,12 @@ def merge_layout_chains(network: Network) -> Network:
             continue
         chain = [op]
         while chain[0].inputs[0] in inside:
-            chain.insert(0, makers[chain[0].inputs[0]])
-        found = _follow(chain, network.shapes)
-        if found is not None:
+            chain.insert(0, producers[chain[0].inputs[0]])
+        joined = _follow(chain, network.shapes)
+        if joined is not None:
             builder.operations.pop()
-            _write(builder, chain, found)
-            gone |= {one.outputs[0] for one in chain[:-1]}
+            _write(builder, chain, joined)
+            gone |= {inner.outputs[0] for inner in chain[:-1]}
     builder.operations = [op for op in builder.operations if op.outputs[0] not in gone]
     return builder.network()
 
@@ -59,8 +59,8 @@ class _Joined:
     order: tuple[int, ...]
 
 
-def _is_move(makers: Mapping[str, Operation], name: str) -> bool:
-    return name in makers and makers[name].kind in _MOVES
+def _is_move(producers: Mapping[str, Operation], name: str) -> bool:
+    return name in producers and producers[name].kind in _MOVES
 
 
 def _follow(chain: Sequence[Operation], shapes: Mapping[str, Shape]) -> _Joined | None:
@@ -113,14 +113,14 @@ def _deal(
     return dealt
 
 
-def _divide(atom: int, outer: int, sizes: list[int], holding: Sequence[list[int]]) -> None:
+def _divide(atom: int, outer: int, sizes: list[int], rows: Sequence[list[int]]) -> None:
     """Divide an atom into `outer` and what is left, in all lists that hold it."""
     inner = len(sizes)
     sizes.append(sizes[atom] // outer)
     sizes[atom] = outer
-    for held in holding:
-        if atom in held:
-            held.insert(held.index(atom) + 1, inner)
+    for row in rows:
+        if atom in row:
+            row.insert(row.index(atom) + 1, inner)
 
 
 def _spreads(joined: Sequence[Sequence[int]], dealt: Sequence[Sequence[int]]) -> bool:
@@ -149,29 +149,29 @@ def _merged(
 
 def _ends(source: Shape, sizes: Sequence[int], atoms: Sequence[int]) -> list[int]:
     """The last atom of each dimension of the source."""
-    found: list[int] = []
+    ends: list[int] = []
     rest = iter(atoms)
     for size in source:
-        atom, left = -1, size
-        while left != 1:
+        atom, rest_of_size = -1, size
+        while rest_of_size != 1:
             atom = next(rest)
-            left //= sizes[atom]
-        found.append(atom)
-    return found
+            rest_of_size //= sizes[atom]
+        ends.append(atom)
+    return ends
 
 
-def _write(builder: NetworkBuilder, chain: Sequence[Operation], found: _Joined) -> None:
+def _write(builder: NetworkBuilder, chain: Sequence[Operation], joined: _Joined) -> None:
     """Add the Reshape, the Transpose and the Reshape of a chain, those that do anything."""
     last = chain[-1]
     name, output = chain[0].inputs[0], last.outputs[0]
     dtype, scale = builder.dtypes[output], builder.scales.get(output)
-    if builder.shapes[name] != found.sizes:
-        split = builder.tensor(f"{output} (split)", found.sizes, dtype, scale)
+    if builder.shapes[name] != joined.sizes:
+        split = builder.tensor(f"{output} (split)", joined.sizes, dtype, scale)
         name = builder.add(last, "Reshape", (name,), split)
-    if found.order != tuple(sorted(found.order)):
-        shape = tuple(found.sizes[at] for at in found.order)
+    if joined.order != tuple(sorted(joined.order)):
+        shape = tuple(joined.sizes[at] for at in joined.order)
         turned = builder.tensor(f"{output} (in order)", shape, dtype, scale)
-        name = builder.add(last, "Transpose", (name,), turned, {"perm": found.order})
+        name = builder.add(last, "Transpose", (name,), turned, {"perm": joined.order})
     builder.add(last, "Reshape", (name,), output)
     others = tuple(node for op in chain[:-1] for node in op.nodes) + last.others
     builder.operations[-1] = replace(builder.operations[-1], others=others)

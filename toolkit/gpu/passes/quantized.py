@@ -1,22 +1,23 @@
-"""Q/DQ graphs -> real numbers that lie in memory as INT8.
+"""Q/DQ graphs -> real numbers stored as INT8.
 
-A grid has one scale s, a float32, and is symmetric: -128 s, ..., 127 s. In ONNX it is INT8 with the
-zero point 0 or UINT8 with 128. With the operators that this module gives a network,
+Quantization here is symmetric with one float32 scale s: real numbers -128 s, ..., 127 s. In ONNX
+that is INT8 with the zero point 0 or UINT8 with 128. With the operators that this module adds,
 
-    RoundInt8(x)   = q s,  q = clip(rte(fl(x fl(1/s))), -128, 127)      the nearest of the grid
+    RoundInt8(x)   = q s,  q = clip(rte(fl(x fl(1/s))), -128, 127)
     ToIntegers(x)  = q + zero point            FromIntegers(i) = fl((i - zero point) s)
 
 where rte rounds to the nearest integer, halves to even, and fl to float32, a pair becomes
 
     QuantizeLinear(x) = ToIntegers(RoundInt8(x))      DequantizeLinear(i) = FromIntegers(i)
 
-and FromIntegers(ToIntegers(x)) of one grid is x, so nothing but RoundInt8 is left inside a segment.
-All other operators go on computing with real numbers. What is on a grid is stored as q, and the
-view that it lies in carries s: reading it costs a factor. ONNX divides by s where RoundInt8
-multiplies by fl(1/s); where x / s is next to a half, q may differ by one.
+and FromIntegers(ToIntegers(x)) of one scale is x, so nothing but RoundInt8 is left inside a
+segment. All other operators go on computing with real numbers. A quantized tensor is stored as q,
+and its view carries s: reading it costs a factor. ONNX divides by s where RoundInt8 multiplies by
+fl(1/s); where x / s is next to a half, q may differ by one.
 
-RoundInt8 moves up through operators that only move numbers, to the kernel that makes them, and down
-through a rectifier, as rounding is monotone and keeps 0. Of two on one grid the first is enough.
+RoundInt8 moves up through operators that only move numbers, to the kernel that computes them, and
+down through a rectifier, as rounding is monotone and keeps 0. Of two of one scale the first is
+enough.
 
 Constants read through DequantizeLinear are real numbers, with their integers kept beside them.
 """
@@ -29,6 +30,7 @@ import numpy as np
 
 from toolkit.gpu.ir.builder import NetworkBuilder
 from toolkit.gpu.ir.network import Attribute, IntegerConstant, Network, Operation
+from toolkit.gpu.ir.patterns import Match, NetworkRewriter, UseDefGraph, apply_rules
 from toolkit.gpu.passes.integer_operators import without_integer_operators
 from toolkit.gpu.passes.quantized_general import (
     add_dequantize,
@@ -44,12 +46,12 @@ _MOVES = frozenset(
     {"Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice"}
     | {"SpaceToDepth", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
 )
-_COPIES = frozenset({"Concat", "Resize"})  # moves whose kernels can change grids
+_COPIES = frozenset({"Concat", "Resize"})  # moves whose kernels can requantize
 
 
 @dataclass(frozen=True, slots=True)
-class _Grid:
-    """`scale` is a float32; `zero_point` as ONNX stores its integers."""
+class _QuantParams:
+    """Symmetric quantization parameters: `scale` is a float32, `zero_point` 0 or 128."""
 
     scale: float
     zero_point: int
@@ -63,18 +65,18 @@ def read_quantized(network: Network) -> Network:
     network = without_integer_operators(network)
     if not any(op.kind in ("QuantizeLinear", "DequantizeLinear") for op in network.operations):
         return network
-    found = _on_grids(network)
+    current = _lower_qdq(network)
     while True:
-        simpler = _rounded_early(_rounded_once(_rectified_first(_live(found))))
-        if simpler.operations == found.operations:
-            return found
-        found = simpler
+        simpler = _rounded_early(_rounded_once(apply_rules(_live(current), (rectified_first,))))
+        if simpler.operations == current.operations:
+            return current
+        current = simpler
 
 
-def _on_grids(network: Network) -> Network:
-    """Write Q and DQ as the operators of this module, or in general."""
+def _lower_qdq(network: Network) -> Network:
+    """Lower Q and DQ to the operators of this module, or to general arithmetic."""
     builder = NetworkBuilder(network)
-    real: dict[tuple[str, _Grid], str] = {}  # integers on a grid -> the tensor of real numbers
+    real: dict[tuple[str, _QuantParams], str] = {}  # (integers, parameters) -> real numbers
     same: dict[str, str] = {}
     for old in network.operations:
         op = replace(old, inputs=tuple(same.get(name, name) for name in old.inputs))
@@ -84,35 +86,37 @@ def _on_grids(network: Network) -> Network:
         elif op.kind == "QuantizeLinear" and source in builder.constants:
             quantize_constant(builder, op)
         elif op.kind == "DequantizeLinear":
-            grid = _grid(builder, op, builder.dtypes[source])
-            if grid is None:
+            params = _quant_params(builder, op, builder.dtypes[source])
+            if params is None:
                 add_dequantize(builder, op)
                 continue
-            if (source, grid) not in real:
-                real[source, grid] = _add_real(builder, op, FROM_INTEGERS, output, grid)
+            if (source, params) not in real:
+                real[source, params] = _add_real(builder, op, FROM_INTEGERS, output, params)
             if output in network.outputs:
-                builder.add(op, "Identity", (real[source, grid],), output)
+                builder.add(op, "Identity", (real[source, params],), output)
             else:
-                same[output] = real[source, grid]
+                same[output] = real[source, params]
         elif op.kind == "QuantizeLinear":
-            grid = _grid(builder, op, builder.dtypes[output])
-            if grid is None:
+            params = _quant_params(builder, op, builder.dtypes[output])
+            if params is None:
                 add_quantize(builder, op)
                 continue
-            real[output, grid] = _add_real(builder, op, ROUND, output, grid)
-            builder.add(op, TO_INTEGERS, (real[output, grid],), output, _attributes(grid))
+            real[output, params] = _add_real(builder, op, ROUND, output, params)
+            builder.add(op, TO_INTEGERS, (real[output, params],), output, _attributes(params))
         else:
             builder.operations.append(op)
     return builder.network()
 
 
-def _add_real(builder: NetworkBuilder, op: Operation, kind: str, name: str, grid: _Grid) -> str:
-    real = builder.tensor(f"{name} (real)", builder.shapes[op.inputs[0]], "float32", grid.scale)
-    return builder.add(op, kind, op.inputs[:1], real, _attributes(grid))
+def _add_real(
+    builder: NetworkBuilder, op: Operation, kind: str, name: str, params: _QuantParams
+) -> str:
+    real = builder.tensor(f"{name} (real)", builder.shapes[op.inputs[0]], "float32", params.scale)
+    return builder.add(op, kind, op.inputs[:1], real, _attributes(params))
 
 
-def _attributes(grid: _Grid) -> dict[str, Attribute]:
-    return {"scale": grid.scale, "zero_point": grid.zero_point}
+def _attributes(params: _QuantParams) -> dict[str, Attribute]:
+    return {"scale": params.scale, "zero_point": params.zero_point}
 
 
 def _add_constant(builder: NetworkBuilder, op: Operation) -> None:
@@ -128,8 +132,8 @@ def _add_constant(builder: NetworkBuilder, op: Operation) -> None:
         builder.integers[output] = IntegerConstant(stored, values, axis)
 
 
-def _grid(builder: NetworkBuilder, op: Operation, dtype: str) -> _Grid | None:
-    """Return the symmetric grid of a Q or DQ with constant parameters, if it has one."""
+def _quant_params(builder: NetworkBuilder, op: Operation, dtype: str) -> _QuantParams | None:
+    """Return the parameters of a Q or DQ if they are constant and symmetric, with one scale."""
     if any(name and name not in builder.constants for name in op.inputs[1:]):
         return None
     scale = builder.constants[op.inputs[1]]
@@ -139,50 +143,38 @@ def _grid(builder: NetworkBuilder, op: Operation, dtype: str) -> _Grid | None:
     value, zero_point = np.float32(scale.reshape(())), int(zero.reshape(()))
     with np.errstate(all="ignore"):
         usable = value > 0 and np.isfinite(np.float32(1) / value)
-    return (
-        _Grid(float(value), zero_point) if usable and zero_point == SYMMETRIC_ZERO[dtype] else None
-    )
+    if not usable or zero_point != SYMMETRIC_ZERO[dtype]:
+        return None
+    return _QuantParams(float(value), zero_point)
 
 
 def _live(network: Network) -> Network:
-    """Leave out operations whose results nobody reads."""
-    wanted = set(network.outputs)
+    """Drop operations whose results nothing reads."""
+    live = set(network.outputs)
     kept: list[Operation] = []
     for op in reversed(network.operations):
-        if not wanted.isdisjoint(op.outputs):
-            wanted.update(op.inputs)
+        if not live.isdisjoint(op.outputs):
+            live.update(op.inputs)
             kept.append(op)
     return replace(network, operations=tuple(reversed(kept)))
 
 
-def _rectified_first(network: Network) -> Network:
+def rectified_first(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Relu(RoundInt8(x)) -> RoundInt8(Relu(x)), where nothing else reads the operand."""
-    builder, makers, readers = NetworkBuilder(network), _makers(network), _reader_counts(network)
-    swapped = {
-        op.inputs[0]: op
-        for op in network.operations
-        if op.kind == "Relu"
-        and readers[op.inputs[0]] == 1
-        and op.inputs[0] in makers
-        and makers[op.inputs[0]].kind == ROUND
-    }
-    for op in network.operations:
-        if op.outputs[0] in swapped:
-            continue
-        inner = makers.get(op.inputs[0]) if op.inputs and op.inputs[0] in swapped else None
-        if inner is None:
-            builder.operations.append(op)
-            continue
-        name, shape = op.outputs[0], builder.shapes[op.outputs[0]]
-        rectified = builder.tensor(f"{name} (unrounded)", shape, builder.dtypes[name])
-        builder.add(op, "Relu", inner.inputs, rectified)
-        builder.add(inner, ROUND, (rectified,), name, inner.attributes)
-        builder.scales[name] = inner.number("scale", 1.0)
-    return builder.network()
+    rounding = graph.sole_producer(op.inputs[0], ROUND) if op.kind == "Relu" else None
+    if rounding is None:
+        return None
+    output = op.outputs[0]
+    shape, dtype = rewriter.shapes[output], rewriter.dtypes[output]
+    rectified = rewriter.tensor(f"{output} (unrounded)", shape, dtype)
+    rewriter.add(op, "Relu", rounding.inputs, rectified)
+    rewriter.add(rounding, ROUND, (rectified,), output, rounding.attributes)
+    rewriter.scales[output] = rounding.number("scale", 1.0)
+    return rewriter.replacement(rounding)
 
 
 def _rounded_once(network: Network) -> Network:
-    """Leave out RoundInt8 of what lies on that grid already, or is rounded to it elsewhere."""
+    """Drop a RoundInt8 of what has that scale already, or is rounded to it elsewhere."""
     builder = NetworkBuilder(network)
     same: dict[str, str] = {}
     rounded: dict[tuple[str, float], str] = {}
@@ -204,20 +196,21 @@ def _rounded_once(network: Network) -> Network:
 
 def _rounded_early(network: Network) -> Network:
     """RoundInt8(move(x, ...)) -> move(RoundInt8(x), ...), where nothing else reads the move."""
-    builder, makers, readers = NetworkBuilder(network), _makers(network), _reader_counts(network)
+    builder, readers = NetworkBuilder(network), _reader_counts(network)
+    producers = {name: op for op in network.operations for name in op.outputs}
     rounds: dict[str, Operation] = {}  # result of a move -> the RoundInt8 after it
     for op in network.operations:
-        move = makers.get(op.inputs[0]) if op.kind == ROUND else None
+        move = producers.get(op.inputs[0]) if op.kind == ROUND else None
         if move is None or not _only_moves(network, move) or readers[op.inputs[0]] != 1:
             continue
-        # Copies that change grids round on the grid of the result: it must stay.
-        regrids = move.kind in _COPIES and op.inputs[0] in network.scales
-        if regrids and network.scales[op.inputs[0]] != op.number("scale", 0.0):
+        # Copies that requantize round to the scale of the result: it must stay.
+        requantizes = move.kind in _COPIES and op.inputs[0] in network.scales
+        if requantizes and network.scales[op.inputs[0]] != op.number("scale", 0.0):
             continue
         if not any(name in network.constants for name in _moved(move)):
             rounds[op.inputs[0]] = op
     dropped = {op.outputs[0] for op in rounds.values()}
-    on_grid: dict[tuple[str, float], str] = {}
+    quantized: dict[tuple[str, float], str] = {}
     for op in network.operations:
         if op.outputs[0] in dropped:
             continue
@@ -227,17 +220,17 @@ def _rounded_early(network: Network) -> Network:
             continue
         scale = after.number("scale", 0.0)
         for name in _moved(op):
-            # What lies on another grid for others changes grids as it is copied.
+            # What others read with another scale is requantized as it is copied.
             copied = op.kind in _COPIES and name in builder.scales and readers[name] > 1
-            if not copied and (name, scale) not in on_grid:
-                on_grid[name, scale] = _on_grid(builder, after, name, scale)
-        moved = [on_grid.get((name, scale), name) for name in op.inputs]
+            if not copied and (name, scale) not in quantized:
+                quantized[name, scale] = _quantized_to(builder, after, name, scale)
+        moved = [quantized.get((name, scale), name) for name in op.inputs]
         builder.operations.append(replace(op, inputs=tuple(moved), outputs=after.outputs))
     return builder.network()
 
 
-def _on_grid(builder: NetworkBuilder, after: Operation, name: str, scale: float) -> str:
-    """Return the tensor rounded to a grid: itself, where it lies on that grid."""
+def _quantized_to(builder: NetworkBuilder, after: Operation, name: str, scale: float) -> str:
+    """Return the tensor rounded to a scale: itself, where it has that scale."""
     if builder.scales.get(name) == scale:
         return name
     real = builder.tensor(f"{name} (real)", builder.shapes[name], "float32", scale)
@@ -247,21 +240,17 @@ def _on_grid(builder: NetworkBuilder, after: Operation, name: str, scale: float)
 def _only_moves(network: Network, op: Operation) -> bool:
     """Whether the result holds numbers of the operands, zeros, and no others."""
     if op.kind == "Pad":
-        given = network.constants.get(op.input(2))
-        zero = not given.any() if given is not None else not op.input(2)
+        fill = network.constants.get(op.input(2))
+        zero = not fill.any() if fill is not None else not op.input(2)
         return zero and op.number("value", 0.0) == 0
     nearest = op.kind == "Resize" and op.text("mode", "nearest") == "nearest"
-    beyond = op.number("extrapolation_value", 0.0)  # lies on any grid where it is 0
+    beyond = op.number("extrapolation_value", 0.0)  # 0 has any scale
     return op.kind in _MOVES or (nearest and beyond == 0)
 
 
 def _moved(op: Operation) -> tuple[str, ...]:
     """The operands whose numbers are moved."""
     return op.inputs if op.kind == "Concat" else op.inputs[:1]
-
-
-def _makers(network: Network) -> dict[str, Operation]:
-    return {name: op for op in network.operations for name in op.outputs}
 
 
 def _reader_counts(network: Network) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear of any grid, in the operators that ONNX defines them by.
+"""General QuantizeLinear and DequantizeLinear, in the operators that ONNX defines them by.
 
     QuantizeLinear(x)   = Cast(Clip(Round(x / scale) + zero point, least, largest))
     DequantizeLinear(i) = (Cast(i) - zero point) * scale
@@ -32,7 +32,7 @@ def add_dequantize(builder: NetworkBuilder, op: Operation) -> None:
 
 
 def quantize_constant(builder: NetworkBuilder, op: Operation) -> None:
-    """Make a constant of a QuantizeLinear that reads one, as exporters leave weights."""
+    """Fold a QuantizeLinear of a constant, as exporters leave weights."""
     values, limits = builder.constants[op.inputs[0]], _limits(builder, op)
     scale = along(builder, op, op.inputs[1], values.shape)
     zero = along(builder, op, op.input(2), values.shape)
@@ -57,13 +57,13 @@ def add_quantize(builder: NetworkBuilder, op: Operation) -> None:
         builder.constant(f"{output} ({what})", np.array(value, np.float32))
         for what, value in (("least", limits.min), ("largest", limits.max))
     ]
-    held = builder.tensor(f"{output} (held)", shape, "float32")
-    builder.add(op, "Clip", (real, *bounds), held)
-    builder.add(op, "Cast", (held,), output, {"to": _onnx_type(builder.dtypes[output])})
+    clipped = builder.tensor(f"{output} (clipped)", shape, "float32")
+    builder.add(op, "Clip", (real, *bounds), clipped)
+    builder.add(op, "Cast", (clipped,), output, {"to": _onnx_type(builder.dtypes[output])})
 
 
 def _limits(builder: NetworkBuilder, op: Operation) -> np.iinfo:
-    """The integers that a QuantizeLinear makes."""
+    """Return the limits of the integer type that a QuantizeLinear writes."""
     dtype = builder.dtypes[op.outputs[0]]
     if dtype not in ("int8", "uint8", "int16", "uint16"):
         raise NotCoveredError(
@@ -111,7 +111,7 @@ def _broadcast(builder: NetworkBuilder, op: Operation, name: str, shape: Shape) 
         name = builder.add(op, "Cast", (name,), real, {"to": _FLOAT})
     if len(own) == 0 or own == (1,):
         return name
-    wanted = tuple(own[0] if at == axis else 1 for at in range(len(shape)))
-    sizes = builder.constant(f"{name} (shape)", np.array(wanted, np.int64))
-    placed = builder.tensor(f"{name} (along {op.outputs[0]})", wanted, "float32")
+    along_axis = tuple(own[0] if at == axis else 1 for at in range(len(shape)))
+    sizes = builder.constant(f"{name} (shape)", np.array(along_axis, np.int64))
+    placed = builder.tensor(f"{name} (along {op.outputs[0]})", along_axis, "float32")
     return builder.add(op, "Reshape", (name, sizes), placed)

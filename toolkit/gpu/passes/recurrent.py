@@ -21,7 +21,7 @@ _DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "GRU": ("Sigmoid", "Tanh"),
     "LSTM": ("Sigmoid", "Tanh", "Tanh"),
 }
-_ACTIVATIONS = ("Sigmoid", "Tanh", "Relu")
+ACTIVATIONS = ("Sigmoid", "Tanh", "Relu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,8 @@ class _Adder:
 def recurrence_in_steps(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Write an RNN, GRU or LSTM as its steps.
 
-    Raises NotCoveredError: lengths that differ, weights that are not constant, a clip or another
-    activation.
+    Raises NotCoveredError: lengths that differ, more steps than kernels take, and weights that are
+    not constant.
     """
     if op.kind not in _GATES:
         return None
@@ -128,8 +128,6 @@ def _check(rewriter: NetworkRewriter, op: Operation) -> None:
     names = (op.inputs[1], op.inputs[2], op.input(3), op.input(7))
     if any(name and name not in rewriter.constants for name in names):
         raise NotCoveredError("has weights that are not constant")
-    if "clip" in op.attributes or op.integer("input_forget", 0):
-        raise NotCoveredError("clips its sums or couples its gates; kernels do not")
     if op.input(4):
         lengths = rewriter.constants.get(op.input(4))
         if lengths is None or (lengths != steps).any():
@@ -197,8 +195,6 @@ def _read_cell(add: _Adder, op: Operation, at: int) -> tuple[_Cell, Array | None
     names = op.text("activations", ",".join(_DEFAULTS[op.kind] * (at + 1))).split(",")
     count = len(_DEFAULTS[op.kind])
     activations = tuple(names[at * count : (at + 1) * count])
-    if any(name not in _ACTIVATIONS for name in activations):
-        raise NotCoveredError(f"has the activations {activations}; kernels take {_ACTIVATIONS}")
     holes = np.split(constants[op.inputs[7]][at], 3) if op.input(7) else ()
     return _Cell(recurrence, None if first else own, tuple(holes), activations, first), bias
 

@@ -1,0 +1,107 @@
+"""Steps 3 and 4 of the build: the graph rewritten for the DLA, and the ranges of its tensors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from calibration.table import CalibrationTable, write_table
+from toolkit.engine.options import BuildJob
+from toolkit.partition.best_precision import best_options, idle_nodes, kept_nodes
+from toolkit.partition.prepare import Prepared, prepare
+from toolkit.quantize.corrections.adjust import adjusted_for, adjusts_only
+from toolkit.quantize.ranges.data import Source
+from toolkit.quantize.ranges.measure import Ranges, dummy_table, measure_ranges
+from toolkit.quantize.ranges.table_file import fit_table, plain_notes, table_of_plain
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """The graph that the plan is made of, with its ranges and what to say about them.
+
+    `table`: None where the precision is not INT8. `ranges`: how they were measured, None where they
+    were given. `idle`: nodes that INT8 would not make faster, and why.
+    """
+
+    prepared: Prepared
+    table: CalibrationTable | None = None
+    ranges: Ranges | None = None
+    notes: tuple[str, ...] = ()
+    idle: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def keep_float(self) -> frozenset[str]:
+        """The nodes that stay in floating point beside INT8."""
+        return frozenset(self.table.keep_float if self.table is not None else ())
+
+    def kept(self) -> dict[str, str]:
+        """Return why each of these nodes does."""
+        if self.table is None:
+            return {}
+        budget = self.ranges.budget if self.ranges is not None else None
+        return kept_nodes(self.table.keep_float, self.idle, budget)
+
+
+def calibrate(job: BuildJob) -> Calibrated:
+    """Rewrite the graph for the DLA; for INT8 take the ranges given, measure them, or make some up.
+
+    Raises TandemError: the data or the table cannot be used.
+    """
+    job.report("rewrite", 0.0)
+    options = job.options
+    if job.plan.precision != "int8":
+        return Calibrated(prepare(job.graph, job.target.profile, job.plan))
+    if options.data is not None:
+        return _measured(job, options.data)
+    if options.dummy_ranges and options.table is None:
+        prepared = prepare(job.graph, job.target.profile, job.plan)
+        table = dummy_table(prepared.model, job.imported.sha256)
+        return Calibrated(prepared, table, notes=_notes(job))
+    return _from_table(job)
+
+
+def _measured(job: BuildJob, data: Source) -> Calibrated:
+    """Ranges measured over data, and written at once where that is asked for."""
+    options, profile = job.options, job.target.profile
+    prepared = prepare(job.graph, profile, job.plan)
+    idle = _idle(prepared, job)
+    how = replace(options.ranges, on_gpu=profile.gpu is not None and profile.dla is None)
+    if options.precision == "best":
+        how = best_options(how, prepared.model, idle)
+    ranges = measure_ranges(prepared.model, data, job.imported.sha256, how, job.report)
+    if options.save_table is not None:
+        write_table(Path(options.save_table), ranges.table)
+    prepared = replace(prepared, model=ranges.model)
+    return Calibrated(prepared, ranges.table, ranges, _notes(job), idle)
+
+
+def _from_table(job: BuildJob) -> Calibrated:
+    """Ranges of a table, the model's own Q/DQ included, fitted to the rewritten graph."""
+    table, original, sha256 = job.options.table, job.imported.model, job.imported.sha256
+    if job.plain is not None:
+        table, original = table or table_of_plain(job.plain, sha256), job.plain.model
+    assert table is not None  # `read_model` lets nothing else through
+    # Adjustments measured before the rewrites are made before them, others after.
+    early = adjusts_only(job.graph, table)
+    graph = adjusted_for(job.graph, table, sha256) if early else job.graph
+    prepared = prepare(graph, job.target.profile, job.plan, table.tensors)
+    with_ranges = msgspec.structs.replace(table, tensors=dict(prepared.ranges))
+    fitted = fit_table(with_ranges, original, prepared.model)
+    if not early:
+        prepared = replace(prepared, model=adjusted_for(prepared.model, table, sha256))
+    idle = _idle(prepared, job)
+    keep_float = tuple(sorted({*fitted.table.keep_float, *idle}))
+    table = msgspec.structs.replace(fitted.table, keep_float=keep_float)
+    return Calibrated(prepared, table, notes=_notes(job) + fitted.notes, idle=idle)
+
+
+def _notes(job: BuildJob) -> tuple[str, ...]:
+    return plain_notes(job.plain) if job.plain is not None else ()
+
+
+def _idle(prepared: Prepared, job: BuildJob) -> dict[str, str]:
+    """The nodes that INT8 would not make faster, where the best precision is asked for."""
+    if job.options.precision != "best":
+        return {}
+    return idle_nodes(prepared.model, job.target.profile, job.plan.power_mode)

@@ -1,0 +1,85 @@
+"""Steps 1 and 2 of the build: the model, folded and fused, and the precision of its engine."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from device.engine.manifest import Precision
+from toolkit.engine.options import BuildJob, BuildOptions, Progress
+from toolkit.engine.target import Target
+from toolkit.errors import BuildError
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.plugins.functions import give_shapes
+from toolkit.quantize.qdq.importer import PlainModel, import_qdq
+from toolkit.quantize.quantize import QUANTIZED_OPS, calibrated_tensors
+from toolkit.quantize.ranges.table_file import has_qdq
+
+
+def silent(step: str, share: float) -> None:
+    """Report to nobody."""
+
+
+def read_model(
+    model: str | Path, target: Target, options: BuildOptions, report: Progress = silent
+) -> BuildJob:
+    """Import a model, run the passes, and choose the precision.
+
+    Raises TandemError: the model cannot be used, or not at the precision that is asked for.
+    """
+    report("import", 0.0)
+    imported = import_model(
+        model, shapes=options.shapes, dims=options.dims, plugins=options.plugins
+    )
+    plain = _plain(imported.model, options)
+    graph, passes = run_passes(imported.model if plain is None else plain.model)
+    give_shapes(graph, options.plugins)
+    precision = _precision(options, target, graph, imported.name, plain)
+    plan = replace(options.plan, precision=precision, tensorrt=target.tensorrt)
+    return BuildJob(options, target, imported, graph, passes, plain, plan, report)
+
+
+def _plain(model: ir.Model, options: BuildOptions) -> PlainModel | None:
+    """A Q/DQ model without its Q/DQ, where INT8 is asked for; None for others."""
+    wanted = options.precision in ("int8", "best")
+    wanted = wanted or (options.precision is None and _has_ranges(options))
+    return import_qdq(model, any_weight_scale=True) if wanted and has_qdq(model) else None
+
+
+def _has_ranges(options: BuildOptions) -> bool:
+    return options.data is not None or options.table is not None or options.dummy_ranges
+
+
+def _precision(
+    options: BuildOptions, target: Target, graph: ir.Model, name: str, plain: PlainModel | None
+) -> Precision:
+    has_ranges = _has_ranges(options) or (plain is not None and bool(plain.amax))
+    default: Precision = "int8" if has_ranges else "fp16" if target.profile.gpu else "fp32"
+    asked = options.precision
+    precision = default if asked is None or asked == "best" else asked
+    if precision != "int8":
+        return precision
+    if not has_ranges:
+        raise BuildError(
+            "INT8 needs activation ranges: give calibration data with --data, a table with "
+            "--table, build with --precision fp16, or time only with --dummy-ranges."
+        )
+    _refuse_int8(graph, name)
+    return precision
+
+
+def _refuse_int8(graph: ir.Model, name: str) -> None:
+    """Refuse what would be called INT8 and be none."""
+    for node in graph.graph:
+        data = node.inputs[0] if node.op_type in QUANTIZED_OPS and node.inputs else None
+        if data is not None and data.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+            raise BuildError(
+                f"{name} computes in {data.dtype.name} (node {node.name!r}, {node.op_type}), but "
+                "INT8 is made from float32; export it in float32, or build with --precision fp16."
+            )
+    if not calibrated_tensors(graph):
+        raise BuildError(
+            f"{name} holds no float32 tensor that INT8 could stand for; "
+            "build it with --precision fp32."
+        )

@@ -1,0 +1,244 @@
+"""Which nodes have GPU kernels, asked of nodes alone: before anything is cut or lowered.
+
+A rule reads one ONNX node, with the shapes, types and constants of its tensors. Where a rule
+refuses a node that ONNX defines by others, its definition is asked instead, level by level.
+
+Rules refuse only what no lowering computes. What depends on the neighbours of a node is refused in
+lowering, with these reasons:
+
+* constants: operands that have to be constant may become so when Q/DQ is read;
+* the cut: the types and the memory of tensors at the border of a segment;
+* patterns: an operator that passes rewrite only in some surroundings (`REWRITTEN`);
+* storage: the type and the grid in which a tensor lies, which the precision and Q/DQ decide;
+* dynamic sizes: formulas, and steps of dimensions, at which kernels fit;
+* tactics: what plugins and the compiler say.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from toolkit.gpu.emit.table import EMITTERS
+from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
+from toolkit.gpu.ir.expressions import is_elementwise
+from toolkit.gpu.ir.network import (
+    Operation,
+    SegmentTensors,
+    read_operation,
+    read_tensors,
+    unknown_operand,
+)
+from toolkit.gpu.passes.composites import DEEPEST_HEAD
+from toolkit.gpu.passes.functions import expand_functions
+from toolkit.gpu.passes.recurrent import ACTIVATIONS
+from toolkit.gpu.shapes.inference import Trace
+
+MOST_INDICES = 4  # of one element, that kernels read
+
+# Operators without a kernel of their own that passes write as others.
+REWRITTEN = frozenset(
+    {"BatchNormalization", "CastLike", "ConvInteger", "DequantizeLinear", "Dropout", "Einsum"}
+    | {"EyeLike", "GRU", "LSTM", "MatMulInteger", "OneHot", "QLinearConv", "QLinearMatMul"}
+    | {"QuantizeLinear", "RNN", "ReverseSequence", "Trilu"}
+)
+_QUANTIZED = ("int8", "uint8", "int16", "uint16")
+_SAMPLED = {"bilinear": "linear", "bicubic": "cubic"}  # as they were named before opset 20
+
+Check = Callable[[Operation, SegmentTensors], "str | None"]
+"""Why kernels do not compute an operation, after "node 'name' (Operator) "; None: they may."""
+
+
+def _keeps_keys(op: Operation, _: SegmentTensors) -> str | None:
+    if op.input(4) or op.input(5) or op.input(6) or len(op.outputs) > 1:
+        return "keeps keys or returns weights; kernels return 1 tensor made from 4"
+    return None
+
+
+def _has_window(op: Operation, _: SegmentTensors) -> str | None:
+    sides = (op.integer("left_window_size", -1), op.integer("right_window_size", -1))
+    return None if sides == (-1, -1) else "has a window; kernels look at all keys"
+
+
+def _heads(op: Operation, tensors: SegmentTensors) -> str | None:
+    """The queries and keys of (batch, heads, rows, depth) or (batch, rows, heads x depth)."""
+    q, k, v = (tensors.shape(name) for name in op.inputs[:3])
+    if q is None or k is None or v is None:
+        return None
+    queries = op.integer("q_num_heads", 1)
+    values = op.integer("kv_num_heads", queries)
+    if len(q) == 4:
+        queries, values, depths = q[1], k[1], (q[3], v[3])
+    else:
+        depths = (q[2] // queries, v[2] // values)
+    if max(depths) <= DEEPEST_HEAD and queries % values == 0:
+        return None
+    return (
+        f"has {queries} queries of {depths[0]} for {values} values of {depths[1]}; kernels take up "
+        f"to {DEEPEST_HEAD}, shared evenly"
+    )
+
+
+def _more_outputs(op: Operation, _: SegmentTensors) -> str | None:
+    if len(op.outputs) == 1:
+        return None
+    return "returns what it normalized by; kernels return 1 tensor"
+
+
+def _indices(op: Operation, tensors: SegmentTensors) -> str | None:
+    shape = tensors.shape(op.inputs[1])
+    if shape is None or shape[-1] <= MOST_INDICES:
+        return None
+    return f"takes {shape[-1]} indices for an element; kernels take {MOST_INDICES}"
+
+
+def _sampled(op: Operation, tensors: SegmentTensors) -> str | None:
+    shape = tensors.shape(op.inputs[0])
+    if shape is None:
+        return None
+    dims, mode = len(shape) - 2, op.text("mode", "linear")
+    mode = _SAMPLED.get(mode, mode)
+    if dims == 2 or (dims == 3 and mode != "cubic"):
+        return None
+    return f"samples {dims} dimensions ({mode}); kernels take 2, and 3 by linear and nearest"
+
+
+def _gates(op: Operation, _: SegmentTensors) -> str | None:
+    if "clip" in op.attributes or op.integer("input_forget", 0):
+        return "clips its sums or couples its gates; kernels do not"
+    return None
+
+
+def _activations(op: Operation, _: SegmentTensors) -> str | None:
+    names = op.text("activations", "")
+    if not names or set(names.split(",")) <= set(ACTIVATIONS):
+        return None
+    return f"has the activations {names}; kernels take {ACTIVATIONS}"
+
+
+def _integers(op: Operation, tensors: SegmentTensors) -> str | None:
+    dtype = tensors.dtypes.get(op.outputs[0], _QUANTIZED[0])
+    if dtype in _QUANTIZED:
+        return None
+    return f"makes {dtype}; kernels make int8, uint8, int16 and uint16"
+
+
+def _cast_type(op: Operation, tensors: SegmentTensors) -> str | None:
+    dtype = tensors.dtypes.get(op.outputs[0])
+    if dtype is None or dtype in ELEMENT_TYPES:
+        return None
+    return f"makes {dtype}; kernels make {', '.join(ELEMENT_TYPES)}"
+
+
+def _spatial(op: Operation, tensors: SegmentTensors) -> str | None:
+    shape = tensors.shape(op.inputs[0])
+    if shape is None or 3 <= len(shape) <= 5:
+        return None
+    return f"has {len(shape) - 2} spatial dimensions; kernels take 1 to 3"
+
+
+RULES: tuple[tuple[tuple[str, ...], Check], ...] = (
+    (("Attention",), _keeps_keys),
+    (("Attention",), _has_window),
+    (("Attention",), _heads),
+    (("LayerNormalization", "RMSNormalization"), _more_outputs),
+    (("GatherND", "ScatterND"), _indices),
+    (("GridSample",), _sampled),
+    (("RNN", "GRU", "LSTM"), _gates),
+    (("RNN", "GRU", "LSTM"), _activations),
+    (("QuantizeLinear",), _integers),
+    (("Cast", "CastLike"), _cast_type),
+    (("Conv", "ConvTranspose"), _spatial),
+    (("MaxPool", "AveragePool", "LpPool"), _spatial),
+)
+"""Operators and what they are asked, in order; all operators are asked for a kernel before."""
+
+
+def supports(node: ir.Node, tensors: SegmentTensors, plugged: Collection[str] = ()) -> str | None:
+    """Return why no kernel computes a node, or None where one may.
+
+    `plugged`: operators of other domains that plugins compute, such as "my.domain::Op".
+    """
+    try:
+        op = read_operation(node, plugged)
+    except NotCoveredError as error:
+        return str(error)
+    reason = unknown_operand(op, tensors)
+    if reason is not None:
+        return reason
+    if not (op.kind in EMITTERS or op.kind in {*plugged, *REWRITTEN} or is_elementwise(op)):
+        return f"node {op.name!r} ({op.kind}) has no kernel yet"
+    for kinds, check in RULES:
+        reason = check(op, tensors) if op.kind in kinds else None
+        if reason is not None:
+            return f"node {op.name!r} ({op.kind}) {reason}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Supported:
+    """A model with definitions in the place of nodes that have kernels only so.
+
+    `refused`: nodes that have none, and why; of an operator with a definition what was said of
+    the operator. `last`: what was said of the nodes of their definitions.
+    """
+
+    model: ir.Model
+    refused: Mapping[str, str]
+    last: Mapping[str, str]
+
+
+def ask_support(
+    model: ir.Model,
+    plugged: Collection[str] = (),
+    trace: Trace | None = None,
+    *,
+    names: Collection[str] | None = None,
+    dynamic: bool = False,
+) -> Supported:
+    """Ask for the nodes `names` of a model, or all. Nodes of a definition are named as the node.
+
+    `trace`: a point of the dynamic dimensions, as in `toolkit.gpu.ir.network.read_network`.
+    `dynamic`: sizes are open, which only lowering knows; tensors of unknown shape and what is
+    computed from sizes alone are left to it.
+    """
+    first: dict[str, str] = {}  # what is said of an operator itself, before its definition
+    while True:
+        reasons = _refusals(model, plugged, trace, names, dynamic=dynamic)
+        first = {**reasons, **first}
+        expanded = expand_functions(model, reasons) if reasons else None
+        if expanded is None:
+            return Supported(model, {name: first[name] for name in reasons}, reasons)
+        model = expanded
+
+
+def _refusals(
+    model: ir.Model,
+    plugged: Collection[str],
+    trace: Trace | None,
+    names: Collection[str] | None,
+    *,
+    dynamic: bool,
+) -> dict[str, str]:
+    tensors = read_tensors(model, trace)
+    nodes = [node for node in tensors.nodes if names is None or node.name in names]
+    if dynamic:
+        computed = _computed(model.graph)
+        nodes = [node for node in nodes if any(value in computed for value in node.inputs)]
+        tensors = replace(tensors, unknown={})
+    reasons: dict[str, str] = {}
+    for node in nodes:
+        reason = supports(node, tensors, plugged)
+        if reason is not None:
+            reasons.setdefault(str(node.name), reason)
+    return reasons
+
+
+def _computed(graph: ir.Graph) -> set[ir.Value]:
+    """The tensors that depend on the numbers of the inputs, not on their sizes alone."""
+    computed = set(graph.inputs)
+    for node in graph:
+        if node.op_type not in ("Shape", "Size") and any(v in computed for v in node.inputs):
+            computed.update(node.outputs)
+    return computed
