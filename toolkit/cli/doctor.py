@@ -1,4 +1,4 @@
-"""What a machine has for Tandem, what is missing, why it matters and what mends it."""
+"""Check what a machine has for Tandem, what is missing, why it matters and how to fix it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Job = Literal["host", "board", "demo"]
 class Check:
     """One row of CHECKS.
 
-    `needed_for`: jobs that cannot be done without it; `helps`: jobs that go better with it.
+    `needed_for`: jobs that fail without it; `helps`: jobs that work better with it.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One check as it came out; `fix` is empty when there is nothing to mend."""
+    """The result of one check; `fix` is empty when nothing needs fixing."""
 
     name: str
     status: Status
@@ -39,11 +39,11 @@ class Result:
     fix: str
 
     def stops(self, job: Job) -> bool:
-        """Say whether the job cannot be done on this machine because of this check."""
+        """Whether this check prevents the job on this machine."""
         return self.status == "missing" and job in self.needed_for
 
     def slows(self, job: Job) -> bool:
-        """Say whether the job can be done, and would go better with this mended."""
+        """Whether the job would work better with this fixed."""
         concerned = job in self.needed_for + self.helps
         return self.status != "ok" and concerned and not self.stops(job)
 
@@ -68,7 +68,7 @@ def examine(
 
 
 def job_of(machine: Machine) -> Job:
-    """Guess what the machine is for: a Jetson is a board, everything else a host."""
+    """Return the likely job: a Jetson is a board, everything else a host."""
     return "board" if probes.board_of(machine).model else "host"
 
 
@@ -147,7 +147,7 @@ CHECKS: tuple[Check, ...] = (
         probes.opencv,
         ("host", "board", "demo"),
         (),
-        "reads pictures, videos and cameras",
+        "reads images, videos and cameras",
         "on a Jetson use JetPack's own (a venv with --system-site-packages); elsewhere "
         "pip install 'tandem-edge[camera]'",
     ),

@@ -1,4 +1,4 @@
-"""What `tandem doctor` looks at: each probe turns a `Machine` into a `Finding`."""
+"""The probes of `tandem doctor`: each turns a `Machine` into a `Finding`."""
 
 import re
 from collections.abc import Callable
@@ -29,7 +29,7 @@ ELEMENTS: tuple[tuple[str, str, str, bool], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a probe saw; `fix` takes the place of the check's own where it is not empty."""
+    """The result of a probe; a `fix` that is not empty replaces that of the check."""
 
     status: Status
     found: str
@@ -38,7 +38,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """The Jetson that this is; empty strings and None where the machine does not say."""
+    """This Jetson; empty strings and None for what is unknown."""
 
     model: str
     l4t: str

@@ -1,4 +1,4 @@
-"""A fleet of one on this machine: broker, agent process, and a client that listens."""
+"""A fleet of one device on this machine: broker, agent process, and an MQTT client."""
 
 import os
 import queue
@@ -43,7 +43,7 @@ class Seen:
 
 @dataclass
 class Listener:
-    """Everything that the client has received, in order; written by one thread."""
+    """What the client has received, in order; written by one thread."""
 
     topics: Topics
     seen: list[Seen] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Listener:
     reported: list[Reported] = field(default_factory=list)
 
     def take(self, message: Message) -> None:
-        """Keep one message; what is not understood is not ours."""
+        """Store one message; ignore unknown ones."""
         if message.topic == self.topics.detections:
             event = msgspec.json.decode(message.payload, type=Event)
             self.seen.append(Seen(event, time.time_ns()))
@@ -63,7 +63,7 @@ class Listener:
             self.reported.append(decode_document(message.payload, Reported))
 
     def of(self, pipeline: str) -> list[Seen]:
-        """The frames that one release's pipeline published."""
+        """Return the frames that one release's pipeline published."""
         return [item for item in self.seen if item.event.pipeline == pipeline]
 
 
@@ -79,32 +79,32 @@ class Fleet:
     def wait_for_frames(
         self, pipeline: str, count: int, timeout_s: float, on_progress: Callable[[float], None]
     ) -> list[Seen]:
-        """Wait until `count` more frames of a pipeline have arrived; returns them.
+        """Wait for `count` more frames of a pipeline and return them.
 
         Raises DeployError: they did not arrive in time, or the agent ended.
         """
         before = len(self.listener.of(pipeline))
         deadline = time.monotonic() + timeout_s
         while True:
-            got = self.listener.of(pipeline)[before:]
-            on_progress(min(1.0, len(got) / count))
-            if len(got) >= count:
-                return got
+            frames = self.listener.of(pipeline)[before:]
+            on_progress(min(1.0, len(frames) / count))
+            if len(frames) >= count:
+                return frames
             if self.agent.poll() is not None:
                 raise DeployError(
                     f"the agent ended with status {self.agent.returncode}: {self.log}"
                 )
             if time.monotonic() > deadline:
                 raise DeployError(
-                    f"{len(got)} of {count} frames of {pipeline} arrived within {timeout_s:g} s; "
-                    f"the agent's log is {self.log}"
+                    f"{len(frames)} of {count} frames of {pipeline} arrived within "
+                    f"{timeout_s:g} s; the agent's log is {self.log}"
                 )
             time.sleep(POLL_S)
 
 
 @contextmanager
 def start_fleet(folder: Path, profile: str) -> Iterator[Fleet]:
-    """Start broker, client and agent; all of them end with the block."""
+    """Start broker, client and agent for the duration of the `with` block."""
     with ExitStack() as stack:
         broker = stack.enter_context(start_broker())
         listener = stack.enter_context(_listen(broker.host, broker.port))

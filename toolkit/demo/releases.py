@@ -1,4 +1,4 @@
-"""The three bundles of the demo: a first release, a better one and a broken one."""
+"""The bundles of the demo: a first release, a recalibrated one and a broken one."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ class Release:
 
 
 def pipeline_for(model: ModelConfig, name: str, source: SourceConfig) -> PipelineConfig:
-    """The demo's pipeline: the source, the model's own settings, MQTT."""
+    """Return the demo's pipeline: the source, the model's settings, an MQTT sink."""
     return PipelineConfig(
         name=name,
         source=source,
@@ -40,7 +40,7 @@ def pipeline_for(model: ModelConfig, name: str, source: SourceConfig) -> Pipelin
 
 
 def broken(config: PipelineConfig) -> PipelineConfig:
-    """The same pipeline made for another model: it reads an output that the engine lacks."""
+    """Return a pipeline that reads an output which the engine lacks."""
     if not isinstance(config.decode, LtrbGrid):
         raise BuildError(f"The demo needs a detector; {config.name} decodes {config.decode!r}.")
     return replace(config, decode=replace(config.decode, boxes=MISSING_OUTPUT))

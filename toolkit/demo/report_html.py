@@ -1,4 +1,4 @@
-"""One page about a demo: what was built, how it ran, and what the checks found."""
+"""The HTML report of a demo: build, run and checks."""
 
 import base64
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ def write_report(result: DemoResult) -> None:
 
 
 def report_html(result: DemoResult) -> str:
-    """Return the page; everything is inside it, pictures too."""
+    """Return the page with embedded images."""
     verdict = "worked" if result.passed else "failed"
     parts = (
         f"<h1>Tandem demo: {verdict}</h1>",

@@ -1,4 +1,4 @@
-"""A moving scene as encoded video: the camera of a machine that has none."""
+"""A rendered moving scene as video, for machines without a camera."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ SEED = 11  # not a seed that training saw
 
 
 def write_scene_video(path: Path, frames: int = FRAMES) -> Path:
-    """Draw and encode a scene of 640x480 pixels; returns the path."""
+    """Render a scene of 640x480 pixels to a video file; return its path."""
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), FPS, (640, 480))
     if not writer.isOpened():
         raise SourceError(

@@ -1,4 +1,4 @@
-"""The demo, step by step, and the checks that decide whether it worked."""
+"""The steps of the demo, and the checks that decide whether it passed."""
 
 import os
 import threading
@@ -35,16 +35,16 @@ from toolkit.quantize.ranges.measure import RangeOptions
 from toolkit.quantize.trials.score import load_held_out, plain_model, score
 
 Report = Callable[[str, float], None]
-"""Called with the step's name and the share of it that is done, 0 to 1."""
+"""Called with a step's name and its progress, 0 to 1."""
 
 SHIPPED_MODEL = configs.ROOT / "models" / "robot-objects.toml"
-FRAMES_WANTED = 90  # of each release
+FRAMES_PER_RELEASE = 90
 FRAMES_TIMEOUT_S = 45.0
 DEPLOY_TIMEOUT_S = 60.0
 VIDEO_FRAMES = 240
-MAX_MAP_LOSS = 0.02  # what INT8 may cost before the demo calls it broken
+MAX_MAP_LOSS = 0.02  # of INT8 against FP32
 
-# The steps and their share of the whole time, for the progress bar.
+# Steps and their share of the total time, for the progress bar.
 STEPS: tuple[tuple[str, float], ...] = (
     ("draw the scene", 0.06),
     ("build the engine", 0.08),
@@ -59,7 +59,7 @@ STEPS: tuple[tuple[str, float], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the user may choose. `source` None: a moving scene, drawn and encoded."""
+    """Options of the demo. `source` None: a rendered moving scene."""
 
     out: Path
     profile: str = "agx-orin-64gb"
@@ -69,7 +69,7 @@ class DemoOptions:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """mAP50 of the two, over as many pictures; `labels` name the classes."""
+    """mAP50 in INT8 and FP32 over `pictures` images; `labels` name the classes."""
 
     int8: Accuracy
     fp32: Accuracy
@@ -79,7 +79,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that has to be true for the demo to have worked."""
+    """One condition for the demo to pass."""
 
     name: str
     passed: bool
@@ -88,7 +88,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One release, what became of it, and the frames that arrived after it."""
+    """One release, its result, and the frames that arrived after it."""
 
     release: Release
     result: DeployResult
@@ -97,7 +97,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """Everything that happened."""
+    """The results of all steps."""
 
     options: DemoOptions
     build: BuildResult
@@ -117,39 +117,39 @@ class DemoResult:
 
 
 def run_demo(options: DemoOptions, report: Report) -> DemoResult:
-    """Run the demo; raises TandemError where it cannot go on."""
+    """Run the demo; raises TandemError where it cannot continue."""
     started_s = time.monotonic()
     options = replace(options, out=options.out.resolve())
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as err:
         raise ConfigError(
-            f"{options.out} cannot be made ({err.strerror}); name a folder of yours with --out."
+            f"{options.out} cannot be created ({err.strerror}); choose another folder with --out."
         ) from err
     if not os.access(options.out, os.W_OK):
-        raise ConfigError(f"{options.out} is not writable; name a folder of yours with --out.")
+        raise ConfigError(f"{options.out} is not writable; choose another folder with --out.")
     subject = _subject(options.model)
     report("draw the scene", 0.0)
     source = _source(options)
-    built = _build(subject, options, "robot.engine", "entropy", report)
-    scores = _score(subject, built.path, report)
+    int8 = _build(subject, options, "robot.engine", "entropy", report)
+    scores = _score(subject, int8.path, report)
     first = pipeline_for(subject.model, f"{subject.model.name}-1", source)
     report("start broker and agent", 0.0)
     with start_fleet(options.out, options.profile) as fleet:
         deployments = _deploy_all(
-            subject, first, built.path, options=options, fleet=fleet, report=report
+            subject, first, int8.path, options=options, fleet=fleet, report=report
         )
         stats = fleet.listener.stats[-1] if fleet.listener.stats else None
-        agent_lived = fleet.agent.poll() is None
+        agent_alive = fleet.agent.poll() is None
     video = options.out / "annotated.mp4"
-    segments = _annotate(first, built.path, subject.labels, video, report)
+    segments = _annotate(first, int8.path, subject.labels, video, report)
     return DemoResult(
         options=options,
-        build=built,
+        build=int8,
         scores=scores,
         deployments=deployments,
         stats=stats,
-        checks=_checks(scores, deployments, agent_lived),
+        checks=_checks(scores, deployments, agent_alive),
         segments=segments,
         video=video,
         report=options.out / "report.html",
@@ -167,7 +167,7 @@ class _Subject:
 
 
 def _subject(path: Path | None) -> _Subject:
-    """The model file beside the ONNX file given, or the shipped one."""
+    """Read the model file beside the ONNX file, or the shipped one."""
     config = SHIPPED_MODEL if path is None else path.with_suffix(".toml")
     if not config.exists():
         raise ConfigError(
@@ -231,15 +231,17 @@ def _deploy_all(
     fleet: Fleet,
     report: Report,
 ) -> tuple[Deployment, ...]:
-    """A first release, one with a recalibrated engine, and one whose pipeline does not fit it."""
+    """Deploy a first release, a recalibrated one, and one that does not fit its engine."""
     name = subject.model.name
     second = structs.replace(first, name=f"{name}-2")
     third = broken(structs.replace(first, name=f"{name}-3"))
-    better = _build(subject, options, "robot-minmax.engine", "minmax", lambda step, share: None)
+    recalibrated = _build(
+        subject, options, "robot-minmax.engine", "minmax", lambda step, share: None
+    )
     releases = (
         ("deploy release 1", first, "1.0.0", engine, first.name),
-        ("deploy release 2", second, "2.0.0", better.path, second.name),
-        # After the broken one the board shall show the second release again.
+        ("deploy release 2", second, "2.0.0", recalibrated.path, second.name),
+        # After the broken one the board must run the second release again.
         ("deploy a broken release", third, "3.0.0", engine, second.name),
     )
     deployments = []
@@ -257,7 +259,7 @@ def _deploy_all(
         if not result.live and pipeline is not third:
             raise DeployError(f"{pipeline.name} did not go live on the demo board: {result.reason}")
         frames = fleet.wait_for_frames(
-            frames_of, FRAMES_WANTED, FRAMES_TIMEOUT_S, partial(report, step)
+            frames_of, FRAMES_PER_RELEASE, FRAMES_TIMEOUT_S, partial(report, step)
         )
         deployments.append(Deployment(release, result, tuple(frames)))
     return tuple(deployments)
@@ -266,7 +268,7 @@ def _deploy_all(
 def _annotate(
     config: PipelineConfig, engine: Path, labels: tuple[str, ...], video: Path, report: Report
 ) -> tuple[str, ...]:
-    """Write an annotated video of the source; returns how each segment of the engine ran."""
+    """Write an annotated video; return how each segment of the engine ran."""
     config = structs.replace(
         config,
         source=structs.replace(config.source, frames="every", realtime=False, loop=False),
@@ -292,7 +294,7 @@ def _annotate(
 
 
 def _checks(
-    scores: Scores, deployments: Sequence[Deployment], agent_lived: bool
+    scores: Scores, deployments: Sequence[Deployment], agent_alive: bool
 ) -> tuple[Check, ...]:
     first, second, third = deployments
     loss = scores.fp32.map50 - scores.int8.map50
@@ -310,8 +312,8 @@ def _checks(
         ),
         Check(
             "the second release went live without a restart of the agent",
-            second.result.live and agent_lived,
-            f"{second.result.phase}; the agent {'still runs' if agent_lived else 'ended'}",
+            second.result.live and agent_alive,
+            f"{second.result.phase}; the agent {'still runs' if agent_alive else 'ended'}",
         ),
         Check(
             "the broken release was rolled back, and the second runs again",

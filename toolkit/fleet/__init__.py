@@ -1,1 +1,1 @@
-"""Devices from the operator's side: deployments and a broker for first steps."""
+"""The operator's side of a fleet: deployments, and a broker for first steps."""

@@ -1,6 +1,6 @@
 """An MQTT broker in a child process, for demos and first steps: amqtt on 127.0.0.1.
 
-It speaks MQTT 3.1.1 and keeps nothing on the disk. A fleet wants mosquitto.
+It speaks MQTT 3.1.1 and stores nothing on disk. Use mosquitto for a fleet.
 """
 
 import argparse
@@ -75,22 +75,22 @@ def start_broker(port: int = 0) -> BrokerProcess:
     )
     assert process.stdout is not None
     broker = BrokerProcess(HOST, chosen, process)
-    answer = process.stdout.readline().strip()
-    if answer != _READY:
+    line = process.stdout.readline().strip()
+    if line != _READY:
         broker.stop()
-        raise BrokerError(answer or f"the broker on {HOST}:{chosen} ended before it was ready")
+        raise BrokerError(line or f"the broker on {HOST}:{chosen} ended before it was ready")
     return broker
 
 
 def free_port() -> int:
-    """Return a TCP port that nothing listens on just now."""
+    """Return a TCP port that is free now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
 
 
 def port_in_use(port: int) -> str:
-    """Return the sentence for a port that is taken."""
+    """Return the message for a port in use."""
     return (
         f"port {port} on {HOST} is in use: take the broker that runs there with --broker "
         f"{HOST}:{port}, or start one on a free port, for example {free_port()}"
@@ -118,7 +118,7 @@ async def _serve(port: int) -> None:
 
 
 def _check_port(port: int) -> None:
-    """Refuse a port that is taken before amqtt logs a traceback about it."""
+    """Refuse a port in use before amqtt logs a traceback about it."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -129,7 +129,7 @@ def _check_port(port: int) -> None:
 
 def _end_with_stdin() -> None:
     sys.stdin.read()
-    os._exit(0)  # nothing is kept, so there is nothing to put in order
+    os._exit(0)  # nothing is stored, so there is nothing to clean up
 
 
 def main() -> int:

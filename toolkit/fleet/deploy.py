@@ -1,8 +1,7 @@
-"""Deploying a bundle: say what a device shall run, serve its chunks, wait for what it makes of it.
+"""Deploy a bundle: publish the desired release, serve its chunks, wait for the result.
 
-The device drives: it compares the retained `desired` document with what it has and asks for the
-chunks that it lacks. Nothing here has to be repeated by hand after a break: a device that was off,
-or a broker that was restarted, goes on where it was.
+The device drives: it compares the retained `desired` document with its slots and requests the
+chunks that it lacks. After a restart of the device or the broker the transfer resumes by itself.
 """
 
 import hashlib
@@ -28,7 +27,6 @@ from device.protocol.documents import (
     BlobGet,
     BlobSpec,
     Desired,
-    Phase,
     ReleaseSpec,
     Reported,
     StateDocument,
@@ -50,7 +48,6 @@ from device.update.bundle import BundleInfo, read_bundle_info
 
 DEFAULT_PORT = 1883
 MAX_EVENTS = 1024
-FINAL: tuple[Phase, ...] = ("live", "rolled_back", "refused")
 INDEX_PART = "index"
 
 ResultPhase = Literal["live", "rolled_back", "refused", "superseded", "timeout"]
@@ -68,7 +65,7 @@ class BrokerAddress:
 
 @dataclass(frozen=True, slots=True)
 class DeployProgress:
-    """How far a deployment is; `phase` is the device's own word, or "waiting" before its first."""
+    """Progress of a deployment; `phase` is the device's, or "waiting" before its first report."""
 
     phase: str
     received_bytes: int
@@ -78,7 +75,7 @@ class DeployProgress:
 
 @dataclass(frozen=True, slots=True)
 class DeployResult:
-    """How a deployment ended; `reason` is empty for "live" and a sentence otherwise."""
+    """Result of a deployment; `reason` is empty for "live" and a sentence otherwise."""
 
     device: str
     name: str
@@ -118,10 +115,10 @@ class Blob:
             raise BundleError(f"cannot read {path}: {error.strerror}") from error
         whole, hashes = hashlib.sha256(), bytearray()
         size = 0
-        while part := self._file.read(CHUNK_BYTES):
-            whole.update(part)
-            hashes += hashlib.sha256(part).digest()
-            size += len(part)
+        while chunk := self._file.read(CHUNK_BYTES):
+            whole.update(chunk)
+            hashes += hashlib.sha256(chunk).digest()
+            size += len(chunk)
         self.index = bytes(hashes)
         self.spec = BlobSpec(
             sha256=whole.hexdigest(),
@@ -131,18 +128,18 @@ class Blob:
         )
 
     def read(self, part: int | str) -> bytes:
-        """The bytes of a chunk, or of the index."""
+        """Return the bytes of a chunk, or of the index."""
         if isinstance(part, str):
             return self.index
         return os.pread(self._file.fileno(), CHUNK_BYTES, part * CHUNK_BYTES)
 
     def parts_of(self, request: BlobGet) -> tuple[int | str, ...]:
-        """What a request asks for, as far as it exists; a request for another blob is not ours."""
+        """Return the existing parts that a request names; none if it is for another blob."""
         if request.sha256 != self.spec.sha256:
             return ()
-        wanted: tuple[int | str, ...] = (INDEX_PART,) if request.index else ()
+        index: tuple[int | str, ...] = (INDEX_PART,) if request.index else ()
         chunks = request.chunks[:MAX_CHUNKS_A_REQUEST]
-        return (*wanted, *(number for number in chunks if number < self.spec.chunks))
+        return (*index, *(number for number in chunks if number < self.spec.chunks))
 
     def close(self) -> None:
         """Close the file."""
@@ -150,7 +147,7 @@ class Blob:
 
 
 class _Deployment:
-    """One deployment to one device: its events come on a queue, one thread acts on them."""
+    """One deployment to one device: a single thread handles the events of a queue."""
 
     def __init__(
         self,
@@ -188,7 +185,7 @@ class _Deployment:
         self._heard_s = self._started_s
 
     def run(self) -> DeployResult:
-        """Serve until the device has an answer or is silent for too long."""
+        """Serve chunks until the device reports a result or is silent for too long."""
         self._link.start()
         try:
             while True:
@@ -201,23 +198,23 @@ class _Deployment:
 
     def _settings(self, broker: BrokerAddress) -> LinkSettings:
         topics = self._topics
-        wanted = (topics.reported, topics.state, topics.desired, topics.blob_get)
+        subscribed = (topics.reported, topics.state, topics.desired, topics.blob_get)
         return LinkSettings(
             host=broker.host,
             port=broker.port,
             client_id=f"tandem-deploy-{self._desired.request[:8]}",
-            subscriptions=tuple((topic, 1) for topic in wanted),
+            subscriptions=tuple((topic, 1) for topic in subscribed),
             username=broker.username,
             password=broker.password,
         )
 
     def _step(self) -> DeployResult | None:
-        """Handle what came; with nothing to handle send a part; with nothing to send wait."""
-        left_s = self._heard_s + self._timeout_s - time.monotonic()
-        if left_s <= 0.0:
+        """Handle one event; without events send one part; without parts wait."""
+        remaining_s = self._heard_s + self._timeout_s - time.monotonic()
+        if remaining_s <= 0.0:
             return self._result("timeout", self._silence())
         try:
-            event = self._events.get(timeout=0.0 if self._pending else left_s)
+            event = self._events.get(timeout=0.0 if self._pending else remaining_s)
         except queue.Empty:
             if self._pending:
                 self._send(self._pending.popleft())
@@ -228,7 +225,7 @@ class _Deployment:
         if isinstance(event, LinkUp):
             self._was_up, self._echoed, self._down_reason = True, False, ""
             self._link.publish(self._topics.desired, encode(self._desired), qos=1, retain=True)
-            self._tell()
+            self._report_progress()
         elif isinstance(event, LinkDown):
             if not self._was_up:
                 raise BrokerError(f"{event.reason}: is it running, and is --broker right?")
@@ -267,7 +264,7 @@ class _Deployment:
             return None
         self._heard_s = time.monotonic()
         self._update = report.update
-        self._tell()
+        self._report_progress()
         for phase in ("live", "rolled_back", "refused"):
             if report.update.phase == phase:
                 return self._result(phase, report.update.reason)
@@ -277,8 +274,8 @@ class _Deployment:
         if desired.request == self._desired.request:
             self._echoed = True
         elif self._echoed:
-            other = desired.release
-            reason = f"another deployment ({other.name} {other.version}) took its place"
+            newer = desired.release
+            reason = f"another deployment ({newer.name} {newer.version}) took its place"
             return self._result("superseded", reason)
         return None
 
@@ -287,9 +284,9 @@ class _Deployment:
         if self._link.publish_bulk(self._topics.chunk(self._blob.spec.sha256, part), payload):
             self._sent_bytes += len(payload)
             self._sent_chunks += part != INDEX_PART
-            self._tell()
+            self._report_progress()
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         update = self._update
         self._on_progress(
             DeployProgress(
@@ -301,7 +298,7 @@ class _Deployment:
         )
 
     def _silence(self) -> str:
-        """Why nothing was heard, as far as it is known."""
+        """Return why the device is silent, as far as it is known."""
         device, for_s = self._topics.device, f"for {self._timeout_s:g} s"
         if self._down_reason:
             return f"{self._down_reason} {for_s}"
@@ -334,7 +331,7 @@ class _Deployment:
 
 
 def _check_device(device: str) -> None:
-    """Refuse what is no id of a device: "+" or "#" would speak to the whole fleet."""
+    """Refuse an invalid device id: "+" or "#" would address the whole fleet."""
     try:
         msgspec.convert(device, DeviceId)
     except msgspec.ValidationError as error:
@@ -344,8 +341,8 @@ def _check_device(device: str) -> None:
         ) from error
 
 
-def _ignore(_progress: DeployProgress) -> None:
-    pass
+def _no_progress(_: DeployProgress) -> None:
+    """Discard progress."""
 
 
 def deploy_bundle(
@@ -354,12 +351,13 @@ def deploy_bundle(
     broker: BrokerAddress,
     *,
     timeout_s: float = 120.0,
-    on_progress: Callable[[DeployProgress], None] = _ignore,
+    on_progress: Callable[[DeployProgress], None] = _no_progress,
 ) -> DeployResult:
-    """Deploy a bundle and return what the device made of it.
+    """Deploy a bundle and return the device's result.
 
-    `timeout_s`: give up when the device is silent for so long. BrokerError if the broker cannot be
-    reached at the start; later breaks are waited out. DeployError if `device` is no id.
+    `timeout_s`: give up when the device is silent for this long. Raises BrokerError if the broker
+    cannot be reached at the start (later interruptions are waited out), DeployError if `device` is
+    no id.
     """
     _check_device(device)
     info = read_bundle_info(bundle)

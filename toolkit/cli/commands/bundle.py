@@ -1,4 +1,4 @@
-"""`tandem bundle`: put an engine, its pipeline and its labels into one file to deploy."""
+"""`tandem bundle`: pack an engine, its pipeline and its labels into one file."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`tandem deploy`: bring a bundle onto a device and wait until it runs there."""
+"""`tandem deploy`: send a bundle to a device and wait until it runs there."""
 
 import sys
 import tempfile
@@ -16,7 +16,7 @@ from device.update.bundle import ENGINE, extract_bundle
 from toolkit.cli.options.finite import FiniteRange
 from toolkit.fleet.deploy import DeployProgress, DeployResult, deploy_bundle, parse_broker
 
-# The device's word for a phase -> what a user reads.
+# Phase in the device's report -> text for the user.
 PHASES = {
     "waiting": "waiting for the device",
     "idle": "waiting for the device",
@@ -35,12 +35,12 @@ EPILOG = "Example: tandem deploy person.bundle --device board-1 --broker 192.168
 @click.argument("bundle", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--device", required=True, metavar="ID", help="The device's id in agent.toml.")
 @click.option("--broker", required=True, metavar="HOST:PORT", help="The MQTT broker.")
-@click.option("--username", help="Log in to the broker under this name.")
+@click.option("--username", help="User name for the broker.")
 @click.option(
     "--password",
     envvar="TANDEM_MQTT_PASSWORD",
     show_envvar=True,
-    help="The password of the broker; better given by the environment.",
+    help="Password for the broker; prefer the environment variable.",
 )
 @click.option(
     "--timeout",
@@ -48,7 +48,7 @@ EPILOG = "Example: tandem deploy person.bundle --device board-1 --broker 192.168
     type=FiniteRange(min=0.1),
     default=120.0,
     show_default=True,
-    help="Give up when the device is silent for so many seconds.",
+    help="Give up when the device is silent for this many seconds.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def deploy(
@@ -62,8 +62,8 @@ def deploy(
 ) -> None:
     """Deploy BUNDLE to a device and wait until it is live.
 
-    The device fetches what it lacks, tries the release, and goes back to the previous one by itself
-    if it gives no result. Exit status 0 only if the release is live.
+    The device downloads what it lacks, starts the release on trial, and rolls back by itself if it
+    gives no result. Exit status 0 only if the release is live.
     """
     address = parse_broker(broker, username, password)
     _warn(bundle)
@@ -80,7 +80,7 @@ def deploy(
 
 
 def _warn(bundle: Path) -> None:
-    """Say so if the engine's INT8 ranges were never measured."""
+    """Warn if the engine's INT8 ranges were never measured."""
     from device.engine.file import open_engine  # numpy is not needed to show the help
 
     with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +90,7 @@ def _warn(bundle: Path) -> None:
             with open_engine(into / ENGINE) as opened:
                 uncalibrated = opened.manifest.uncalibrated
         except EngineError:
-            return  # of a newer version, perhaps: the device judges it and says why
+            return  # perhaps of a newer version: the device checks it and reports why
         if uncalibrated:
             click.secho(UNCALIBRATED, fg="red", err=True)
 
@@ -106,7 +106,7 @@ def _progress() -> Progress:
 
 
 def _shower(progress: Progress) -> Callable[[DeployProgress], None]:
-    task = progress.add_task("", total=None, visible=False)  # shown once there is news
+    task = progress.add_task("", total=None, visible=False)  # shown with the first report
 
     def show(state: DeployProgress) -> None:
         progress.update(
@@ -121,7 +121,7 @@ def _shower(progress: Progress) -> Callable[[DeployProgress], None]:
 
 
 def _sentence(result: DeployResult) -> str:
-    """One line on a release that is live; DeployError with the reason for any other."""
+    """Return one line for a live release; raise DeployError with the reason for any other."""
     what = f"{result.name} {result.version}"
     if not result.live:
         word = {"rolled_back": "was rolled back on", "refused": "was refused by"}.get(

@@ -1,4 +1,4 @@
-"""`tandem doctor`: what this machine has for Tandem, and how to mend what it lacks."""
+"""`tandem doctor`: what this machine has for Tandem, and how to fix what it lacks."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ _EPILOG = """\b
 Examples:
   tandem doctor                          what this machine lacks for its job
   tandem doctor --job demo               for `tandem demo`
-  tandem doctor --broker 10.0.0.2:1883   whether that broker lets us in
+  tandem doctor --broker 10.0.0.2:1883   whether that broker accepts a client
 """
 _COLOUR = {"ok": "green", "warning": "yellow", "missing": "dim"}
 
@@ -52,7 +52,7 @@ class _Address(click.ParamType[tuple[str, int]]):
 def doctor(broker: tuple[str, int] | None, job: Job | None, as_json: bool) -> None:
     """Check what this machine has for Tandem.
 
-    Ends with status 1 when something is missing that its job needs.
+    Exit status 1 if something that the job needs is missing.
     """
     machine = this_machine()
     job = job or job_of(machine)

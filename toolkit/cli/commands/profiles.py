@@ -1,4 +1,4 @@
-"""`tandem profiles`: the devices that Tandem knows, and what stands behind each figure."""
+"""`tandem profiles`: the known devices, and the source of each figure."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -41,7 +41,7 @@ _ERA_MEANS: dict[DlaEra, str] = {
 }
 _EXAMPLES = """\b
 Examples:
-  tandem profiles                      what there is
+  tandem profiles                      all profiles
   tandem profiles show orin-nx-16gb    every figure with its source
   tandem profiles --json               the same for a program
 """
@@ -95,7 +95,7 @@ def show(name: str, as_json: bool) -> None:
 
 
 def consequences(profile: Profile, jetpacks: Sequence[JetPack]) -> tuple[str, ...]:
-    """Say what a profile's hardware and its JetPacks mean for a build."""
+    """Return what a profile's hardware and its JetPacks mean for a build."""
     own = [jetpack for jetpack in jetpacks if jetpack.version in profile.jetpacks]
     lines = [_processors(profile)]
     if profile.gpu and profile.gpu.int8_tops is None:
