@@ -42,6 +42,7 @@ from toolkit.engine.build import BuildOptions
 from toolkit.engine.target import choose_target
 from toolkit.gpu import segments as gpu_segments
 from toolkit.gpu.compile import GpuSegment
+from toolkit.gpu.generations import kernel_modules
 from toolkit.gpu.ir.launch import KERNELS, Argument, InTensor, InWeights, KernelLaunch, TunableOp
 from toolkit.gpu.lower import KernelProgram
 from toolkit.gpu.schedule.tactics import TacticOptions
@@ -582,7 +583,7 @@ def kernels_of(goldens: Mapping[str, Golden]) -> dict[str, int]:
 
 
 def _table() -> list[str]:
-    return [RENAMED_KERNELS.get(kernel, kernel) for kernel in KERNELS]
+    return [RENAMED_KERNELS.get(kernel, kernel) for kernel in (*KERNELS, *kernel_modules())]
 
 
 def check_coverage(goldens: Mapping[str, Golden]) -> None:

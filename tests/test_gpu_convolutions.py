@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from gpu_graphs import Case, convolution, node, normal
 
+from toolkit.gpu.ir.gemm import GemmShape
 from toolkit.gpu.ir.launch import TunableOp
 from toolkit.gpu.lower import KernelProgram
-from toolkit.gpu.schedule.tiles import GemmShape, estimate_cycles, gemm_tiles
+from toolkit.gpu.schedule.tiles import estimate_cycles, gemm_tiles
 from toolkit.gpu.target import GpuTarget
 
 # After gpu_interpreter: it tells Triton to interpret before Triton is imported.

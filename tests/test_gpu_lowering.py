@@ -7,9 +7,10 @@ import pytest
 from gpu_graphs import ORIN, Case, node, normal
 
 from toolkit.gpu.errors import CompileError, NotCoveredError
+from toolkit.gpu.ir.gemm import GemmShape
 from toolkit.gpu.ir.network import MAX_ELEMENTS
 from toolkit.gpu.ir.view import View, channels_last, row_major
-from toolkit.gpu.schedule.tiles import GemmShape, gemm_tiles
+from toolkit.gpu.schedule.tiles import gemm_tiles
 from toolkit.gpu.target import GpuTarget
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.windows import Window
+from toolkit.gpu.ir.gemm import Window
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import Shape, View, channels_last
 from toolkit.gpu.passes.fusion import Group

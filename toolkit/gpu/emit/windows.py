@@ -4,43 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.ir.gemm import Three, Window
 from toolkit.gpu.ir.network import Operation, Shape
-from toolkit.plugins import Constant
-
-Three = tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Taps, strides, dilations (rows, columns) and padding (top, left, bottom, right)."""
-
-    taps: tuple[int, int]
-    strides: tuple[int, int]
-    dilations: tuple[int, int]
-    pads: tuple[int, int, int, int]
-
-    @property
-    def is_point(self) -> bool:
-        """Whether it looks at each pixel alone."""
-        return self.taps == (1, 1) and self.strides == (1, 1) and not any(self.pads)
-
-    @property
-    def steps_over_points(self) -> bool:
-        """Whether it looks at single pixels, and leaves others out."""
-        return self.taps == (1, 1) and self.strides != (1, 1) and not any(self.pads)
-
-    def constants(self) -> dict[str, Constant]:
-        """The window as parameters of a kernel."""
-        return {
-            "TAP_ROWS": self.taps[0],
-            "TAP_COLUMNS": self.taps[1],
-            "STRIDE_H": self.strides[0],
-            "STRIDE_W": self.strides[1],
-            "DILATION_H": self.dilations[0],
-            "DILATION_W": self.dilations[1],
-            "PAD_TOP": self.pads[0],
-            "PAD_LEFT": self.pads[1],
-        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,7 @@ taps that are not there,
 
     sum_t w[t] x[2 p + t - pad] = sum_u sum_d w[2 u + d] b[p + u, d],   b[i, d] = x[2 i + d - pad]
 
-in rows and in columns. PixelBlocks makes b: 4 pixels of 4 channels, 0 outside the picture.
-
-A pooling that looks for the largest commutes with all that never falls: max f(x) = f(max x). So
-ConvMaxPool takes the largest of the sums, and what followed them is computed once for each pooled
-pixel, to the same bits.
+in rows and in columns. SpaceToDepthStem makes b: 4 pixels of 4 channels, 0 outside the picture.
 """
 
 from math import prod
@@ -22,19 +18,15 @@ from toolkit.gpu.ir.patterns import Rule, Surroundings
 from toolkit.gpu.ir.rewriting import Rewriting
 from toolkit.gpu.shapes.sizes import fixed, most
 
-PIXEL_BLOCKS, CONV_MAX_POOL = "SpaceToDepthStem", "ConvMaxPool"
+SPACE_TO_DEPTH_STEM = "SpaceToDepthStem"
 SIDE = 2  # pixels of a block, in rows and in columns: the stride
 CHANNELS = 4  # of each of its pixels
 BLOCK = SIDE * SIDE * CHANNELS
-_TAP_ROWS = 4  # of a convolution that is pooled, at most
 _Replaced = tuple[Operation, ...] | None
-# Operators that never fall as their tensor rises, in floating point too, which an approximated
-# exponential might; `_never_falls` looks at attributes.
-RISING = ("Relu", "RoundInt8", "Clip", "LeakyRelu", "HardSigmoid")
 
 
 def blocks_of_pixels(around: Surroundings, op: Operation, made: Rewriting) -> _Replaced:
-    """Conv of few channels and stride 2 -> Conv of stride 1 over PixelBlocks.
+    """Conv of few channels and stride 2 -> Conv of stride 1 over SpaceToDepthStem.
 
     A rounding of the picture is done with it: one kernel makes b of what the network is given.
     """
@@ -50,58 +42,17 @@ def blocks_of_pixels(around: Surroundings, op: Operation, made: Rewriting) -> _R
         return None
     rounding = around.own(source, "RoundInt8")
     given = source if rounding is None else rounding.inputs[0]
-    attributes = {"before": _pads_before(op, weights.shape[2:], shape[2:], result[2:])}
+    attributes = {"before": pads_before(op, weights.shape[2:], shape[2:], result[2:])}
     dtype, scale = made.dtypes[source], made.scales.get(source)
     on_grid = scale if rounding is None else made.scales.get(given)
     picture = made.tensor(f"{given} (blocks)", blocks, dtype, on_grid)
-    made.add(op, PIXEL_BLOCKS, (given,), picture, attributes)
+    made.add(op, SPACE_TO_DEPTH_STEM, (given,), picture, attributes)
     if rounding is not None:
         rounded = made.tensor(f"{source} (blocks)", blocks, dtype, scale)
         picture = made.add(rounding, rounding.kind, (picture,), rounded, rounding.attributes)
     inputs = (picture, _weights_of_blocks(made, op.inputs[1]), *op.inputs[2:])
     made.add(op, "Conv", inputs, op.outputs[0], {"kernel_shape": taps})
     return () if rounding is None else (rounding,)
-
-
-def pooled_sums(around: Surroundings, op: Operation, made: Rewriting) -> _Replaced:
-    """MaxPool(f(Conv(PixelBlocks(x)))) -> f(ConvMaxPool(PixelBlocks(x))), f rising."""
-    if op.kind != "MaxPool" or len(op.outputs) > 1 or not is_pooled_by_kernel(op, made):
-        return None
-    rising: list[Operation] = []
-    source = op.inputs[0]
-    while (one := around.own(source, *RISING)) is not None and _never_falls(made, one):
-        rising.append(one)
-        source = one.inputs[0]
-    conv = around.own(source, "Conv")
-    if conv is None or not _reads_blocks(around, conv):
-        return None
-    if made.constants[conv.inputs[1]].shape[2] > _TAP_ROWS:
-        return None
-    shape, dtype = made.shapes[op.outputs[0]], made.dtypes[op.outputs[0]]
-    size = made.shapes[source][2:]
-    attributes = {"before": _pads_before(op, (3, 3), size, shape[2:])}
-    names = [made.tensor(f"{name} (pooled)", shape, dtype) for name in (source, *_results(rising))]
-    names[-1] = op.outputs[0]
-    made.add(op, CONV_MAX_POOL, conv.inputs, names[0], {**attributes, "size": size})
-    for one, before, after in zip(reversed(rising), names, names[1:], strict=False):
-        made.add(one, one.kind, (before, *one.inputs[1:]), after, one.attributes)
-        if one.kind == "RoundInt8":
-            made.scales[after] = one.number("scale", 1.0)
-    return (conv, *rising)
-
-
-def rounded_once(around: Surroundings, op: Operation, made: Rewriting) -> _Replaced:
-    """RoundInt8(RoundInt8(x)) of one grid -> RoundInt8(x): a pooling stood between them."""
-    first = around.own(op.inputs[0], "RoundInt8") if op.kind == "RoundInt8" else None
-    if first is None or first.attributes["scale"] != op.attributes["scale"]:
-        return None
-    made.add(op, op.kind, first.inputs, op.outputs[0], op.attributes)
-    return (first,)
-
-
-def _results(rising: list[Operation]) -> list[str]:
-    """Names of what rising operations make, the first computed first."""
-    return [one.outputs[0] for one in reversed(rising)]
 
 
 def _takes_blocks(op: Operation, weights: Array, shape: tuple[int, ...]) -> bool:
@@ -121,10 +72,10 @@ def kept_integers(made: Rewriting, op: Operation) -> bool:
     return given is not None and given.values.dtype == np.int8 and given.axis in (None, 0)
 
 
-def _pads_before(
+def pads_before(
     op: Operation, taps: tuple[int, ...], size: tuple[int, ...], result: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return the padding above and to the left."""
+    """Return the padding above and to the left, with stride 2."""
     auto = op.text("auto_pad", "NOTSET")
     if not auto.startswith("SAME"):
         return op.integers("pads", (0, 0, 0, 0))[:2] if auto == "NOTSET" else (0, 0)
@@ -152,31 +103,4 @@ def _in_blocks(weights: Array) -> Array:
     return found
 
 
-def is_pooled_by_kernel(op: Operation, made: Rewriting) -> bool:
-    """Whether the kernel knows the window, and each one has a pixel of the picture."""
-    shape, result = made.shapes[op.inputs[0]], made.shapes[op.outputs[0]]
-    if len(shape) != 4 or not all(map(fixed, (*shape[1:], *result[1:]))):
-        return False
-    window = op.integers("kernel_shape", ()), op.integers("strides", (1, 1))
-    if window != ((3, 3), (SIDE, SIDE)) or op.integers("dilations", (1, 1)) != (1, 1):
-        return False
-    before = _pads_before(op, (3, 3), shape[2:], result[2:])
-    starts = [(r - 1) * SIDE - b for r, b in zip(result[2:], before, strict=True)]
-    return max(before) < SIDE and all(s < n for s, n in zip(starts, shape[2:], strict=True))
-
-
-def _reads_blocks(around: Surroundings, conv: Operation) -> bool:
-    rounding = around.maker(conv.inputs[0], "RoundInt8")
-    source = conv.inputs[0] if rounding is None else rounding.inputs[0]
-    return around.maker(source, PIXEL_BLOCKS) is not None
-
-
-def _never_falls(made: Rewriting, op: Operation) -> bool:
-    """Whether an operation of `RISING` is one with its attributes, and of one tensor."""
-    if op.kind in ("HardSigmoid", "LeakyRelu") and op.number("alpha", 0.0) < 0:
-        return False
-    return all(not name or name in made.constants for name in op.inputs[1:])
-
-
 SPACE_TO_DEPTH_RULES: tuple[Rule, ...] = (blocks_of_pixels,)
-CONV_MAX_POOL_RULES: tuple[Rule, ...] = (pooled_sums, rounded_once)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from toolkit.gpu.ir.gemm import GemmShape
 from toolkit.gpu.shapes.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.gpu.target import GpuTarget
 
@@ -78,7 +79,8 @@ _SECOND_KERNEL = 3600  # cycles
 class Tile:
     """A block of `rows` x `columns` results, computed `depth` products at a time.
 
-    With `parts` over 1 that many blocks share the depth, and a second kernel adds their sums.
+    With `parts` over 1 that many blocks share the depth, and a second kernel adds their sums
+    (split-K). `rest`: columns of a second, narrower accumulator of the block.
     """
 
     rows: int
@@ -87,24 +89,7 @@ class Tile:
     warps: int
     stages: int
     parts: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class GemmShape:
-    """A product of matrices, or `products` of them, to choose a tile for.
-
-    `depth` products are summed for each result, `run` of them with numbers that no other row reads
-    (a convolution: under one tap). `item_bytes` of an operand, `stored_bytes` of what is read and
-    written for each result: itself and a residual.
-    """
-
-    rows: int
-    columns: int
-    depth: int
-    run: int
-    item_bytes: int
-    stored_bytes: int
-    products: int = 1
+    rest: int = 0
 
 
 def gemm_tiles(product: GemmShape, gpu: GpuTarget, *, split_k: bool = False) -> tuple[Tile, ...]:

@@ -1,14 +1,19 @@
-"""Convolutions with the pooling after them -> calls."""
+"""First convolutions fused with the max pooling after them."""
 
 from math import prod
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.epilogue import constant_weights, epilogue_of, gemm_constants, weight_matrix
+from toolkit.gpu.emit.epilogue import (
+    constant_weights,
+    pixel_pitch,
+    precision_of,
+    read_epilogue,
+    weight_matrix,
+)
 from toolkit.gpu.emit.int8_gemm import int8_weights
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.view import channels_last
 from toolkit.gpu.passes.fusion import Group
-from toolkit.gpu.schedule.tiles import Tile
 from toolkit.gpu.shapes.sizes import ceil_div, opt, power_of_two
 
 _SEGMENT = 7  # pooled pixels of a row that the kernel makes together
@@ -19,7 +24,8 @@ _FILTERS = 64  # of a block: as many rows as tensor cores of sm_90 take
 # batch 32 28 rows (128 blocks) 27, 14 rows (256) 23, 7 rows 26.
 _ROWS = (28, 14, 7, 4, 2, 1)
 _LEAST_DEPTH = 32
-_STAGES = 3  # rows of the picture that are on their way
+_WARPS = 4
+_STAGES = 3  # input rows that are prefetched
 _CARRIED = 2  # numbers of rows that an engine carries
 
 
@@ -28,10 +34,10 @@ def emit_conv_max_pool(ctx: LoweringContext, group: Group) -> None:
     op = group.root_operation
     weights = constant_weights(ctx, op, 1)
     filters, channels, tap_rows, tap_columns = weights.shape
-    integer = int8_weights(ctx, op, 0, filters, prod(weights.shape[1:]))
-    values = integer.values if integer else weights
-    epilogue = epilogue_of(ctx, group, op.input(2), integer)
-    x, _ = (ctx.stored_pixels if integer else ctx.pixels)(op.inputs[0])
+    int8 = int8_weights(ctx, op, 0, filters, prod(weights.shape[1:]))
+    values = int8.values if int8 else weights
+    epilogue, _ = read_epilogue(ctx, group, op.input(2), filters, int8)
+    x, _ = (ctx.stored_pixels if int8 else ctx.pixels)(op.inputs[0])
     # (filter, channel, row, column) -> (filter, row, column, channel)
     packed = values.transpose(0, 2, 3, 1).reshape(filters, -1)
     matrix = weight_matrix(ctx, packed.T, x.dtype)
@@ -40,7 +46,6 @@ def emit_conv_max_pool(ctx: LoweringContext, group: Group) -> None:
     segments = batch * ceil_div(width, _SEGMENT)
     before, size = op.integers("before", ()), op.integers("size", ())
     depth = max(_LEAST_DEPTH, power_of_two(tap_columns * channels))
-    tile = Tile(_FILTERS, _SEGMENTS * 16, depth, 4, _STAGES)
 
     def call(rows: int) -> KernelLaunch:
         return ctx.make_launch(
@@ -69,22 +74,22 @@ def emit_conv_max_pool(ctx: LoweringContext, group: Group) -> None:
                 "OUT_HEIGHT": height,
                 "OUT_WIDTH": width,
                 "W_PITCH": matrix.strides[1],
-                "Y_PITCH": y.pixel_pitch(),
+                "Y_PITCH": pixel_pitch(y),
                 "TAP_ROWS": tap_rows,
                 "TAP_COLUMNS": tap_columns,
                 "PAD_TOP": before[0],
                 "PAD_LEFT": before[1],
-                "EPILOGUE": epilogue.steps,
-                "PRECISION": gemm_constants(ctx, tile, x.dtype)["PRECISION"],
+                "EPILOGUE": epilogue.ops,
+                "PRECISION": precision_of(ctx.gpu, x.dtype),
                 "ROWS": rows,
                 "SEGMENTS": _SEGMENTS,
                 "BLOCK_F": _FILTERS,
                 "BLOCK_K": depth,
-                "STAGES": tile.stages,
+                "STAGES": _STAGES,
             },
             writes=(y,),
-            warps=tile.warps,
-            stages=tile.stages,
+            warps=_WARPS,
+            stages=_STAGES,
         )
 
     blocks = ceil_div(opt(segments), _SEGMENTS) * ceil_div(filters, _FILTERS)
