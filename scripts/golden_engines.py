@@ -73,6 +73,9 @@ RENAMED_KERNELS: Mapping[str, str] = {
     "pool3d": "pool_volume",
     "fill": "clear",
     "top_k": "rank",
+    "global_average_pool": "global_average",
+    "local_response_norm": "normalize_locally",
+    "arg_reduce": "find_extreme",
 }
 RENAMED_PARAMETERS: Mapping[str, str] = {
     "EPILOGUE": "STEPS",
@@ -83,8 +86,43 @@ RENAMED_PARAMETERS: Mapping[str, str] = {
     "SCALARS": "NUMBERS",
     "scalars": "numbers",
     "z_scalars": "z_numbers",
+    "EXPRESSION": "STEPS",
+    "INDEXED_STRIDES": "STEPS",
+    "BORDER_STRIDES": "STEPS",
+    "SPATIAL_STRIDES": "STEPS",
+    "COORDINATE_STRIDE": "G_STEP",
+    "POINT_STRIDES": "G_STRIDES",
+    "REDUCTION": "JOIN",
+    "indices": "places",
+    "X_ROW_STRIDES": "X_ROW",
+    "VALUES_ROW_STRIDES": "VALUES_ROW",
+    "INDICES_ROW_STRIDES": "PLACES_ROW",
+    "X_STRIDE": "X_STEP",
+    "Y_STRIDE": "Y_STEP",
+    "VALUES_STRIDE": "VALUES_STEP",
+    "INDICES_STRIDE": "PLACES_STEP",
+    "INDEX_STRIDES": "PLACE_STEPS",
+    "COUNT_PADDING": "COUNT_PADS",
+    "STRIDE_A": "STEP_A",
+    "STRIDE_B": "STEP_B",
+    "index_a": "ja",
+    "index_b": "jb",
+    "weight_a": "wa",
+    "weight_b": "wb",
+    "EXTRAPOLATION": "OUTSIDE",
+    "IS_MAX": "GREATEST",
+    "IDENTITY": "START",
+    "BOOL_MASK": "CHOOSES",
+    "GROUP_SIZE": "SHARING",
+    "FULL_KEYS": "WHOLE",
+    "BLOCK_TAIL": "BLOCK_LAST",
+    "SOFTCAP": "CAP",
+    "VALUE_DEPTH": "VALUES",
 }
-RENAMED_STEPS: Mapping[str, str] = {}
+RENAMED_STEPS: Mapping[str, str] = {
+    "log_softmax": "log",
+    "hardmax": "first",
+}
 """Of all strings in constants: steps of endings, kinds of reductions and so on."""
 
 # Kernels that no case makes, with the reason; all others must occur.

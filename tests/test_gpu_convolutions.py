@@ -120,7 +120,7 @@ def test_sums_in_parts_are_the_convolution(name: str, rng: np.random.Generator) 
 def test_an_average_over_many_pixels_is_made_in_parts(batch: int, rng: np.random.Generator) -> None:
     case = Case([node("GlobalAveragePool", "x", "y")], {"x": (batch, 33, 40, 37)}, {})
     drafted = case.draft()
-    assert kernels(drafted).count("global_average") == 2
+    assert kernels(drafted).count("global_average_pool") == 2
     (at,) = [at for at, work in enumerate(drafted.work) if len(work.tactics) > 1]
     for tactic in drafted.work[at].tactics:  # at once, too
         work = [*drafted.work]
@@ -131,7 +131,7 @@ def test_an_average_over_many_pixels_is_made_in_parts(batch: int, rng: np.random
 def test_many_pictures_are_averaged_at_once(rng: np.random.Generator) -> None:
     case = Case([node("GlobalAveragePool", "x", "y")], {"x": (65, 8, 20, 20)}, {})
     drafted = case.draft()
-    assert kernels(drafted).count("global_average") == 1
+    assert kernels(drafted).count("global_average_pool") == 1
     check(drafted, case, rng)
 
 

@@ -43,7 +43,7 @@ def emit_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> None:
     filters, depth = weights.shape[:2]
     int8 = int8_weights(ctx, op, 0, filters, depth)
     epilogue, _ = read_epilogue(ctx, group, op.input(2), filters, int8)
-    x, pitch = (ctx.stored_pixels if int8 else ctx.pixels)(op.inputs[0])
+    x, pitch = ctx.read_nhwc(op.inputs[0], keep_int8=int8 is not None)
     values = (int8.values if int8 else weights).reshape(filters, depth)
     packed = weight_matrix(ctx, values.T, x.dtype)
     planes = _merged_pixels(y)

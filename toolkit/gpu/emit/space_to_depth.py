@@ -72,14 +72,14 @@ def make_stem(
             "DIMS": tuple(way.places[at] for at in (1, 2, 3)),
             "BEFORE": before[1:],
             "SIZES": view.shape[1:],
-            "EPILOGUE": view.strides[1:],
+            "BORDER_STRIDES": view.strides[1:],
             "MODE": "constant",
             "VALUE": 0,
             "BLOCK": _BLOCK,
         },
         writes=(picture,),
     )
-    ctx.add((), (call,))
+    ctx.add_op((), (call,))
     spread = np.zeros((filters, tap_rows, run, CHANNELS), weights.dtype)
     spread[:, :, :tap_columns, :channels] = weights.transpose(0, 2, 3, 1)
     return Stem(
@@ -93,11 +93,11 @@ def emit_space_to_depth_stem(ctx: LoweringContext, group: Group) -> None:
     """Add PixelBlocks, and a rounding after it: one call reads the picture as it is given."""
     op = group.root_operation
     x = ctx.read(op.inputs[0])
-    y = ctx.make(group.result, channels_last(ctx.network.shapes[group.result]))
+    y = ctx.output_view(group.result, channels_last(ctx.network.shapes[group.result]))
     batch, _, rows, columns = y.shape
     before = op.integers("before", (0, 0))
     copied = not group.after and x.scale == y.scale
-    steps = () if copied else ctx.expression(op.outputs[0], group.after, x.scale).steps
+    steps = () if copied else ctx.expression(op.outputs[0], group.after, x.scale).ops
     call = ctx.make_launch(
         "space_to_depth",
         (ceil_div(batch * rows * columns, _PIXEL_BLOCKS), 1, 1),
@@ -116,4 +116,4 @@ def emit_space_to_depth_stem(ctx: LoweringContext, group: Group) -> None:
         },
         writes=(y,),
     )
-    ctx.add(group.nodes, (call,))
+    ctx.add_op(group.nodes, (call,))

@@ -37,11 +37,11 @@ def emit_conv_max_pool(ctx: LoweringContext, group: Group) -> None:
     int8 = int8_weights(ctx, op, 0, filters, prod(weights.shape[1:]))
     values = int8.values if int8 else weights
     epilogue, _ = read_epilogue(ctx, group, op.input(2), filters, int8)
-    x, _ = (ctx.stored_pixels if int8 else ctx.pixels)(op.inputs[0])
+    x, _ = ctx.read_nhwc(op.inputs[0], keep_int8=int8 is not None)
     # (filter, channel, row, column) -> (filter, row, column, channel)
     packed = values.transpose(0, 2, 3, 1).reshape(filters, -1)
     matrix = weight_matrix(ctx, packed.T, x.dtype)
-    y = ctx.make(group.result, channels_last(ctx.network.shapes[group.result]))
+    y = ctx.output_view(group.result, channels_last(ctx.network.shapes[group.result]))
     batch, _, height, width = y.shape
     segments = batch * ceil_div(width, _SEGMENT)
     before, size = op.integers("before", ()), op.integers("size", ())
@@ -96,4 +96,4 @@ def emit_conv_max_pool(ctx: LoweringContext, group: Group) -> None:
     enough = 3 * ctx.gpu.sm_count // 2  # an SM holds two
     full = [rows for rows in _ROWS if blocks * ceil_div(height, rows) >= enough]
     carried = (full or [1])[: None if ctx.gpu.exhaustive else _CARRIED]
-    ctx.add(group.nodes, *((call(rows),) for rows in carried))
+    ctx.add_op(group.nodes, *((call(rows),) for rows in carried))
