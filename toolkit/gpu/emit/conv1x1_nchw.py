@@ -33,7 +33,7 @@ def supports_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> bool:
         return False
     item_bytes = ctx.item_bytes if op.inputs[0] not in network.scales else 1
     tiles = gemm_tiles(_shape(weights, item_bytes, y), ctx.gpu, split_k=True)
-    return all(tile.parts == 1 for tile in tiles)
+    return all(tile.split_k == 1 for tile in tiles)
 
 
 def emit_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> None:
@@ -69,10 +69,10 @@ def _shape(weights: Array, item_bytes: int, y: View) -> GemmShape:
         rows=height * width,
         columns=filters,
         depth=depth,
-        run=depth,
+        unshared_depth=depth,
         item_bytes=item_bytes,
         stored_bytes=y.item_bytes,
-        products=images,
+        batch=images,
     )
 
 

@@ -189,10 +189,10 @@ def _add(ctx: LoweringContext, group: Group, conv: _Conv3d) -> None:
         rows=conv.y.shape[0] * prod(pixels),
         columns=filters,
         depth=depth,
-        run=channels,
+        unshared_depth=channels,
         item_bytes=conv.x.item_bytes,
         stored_bytes=conv.y.item_bytes + residual_bytes,
-        products=phases * groups,
+        batch=phases * groups,
     )
     left = Im2col3dLoader(
         view=conv.x,

@@ -90,10 +90,10 @@ def _problem(ctx: LoweringContext, conv: Conv2d) -> GemmProblem:
         rows=conv.y.shape[0] * conv.y.shape[2] * conv.y.shape[3],
         columns=filters // conv.left.groups,
         depth=packed.shape[1],
-        run=channels,
+        unshared_depth=channels,
         item_bytes=conv.left.view.item_bytes,
         stored_bytes=conv.y.item_bytes + residual_bytes,
-        products=conv.left.groups,
+        batch=conv.left.groups,
     )
     left: Loader = conv.left
     # The bordered input of a first convolution with one row of taps has more pixels than y.

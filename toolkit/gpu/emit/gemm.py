@@ -97,10 +97,10 @@ def _problem(operands: _Operands, epilogue: Epilogue) -> GemmProblem:
         rows=rows,
         columns=columns,
         depth=depth,
-        run=depth,
+        unshared_depth=depth,
         item_bytes=left.item_bytes,
         stored_bytes=sum(view.item_bytes for view in (y, residual) if view is not None),
-        products=groups * inner,
+        batch=groups * inner,
     )
     return GemmProblem(
         shape=shape,
@@ -160,12 +160,12 @@ def _with_batches(ctx: LoweringContext, operands: _Operands) -> _Operands:
 
     Where all products share the right operand, the last of them joins the rows.
     """
-    found = _joined(operands)
-    if len(found.left.shape) > 4:
+    joined = _joined(operands)
+    if len(joined.left.shape) > 4:
         left, right = (_dense(ctx, view) for view in (operands.left, operands.right))
         residual = operands.residual and _dense(ctx, operands.residual)
-        found = _joined(replace(operands, left=left, right=right, residual=residual))
-    return found
+        joined = _joined(replace(operands, left=left, right=right, residual=residual))
+    return joined
 
 
 def _joined(operands: _Operands) -> _Operands:

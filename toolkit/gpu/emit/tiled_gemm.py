@@ -46,9 +46,9 @@ TILED = Schedule("tiled", _refusal, tiled_tactics)
 
 
 def _tactic(ctx: LoweringContext, problem: GemmProblem, tile: Tile) -> Tactic:
-    if tile.parts == 1:
+    if tile.split_k == 1:
         return (tiled_launch(ctx, problem, tile),)
-    partial = partial_sums(ctx, problem, tile.parts)
+    partial = partial_sums(ctx, problem, tile.split_k)
     return tiled_launch(ctx, partial, tile), split_k_reduce_launch(ctx, problem, partial.y)
 
 
@@ -92,7 +92,7 @@ def _dense_launch(
     shape = problem.shape
     return ctx.make_launch(
         "matmul",
-        (_blocks(problem, tile), shape.products, 1),
+        (_blocks(problem, tile), shape.batch, 1),
         {
             "a": left.view,
             "b": problem.right,
@@ -141,7 +141,7 @@ def _im2col_launch(
 ) -> KernelLaunch:
     return ctx.make_launch(
         "convolution",
-        (_blocks(problem, tile), left.groups, tile.parts),
+        (_blocks(problem, tile), left.groups, tile.split_k),
         {
             "x": left.view,
             "weights": problem.right,
@@ -158,7 +158,7 @@ def _im2col_launch(
             "Y_PITCH": problem.y_strides.row,
             "R_PITCH": problem.residual_strides.row,
             "EPILOGUE": problem.epilogue.ops,
-            "SPLIT_K": tile.parts,
+            "SPLIT_K": tile.split_k,
             "MMA_WARPS": ctx.mma_warps(problem, tile, ctx.gpu),
             **tile_constants(problem, tile, ctx.gpu),
         },
@@ -213,7 +213,7 @@ def _nchw_launch(
     shape = problem.shape
     return ctx.make_launch(
         "conv1x1_nchw",
-        (_blocks(problem, tile), shape.products, 1),
+        (_blocks(problem, tile), shape.batch, 1),
         {
             "x": left.view,
             "weights": problem.right,

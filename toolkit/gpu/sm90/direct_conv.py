@@ -38,7 +38,7 @@ def emit_direct_conv(ctx: LoweringContext, group: Group) -> None:
     filters = weights.shape[0]
     depth = prod(weights.shape[1:])
     scale = op.number(ROUNDING_SCALE, 0.0) or x.scale
-    int8 = int8_weights(ctx, op, 0, filters, depth, grid=scale)
+    int8 = int8_weights(ctx, op, 0, filters, depth, x_scale=scale)
     epilogue, _ = read_epilogue(ctx, group, op.input(2), filters, int8)
     prologue = requantize_ops(x.scale, scale)
     if int8 is None and scale is not None:  # dequantized values are multiplied
@@ -54,7 +54,7 @@ def emit_direct_conv(ctx: LoweringContext, group: Group) -> None:
             rows=result[0] * result[2] * result[3],
             columns=filters,
             depth=depth,
-            run=depth,
+            unshared_depth=depth,
             item_bytes=packed.item_bytes,
             stored_bytes=y.item_bytes,
         ),

@@ -35,7 +35,7 @@ def emit_conv_upsample_concat(ctx: LoweringContext, group: Group) -> None:
             rows=result[0] * result[2] * result[3],
             columns=filters,
             depth=depth,
-            run=depth,
+            unshared_depth=depth,
             item_bytes=left.view.item_bytes,
             stored_bytes=y.item_bytes,
         ),
