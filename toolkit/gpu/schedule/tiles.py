@@ -47,8 +47,8 @@ _MAX_RESULTS_WITHOUT_TENSOR_CORES = 1024  # larger tiles spill: operands are in 
 # a lone block, requantization, the L2 cache and split-K were fitted again, to 749 times of its 3x3
 # convolutions, its strided 1x1 ones, and its deep layers at batch 1 and 8 with split-K: the tile
 # ranked first takes 2.5 % longer than the fastest on average, 15 % at most, and the best of the
-# first four 0.3 % and 10 %. Memory gives one SM of an Orin 10 bytes a cycle and one of a Thor 9
-# (204.8 GB/s, 16 SMs, 1.3 GHz; 273 GB/s, 20 SMs, 1.575 GHz).
+# first four 0.3 % and 10 %. Memory bandwidth is that of the target; profiles have no figure for the
+# L2 cache, so all GPUs are ranked with the H200's.
 _PROLOGUE_CYCLES = 1700  # of a lone block
 _STEP_CYCLES = 245  # latency of a main loop step of a lone block
 _COPY_CYCLES = 21  # more for each copy that a thread starts in it
@@ -59,7 +59,7 @@ _TAIL = 0.28  # of a lone block: the part that nothing hides at the end
 _L2_BYTES = 40  # a cycle, from the L2 cache to one SM
 _STORE_BYTES = 26  # a cycle, between one SM and the L2 cache in the epilogue
 _REQUANTIZE_CYCLES = 0.08  # of one INT8 result
-_MEMORY_BYTES = 14.5  # a cycle, between one SM and memory
+_MEMORY_EFFICIENCY = 0.789525  # of the peak bandwidth: 14.5 of 18.4 bytes a cycle on an H200
 _EFFICIENCY = 0.63  # of the peak rate of tensor cores
 _OTHER_REGISTERS = 55  # of a thread beside its accumulators
 _INT8_REGISTERS = 17  # more of them to requantize
@@ -131,9 +131,9 @@ def estimate_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
     lone_step = max(_STEP_CYCLES + _COPY_CYCLES * copies, hidden_step)
     lone_block = _PROLOGUE_CYCLES + steps * lone_step + store
     throughput = blocks_of_sm * (steps * hidden_step + store + _HIDDEN_BLOCK_CYCLES)
-    memory = blocks_of_sm * tile.rows * tile.columns * stored_bytes / _MEMORY_BYTES
+    stored = tile.rows * tile.columns * stored_bytes
     loaded = tile.rows * shape.unshared_depth * shape.item_bytes / columns
-    memory += blocks_of_sm * loaded / _MEMORY_BYTES
+    memory = blocks_of_sm * (stored + loaded) / (_MEMORY_EFFICIENCY * gpu.memory_bytes)
     waves = ceil_div(blocks, gpu.sm_count * _resident_blocks(shape, tile, gpu))
     reduce = 0.0 if tile.split_k == 1 else _reduce_cycles(shape, tile.split_k, gpu)
     return max(waves * lone_block, max(throughput, memory) + _TAIL * lone_block) + reduce
