@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from gpu_graphs import Case, convolution, node, normal
 
+from toolkit.gpu.ir.gemm import GemmShape
 from toolkit.gpu.ir.launch import TunableOp
 from toolkit.gpu.lower import KernelProgram
-from toolkit.gpu.schedule.tiles import GemmShape, estimate_cycles, gemm_tiles
+from toolkit.gpu.schedule.tiles import estimate_cycles, gemm_tiles
 from toolkit.gpu.target import GpuTarget
 
 # After gpu_interpreter: it tells Triton to interpret before Triton is imported.
@@ -158,18 +159,18 @@ def test_tiles_fit_the_gpu_and_the_first_is_the_fastest_by_estimate(
 def test_parts_share_a_depth_where_blocks_are_few(rng: np.random.Generator) -> None:
     gpu = GpuTarget(sm=90, sm_count=132)
     deep, flat = GemmShape(49, 512, 4608, 512, 2, 2), GemmShape(50176, 64, 576, 64, 2, 2)
-    assert gemm_tiles(deep, gpu, split_k=True)[0].parts > 1
-    assert all(tile.parts == 1 for tile in gemm_tiles(flat, gpu, split_k=True))
+    assert gemm_tiles(deep, gpu, split_k=True)[0].split_k > 1
+    assert all(tile.split_k == 1 for tile in gemm_tiles(flat, gpu, split_k=True))
     for _ in range(100):
         rows, columns, depth = (int(2 ** rng.uniform(0, top)) for top in (14, 11, 14))
         product = GemmShape(rows, columns, depth, depth, int(rng.choice([1, 2])), 2)
         tiles = gemm_tiles(product, gpu, split_k=True)
-        assert any(tile.parts == 1 for tile in tiles)
+        assert any(tile.split_k == 1 for tile in tiles)
         for tile in tiles:
             steps = -(-depth // tile.depth)
-            assert (tile.parts - 1) * -(-steps // tile.parts) < steps  # no part is empty
+            assert (tile.split_k - 1) * -(-steps // tile.split_k) < steps  # no part is empty
             blocks = -(-rows // tile.rows) * -(-columns // tile.columns)
-            assert tile.parts == 1 or blocks * tile.parts <= 4 * gpu.sm_count
+            assert tile.split_k == 1 or blocks * tile.split_k <= 4 * gpu.sm_count
 
 
 def test_rows_of_a_transposed_tensor_are_rows_of_one_product(rng: np.random.Generator) -> None:

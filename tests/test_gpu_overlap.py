@@ -10,7 +10,7 @@ import pytest
 from int8_graphs import Graph
 
 from toolkit.gpu.codegen.compile import compile_kernels, has_compiler
-from toolkit.gpu.codegen.overlap import with_overlap
+from toolkit.gpu.sm90.overlap import with_overlap
 from toolkit.gpu.target import GpuTarget
 
 PRODUCT = "\twgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 {%r1,%r2}, %rd1, %rd2, %p1, 1, 1;"

@@ -25,11 +25,13 @@ import onnx_ir as ir
 from device.engine.manifest import Precision
 from toolkit.gpu.emit import concat, elementwise
 from toolkit.gpu.emit.agreement import Difference, find_difference, point_text
-from toolkit.gpu.emit.back_to_back import fuse_back_to_back
 from toolkit.gpu.emit.context import WEIGHTS, LoweringContext
+from toolkit.gpu.emit.generation import NO_GENERATION, Generation
 from toolkit.gpu.emit.plugins import plugin_emitters
 from toolkit.gpu.emit.table import EMITTERS, Emitter
+from toolkit.gpu.emit.tiled_gemm import TILED
 from toolkit.gpu.errors import NotCoveredError, not_covered
+from toolkit.gpu.generations import parts
 from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
 from toolkit.gpu.ir.expressions import is_elementwise
 from toolkit.gpu.ir.launch import KernelLaunch, TunableOp
@@ -38,15 +40,13 @@ from toolkit.gpu.ir.patterns import apply_rules
 from toolkit.gpu.ir.view import View, row_major
 from toolkit.gpu.passes.composites import COMPOSITE_RULES
 from toolkit.gpu.passes.concat_split import push_through_concat
-from toolkit.gpu.passes.direct_conv import DIRECT_CONV_RULES
-from toolkit.gpu.passes.fusion import Group, group_operations
+from toolkit.gpu.passes.fusion import EPILOGUES, Group, group_operations
 from toolkit.gpu.passes.gemm import GEMM_RULES
 from toolkit.gpu.passes.layout import EARLY_LAYOUT_RULES, LAYOUT_RULES
 from toolkit.gpu.passes.layout_chains import merge_layout_chains
 from toolkit.gpu.passes.patch_embedding import PATCH_EMBEDDING_RULES
 from toolkit.gpu.passes.quantized import read_quantized
-from toolkit.gpu.passes.space_to_depth import CONV_MAX_POOL_RULES, SPACE_TO_DEPTH_RULES
-from toolkit.gpu.passes.upsample_concat import UPSAMPLE_CONCAT_RULES
+from toolkit.gpu.passes.space_to_depth import SPACE_TO_DEPTH_RULES
 from toolkit.gpu.schedule.workspace import fit_workspace
 from toolkit.gpu.shapes.inference import Trace
 from toolkit.gpu.shapes.sizes import most
@@ -131,22 +131,18 @@ def _drafted(
     precision: Precision,
     plugins: Sequence[Plugin],
 ) -> KernelProgram:
-    emitters = {**EMITTERS, **plugin_emitters(plugins)}
-    network = read_network(segment, emitters, trace)
-    network = read_quantized(apply_rules(network, EARLY_LAYOUT_RULES))
-    network = merge_layout_chains(
-        apply_rules(network, (*COMPOSITE_RULES, *LAYOUT_RULES, *PATCH_EMBEDDING_RULES, *GEMM_RULES))
-    )
-    network = push_through_concat(network)
-    # Elsewhere operands go through registers too: 254 of 255 on sm_87, and it was not timed there.
-    pooled = gpu.has_wgmma and precision != "fp32"
-    network = apply_rules(network, (*DIRECT_CONV_RULES, *UPSAMPLE_CONCAT_RULES) if pooled else ())
-    network = apply_rules(
-        network, (*SPACE_TO_DEPTH_RULES, *(CONV_MAX_POOL_RULES if pooled else ()))
-    )
+    generation = _generation(gpu)
+    emitters = {**EMITTERS, **generation.emitters, **plugin_emitters(plugins)}
+    network = _rewritten(read_network(segment, emitters, trace), generation, precision)
     _check(network, emitters)
-    groups = group_operations(network)
-    draft = LoweringContext(network, gpu, _STORED[precision])
+    groups = group_operations(network, {**EPILOGUES, **generation.epilogues})
+    draft = LoweringContext(
+        network,
+        gpu,
+        _STORED[precision],
+        schedules=(*generation.preferred, TILED, *generation.alternatives),
+        mma_warps=generation.mma_warps,
+    )
     inputs = {name: _border(draft, name, name) for name in network.inputs}
     draft.views.update(inputs)
     concat.plan_concat_slices(draft, groups)
@@ -156,7 +152,7 @@ def _drafted(
         outputs[name] = _output(draft, name, {view.base for view in outputs.values()})
     sizes = {base: most(size) for base, size in draft.allocations.items()}
     fitted = fit_workspace(
-        fuse_back_to_back(draft.ops, gpu),
+        generation.fuse(draft, draft.ops),
         sizes,
         [view.base for view in inputs.values()],
         [view.base for view in outputs.values()],
@@ -172,6 +168,24 @@ def _drafted(
         outputs=outputs,
         dynamic=trace is not None,
     )
+
+
+def _generation(gpu: GpuTarget) -> Generation:
+    """Return what the generation of this GPU adds, nothing for most."""
+    rows: list[Generation] = [part.GENERATION for part in parts("generation")]
+    return next((row for row in rows if row.applies(gpu)), NO_GENERATION)
+
+
+def _rewritten(network: Network, generation: Generation, precision: Precision) -> Network:
+    """Run all rewrites, quantized operators first."""
+    own = precision != "fp32"
+    network = read_quantized(apply_rules(network, EARLY_LAYOUT_RULES))
+    network = merge_layout_chains(
+        apply_rules(network, (*COMPOSITE_RULES, *LAYOUT_RULES, *PATCH_EMBEDDING_RULES, *GEMM_RULES))
+    )
+    network = push_through_concat(network)
+    network = apply_rules(network, generation.early_rules if own else ())
+    return apply_rules(network, (*SPACE_TO_DEPTH_RULES, *(generation.stem_rules if own else ())))
 
 
 def _check(network: Network, emitters: Mapping[str, Emitter]) -> None:

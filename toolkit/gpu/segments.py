@@ -110,7 +110,7 @@ def find_backend(
 def gpu_target(profile: Profile, tactics: TacticOptions) -> GpuTarget:
     """Return the GPU of a profile that has one."""
     assert profile.gpu is not None
-    return GpuTarget(profile.gpu.sm, profile.gpu.sm_count.value, exhaustive=tactics.exhaustive)
+    return GpuTarget.of(profile.gpu, profile.memory, exhaustive=tactics.exhaustive)
 
 
 def unsupported_nodes(

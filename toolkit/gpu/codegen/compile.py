@@ -25,6 +25,7 @@ from device.files import replacing
 from toolkit.gpu.codegen.cuda_source import find_compiler
 from toolkit.gpu.codegen.messages import Answer, Compiled, Request, read_message, write_message
 from toolkit.gpu.errors import CompileError, NotCoveredError, not_covered
+from toolkit.gpu.generations import source_files
 from toolkit.gpu.ir.launch import KernelSpec, TunableOp
 from toolkit.gpu.target import GpuTarget
 
@@ -33,9 +34,7 @@ Progress = Callable[[str, float], None]
 
 TIMEOUT_S = 60.0  # of one kernel; a few seconds are usual
 _KERNELS = Path(__file__).parents[1] / "kernels"
-_COMPILER = tuple(
-    Path(__file__).with_name(name) for name in ("early_start.py", "overlap.py", "worker.py")
-)
+_COMPILER = tuple(Path(__file__).with_name(name) for name in ("early_start.py", "worker.py"))
 _CACHED = msgspec.msgpack.Decoder(Compiled)
 
 
@@ -213,7 +212,7 @@ def _common_key(gpu: GpuTarget) -> bytes:
             "pip install 'tandem-edge[gpu-build]'"
         ) from error
     digest = hashlib.sha256(f"triton {triton} sm_{gpu.sm}".encode())
-    for path in (*sorted(_KERNELS.glob("*.py")), *_COMPILER):
+    for path in (*sorted(_KERNELS.glob("*.py")), *_COMPILER, *source_files()):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.digest()
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from toolkit.gpu.emit.schedule import MmaWarps, Schedule, no_mma_layout
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.dtypes import ELEMENT_TYPES, is_float
 from toolkit.gpu.ir.elementwise_ops import ExprOp
@@ -59,6 +60,8 @@ class LoweringContext:
     allocations: dict[str, int] = field(default_factory=dict)
     ops: list[TunableOp] = field(default_factory=list)
     weights: bytearray = field(default_factory=bytearray)
+    schedules: Sequence[Schedule] = ()  # of matrix products, in the order of their tactics
+    mma_warps: MmaWarps = no_mma_layout
     _dequantized: dict[str, View] = field(default_factory=dict)
     _packed: dict[bytes, int] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""Convolutions over one or three dimensions, and transposed ones over one to three -> calls."""
+"""Lower 1-D and 3-D convolutions, and transposed ones of one to three dimensions."""
 
 from dataclasses import dataclass, replace
 from math import prod
@@ -6,26 +6,27 @@ from math import prod
 import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.epilogue import (
-    Epilogue,
-    constant_weights,
-    epilogue_of,
-    gemm_constants,
-    weight_matrix,
-)
-from toolkit.gpu.emit.windows import Three, read_transposed_window, read_window, three
+from toolkit.gpu.emit.epilogue import constant_weights, read_epilogue, weight_matrix
+from toolkit.gpu.emit.schedule import add_gemm
+from toolkit.gpu.emit.windows import read_transposed_window, read_window, three
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.ir.launch import KernelLaunch
+from toolkit.gpu.ir.gemm import (
+    Epilogue,
+    GemmProblem,
+    GemmShape,
+    Im2col3dLoader,
+    MatrixStrides,
+    Three,
+)
 from toolkit.gpu.ir.network import Array, Operation
 from toolkit.gpu.ir.view import Shape, View, like, row_major
 from toolkit.gpu.passes.fusion import Group
-from toolkit.gpu.schedule.tiles import GemmShape, Tile, gemm_tiles
 from toolkit.gpu.shapes.sizes import ceil_div
 
 
 @dataclass(frozen=True, slots=True)
 class _Conv3d:
-    """A convolution along three dimensions; missing ones are single, before the others.
+    """A convolution along three dimensions; missing leading ones have size 1.
 
     `weights`: (phases, groups, taps x channels, filters).
     """
@@ -49,7 +50,7 @@ def emit_conv3d(ctx: LoweringContext, group: Group) -> None:
     check_spatial_rank(op, shape)
     weights = _filters(ctx, op)
     window = read_window(op, op.integers("kernel_shape", weights.taps), shape, result)
-    _emit(
+    _add(
         ctx,
         group,
         _Conv3d(
@@ -60,7 +61,7 @@ def emit_conv3d(ctx: LoweringContext, group: Group) -> None:
             dilations=three(window.dilations, 1),
             pads=three(window.before, 0),
             transposed=False,
-            epilogue=epilogue_of(ctx, group, op.input(2)),
+            epilogue=_epilogue(ctx, group),
         ),
     )
 
@@ -76,7 +77,7 @@ def emit_transposed_convolution(ctx: LoweringContext, group: Group) -> None:
     strides = three(window.strides, 1)
     dilated = _dilated(weights, three(window.dilations, 1))
     packed = _phases(dilated, op.integer("group", 1), strides, pads)
-    _emit(
+    _add(
         ctx,
         group,
         _Conv3d(
@@ -89,7 +90,7 @@ def emit_transposed_convolution(ctx: LoweringContext, group: Group) -> None:
             dilations=(-1, -1, -1),
             pads=pads,
             transposed=True,
-            epilogue=epilogue_of(ctx, group, op.input(2)),
+            epilogue=_epilogue(ctx, group),
         ),
     )
 
@@ -103,7 +104,7 @@ class _Filters:
 
 
 def _filters(ctx: LoweringContext, op: Operation) -> _Filters:
-    """Return the weights of a Conv, packed now or by a kernel if they are made while running."""
+    """Return the weights of a Conv, packed now, or while running if they are computed then."""
     groups, name = op.integer("group", 1), op.inputs[1]
     if name in ctx.network.constants:
         weights = ctx.network.constants[name]
@@ -131,6 +132,12 @@ def check_spatial_rank(op: Operation, shape: Shape) -> None:
         )
 
 
+def _epilogue(ctx: LoweringContext, group: Group) -> Epilogue:
+    op = group.root_operation
+    columns = ctx.network.shapes[op.outputs[0]][1]
+    return read_epilogue(ctx, group, op.input(2), columns)[0]
+
+
 def _operands(ctx: LoweringContext, group: Group) -> tuple[View, View, View | None]:
     """Return the input, the result and the residual, channels-last."""
     op = group.root_operation
@@ -150,15 +157,15 @@ def channels_last_3d(ctx: LoweringContext, name: str) -> View:
 
 
 def _is_channels_last(view: View) -> bool:
-    """Whether channels lie side by side, and places one after the other."""
+    """Whether channels are side by side, and pixels dense."""
     sizes, steps = (view.shape[0], *view.shape[2:]), (view.strides[0], *view.strides[2:])
-    wanted = [pitch_3d(view) * prod(sizes[at + 1 :]) for at in range(len(sizes))]
-    dense = all(n == 1 or s == w for n, s, w in zip(sizes, steps, wanted, strict=True))
+    expected = [pitch_3d(view) * prod(sizes[at + 1 :]) for at in range(len(sizes))]
+    dense = all(n == 1 or s == w for n, s, w in zip(sizes, steps, expected, strict=True))
     return dense and (view.shape[1] == 1 or view.strides[1] == 1)
 
 
 def pitch_3d(view: View) -> int:
-    """Return the elements from one place to the next."""
+    """Return the elements from one pixel to the next."""
     for at in (*reversed(range(2, len(view.shape))), 0):
         if view.shape[at] != 1:
             return view.strides[at]
@@ -171,61 +178,49 @@ def channels_last_strides_3d(shape: Shape) -> Shape:
     return like((len(shape) + 1, 0, *(len(shape) - at for at in rest)), shape)
 
 
-def _emit(ctx: LoweringContext, group: Group, p: _Conv3d) -> None:
-    phases, groups, depth, filters = p.weights.shape
-    out = three(p.y.shape[2:], 1)
-    steps = p.strides if p.transposed else (1, 1, 1)
-    places = p.y.shape[0] * prod(ceil_div(n, step) for n, step in zip(out, steps, strict=True))
-    weights = p.weights
-    read = 0 if p.residual is None else p.residual.item_bytes
-    product = GemmShape(
-        rows=places,
+def _add(ctx: LoweringContext, group: Group, conv: _Conv3d) -> None:
+    phases, groups, depth, filters = conv.weights.shape
+    output_size = three(conv.y.shape[2:], 1)
+    step = conv.strides if conv.transposed else (1, 1, 1)
+    pixels = (ceil_div(n, each) for n, each in zip(output_size, step, strict=True))
+    residual_bytes = 0 if conv.residual is None else conv.residual.item_bytes
+    channels = depth // prod(conv.taps)
+    shape = GemmShape(
+        rows=conv.y.shape[0] * prod(pixels),
         columns=filters,
         depth=depth,
-        run=depth // prod(p.taps),
-        item_bytes=p.x.item_bytes,
-        stored_bytes=p.y.item_bytes + read,
-        products=phases * groups,
+        unshared_depth=channels,
+        item_bytes=conv.x.item_bytes,
+        stored_bytes=conv.y.item_bytes + residual_bytes,
+        batch=phases * groups,
     )
-
-    def call(tile: Tile) -> KernelLaunch:
-        blocks = ceil_div(places, tile.rows) * ceil_div(filters, tile.columns)
-        return ctx.make_launch(
-            "conv3d",
-            (blocks, groups, phases),
-            {
-                "x": p.x,
-                "weights": weights,
-                "bias": p.epilogue.bias,
-                "residual": p.residual,
-                "y": p.y,
-                "batch": p.x.shape[0],
-            },
-            {
-                "SIZE": three(p.x.shape[2:], 1),
-                "OUT": out,
-                "CHANNELS": product.run,
-                "FILTERS": filters,
-                "X_STRIDES": (p.x.strides[0], *three(p.x.strides[2:], 0)),
-                "W_PHASE": weights.strides[0],
-                "W_GROUP": weights.strides[1],
-                "W_PITCH": weights.strides[3],
-                "Y_PITCH": pitch_3d(p.y),
-                "R_PITCH": 0 if p.residual is None else pitch_3d(p.residual),
-                "TAPS": p.taps,
-                "STRIDE": p.strides,
-                "DILATION": p.dilations,
-                "PAD": p.pads,
-                "TRANSPOSED": p.transposed,
-                "EPILOGUE": p.epilogue.steps,
-                **gemm_constants(ctx, tile, p.x.dtype),
-            },
-            writes=(p.y,),
-            warps=tile.warps,
-            stages=tile.stages,
-        )
-
-    ctx.add_op(group.nodes, *((call(tile),) for tile in gemm_tiles(product, ctx.gpu)))
+    left = Im2col3dLoader(
+        view=conv.x,
+        strides=(conv.x.strides[0], *three(conv.x.strides[2:], 0)),
+        size=three(conv.x.shape[2:], 1),
+        output_size=output_size,
+        taps=conv.taps,
+        step=conv.strides,
+        dilations=conv.dilations,
+        pads=conv.pads,
+        channels=channels,
+        groups=groups,
+        phases=phases,
+        transposed=conv.transposed,
+    )
+    phase, group_stride, row, column = conv.weights.strides
+    problem = GemmProblem(
+        shape=shape,
+        left=left,
+        right=conv.weights,
+        right_strides=MatrixStrides(row, column, batch=group_stride, outer=phase),
+        y=conv.y,
+        y_strides=MatrixStrides(pitch_3d(conv.y)),
+        epilogue=conv.epilogue,
+        residual=conv.residual,
+        residual_strides=MatrixStrides(0 if conv.residual is None else pitch_3d(conv.residual)),
+    )
+    add_gemm(ctx, group.nodes, problem)
 
 
 def _dilated(weights: Array, dilations: Three) -> Array:
@@ -244,8 +239,8 @@ def _phases(weights: Array, groups: int, strides: Three, pads: Three) -> Array:
     """
     channels, filters, *taps = weights.shape
     counts = [ceil_div(n, step) for n, step in zip(taps, strides, strict=True)]
-    lacking = [c * s - n for c, s, n in zip(counts, strides, taps, strict=True)]
-    padded = np.pad(weights, [(0, 0), (0, 0), *((0, n) for n in lacking)])
+    missing = [c * s - n for c, s, n in zip(counts, strides, taps, strict=True)]
+    padded = np.pad(weights, [(0, 0), (0, 0), *((0, n) for n in missing)])
     grouped = padded.reshape(groups, channels // groups, filters, *padded.shape[2:])
     parts = []
     for phase in np.ndindex(*strides):

@@ -1,26 +1,25 @@
-"""Depthwise convolutions of INT8 by words of four bytes -> calls of `depthwise_int8`."""
+"""Lower INT8 depthwise convolutions to `depthwise_int8`, which packs four channels in an INT32."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.conv2d import Conv2d
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Array
-from toolkit.gpu.ir.view import View
 from toolkit.gpu.shapes.sizes import ceil_div, opt
+from toolkit.gpu.target import WARP
 from toolkit.graph.window import Window
-from toolkit.plugins import Constant
 
-_QUAD = 4  # channels of a lane, and bytes of a word
-_MOST_TAPS = 25  # more take more registers than there are
-_LANES = 128  # of a block
+_QUAD = 4  # channels of a thread, one INT32
+_MAX_TAPS = 25  # more take more registers than there are
+_THREADS = 128  # of a block
 
 
 @dataclass(frozen=True, slots=True)
 class _Patch:
-    """Pixels that a lane makes."""
+    """Output pixels of a thread."""
 
     rows: int
     columns: int
@@ -29,53 +28,42 @@ class _Patch:
 _PATCHES = (_Patch(4, 4), _Patch(7, 4), _Patch(2, 4), _Patch(4, 2), _Patch(2, 2))
 _PATCHES_OF_MANY_TAPS = (_Patch(4, 2), _Patch(2, 4), _Patch(2, 2))  # larger ones fill registers
 _MANY_TAPS = 10
-_CARRIED = 3  # patches, of each of which an engine carries a kernel
+_MAX_TACTICS = 3  # of an engine
 # What a block by itself takes, in blocks of a busy SM. Fitted to 12 layers of MobileNetV2 and
 # EfficientNet-B0 at batch 32 and 128 on one H200: what comes first takes 3 % longer than the
 # fastest on average, 12 % at most, the best of three 0.5 % and 7 %.
 _ALONE = 1
 
 
-def int8x4_launches(
-    ctx: LoweringContext,
-    weights: Array,
-    window: Window,
-    *,
-    operands: Mapping[str, View | int | None],
-    constants: Mapping[str, Constant],
-) -> tuple[KernelLaunch, ...]:
-    """Return calls of a depthwise convolution, weights (C, 1, rows, columns), the best first.
+def depthwise_int8_launches(ctx: LoweringContext, conv: Conv2d) -> tuple[KernelLaunch, ...]:
+    """Return launches of a depthwise convolution, weights (C, 1, rows, columns), the best first.
 
-    There are none where operands are not of INT8, or lie so that no words are read. `constants`
-    hold sizes, pitches and steps.
+    There are none where operands are not INT8, or cannot be read four channels at a time.
     """
-    x, y = operands["x"], operands["y"]
-    assert isinstance(x, View)
-    assert isinstance(y, View)
-    if not _suits(weights, window, constants["X_PITCH"], x, operands["scale"]):
+    if not _applies(conv):
         return ()
-    channels: int = weights.shape[0]
+    window, y = conv.left.window, conv.y
+    channels: int = conv.weights.shape[0]
     spacing = 2 if window.kernel[1] <= 3 else 4  # fewest instructions
-    packed = ctx.pack_constant(packed_taps(weights[:, 0], spacing), "int32")
-    patches = _PATCHES if np.prod(window.kernel) < _MANY_TAPS else _PATCHES_OF_MANY_TAPS
+    packed = ctx.pack_constant(packed_taps(conv.weights[:, 0], spacing), "int32")
+    many = window.kernel[0] * window.kernel[1] >= _MANY_TAPS
 
-    def lanes(patch: _Patch) -> int:
+    def threads(patch: _Patch) -> int:
         down, across = ceil_div(y.shape[2], patch.rows), ceil_div(y.shape[3], patch.columns)
         return y.shape[0] * down * across * (channels // _QUAD)
 
     def cost(patch: _Patch) -> float:
-        blocks = opt(lanes(patch)) / (_LANES * ctx.gpu.sm_count)
-        return _work(patch, window, spacing) * (blocks + _ALONE)
+        blocks = opt(threads(patch)) / (_THREADS * ctx.gpu.sm_count)
+        return _thread_cycles(patch, window, spacing) * (blocks + _ALONE)
 
-    best = sorted(patches, key=cost)
+    best = sorted(_PATCHES_OF_MANY_TAPS if many else _PATCHES, key=cost)
     return tuple(
         ctx.make_launch(
             "depthwise_int8",
-            (ceil_div(lanes(patch), _LANES), 1, 1),
-            {**operands, "weights": packed},
+            (ceil_div(threads(patch), _THREADS), 1, 1),
+            {**conv.operands(), "weights": packed},
             {
-                **constants,
-                "CHANNELS": channels,
+                **conv.constants(),
                 "TAP_ROWS": window.kernel[0],
                 "TAP_COLUMNS": window.kernel[1],
                 "STRIDE_H": window.strides[0],
@@ -85,12 +73,12 @@ def int8x4_launches(
                 "ROWS": patch.rows,
                 "COLUMNS": patch.columns,
                 "SPACING": spacing,
-                "BLOCK": _LANES,
+                "BLOCK": _THREADS,
             },
             writes=(y,),
-            warps=_LANES // 32,
+            warps=_THREADS // WARP,
         )
-        for patch in (best if ctx.gpu.exhaustive else best[:_CARRIED])
+        for patch in (best if ctx.gpu.exhaustive else best[:_MAX_TACTICS])
     )
 
 
@@ -101,25 +89,24 @@ def packed_taps(weights: Array, spacing: int) -> Array:
     """
     channels, rows, columns = weights.shape
     each = ceil_div(spacing - 1 + columns, _QUAD)
-    words = np.zeros((rows, spacing, each, channels, _QUAD), np.int8)
+    packed = np.zeros((rows, spacing, each, channels, _QUAD), np.int8)
     for o in range(spacing):
         for tap in range(columns):
-            words[:, o, (tap + o) // _QUAD, :, (tap + o) % _QUAD] = weights[:, :, tap].T
-    return words.view("<i4")[..., 0]
+            packed[:, o, (tap + o) // _QUAD, :, (tap + o) % _QUAD] = weights[:, :, tap].T
+    return packed.view("<i4")[..., 0]
 
 
-def _suits(
-    weights: Array, window: Window, x_pitch: Constant, x: View, scale: View | int | None
-) -> bool:
-    assert isinstance(x_pitch, int)
-    whole = weights.shape[0] % _QUAD == 0 and x_pitch % _QUAD == 0
+def _applies(conv: Conv2d) -> bool:
+    window = conv.left.window
+    whole = conv.weights.shape[0] % _QUAD == 0 and conv.left.pitch % _QUAD == 0
     near = window.dilations == (1, 1) and max(window.strides) <= 2
-    few = window.kernel[0] * window.kernel[1] <= _MOST_TAPS
-    return x.item_bytes == 1 and scale is not None and whole and near and few
+    few = window.kernel[0] * window.kernel[1] <= _MAX_TAPS
+    int8 = conv.left.view.item_bytes == 1 and conv.epilogue.scale is not None
+    return int8 and whole and near and few
 
 
-def _work(patch: _Patch, window: Window, spacing: int) -> int:
-    """Return how long a lane takes, about: its products, and the pixels that it reads."""
+def _thread_cycles(patch: _Patch, window: Window, spacing: int) -> int:
+    """Estimate the time of one thread in cycles: multiply-adds plus loads."""
     taps, strides = window.kernel, window.strides
     furthest = (spacing - 1) // strides[1] * strides[1]
     products = taps[0] * ceil_div(furthest + taps[1], _QUAD)

@@ -1,29 +1,21 @@
-"""Products of matrices -> calls."""
+"""Lower Gemm and MatMul to matrix products."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.elementwise import broadcast
-from toolkit.gpu.emit.epilogue import (
-    Epilogue,
-    constant_weights,
-    epilogue_of,
-    operand_strides,
-    result_strides,
-    weight_matrix,
-)
-from toolkit.gpu.emit.int8_gemm import int8_factors, int8_weights
-from toolkit.gpu.emit.row_panel import gemm_tactics
+from toolkit.gpu.emit.epilogue import constant_weights, read_epilogue, weight_matrix
+from toolkit.gpu.emit.int8_gemm import Int8Epilogue, int8_factors, int8_weights
+from toolkit.gpu.emit.schedule import add_gemm
 from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.ir.gemm import DenseLoader, Epilogue, GemmProblem, GemmShape, MatrixStrides
 from toolkit.gpu.ir.view import Shape, View, like, row_major
 from toolkit.gpu.passes.fusion import Group
-from toolkit.gpu.schedule.tiles import GemmShape
-from toolkit.plugins import Constant
 
 
 @dataclass(frozen=True, slots=True)
-class _Products:
+class _Operands:
     """Operands of rank 3 or 4: (products, rows, columns) or (groups, products, rows, columns).
 
     `residual` is repeated to the shape of `y`.
@@ -35,7 +27,7 @@ class _Products:
     residual: View | None
 
     @property
-    def given(self) -> tuple[View, ...]:
+    def views(self) -> tuple[View, ...]:
         views = (self.left, self.right, self.y, self.residual)
         return tuple(view for view in views if view is not None)
 
@@ -45,14 +37,14 @@ def emit_gemm(ctx: LoweringContext, group: Group) -> None:
     op = group.root_operation
     if op.number("alpha", 1.0) != 1.0 or (op.input(2) and op.number("beta", 1.0) != 1.0):
         raise NotCoveredError(f"node {op.name!r} (Gemm) has factors; kernels take 1.0")
-    weights, turned = constant_weights(ctx, op, 1), bool(op.integer("transB", 0))
-    depth, columns = reversed(weights.shape) if turned else weights.shape
-    integer = int8_weights(ctx, op, 0 if turned else 1, columns, depth)
-    left = ctx.read_int8_or_float(op.inputs[0]) if integer else ctx.read_float(op.inputs[0])
-    values = weights if integer is None else integer.values
-    right = weight_matrix(ctx, values.T if turned else values, left.dtype)
+    weights, transposed = constant_weights(ctx, op, 1), bool(op.integer("transB", 0))
+    depth, columns = reversed(weights.shape) if transposed else weights.shape
+    int8 = int8_weights(ctx, op, 0 if transposed else 1, columns, depth)
+    left = ctx.read_int8_or_float(op.inputs[0]) if int8 else ctx.read_float(op.inputs[0])
+    values = weights if int8 is None else int8.values
+    right = weight_matrix(ctx, values.T if transposed else values, left.dtype)
     left = left.permuted((1, 0)) if op.integer("transA", 0) else left
-    _matmul(ctx, group, left, right, epilogue_of(ctx, group, op.input(2), integer))
+    _add(ctx, group, left, right, int8)
 
 
 def emit_matmul(ctx: LoweringContext, group: Group) -> None:
@@ -64,68 +56,64 @@ def emit_matmul(ctx: LoweringContext, group: Group) -> None:
         if weights is not None:
             left = ctx.read_int8_or_float(op.inputs[0])
             right = weight_matrix(ctx, weights.values, left.dtype)
-            _matmul(ctx, group, left, right, epilogue_of(ctx, group, op.input(2), weights))
+            _add(ctx, group, left, right, weights)
             return
     depth, columns = (*shape, 1) if len(shape) == 1 else shape[-2:]
-    integer = int8_factors(ctx, op, depth, columns)
-    read = ctx.read_float if integer is None else ctx.read_int8_or_float
+    int8 = int8_factors(ctx, op, depth, columns)
+    read = ctx.read_float if int8 is None else ctx.read_int8_or_float
     left = read(op.inputs[0])
     constant = ctx.network.constants.get(op.inputs[1])
     if constant is not None and constant.ndim == 2:
         right = weight_matrix(ctx, constant, left.dtype)
     else:
         right = read(op.inputs[1])
-    _matmul(ctx, group, left, right, epilogue_of(ctx, group, op.input(2), integer))
+    _add(ctx, group, left, right, int8)
 
 
-def _matmul(
-    ctx: LoweringContext, group: Group, left: View, right: View, epilogue: Epilogue
+def _add(
+    ctx: LoweringContext, group: Group, left: View, right: View, int8: Int8Epilogue | None
 ) -> None:
     """Add the product of two views of any rank, as numpy.matmul."""
+    op = group.root_operation
+    columns = (ctx.network.shapes[op.outputs[0]] or (1,))[-1]
+    epilogue, residual_name = read_epilogue(ctx, group, op.input(2), columns, int8)
     y = ctx.output_view(group.result, _order(ctx, group.result, left, right))
     if y.strides and y.strides[-1] != 1:
         raise NotCoveredError(f"node {group.nodes[0]!r} writes columns apart from each other")
-    residual = (
-        None if epilogue.residual is None else _read_residual(ctx, epilogue.residual, y.shape)
-    )
+    residual = None if residual_name is None else _read_residual(ctx, residual_name, y.shape)
     if len(right.shape) == 2 and len(left.shape) > 2:  # rows are rows in any order
         order = sorted(range(len(left.shape) - 1), key=lambda at: -left.strides[at])
         left, y = (view.permuted((*order, len(order))) for view in (left, y))
         residual = residual and residual.permuted((*order, len(order)))
-    products = _with_batches(ctx, _as_matrices(left, right, y, residual))
-    left, right, y = products.left, products.right, products.y
+    batched = _with_batches(ctx, _as_matrices(left, right, y, residual))
+    add_gemm(ctx, group.nodes, _problem(batched, epilogue))
+
+
+def _problem(operands: _Operands, epilogue: Epilogue) -> GemmProblem:
+    left, right, y, residual = operands.left, operands.right, operands.y, operands.residual
     (rows, depth), columns = left.shape[-2:], right.shape[-1]
     groups, inner = (1, *left.shape[:-2])[-2:]
-    product = GemmShape(
+    shape = GemmShape(
         rows=rows,
         columns=columns,
         depth=depth,
-        run=depth,
+        unshared_depth=depth,
         item_bytes=left.item_bytes,
         stored_bytes=sum(view.item_bytes for view in (y, residual) if view is not None),
-        products=groups * inner,
+        batch=groups * inner,
     )
-    constants: dict[str, Constant] = {
-        "DEPTH": depth,
-        "COLUMNS": columns,
-        "INNER": inner,
-        **operand_strides("A", *_inside_out(left)),
-        **operand_strides("B", *_inside_out(right)),
-        **result_strides("Y", *_rows_out(y)),
-        **result_strides("R", *_rows_out(products.residual or y)),
-        "EPILOGUE": epilogue.steps,
-    }
-    operands = {
-        "a": left,
-        "b": right,
-        "bias": epilogue.bias,
-        "scale": epilogue.scale,
-        "scalars": epilogue.scalars,
-        "residual": products.residual,
-        "y": y,
-        "rows": rows,
-    }
-    ctx.add_op(group.nodes, *gemm_tactics(ctx, product, operands, constants))
+    return GemmProblem(
+        shape=shape,
+        left=DenseLoader(left, _strides(left)),
+        right=right,
+        right_strides=_strides(right),
+        y=y,
+        y_strides=_strides(y),
+        epilogue=epilogue,
+        residual=residual,
+        residual_strides=_strides(residual or y),
+        inner=inner,
+    )
 
 
 def _order(ctx: LoweringContext, result: str, left: View, right: View) -> Shape | None:
@@ -152,7 +140,7 @@ def _read_residual(ctx: LoweringContext, name: str, shape: Shape) -> View:
     return view
 
 
-def _as_matrices(left: View, right: View, y: View, residual: View | None) -> _Products:
+def _as_matrices(left: View, right: View, y: View, residual: View | None) -> _Operands:
     """Give vectors their second dimension, and all the same dimensions before the last two."""
     if len(right.shape) == 1:
         right = _unsqueezed(right, 1)
@@ -164,35 +152,35 @@ def _as_matrices(left: View, right: View, y: View, residual: View | None) -> _Pr
         residual = residual and _unsqueezed(residual, len(residual.shape) - 1)
     batch = y.shape[:-2]
     left = broadcast(left, (*batch, *left.shape[-2:]))
-    return _Products(left, broadcast(right, (*batch, *right.shape[-2:])), y, residual)
+    return _Operands(left, broadcast(right, (*batch, *right.shape[-2:])), y, residual)
 
 
-def _with_batches(ctx: LoweringContext, products: _Products) -> _Products:
+def _with_batches(ctx: LoweringContext, operands: _Operands) -> _Operands:
     """Join the dimensions before the last two to one or two; copies operands if needed.
 
     Where all products share the right operand, the last of them joins the rows.
     """
-    found = _joined(products)
-    if len(found.left.shape) > 4:
-        left, right = (_dense(ctx, view) for view in (products.left, products.right))
-        residual = products.residual and _dense(ctx, products.residual)
-        found = _joined(replace(products, left=left, right=right, residual=residual))
-    return found
+    joined = _joined(operands)
+    if len(joined.left.shape) > 4:
+        left, right = (_dense(ctx, view) for view in (operands.left, operands.right))
+        residual = operands.residual and _dense(ctx, operands.residual)
+        joined = _joined(replace(operands, left=left, right=right, residual=residual))
+    return joined
 
 
-def _joined(products: _Products) -> _Products:
-    y = products.y
+def _joined(operands: _Operands) -> _Operands:
+    y = operands.y
     batches: list[tuple[int, tuple[int, ...]]] = []  # sizes, and the strides of all views
     for at in range(len(y.shape) - 2):
-        size, steps = y.shape[at], tuple(view.strides[at] for view in products.given)
+        size, steps = y.shape[at], tuple(view.strides[at] for view in operands.views)
         if size == 1:
             continue
         if batches and all(o == s * size for o, s in zip(batches[-1][1], steps, strict=True)):
             batches[-1] = (batches[-1][0] * size, steps)
         else:
             batches.append((size, steps))
-    tails = [(view.shape[-2:], view.strides[-2:]) for view in products.given]
-    if batches and batches[-1][1][1] == 0 and _rows_join(products, batches[-1][1]):
+    tails = [(view.shape[-2:], view.strides[-2:]) for view in operands.views]
+    if batches and batches[-1][1][1] == 0 and _rows_join(operands, batches[-1][1]):
         size, steps = batches.pop()
         rows = y.shape[-2] * size
         inner = [s if y.shape[-2] == 1 else t[1][0] for s, t in zip(steps, tails, strict=True)]
@@ -207,15 +195,15 @@ def _joined(products: _Products) -> _Products:
             shape=(*(size for size, _ in batches), *shape),
             strides=(*(steps[at] for _, steps in batches), *strides),
         )
-        for at, (view, (shape, strides)) in enumerate(zip(products.given, tails, strict=True))
+        for at, (view, (shape, strides)) in enumerate(zip(operands.views, tails, strict=True))
     ]
-    return _Products(views[0], views[1], views[2], views[3] if len(views) == 4 else None)
+    return _Operands(views[0], views[1], views[2], views[3] if len(views) == 4 else None)
 
 
-def _rows_join(products: _Products, steps: Sequence[int]) -> bool:
+def _rows_join(operands: _Operands, steps: Sequence[int]) -> bool:
     """Whether the rows of one product and those of the next lie like rows of one."""
-    rows = products.y.shape[-2]
-    views = [(at, view) for at, view in enumerate(products.given) if at != 1]
+    rows = operands.y.shape[-2]
+    views = [(at, view) for at, view in enumerate(operands.views) if at != 1]
     return rows == 1 or all(steps[at] == rows * view.strides[-2] for at, view in views)
 
 
@@ -232,13 +220,7 @@ def _dense(ctx: LoweringContext, view: View) -> View:
     return ctx.copy_view(view, row_major(view.shape), view.dtype)
 
 
-def _inside_out(view: View) -> tuple[int, int, int, int]:
-    """Return the strides of rows, columns, products and groups of them."""
+def _strides(view: View) -> MatrixStrides:
+    """Return the strides of (matrices, rows, columns) or (groups, matrices, rows, columns)."""
     outer, batch, row, column = (0, *view.strides)[-4:]
-    return row, column, batch, outer
-
-
-def _rows_out(view: View) -> tuple[int, int, int]:
-    """Return the strides of rows, products and groups of them."""
-    row, _, batch, outer = _inside_out(view)
-    return row, batch, outer
+    return MatrixStrides(row, column, batch, outer)

@@ -12,7 +12,7 @@ from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.parameters import floats_of, integers_of, scales_input
 from toolkit.gpu.ir.view import Shape, View, channels_last, like
 from toolkit.gpu.passes.fusion import Group
-from toolkit.gpu.passes.upsample_concat import repeats_pixels
+from toolkit.gpu.passes.upsampling import repeats_pixels
 from toolkit.gpu.schedule.loop_order import order_of
 from toolkit.gpu.shapes.sizes import Size, ceil_div, most
 

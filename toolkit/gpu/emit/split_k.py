@@ -1,109 +1,87 @@
-"""Sums in parts: where blocks are few, several share a depth, and a second call adds their sums."""
+"""Split-K: where blocks are few, several share the depth, and a second kernel adds their sums."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.epilogue import gemm_constants
-from toolkit.gpu.ir.launch import KernelLaunch, Tactic
-from toolkit.gpu.ir.view import Shape, View, row_major
-from toolkit.gpu.schedule.tiles import GemmShape, Tile, row_tile
-from toolkit.gpu.shapes.sizes import ceil_div, fixed
-from toolkit.plugins import Constant
-
-PLAIN = {"bias": None, "scale": None, "scalars": None, "residual": None}
-IDENTITY_EPILOGUE = (("same", 0),)
-# Of a picture of one pixel.
-_ONES = (
-    *("HEIGHT", "WIDTH", "OUT_HEIGHT", "OUT_WIDTH", "TAP_ROWS", "TAP_COLUMNS"),
-    *("STRIDE_H", "STRIDE_W", "DILATION_H", "DILATION_W"),
+from toolkit.gpu.ir.gemm import (
+    IDENTITY,
+    POINTWISE,
+    DenseLoader,
+    GemmProblem,
+    Im2colLoader,
+    MatrixStrides,
 )
-_LEAST_ROWS = 8  # of a block that adds: 4 numbers of a row for each thread
-_ENDING = ("bias", "scale", "scalars", "residual", "y")
+from toolkit.gpu.ir.launch import KernelLaunch
+from toolkit.gpu.ir.view import View, row_major
+from toolkit.gpu.schedule.tiles import row_tile
+from toolkit.gpu.shapes.sizes import ceil_div, fixed
+
+_MIN_ROWS = 8  # of a block that adds: 4 numbers of a row for each thread
 
 
-def may_split_k(product: GemmShape, constants: Mapping[str, Constant]) -> bool:
-    """Whether a product of `matmul` is one that a convolution of one pixel an image computes."""
-    dense = constants["A_COLUMN"] == 1 and constants["B_ROW"] == 1
-    single = fixed(product.products) and product.products == 1
-    return dense and single and fixed(product.depth) and fixed(product.columns)
+def split_k_refusal(problem: GemmProblem) -> str | None:
+    """Return why the depth cannot be shared; None if it can."""
+    left, shape = problem.left, problem.shape
+    if problem.layout != "rows":
+        return "the result is NCHW"
+    if isinstance(left, Im2colLoader):
+        return None
+    if not isinstance(left, DenseLoader):
+        return f"no split-K kernel has a {type(left).__name__}"
+    if left.strides.column != 1 or problem.right_strides.row != 1:
+        return "an operand is transposed"
+    if not (fixed(shape.batch) and shape.batch == 1):
+        return "it is batched"
+    return None if fixed(shape.depth) and fixed(shape.columns) else "its sizes are dynamic"
 
 
-def split_k_gemm(
-    ctx: LoweringContext,
-    product: GemmShape,
-    operands: Mapping[str, View | int | None],
-    constants: Mapping[str, Constant],
-    tile: Tile,
-) -> Tactic:
-    """Return the calls that compute a product of `matmul`'s operands in `tile.parts`."""
-    left, y = operands["a"], operands["y"]
-    assert isinstance(left, View)
-    assert isinstance(y, View)
-    rows, columns = product.rows, product.columns
-    sums = split_k_partials(ctx, y, left, (tile.parts, rows, columns))
-    first = ctx.make_launch(
-        "convolution",
-        (ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns), 1, tile.parts),
-        {"x": left, "weights": operands["b"], **PLAIN, "y": sums, "batch": rows},
-        {
-            **dict.fromkeys(_ONES, 1),
-            "PAD_TOP": 0,
-            "PAD_LEFT": 0,
-            "CHANNELS": product.depth,
-            "X_PITCH": constants["A_ROW"],
-            "FILTERS": columns,
-            "W_PITCH": constants["B_COLUMN"],
-            "Y_PITCH": columns,
-            "R_PITCH": 0,
-            "EPILOGUE": IDENTITY_EPILOGUE,
-            "SPLIT_K": tile.parts,
-            "MMA_WARPS": 0,
-            **gemm_constants(ctx, tile, left.dtype),
-        },
-        writes=(sums,),
-        warps=tile.warps,
-        stages=tile.stages,
-    )
-    return first, split_k_reduce_launch(ctx, sums, product, operands, constants)
+def partial_sums(ctx: LoweringContext, problem: GemmProblem, parts: int) -> GemmProblem:
+    """Return the problem that stores the sums of all parts, (parts, rows, columns), FP32 or INT32.
 
-
-def split_k_partials(ctx: LoweringContext, y: View, left: View, shape: Shape) -> View:
-    """Take memory for the sums of all parts, (parts, rows, columns) in FP32 or INT32."""
-    dtype = "int32" if left.dtype == "int8" else "float32"
-    sums = ctx.allocate(f"{y.base} (parts)", dtype, shape, row_major(shape))
-    return replace(sums, scale=left.scale)  # of INT8: what reads them rounds as such kernels do
-
-
-def split_k_reduce_launch(
-    ctx: LoweringContext,
-    sums: View,
-    product: GemmShape,
-    operands: Mapping[str, View | int | None],
-    constants: Mapping[str, Constant],
-) -> KernelLaunch:
-    """Return the call that adds the sums of parts and ends the product as its one call would.
-
-    `operands`: bias, scale, numbers, residual and y; `constants`: Y_PITCH, R_PITCH and STEPS.
+    Only the kernel for im2col loaders splits the depth; a matrix is an image of one pixel a row.
     """
-    rows, columns = product.rows, product.columns * product.products
-    block, y = row_tile(rows, columns), operands["y"]
-    assert isinstance(y, View)
-    blocks = ceil_div(columns, block.columns)
-    height = block.rows
-    while height > _LEAST_ROWS and ceil_div(rows, height) * blocks < ctx.gpu.sm_count:
+    left, shape = problem.left, problem.shape
+    columns = shape.columns * shape.batch
+    sizes = (parts, shape.rows, columns)
+    dtype = "int32" if left.view.dtype == "int8" else "float32"
+    sums = ctx.allocate(f"{problem.y.base} (parts)", dtype, sizes, row_major(sizes))
+    sums = replace(sums, scale=left.view.scale)  # INT8: its reader rounds as other INT8 kernels do
+    if isinstance(left, DenseLoader):
+        left = Im2colLoader(
+            left.view, left.strides.row, shape.rows, (1, 1), (1, 1), POINTWISE, shape.depth
+        )
+    return replace(
+        problem,
+        left=left,
+        y=sums,
+        y_strides=MatrixStrides(columns),
+        epilogue=IDENTITY,
+        residual=None,
+        residual_strides=MatrixStrides(0),
+    )
+
+
+def split_k_reduce_launch(ctx: LoweringContext, problem: GemmProblem, sums: View) -> KernelLaunch:
+    """Return the launch that adds the sums of all parts and applies the problem's epilogue."""
+    rows, columns = problem.shape.rows, problem.shape.columns * problem.shape.batch
+    tile = row_tile(rows, columns)
+    column_blocks = ceil_div(columns, tile.columns)
+    height = tile.rows
+    while height > _MIN_ROWS and ceil_div(rows, height) * column_blocks < ctx.gpu.sm_count:
         height //= 2
     return ctx.make_launch(
         "split_k_reduce",
-        (ceil_div(rows, height) * blocks, 1, 1),
-        {"x": sums, **{name: operands[name] for name in _ENDING}, "pixels": rows},
+        (ceil_div(rows, height) * column_blocks, 1, 1),
+        {"x": sums, **problem.epilogue_operands(), "y": problem.y, "pixels": rows},
         {
             "FILTERS": columns,
-            **{name: constants[name] for name in ("Y_PITCH", "R_PITCH", "EPILOGUE")},
+            "Y_PITCH": problem.y_strides.row,
+            "R_PITCH": problem.residual_strides.row,
+            "EPILOGUE": problem.epilogue.ops,
             "SPLIT_K": sums.shape[0],
             "BLOCK_M": height,
-            "BLOCK_N": block.columns,
+            "BLOCK_N": tile.columns,
         },
-        writes=(y,),
-        warps=block.warps,
+        writes=(problem.y,),
+        warps=tile.warps,
     )

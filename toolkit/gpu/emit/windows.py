@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 from device.padding import is_same
 from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.ir.gemm import Three
 from toolkit.gpu.ir.network import Operation, Shape
 from toolkit.graph.window import Window
 from toolkit.plugins import Constant
-
-Three = tuple[int, int, int]
 
 
 def read_window(op: Operation, kernel: Shape, shape: Shape, result: Shape) -> Window:

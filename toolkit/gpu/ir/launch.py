@@ -4,23 +4,20 @@ Launches refer to allocations by name, and an op may have several tactics. `tool
 turns them into the launches of an engine once the workspace is planned.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from toolkit.gpu.ir.gemm import GemmProblem
 from toolkit.plugins import Constant
 
-# Every kernel, and its module in `toolkit.gpu.kernels`.
+# Every kernel for all GPUs, and its module in `toolkit.gpu.kernels`. A GPU generation has others
+# (`toolkit.gpu.generations.kernel_modules`).
 KERNELS: dict[str, str] = {
     "convolution": "convolution",
-    "conv_max_pool": "conv_pool",
     "split_k_reduce": "convolution",
-    "persistent_conv": "persistent_conv",
     "depthwise": "depthwise",
     "depthwise_int8": "depthwise_int8",
     "matmul": "matmul",
     "conv1x1_nchw": "conv1x1_nchw",
-    "conv_upsample_concat": "conv_upsample_concat",
-    "row_panel_gemm": "row_panel",
-    "persistent_gemm": "persistent_gemm",
     "max_pool": "max_pooling",
     "pool": "pooling",
     "global_average_pool": "pooling",
@@ -30,7 +27,6 @@ KERNELS: dict[str, str] = {
     "scatter": "gather",
     "pad": "pad",
     "space_to_depth": "pad",
-    "direct_conv": "direct_conv",
     "resample": "resample",
     "grid_sample": "grid_sample",
     "scan": "scan",
@@ -71,7 +67,7 @@ class KernelSpec:
     tuple; paths may be deeper. `constants`: all other parameters, by name, with None for such
     members.
     `exact`: without fused multiply-add, so that INT8 results are the same bits everywhere.
-    `source` None: one of `KERNELS`.
+    `source` None: a kernel of the toolkit.
     """
 
     kernel: str
@@ -120,11 +116,13 @@ Tactic = tuple[KernelLaunch, ...]
 class TunableOp:
     """What the ONNX nodes `nodes` compute; the first tactic is the cost model's choice.
 
-    All tactics give the same result, up to the order of floating-point sums.
+    All tactics give the same result, up to the order of floating-point sums. `problem`: the matrix
+    product that it is, where it is one.
     """
 
     nodes: tuple[str, ...]
     tactics: tuple[Tactic, ...]
+    problem: GemmProblem | None = field(default=None, compare=False, repr=False)
 
     @property
     def touched(self) -> tuple[str, ...]:

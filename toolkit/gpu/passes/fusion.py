@@ -17,9 +17,6 @@ EPILOGUES: dict[str, int] = {
     "Conv": 1,
     "ConvTranspose": 1,
     "SpaceToDepthStem": 0,
-    "DirectConv": 0,
-    "ConvUpsampleConcat": 0,
-    "ConvMaxPool": 0,
     "Gemm": 1,
     "MatMul": 1,
     "MaxPool": 0,
@@ -67,7 +64,9 @@ class Group:
         return tuple(dict.fromkeys(name for op in (*first, *self.after) for name in op.nodes))
 
 
-def group_operations(network: Network) -> tuple[Group, ...]:
+def group_operations(
+    network: Network, epilogues: Mapping[str, int] = EPILOGUES
+) -> tuple[Group, ...]:
     """Return all operations of a network in groups, in an order in which they can run."""
     readers: dict[str, list[int]] = {}
     for at, op in enumerate(network.operations):
@@ -79,7 +78,7 @@ def group_operations(network: Network) -> tuple[Group, ...]:
     for at, op in enumerate(network.operations):
         if at in taken:
             continue
-        members = _grow(network, at, readers, ready, taken)
+        members = _grow(network, at, readers, ready, taken, epilogues=epilogues)
         taken |= set(members)
         operations = [network.operations[index] for index in members]
         result = operations[-1].outputs[0] if len(members) > 1 else op.outputs[0]
@@ -95,17 +94,19 @@ def _grow(
     readers: Mapping[str, Sequence[int]],
     ready: set[str],
     taken: set[int],
+    *,
+    epilogues: Mapping[str, int],
 ) -> list[int]:
     """Return the positions of the operations that form a group with the one at `start`."""
     root = network.operations[start]
     alone = is_elementwise(root)
-    if not alone and root.kind not in EPILOGUES:
+    if not alone and root.kind not in epilogues:
         return [start]
     shape = network.shapes[root.outputs[0]]
     members, best = [start], [start]
     produced = {root.outputs[0]}
     outside = set(tensors_read(root, network.constants)) if alone else set()
-    allowed = MAX_OPERANDS if alone else EPILOGUES[root.kind]
+    allowed = MAX_OPERANDS if alone else epilogues[root.kind]
     for at in range(start + 1, len(network.operations)):
         op = network.operations[at]
         if at in taken or not is_elementwise(op) or not produced & set(op.inputs):

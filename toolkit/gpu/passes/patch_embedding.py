@@ -1,13 +1,13 @@
-"""Rewrite rule for convolutions that cut an image into patches.
+"""A rule of `toolkit.gpu.ir.patterns` for convolutions that cut a picture into patches.
 
 Where windows neither overlap nor leave a pixel out, each pixel is read once: the convolution is a
-product of the patches, a view of the image with its dimensions split, and the filters as columns.
+product of the patches, a view of the picture with its dimensions split, and the filters as columns.
 One kernel puts the patches in order, and rounds them; what follows reads rows of tokens.
 """
 
 from toolkit.gpu.ir.network import Array, IntegerConstant, Operation
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph
-from toolkit.gpu.passes.space_to_depth import CHANNELS, kept_integers
+from toolkit.gpu.passes.space_to_depth import CHANNELS, reads_stored
 from toolkit.gpu.shapes.sizes import fixed
 
 _MOVES = ("Flatten", "Reshape", "Transpose")
@@ -19,29 +19,29 @@ def patches(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Mat
     if op.kind != "Conv" or any(n and n not in rewriter.constants for n in op.inputs[1:]):
         return None
     source, weights = op.inputs[0], rewriter.constants[op.inputs[1]]
-    if not _cuts(op, weights, rewriter.shapes[source]) or not kept_integers(rewriter, op):
+    if not _cuts(op, weights, rewriter.shapes[source]) or not reads_stored(rewriter, op):
         return None
-    readers = [reader for reader in graph.network.operations if op.outputs[0] in reader.inputs]
-    if not readers or any(reader.kind not in _MOVES for reader in readers):
+    readers = [one for one in graph.network.operations if op.outputs[0] in one.inputs]
+    if not readers or any(one.kind not in _MOVES for one in readers):
         return None  # element-wise work would not meet the product that it ends
     rounding = graph.sole_producer(source, "RoundInt8")
-    image = source if rounding is None else rounding.inputs[0]
+    given = source if rounding is None else rounding.inputs[0]
     filters, channels, rows, columns = weights.shape
-    batch, _, height, width = rewriter.shapes[image]
+    batch, _, height, width = rewriter.shapes[given]
     dtype, scale = rewriter.dtypes[source], rewriter.scales.get(source)
-    before = rewriter.scales.get(image)
+    before = rewriter.scales.get(given)
     split = (batch, channels, height // rows, rows, width // columns, columns)
     order = (0, 2, 4, 1, 3, 5)
     ordered = tuple(split[at] for at in order)
-    name = rewriter.tensor(f"{image} (split)", split, dtype, before)
-    rewriter.add(op, "Reshape", (image,), name)
-    cut = rewriter.tensor(f"{image} (patches)", ordered, dtype, before)
-    rewriter.add(op, "Transpose", (name,), cut, {"perm": order})
+    name = rewriter.tensor(f"{given} (split)", split, dtype, before)
+    rewriter.add(op, "Reshape", (given,), name)
+    picture = rewriter.tensor(f"{given} (patches)", ordered, dtype, before)
+    rewriter.add(op, "Transpose", (name,), picture, {"perm": order})
     if rounding is not None:
         rounded = rewriter.tensor(f"{source} (patches)", ordered, dtype, scale)
-        cut = rewriter.add(rounding, rounding.kind, (cut,), rounded, rounding.attributes)
+        picture = rewriter.add(rounding, rounding.kind, (picture,), rounded, rounding.attributes)
     flat = rewriter.tensor(f"{source} (rows)", (*ordered[:3], weights[0].size), dtype, scale)
-    rewriter.add(op, "Reshape", (cut,), flat)
+    rewriter.add(op, "Reshape", (picture,), flat)
     tokens = rewriter.tensor(f"{op.outputs[0]} (tokens)", (*ordered[:3], filters), dtype)
     rewriter.add(op, "MatMul", (flat, _as_columns(rewriter, op.inputs[1]), *op.inputs[2:]), tokens)
     rewriter.add(op, "Transpose", (tokens,), op.outputs[0], {"perm": (0, 3, 1, 2)})
@@ -49,7 +49,7 @@ def patches(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Mat
 
 
 def _cuts(op: Operation, weights: Array, shape: tuple[int, ...]) -> bool:
-    """Whether the windows of a convolution of few channels are the patches of its image."""
+    """Whether the windows of a convolution of few channels are the patches of its picture."""
     if weights.ndim != 4 or weights.shape[1] > CHANNELS or op.integer("group", 1) != 1:
         return False
     taps = weights.shape[2:]
@@ -62,10 +62,10 @@ def _cuts(op: Operation, weights: Array, shape: tuple[int, ...]) -> bool:
 def _as_columns(rewriter: NetworkRewriter, name: str) -> str:
     """Add the filters as columns, real numbers and the integers that they were."""
     columns = rewriter.constant(f"{name} (columns)", _columns(rewriter.constants[name]))
-    stored = rewriter.integers.get(name)
-    if stored is not None:
-        axis = None if stored.axis is None else 1
-        rewriter.integers[columns] = IntegerConstant(_columns(stored.values), stored.scale, axis)
+    given = rewriter.integers.get(name)
+    if given is not None:
+        axis = None if given.axis is None else 1
+        rewriter.integers[columns] = IntegerConstant(_columns(given.values), given.scale, axis)
     return columns
 
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels.expression import add_product, first_sums, store_with_epilogue
-from toolkit.gpu.kernels.mma_layout import mma_columns, mma_rows, store_mma
+from toolkit.gpu.sm90.kernels.mma_layout import mma_columns, mma_rows, store_mma
 
 
 @triton.jit

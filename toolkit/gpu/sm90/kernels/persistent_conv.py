@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels.expression import first_sums
-from toolkit.gpu.kernels.mma_layout import (
+from toolkit.gpu.sm90.kernels.mma_layout import (
     in_operand_order,
     in_registers,
     load_mma_residual,

@@ -1,4 +1,4 @@
-"""Convolutions of INT8 whose weights stay in shared memory: interpreted, bit by bit.
+"""Persistent INT8 convolutions: interpreted, bit by bit.
 
 Every tactic gives the bits of `int8_reference`, the formulas in NumPy.
 """
@@ -8,7 +8,7 @@ import pytest
 from int8_graphs import Graph
 from int8_tactics import check_dynamic, check_tactics
 
-from toolkit.gpu.emit.persistent_conv import operand_order
+from toolkit.gpu.sm90.persistent_conv import operand_order
 from toolkit.gpu.target import GpuTarget
 
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels.expression import first_sums, load_scalars
-from toolkit.gpu.kernels.int8x4 import apply_epilogue_int8x4, load_int8x4, store_int8x4
-from toolkit.gpu.kernels.mma_layout import (
+from toolkit.gpu.sm90.kernels.int8x4 import apply_epilogue_int8x4, load_int8x4, store_int8x4
+from toolkit.gpu.sm90.kernels.mma_layout import (
     in_memory_order,
     load_mma_residual,
     mma_columns,

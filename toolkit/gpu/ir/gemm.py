@@ -1,0 +1,184 @@
+"""One matrix product, or a batch of them, as every schedule reads it.
+
+    y[i, m, n] = epilogue(sum_k left[i, m, k] right[i, k, n], residual[i, m, n])
+
+The loader of `left` reads a matrix, or the im2col matrix of a convolution, which is never stored.
+Emitters describe an operator once, as a `GemmProblem`; `toolkit.gpu.emit.schedules` turns it into
+launches.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from toolkit.gpu.ir.elementwise_ops import ExprOp
+from toolkit.gpu.ir.network import Array
+from toolkit.gpu.ir.view import View
+from toolkit.graph.window import Window
+from toolkit.plugins import Constant
+
+Three = tuple[int, int, int]
+
+
+POINTWISE = Window(kernel=(1, 1), strides=(1, 1), dilations=(1, 1), pads=(0, 0, 0, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixStrides:
+    """Elements from one row, column, matrix, and group of matrices to the next."""
+
+    row: int
+    column: int = 1
+    batch: int = 0
+    outer: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLoader:
+    """`left` is stored as matrices."""
+
+    view: View
+    strides: MatrixStrides
+
+
+@dataclass(frozen=True, slots=True)
+class Im2colLoader:
+    """Row m is an output pixel (image, row, column), k is (tap row, tap column, channel).
+
+    `view` is channels-last with `pitch` elements from pixel to pixel. Sizes are (rows, columns);
+    `channels` are those of one of `groups` groups. k under a tap outside the image is 0.
+    """
+
+    view: View
+    pitch: int
+    batch: int
+    size: tuple[int, int]
+    output_size: tuple[int, int]
+    window: Window
+    channels: int
+    groups: int = 1
+
+    def size_constants(self) -> dict[str, Constant]:
+        """Return the sizes of input and output as constants of a kernel."""
+        return {
+            "HEIGHT": self.size[0],
+            "WIDTH": self.size[1],
+            "X_PITCH": self.pitch,
+            "OUT_HEIGHT": self.output_size[0],
+            "OUT_WIDTH": self.output_size[1],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Im2col3dLoader:
+    """The same in three dimensions; `strides` of `view` are (image, depth, row, column).
+
+    `transposed`: a convolution for each of `phases` remainders of the output position by `step`.
+    """
+
+    view: View
+    strides: tuple[int, int, int, int]
+    size: Three
+    output_size: Three
+    taps: Three
+    step: Three
+    dilations: Three
+    pads: Three
+    channels: int
+    groups: int
+    phases: int
+    transposed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DirectLoader:
+    """The im2col matrix of a tensor with any strides; `prologue` is applied to what is read."""
+
+    view: View
+    output_size: tuple[int, int]
+    window: Window
+    prologue: tuple[ExprOp, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UpsampleConcatLoader:
+    """Row m is a pixel of `large`; k runs over the channels of `view`, then those of `large`.
+
+    `view` is nearest-neighbor upsampled to the size of `large` as it is read. Both are
+    channels-last.
+    """
+
+    view: View
+    pitch: int
+    large: View
+    large_pitch: int
+
+
+Loader = DenseLoader | Im2colLoader | Im2col3dLoader | DirectLoader | UpsampleConcatLoader
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """Element-wise work on the accumulators: y = ops((sum + bias) * scale, residual).
+
+    INT8 products have `scale`, float32 for each column, an int32 `bias`, and `scalars`, the factors
+    of `ops`. All other products have no scale.
+    """
+
+    ops: tuple[ExprOp, ...]
+    bias: View | None = None
+    scale: View | None = None
+    scalars: View | None = None
+
+
+IDENTITY = Epilogue((("same", 0),))  # stores the accumulators
+
+
+@dataclass(frozen=True, slots=True)
+class GemmShape:
+    """Sizes of `batch` equal matrix products, which tiles are chosen for.
+
+    `unshared_depth`: the part of `depth` whose left elements no other row reads (a convolution: the
+    channels under one tap). `item_bytes`: of an operand element. `stored_bytes`: of a result, and
+    of its residual.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    unshared_depth: int
+    item_bytes: int
+    stored_bytes: int
+    batch: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GemmProblem:
+    """A matrix product before it is scheduled.
+
+    `inner`: matrices of a group, where the batch has two dimensions. `layout` of y: "rows" has
+    columns side by side, "nchw" has any strides. `residual_strides` matter with a residual alone.
+    `filters`: constant weights of a 2-D convolution, (filter, channel, row, column), for schedules
+    with a packing of their own.
+    """
+
+    shape: GemmShape
+    left: Loader
+    right: View
+    right_strides: MatrixStrides
+    y: View
+    y_strides: MatrixStrides
+    epilogue: Epilogue
+    residual: View | None = None
+    residual_strides: MatrixStrides = MatrixStrides(0)
+    layout: Literal["rows", "nchw"] = "rows"
+    inner: int = 1
+    filters: Array | None = field(default=None, compare=False, repr=False)
+
+    def epilogue_operands(self) -> dict[str, View | None]:
+        """Return what the epilogue reads, by the names of a kernel's parameters."""
+        return {
+            "bias": self.epilogue.bias,
+            "scale": self.epilogue.scale,
+            "scalars": self.epilogue.scalars,
+            "residual": self.residual,
+        }

@@ -1,0 +1,139 @@
+"""Where tensor cores of sm_90 leave the sums of a block, and how they come to lie as in memory.
+
+Of each 16 WARPS rows of sums, warp w holds rows 16 w to 16 w + 15; its lane l the rows l // 4 and
+l // 4 + 8 of those, and in each the columns 8 j + 2 (l % 4) and the next, for all j. A lane that
+loads and stores 16 bytes needs 16 columns side by side. Either sums go through shared memory, or,
+as here, the rows and columns of the operands are read in another order, which costs nothing:
+
+    sum [r, c] is the result [sum_rows[r], sum_columns[c]]
+
+so that lane l holds the columns 16 (l % 4) to 16 (l % 4) + 15 of each 64, and one access of a warp
+is 64 bytes of 8 rows. Of 16 or 32 columns it holds a quarter likewise. On other GPUs the results
+are the same.
+"""
+
+import triton
+import triton.language as tl
+
+from toolkit.gpu.kernels.expression import load_residual, store_with_epilogue
+from toolkit.gpu.kernels.int8 import INTERPRETED
+
+
+@triton.jit
+def mma_rows(BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
+    """Return for each row of sums, [BLOCK_M], which row of the block it is."""
+    r = tl.arange(0, BLOCK_M)
+    of_warps = r // (16 * WARPS) * (16 * WARPS)
+    return of_warps + r // 8 % 2 * (8 * WARPS) + r // 16 % WARPS * 8 + r % 8
+
+
+@triton.jit
+def mma_columns(BLOCK_N: tl.constexpr):
+    """Return for each column of sums, [BLOCK_N], which column of the block it is."""
+    RUN: tl.constexpr = min(BLOCK_N, 64)
+    c = tl.arange(0, BLOCK_N)
+    return c // RUN * RUN + c // 2 % 4 * (RUN // 4) + c // 8 % (RUN // 8) * 2 + c % 2
+
+
+@triton.jit
+def row_places(row, A_ROW: tl.constexpr, A_PICTURE: tl.constexpr):
+    """Return where rows of a left operand begin.
+
+    A_PICTURE None: A_ROW apart. Else rows are pixels A_ROW apart in lines and pictures that are so
+    far apart: (pixels of a line, of a picture, elements from line to line, to the next picture).
+    """
+    if A_PICTURE is None:
+        place = row * A_ROW
+    else:
+        pixel = row % A_PICTURE[1]
+        line = pixel // A_PICTURE[0]
+        place = pixel % A_PICTURE[0] * A_ROW + line * A_PICTURE[2]
+        place += row // A_PICTURE[1] * A_PICTURE[3]
+    return place
+
+
+@triton.jit
+def in_memory_order(sums, BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
+    """Return sums, of 64 columns or fewer, with rows and columns in their order in the block."""
+    COLUMNS: tl.constexpr = sums.shape[1]
+    sums = sums.reshape(BLOCK_M // (16 * WARPS), WARPS, 2, 8, COLUMNS // 8, 4, 2)
+    return sums.permute(0, 2, 1, 3, 5, 4, 6).reshape(BLOCK_M, COLUMNS)
+
+
+@triton.jit
+def rows_in_sum_order(values, BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
+    """Return values [BLOCK_M, 64] with rows, but not columns, in the order of sums."""
+    values = values.reshape(BLOCK_M // (16 * WARPS), 2, WARPS, 8, 64)
+    return values.permute(0, 2, 1, 3, 4).reshape(BLOCK_M, 64)
+
+
+@triton.jit
+def operand_columns():
+    """Return for each of 64 columns of a left operand which column of the block it is.
+
+    Of each 32 columns a lane holds the bytes 4 (l % 4) to 4 (l % 4) + 3, and those 16 further; they
+    are 8 of the 16 neighbours that it holds of a result.
+    """
+    k = tl.arange(0, 64)
+    return k // 4 % 4 * 16 + k // 32 * 8 + k // 16 % 2 * 4 + k % 4
+
+
+@triton.jit
+def in_operand_order(values, BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
+    """Return values [BLOCK_M, 64] with rows as in sums, columns as `operand_columns` says."""
+    values = rows_in_sum_order(values, BLOCK_M, WARPS).reshape(BLOCK_M, 4, 2, 2, 4)
+    return values.permute(0, 2, 3, 1, 4).reshape(BLOCK_M, 64)
+
+
+@triton.jit
+def in_registers(a):
+    """Return bytes that a product reads from registers, as it does what was computed."""
+    if not INTERPRETED:
+        a = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [a], tl.int8, is_pure=True, pack=4
+        )  # fmt: skip
+    return a
+
+
+@triton.jit
+def load_mma_residual(
+    residual, row, n, rows, COLUMNS: tl.constexpr, R_PITCH: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """Return the residual of a block from column n on for `store_lanes`; None of None.
+
+    `row` is [BLOCK_M]; each 64 columns are a block of their own.
+    """
+    found = None
+    if residual is not None:
+        found = ()
+        RUN: tl.constexpr = min(BLOCK_N, 64)
+        for i in tl.static_range(BLOCK_N // RUN):
+            column = n + i * RUN + tl.arange(0, RUN)
+            found = found + (load_residual(residual, row, column, rows, COLUMNS, R_PITCH),)
+    return found
+
+
+@triton.jit
+def store_mma(
+    total, scale, residuals, y, row, n, rows, COLUMNS: tl.constexpr, Y_PITCH: tl.constexpr,
+    EPILOGUE: tl.constexpr, scalars, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WARPS: tl.constexpr,
+):  # fmt: skip
+    """Store what `store_rows` stores, of a block of sums whose operands were read in the order.
+
+    The sums hold the bias. BLOCK_N is 16, 32, 64 or 128; each 64 columns are stored by themselves.
+    """
+    RUN: tl.constexpr = min(BLOCK_N, 64)
+    if BLOCK_N == 128:
+        parts = total.reshape(BLOCK_M, 2, 64).permute(0, 2, 1).split()
+    else:
+        parts = (total,)
+    for i in tl.static_range(BLOCK_N // RUN):
+        column = n + i * RUN + tl.arange(0, RUN)
+        part = in_memory_order(parts[i], BLOCK_M, WARPS)
+        residual = None
+        if residuals is not None:
+            residual = residuals[i]
+        store_with_epilogue(
+            part, None, scale, residual, y, row, column, rows, COLUMNS, Y_PITCH, EPILOGUE, scalars
+        )

@@ -1,0 +1,1 @@
+"""Rewrites whose results only kernels for sm_90 compute."""
