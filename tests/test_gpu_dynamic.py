@@ -148,7 +148,7 @@ def losing(how: Callable[[int], int]) -> Emitter:
             "elementwise",
             (elements, 1, 1),
             {"x0": view, "x1": None, "x2": None, "x3": None, "y": y, "elements": elements},
-            {"BLOCK": 1, "EPILOGUE": ()},
+            {"BLOCK": 1, "EXPRESSION": ()},
             writes=(y,),
         )
         draft.add_op(group.nodes, (call,))

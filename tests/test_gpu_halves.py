@@ -30,7 +30,7 @@ def steps_of(
 ) -> tuple[str, ...]:
     """The steps of the one kernel that a graph of x becomes."""
     (call,) = Case(nodes, {"x": (8, 128)}, {}, opset=20).draft(precision, gpu).calls
-    steps = dict(call.spec.constants)["EPILOGUE"]
+    steps = dict(call.spec.constants)["EXPRESSION"]
     assert isinstance(steps, tuple)
     return tuple(str(step[0]) for step in steps if isinstance(step, tuple))
 

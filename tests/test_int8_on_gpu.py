@@ -309,11 +309,7 @@ def test_squeeze_and_excitation_reads_bytes(rng: np.random.Generator) -> None:
     case = Case(nodes, {"x": (2, 8, 7, 6)}, weights)
     found = read_in_int8(case)
     assert (found["Mul:m"], found["GlobalAveragePool:p"]) == ((1,), (0,))
-    scaled = [
-        call
-        for call in check(case, rng).calls
-        if "mul" in str(dict(call.spec.constants)["EPILOGUE"])
-    ]
+    scaled = [call for call in check(case, rng).calls if "'mul'" in str(call.spec.constants)]
     types = [dict(call.spec.signature) for call in scaled if call.spec.kernel == "elementwise"]
     assert [one["y"].removesuffix(":16") for one in types] == ["*i8"]
     assert "*i8" in {one["x0"].removesuffix(":16") for one in types} | {
@@ -364,5 +360,5 @@ def test_blocks_that_compute_bytes_are_larger_where_there_are_enough(
     graph = Graph(rng, {"x": (1, 64, side, side), "g": (1, 64, 1, 1)})
     case = graph.case(graph.rounded(graph.add("Mul", graph.rounded("x"), "g")))
     found = [dict(one.spec.constants) for one in case.draft("int8").calls]
-    blocks = [one["BLOCK"] for one in found if "mul" in str(one["EPILOGUE"])]
+    blocks = [one["BLOCK"] for one in found if "'mul'" in str(one)]
     assert blocks == [elements]
