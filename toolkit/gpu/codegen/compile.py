@@ -54,7 +54,7 @@ def compile_ops(
         tactics = tuple(t for t in op.tactics if all(launch.spec in compiled for launch in t))
         compiled_ops.append(replace(op, tactics=tactics))
         if not tactics:
-            slow = next(c.spec.kernel for c in op.tactics[0] if c.spec not in compiled)
+            slow = next(c.spec.title for c in op.tactics[0] if c.spec not in compiled)
             reason = f"kernel {slow} for sm_{gpu.sm} takes longer than {TIMEOUT_S:.0f} s to compile"
             if not op.nodes:
                 raise NotCoveredError(reason)
@@ -118,7 +118,7 @@ def _request(spec: KernelSpec, gpu: GpuTarget) -> Request:
 def _check_shared(spec: KernelSpec, compiled: Compiled, gpu: GpuTarget) -> None:
     if compiled.shared_bytes > gpu.shared_bytes:
         raise CompileError(
-            f"kernel {spec.kernel} takes {compiled.shared_bytes} bytes of shared memory, a block "
+            f"kernel {spec.title} takes {compiled.shared_bytes} bytes of shared memory, a block "
             f"on sm_{gpu.sm} gets {gpu.shared_bytes}; its tile in "
             "toolkit/gpu/schedule/tiles.py is too large"
         )

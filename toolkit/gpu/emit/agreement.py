@@ -53,8 +53,8 @@ def _what(a: TunableOp, b: TunableOp) -> str:
 
 
 def _difference(a: KernelLaunch, b: KernelLaunch) -> str:
-    if a.spec.kernel != b.spec.kernel:
-        return f"is kernel {a.spec.kernel} and {b.spec.kernel}"
+    if a.spec.title != b.spec.title:
+        return f"is kernel {a.spec.title} and {b.spec.title}"
     constants = dict(b.spec.constants)
     for name, value in a.spec.constants:
         if name not in constants or constants[name] != value:
