@@ -58,32 +58,8 @@ SECONDS = 120.0  # of search: far more than any proof takes, so that a busy mach
 PROCESSES = 2
 
 # New name -> name in the golden file. Empty them when the file is written again.
-RENAMED_KERNELS: Mapping[str, str] = {
-    "row_panel_gemm": "strips",
-    "persistent_gemm": "kept",
-    "persistent_conv": "resident",
-    "conv1x1_nchw": "planes",
-    "conv3d": "volume",
-    "direct_conv": "picture",
-    "conv_upsample_concat": "upscaled",
-    "conv_max_pool": "convolution_pool",
-    "split_k_reduce": "add_parts",
-    "transpose_tiles": "transposing",
-    "space_to_depth": "pixel_blocks",
-    "pool3d": "pool_volume",
-    "fill": "clear",
-    "top_k": "rank",
-}
-RENAMED_PARAMETERS: Mapping[str, str] = {
-    "EPILOGUE": "STEPS",
-    "Z_EPILOGUE": "Z_STEPS",
-    "SPLIT_K": "PARTS",
-    "MMA_WARPS": "LANES",
-    "INT8X4": "WORDS",
-    "SCALARS": "NUMBERS",
-    "scalars": "numbers",
-    "z_scalars": "z_numbers",
-}
+RENAMED_KERNELS: Mapping[str, str] = {}
+RENAMED_PARAMETERS: Mapping[str, str] = {}
 RENAMED_STEPS: Mapping[str, str] = {}
 """Of all strings in constants: steps of endings, kinds of reductions and so on."""
 
@@ -484,7 +460,7 @@ def _call_text(call: KernelLaunch, places: Mapping[str, int]) -> object:
 
 
 def _kernel(call: KernelLaunch) -> str:
-    return RENAMED_KERNELS.get(call.spec.kernel, call.spec.kernel)
+    return RENAMED_KERNELS.get(call.spec.title, call.spec.title)
 
 
 def _constants(call: KernelLaunch) -> list[tuple[str, str]]:
@@ -492,7 +468,7 @@ def _constants(call: KernelLaunch) -> list[tuple[str, str]]:
 
 
 def _has_lanes(call: KernelLaunch) -> bool:
-    return dict(_constants(call)).get("LANES", "0") not in ("0", "False", "None")
+    return dict(_constants(call)).get("MMA_WARPS", "0") not in ("0", "False", "None")
 
 
 def _parameter(name: str) -> str:
@@ -579,7 +555,8 @@ def _timed(case: Case) -> tuple[Case, Golden, float]:
 
 def kernels_of(goldens: Mapping[str, Golden]) -> dict[str, int]:
     """Return in how many cases each kernel occurs; 0 for those of none."""
-    return {kernel: sum(kernel in one.kernels for one in goldens.values()) for kernel in _table()}
+    kernels = [{title.partition(" ")[0] for title in one.kernels} for one in goldens.values()]
+    return {kernel: sum(kernel in titles for titles in kernels) for kernel in _table()}
 
 
 def _table() -> list[str]:

@@ -24,7 +24,7 @@ def check_tactics(case: Case, kernel: str, gpu: GpuTarget) -> list[Mapping[str, 
     tried = []
 
     def uses(work: TunableOp) -> list[tuple[object, ...]]:
-        return [t for t in work.tactics if any(call.spec.kernel == kernel for call in t)]
+        return [t for t in work.tactics if any(call.spec.title == kernel for call in t)]
 
     for at, work in enumerate(segment.work):
         for tactic in uses(work):
@@ -50,7 +50,7 @@ def check_dynamic(case: Case, kernel: str, gpu: GpuTarget, rng: np.random.Genera
     piece = case.segment()
     traces = traces_of(with_steps([(piece.onnx, piece.weights)], dims))
     segment = lower_segment(piece.onnx, piece.weights, gpu=gpu, precision="int8", traces=traces)
-    assert kernel in [call.spec.kernel for call in segment.calls]
+    assert kernel in [call.spec.title for call in segment.calls]
     for point in ((1, 5), (4, 13), tuple(int(rng.integers(d.min, d.max + 1)) for d in dims)):
         sizes = {"batch": point[0], "height": point[1]}
         shape = [sizes.get(n, n) for n in case.inputs["x"]]

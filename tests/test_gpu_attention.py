@@ -28,7 +28,7 @@ def check(case: Case, precision: str, rng: np.random.Generator) -> None:
 
 
 def kernels(case: Case, precision: str = "fp16") -> list[str]:
-    return [call.spec.kernel for call in case.draft(precision).calls]
+    return [call.spec.title for call in case.draft(precision).calls]
 
 
 def scalar(value: float) -> np.ndarray:
@@ -160,7 +160,7 @@ def test_a_transformer_block_moves_nothing(precision: str, rng: np.random.Genera
     inside = [
         one for one in kernels(case, precision) if one not in ("elementwise", "transpose_tiles")
     ]
-    assert inside == ["normalize", "matmul", "attention", "matmul"]
+    assert inside == ["normalize", "gemm strided", "attention", "gemm strided"]
     assert len(kernels(case, "fp32")) == 4
     check(case, precision, rng)
 

@@ -171,7 +171,7 @@ def test_depthwise_windows_of_int8_stay_in_registers(
     window: dict[str, object] = {"group": 96, "pads": [2] * 4, "strides": [stride] * 2}
     y = graph.product("Conv", graph.rounded("x"), (96, 1, 5, 5), bias="int32", **window)
     segment = graph.case(graph.rounded(graph.add("Sigmoid", y))).draft("int8", gpu)
-    specs = {call.spec for call in segment.calls if call.spec.kernel == "depthwise_int8"}
+    specs = {call.spec for call in segment.calls if call.spec.title == "depthwise_int8"}
     assert specs
     kernels = compile_kernels(sorted(specs, key=str), gpu)
     assert [one.spill_bytes for one in kernels if one is not None and one.spill_bytes] == []
@@ -187,7 +187,7 @@ def test_pixels_of_int8_fit_in_registers_where_weights_stay(
     weights = (filters, channels, 3, 3)
     y = graph.product("Conv", graph.rounded("x"), weights, bias="int32", pads=[1] * 4)
     segment = graph.case(graph.rounded(graph.add("Relu", y))).draft("int8", gpu)
-    specs = {call.spec for call in segment.calls if call.spec.kernel == "persistent_conv"}
+    specs = {call.spec for call in segment.calls if call.spec.title == "persistent_conv"}
     (kernel,) = compile_kernels(sorted(specs, key=str), gpu)
     assert kernel is not None
     assert not kernel.spill_bytes
@@ -234,7 +234,7 @@ def work(node: str, *tactics: tuple[str, ...]) -> TunableOp:
 def test_a_tactic_that_compiles_for_ever_is_left_out() -> None:
     works = [work("a", ("fast", "slow"), ("fast",), ("other",)), work("b", ("fast",))]
     kept, compiled = compile_ops(works, ORIN)
-    assert [[[call.spec.kernel for call in t] for t in one.tactics] for one in kept] == [
+    assert [[[call.spec.title for call in t] for t in one.tactics] for one in kept] == [
         [["fast"], ["other"]],
         [["fast"]],
     ]
@@ -303,7 +303,7 @@ def test_two_floats_become_bytes_in_one_instruction(sm: int, rng: np.random.Gene
     case = graph.case(graph.product("Conv", graph.rounded("x"), (16, 96, 1, 1)))
     gpu = GpuTarget(sm, 8)
     calls = case.draft("int8", gpu).calls
-    specs = [call.spec for call in calls if call.spec.kernel == "transpose_tiles"]
+    specs = [call.spec for call in calls if call.spec.title == "transpose_tiles"]
     assert ("y", "*i8:16") in specs[0].signature
     (compiled, *_) = compile_kernels(specs, gpu)
     path = cache_folder().parent / "k.cubin"

@@ -21,7 +21,7 @@ LIMIT = 1e-5  # FP32: the order of sums
 
 
 def kernels(drafted: KernelProgram) -> list[str]:
-    return [call.spec.kernel for call in drafted.calls]
+    return [call.spec.title for call in drafted.calls]
 
 
 def check(drafted: KernelProgram, case: Case, rng: np.random.Generator) -> None:
@@ -49,7 +49,7 @@ def test_few_channels_are_read_from_a_picture_with_a_border(
     shape, filters, taps, attributes = STEMS[name]
     case = convolution(rng, shape, filters, taps, **attributes)
     drafted = case.draft()
-    assert kernels(drafted)[:2] in (["pad", "convolution"], ["space_to_depth", "convolution"])
+    assert kernels(drafted)[:2] in (["pad", "gemm im2col"], ["space_to_depth", "gemm im2col"])
     check(drafted, case, rng)
 
 
@@ -109,7 +109,7 @@ def test_sums_in_parts_are_the_convolution(name: str, rng: np.random.Generator) 
     counts = {dict(tactic[0].spec.constants)["SPLIT_K"] for tactic in split_k}
     assert len(counts) > 1
     for tactic in split_k:
-        assert [call.spec.kernel for call in tactic] == ["convolution", "split_k_reduce"]
+        assert [call.spec.title for call in tactic] == ["gemm im2col", "split_k_reduce"]
         assert tactic[0].grid[2] == dict(tactic[0].spec.constants)["SPLIT_K"]
         work = [*drafted.work]
         work[at] = TunableOp(work[at].nodes, (tactic,))
@@ -182,6 +182,6 @@ def test_rows_of_a_transposed_tensor_are_rows_of_one_product(rng: np.random.Gene
     ]
     case = Case(nodes, {"x": (3, 11, 24)}, {"w": normal(rng, 24, 24)})
     drafted = case.draft()
-    (product,) = [call for call in drafted.calls if call.spec.kernel == "matmul"]
+    (product,) = [call for call in drafted.calls if call.spec.title == "gemm strided"]
     assert product.grid[1] == 1
     check(drafted, case, rng)

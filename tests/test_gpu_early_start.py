@@ -27,7 +27,7 @@ from toolkit.gpu.ir.launch import KernelSpec
 from toolkit.gpu.target import GpuTarget
 
 SHAPE = (2, 8, 12, 12)
-QUICK = ("convolution", "matmul", "transpose_tiles")
+QUICK = ("gemm im2col", "gemm strided", "transpose_tiles")
 WAIT = "ACQBULK"  # griddepcontrol.wait in SASS
 # CUDA Binary Utilities, "Instruction Set Reference": what reads or writes memory that others see.
 MEMORY = re.compile(r"(LDG|STG|LDGSTS|LD|ST|ATOM|ATOMG|RED|REDG|UBLKCP|UTMA\w*|CCTL)\b")
@@ -113,7 +113,7 @@ def kernels(rng: np.random.Generator, gpu: GpuTarget) -> dict[str, KernelSpec]:
     drafts = [case.draft("fp16", gpu) for case in cases(rng)]
     for draft in (*drafts, short_product(rng).draft("int8", gpu)):
         for call in (call for work in draft.work for way in work.tactics for call in way):
-            found.setdefault(call.spec.kernel, call.spec)
+            found.setdefault(call.spec.title, call.spec)
     return found
 
 

@@ -27,7 +27,7 @@ def check(case: Case, precision: str, rng: np.random.Generator) -> Counter[str]:
         assert found[name].shape == truth.shape
         difference = np.linalg.norm(found[name].astype(np.float64) - truth)
         assert difference < LIMITS[precision] * np.linalg.norm(truth), name
-    return Counter(call.spec.kernel for call in draft.calls)
+    return Counter(call.spec.title for call in draft.calls)
 
 
 def ints(*values: int) -> np.ndarray:
@@ -62,8 +62,8 @@ def head(
 def test_a_head_is_written_once(images: int, precision: str, rng: np.random.Generator) -> None:
     end = [node("Sigmoid", "scores", "p"), node("Concat", "boxes p", "y", axis=1)]
     kernels = check(head(rng, images, end=end), precision, rng)
-    assert set(kernels) <= {"conv1x1_nchw", "transpose_tiles", "elementwise"}
-    assert kernels["conv1x1_nchw"] == 4
+    assert set(kernels) <= {"gemm strided nchw", "transpose_tiles", "elementwise"}
+    assert kernels["gemm strided nchw"] == 4
     assert kernels["transpose_tiles"] + kernels["elementwise"] == 2  # the inputs, channels last
 
 
@@ -72,7 +72,7 @@ def test_boxes_and_scores_leave_as_two_outputs(precision: str, rng: np.random.Ge
     end = [node("Sigmoid", "scores", "z"), node("Identity", "boxes", "y")]
     case = head(rng, 2, end=end)
     case = Case(case.nodes, case.inputs, case.weights, ("y", "z"))
-    assert check(case, precision, rng)["conv1x1_nchw"] == 4
+    assert check(case, precision, rng)["gemm strided nchw"] == 4
 
 
 @PRECISIONS
@@ -129,7 +129,7 @@ def test_a_last_convolution_writes_its_output_as_it_leaves(
         "b": rng.normal(size=filters).astype(np.float32),
     }
     kernels = check(Case(nodes, {"x": (2, 20, 7, 11)}, weights), precision, rng)
-    assert kernels["conv1x1_nchw"] == 1
+    assert kernels["gemm strided nchw"] == 1
     assert sum(kernels.values()) == 2  # the input, channels last
 
 
@@ -139,14 +139,14 @@ def test_a_residual_is_no_plane(precision: str, rng: np.random.Generator) -> Non
     kernels = check(
         Case(nodes, {"x": (2, 8, 5, 5)}, {"w": normal(rng, 8, 8, 1, 1)}), precision, rng
     )
-    assert "conv1x1_nchw" not in kernels
+    assert "gemm strided nchw" not in kernels
 
 
 def test_planes_of_int8_are_exact(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": (3, 20, 5, 7)})
     case = graph.case(graph.product("Conv", graph.rounded("x"), (21, 20, 1, 1)))
     drafted = case.draft("int8")
-    assert "conv1x1_nchw" in {call.spec.kernel for call in drafted.calls}
+    assert "gemm strided nchw" in {call.spec.title for call in drafted.calls}
     feeds = case.feeds(rng)
     found = gpu_interpreter.run(drafted, feeds)
     for name, truth in int8_reference.run(case.model(), feeds).items():
@@ -159,9 +159,9 @@ def test_blocks_of_a_power_of_two_and_a_few_filters(filters: int, rng: np.random
     case = Case([node("Conv", "x w", "y")], {"x": (2, 20, 7, 11)}, weights)
     feeds, draft = case.feeds(rng), case.draft("fp16", GpuTarget(sm=90, sm_count=4))
     (at,) = (
-        i for i, one in enumerate(draft.work) if one.tactics[0][0].spec.kernel == "conv1x1_nchw"
+        i for i, one in enumerate(draft.work) if one.tactics[0][0].spec.title == "gemm strided nchw"
     )
-    parted = [dict(call.spec.constants)["REST"] for (call,) in draft.work[at].tactics]
+    parted = [dict(call.spec.constants)["TAIL_N"] for (call,) in draft.work[at].tactics]
     assert any(parted) == (filters < 128)
     truth = case.truth(feeds)["y"]
     for tactic in draft.work[at].tactics:

@@ -118,7 +118,7 @@ PRODUCTS: dict[str, Callable[[Graph], str]] = {
 def test_products_are_exact(name: str, gpu: GpuTarget, rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": (12, 40)})
     segment = check(graph.case(PRODUCTS[name](graph)), gpu)
-    assert "matmul" in [call.spec.kernel for call in segment.calls]
+    assert "gemm strided" in [call.spec.title for call in segment.calls]
     assert stored_types(segment) == {"*i8"}
 
 
@@ -144,9 +144,9 @@ def test_what_follows_a_convolution_is_part_of_it(name: str, rng: np.random.Gene
     graph = Graph(rng, {"x": (1, 6, 5, 5)})
     sums = graph.product("Conv", graph.rounded("x"), (10, 6, 3, 3), bias="int32")
     segment = check(graph.case(graph.rounded(ENDINGS[name](graph, sums))))
-    kernels = [call.spec.kernel for call in segment.calls]
-    assert kernels.count("convolution") == 1
-    assert kernels[kernels.index("convolution") + 1 :] in (["transpose_tiles"], [])  # the border
+    kernels = [call.spec.title for call in segment.calls]
+    assert kernels.count("gemm im2col") == 1
+    assert kernels[kernels.index("gemm im2col") + 1 :] in (["transpose_tiles"], [])  # the border
 
 
 @pytest.mark.parametrize("kind", ["pointwise", "3x3", "depthwise"])
@@ -164,7 +164,7 @@ def test_a_residual_is_read_in_int8(kind: str, rng: np.random.Generator) -> None
     segment = check(case)
     assert stored_types(segment) == {"*i8"}
     assert (
-        sum(call.spec.kernel in ("elementwise", "transpose_tiles") for call in segment.calls) <= 3
+        sum(call.spec.title in ("elementwise", "transpose_tiles") for call in segment.calls) <= 3
     )  # borders
 
 
@@ -221,7 +221,7 @@ def test_concatenations_lie_on_the_grid_of_their_reader(rng: np.random.Generator
     segment = check(graph.case(graph.product("Conv", joined, (4, 22, 3, 3), bias="int32")))
     assert stored_types(segment) == {"*i8"}
     # Both parts are written in place; what is left is the border, and x on the new grid.
-    kernels = [call.spec.kernel for call in segment.calls]
+    kernels = [call.spec.title for call in segment.calls]
     assert kernels.count("elementwise") + kernels.count("transpose_tiles") <= 4
 
 

@@ -112,7 +112,7 @@ def test_a_tensor_that_others_read_is_made() -> None:
 def check(case: Case, rng: np.random.Generator, kernels: list[str]) -> None:
     feeds = case.feeds(rng)
     drafted = case.draft("fp32")
-    assert [call.spec.kernel for call in drafted.calls] == kernels
+    assert [call.spec.title for call in drafted.calls] == kernels
     found = gpu_interpreter.run(drafted, feeds)["y"]
     truth = case.truth(feeds)["y"]
     assert found.shape == truth.shape
@@ -138,7 +138,7 @@ def test_a_sum_joins_a_product_behind_reshape_and_transpose(rng: np.random.Gener
     ]
     inputs = {"x": (batch, heads, rows, each), "r": (batch, rows, wide)}
     # The heads of a row lie apart in the input; what attention makes needs no copy.
-    check(Case(nodes, inputs, weights), rng, ["elementwise", "matmul"])
+    check(Case(nodes, inputs, weights), rng, ["elementwise", "gemm strided"])
 
 
 @pytest.mark.parametrize("half_first", [True, False])
@@ -164,7 +164,7 @@ def test_gelu_written_out_is_one_step(
     case = Case(nodes, {"x": (7, 9)}, weights)
     (call,) = case.draft("fp32").calls
     assert [step[0] for step in dict(call.spec.constants)["EPILOGUE"]] == ["gelu"]
-    check(case, rng, ["matmul"])
+    check(case, rng, ["gemm strided"])
 
 
 def test_what_only_resembles_gelu_is_computed_as_written(rng: np.random.Generator) -> None:

@@ -64,7 +64,7 @@ def test_no_words_are_read_of_a_residual_of_real_numbers(
     drafted = case.draft("int8", HOPPER)
     work = next(one for one in drafted.work if any(name.startswith("Add") for name in one.nodes))
     words = [t for t in work.tactics if dict(t[0].spec.constants).get("INT8X4")]
-    words += [t for t in work.tactics if t[0].spec.kernel == "persistent_gemm"]
+    words += [t for t in work.tactics if t[0].spec.title == "persistent_gemm"]
     assert bool(words) == on_grid
 
 
@@ -97,7 +97,7 @@ def test_all_programs_run_at_once(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     drafted = chain_of(rng, pair).draft("int8", HOPPER)
     calls = [
-        t[0] for work in drafted.work for t in work.tactics if t[0].spec.kernel == "persistent_gemm"
+        t[0] for work in drafted.work for t in work.tactics if t[0].spec.title == "persistent_gemm"
     ]
     found = {c.spec: c.grid[0] for c in calls if (len(c.writes) == 2) == both}
     for compiled, programs in zip(compile_kernels([*found], HOPPER), found.values(), strict=True):

@@ -98,7 +98,7 @@ def test_what_follows_a_convolution_is_part_of_it(
     read = {one for part in ENDINGS[name] for one in part.input}
     weights = {**plain.weights, **{k: np.array(v) for k, v in numbers.items() if k in read}}
     case = Case(plain.nodes, plain.inputs, weights)
-    assert [call.spec.kernel for call in case.draft().calls].count("convolution") == 1
+    assert [call.spec.title for call in case.draft().calls].count("gemm im2col") == 1
     assert len(case.draft().calls) <= 3  # and the two borders
     check(case, precision, rng)
 
@@ -197,7 +197,7 @@ def test_products_of_two_tensors_and_softmax(precision: str, rng: np.random.Gene
 def test_a_product_joins_leading_dimensions(precision: str, rng: np.random.Generator) -> None:
     nodes = [node("MatMul", "x w", "m"), node("Relu", "m", "y")]
     case = Case(nodes, {"x": (2, 3, 10)}, {"w": normal(rng, 10, 6)})
-    assert [call.spec.kernel for call in case.draft().calls] == ["matmul"]
+    assert [call.spec.title for call in case.draft().calls] == ["gemm strided"]
     check(case, precision, rng)
 
 
@@ -261,7 +261,7 @@ def test_concatenation_of_channels_happens_in_place(
         "u": normal(rng, 5, 20, 1, 1),
     }
     case = Case(nodes, {"x": (2, 4, 5, 5)}, weights)
-    kernels = [call.spec.kernel for call in case.draft(precision).calls]
+    kernels = [call.spec.title for call in case.draft(precision).calls]
     assert kernels.count("transpose_tiles") == 1  # the input; the output leaves as it is wanted
     check(case, precision, rng)
 

@@ -84,7 +84,7 @@ def test_a_slice_of_channels_is_read_where_it_lies(
     weights = {"starts": ints(3), "ends": ints(8), "axes": ints(1)}
     weights |= {"v": normal(rng, 10, 4, 1, 1), "w": normal(rng, 6, 5, 3, 3)}
     case = Case(nodes, {"x": (2, 4, 6, 6)}, weights)
-    kernels = [call.spec.kernel for call in case.draft(precision).calls]
+    kernels = [call.spec.title for call in case.draft(precision).calls]
     assert sum(kernel in COPIES for kernel in kernels) == 2  # the borders
 
 
@@ -136,7 +136,7 @@ def test_a_shuffle_of_channels_is_one_copy(precision: str, rng: np.random.Genera
     weights = {"split": ints(2, 2, 6, 5, 5), "whole": ints(2, 12, 5, 5)}
     weights |= {"v": normal(rng, 12, 4, 1, 1), "w": normal(rng, 6, 12, 3, 3)}
     case = Case(nodes, {"x": (2, 4, 5, 5)}, weights)
-    kernels = [call.spec.kernel for call in case.draft(precision).calls]
+    kernels = [call.spec.title for call in case.draft(precision).calls]
     assert sum(kernel in COPIES for kernel in kernels) == 3  # and the borders
 
 
@@ -149,7 +149,7 @@ def test_patches_become_rows_without_a_copy(rng: np.random.Generator) -> None:
     ]
     weights = {"rows": ints(2, 16, -1), "v": normal(rng, 16, 3, 2, 2), "w": normal(rng, 16, 5)}
     case = Case(nodes, {"x": (2, 3, 8, 8)}, weights)
-    kernels = [call.spec.kernel for call in case.draft().calls]
+    kernels = [call.spec.title for call in case.draft().calls]
     assert sum(kernel in COPIES for kernel in kernels) == 1  # the border
     close(case, floats(rng, case), rel=1e-4)
 
@@ -212,7 +212,7 @@ def test_a_border_of_zeros_is_part_of_a_convolution(rng: np.random.Generator) ->
     nodes = [node("Pad", "x p", "b"), node("Conv", "b w", "y", pads=[1, 0, 0, 0])]
     weights = {"p": ints(0, 0, 0, 1, 0, 0, 2, 1), "w": normal(rng, 6, 3, 3, 3)}
     case = Case(nodes, {"x": (1, 3, 6, 6)}, weights)
-    kernels = [call.spec.kernel for call in case.draft().calls]
+    kernels = [call.spec.title for call in case.draft().calls]
     assert sum(kernel in COPIES for kernel in kernels) == 2  # the borders of the segment
     close(case, floats(rng, case), rel=1e-4)
 
@@ -230,7 +230,7 @@ def test_growing_concatenations_copy_nothing(rng: np.random.Generator) -> None:
         parts.append(f"c{at}")
     nodes += [node("Concat", " ".join(parts), "j", axis=1), node("Relu", "j", "y")]
     case = Case(nodes, {"x": (2, 3, 5, 5)}, weights)
-    kernels = [call.spec.kernel for call in case.draft().calls]
+    kernels = [call.spec.title for call in case.draft().calls]
     assert sum(kernel in COPIES for kernel in kernels) == 2  # the border, and Relu
     close(case, floats(rng, case), rel=1e-4)
 
@@ -402,7 +402,7 @@ def test_resizing_after_a_convolution_keeps_channels_last(
     weights = {"v": normal(rng, 8, 3, 1, 1), "w": normal(rng, 4, 8, 1, 1)}
     weights["scales"] = np.array([1, 1, 2, 2], np.float32)
     case = Case(nodes, {"x": (1, 3, 5, 6)}, weights)
-    kernels = [call.spec.kernel for call in case.draft(precision).calls]
+    kernels = [call.spec.title for call in case.draft(precision).calls]
     assert sum(kernel in COPIES for kernel in kernels) == 1  # the input, channels last
 
 
@@ -493,7 +493,7 @@ def test_bits_taken_as_another_type(rng: np.random.Generator) -> None:
 def test_changes_of_layout(channels: int, precision: str, rng: np.random.Generator) -> None:
     nodes = [node("Transpose", "x", "t", perm=[0, 2, 3, 1]), node("Neg", "t", "y")]
     case = Case(nodes, {"x": (2, channels, 5, 7)}, {})
-    assert [call.spec.kernel for call in case.draft(precision).calls] == ["transpose_tiles"]
+    assert [call.spec.title for call in case.draft(precision).calls] == ["transpose_tiles"]
     agree(case, floats(rng, case), precision)
 
 
@@ -586,7 +586,7 @@ def test_halves_that_are_joined_again_stay_where_they_are(
     weights = {"parts": ints(8, 8), "u": normal(rng, 16, 3, 1, 1)}
     weights |= {"v": normal(rng, 6, 8, 3, 3), "w": normal(rng, 5, 22, 1, 1)}
     case = Case(nodes, {"x": (2, 3, 6, 6)}, weights)
-    kernels = [call.spec.kernel for call in case.draft(precision).calls]
+    kernels = [call.spec.title for call in case.draft(precision).calls]
     assert sum(kernel in COPIES for kernel in kernels) == 1  # the input, channels last
     close(case, floats(rng, case), rel=1e-4)
 
@@ -609,6 +609,6 @@ def test_blocks_that_copy_are_large_where_there_are_enough(
         call.spec
         for work in case.draft("fp16").work
         for call in work.tactics[0]
-        if call.spec.kernel == "elementwise" and "Resize:r" in work.nodes
+        if call.spec.title == "elementwise" and "Resize:r" in work.nodes
     )
     assert dict(copy.constants)["BLOCK"] == elements

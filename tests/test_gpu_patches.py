@@ -23,13 +23,13 @@ def patches(rng: np.random.Generator, **attributes: object) -> Case:
 
 
 def kernels(case: Case, precision: str) -> list[str]:
-    return [call.spec.kernel for call in case.draft(precision).calls]
+    return [call.spec.title for call in case.draft(precision).calls]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_patches_are_copied_once_and_multiplied(precision: str, rng: np.random.Generator) -> None:
     case = patches(rng)
-    assert kernels(case, precision)[:2] == ["elementwise", "matmul"]
+    assert kernels(case, precision)[:2] == ["elementwise", "gemm strided"]
     feeds = case.feeds(rng)
     found = gpu_interpreter.run(case.draft(precision), feeds)["y"]
     truth = case.truth(feeds)["y"]
@@ -39,7 +39,7 @@ def test_patches_are_copied_once_and_multiplied(precision: str, rng: np.random.G
 def test_patches_that_are_rounded_stay_a_convolution(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": (2, 3, 32, 48)})
     tokens = graph.product("Conv", graph.rounded("x"), (20, 3, 16, 16), strides=[16, 16])
-    assert "convolution" in kernels(graph.case(graph.rounded(tokens)), "int8")
+    assert "gemm im2col" in kernels(graph.case(graph.rounded(tokens)), "int8")
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_patches_that_are_rounded_stay_a_convolution(rng: np.random.Generator) -
 def test_windows_that_overlap_or_reach_out_stay_convolutions(
     attributes: dict[str, object], rng: np.random.Generator
 ) -> None:
-    assert "convolution" in kernels(patches(rng, **attributes), "fp16")
+    assert "gemm im2col" in kernels(patches(rng, **attributes), "fp16")
 
 
 def test_a_rounded_picture_is_put_in_order_as_it_is_rounded(rng: np.random.Generator) -> None:
@@ -58,7 +58,7 @@ def test_a_rounded_picture_is_put_in_order_as_it_is_rounded(rng: np.random.Gener
         "Conv", graph.rounded("x"), (20, 3, 16, 16), bias="int32", strides=[16, 16]
     )
     case = graph.case(graph.add("Transpose", tokens, perm=[0, 2, 3, 1]))
-    assert kernels(case, "int8")[:2] == ["elementwise", "matmul"]
+    assert kernels(case, "int8")[:2] == ["elementwise", "gemm strided"]
     feeds = case.feeds(rng)
     (found,) = gpu_interpreter.run(case.draft("int8"), feeds).values()
     truth = int8_reference.run(case.model(), feeds)[case.outputs[0]]

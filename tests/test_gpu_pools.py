@@ -63,7 +63,7 @@ def check_every_tactic(case: Case, precision: str, rng: np.random.Generator) -> 
         feeds["x"] = feeds["x"].astype(np.float16).astype(np.float32)
     (name,) = case.outputs
     draft = case.draft(precision)
-    (at,) = (i for i, one in enumerate(draft.work) if one.tactics[0][0].spec.kernel == "max_pool")
+    (at,) = (i for i, one in enumerate(draft.work) if one.tactics[0][0].spec.title == "max_pool")
     truth = int8_reference.run(case.model(), feeds) if precision == "int8" else case.truth(feeds)
     for tactic in draft.work[at].tactics:
         work = [*draft.work]
@@ -112,7 +112,7 @@ def test_maxima_on_one_grid_are_stored_as_they_are(rng: np.random.Generator) -> 
     scale = graph.scale()
     pooled = graph.add("MaxPool", graph.rounded("x", scale), kernel_shape=(3, 3))
     same = graph.product("Conv", graph.rounded(pooled, scale), (4, 8, 1, 1))
-    (pool,) = (c for c in graph.case(same).draft("int8").calls if c.spec.kernel == "max_pool")
+    (pool,) = (c for c in graph.case(same).draft("int8").calls if c.spec.title == "max_pool")
     assert dict(pool.spec.constants)["EPILOGUE"] == ()
 
 

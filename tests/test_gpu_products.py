@@ -55,7 +55,7 @@ def test_a_residual_is_added_to_every_product(constant: bool, rng: np.random.Gen
     inputs = {"a": (2, 3, 5, 4), "r": (2, 3, 5, 6)}
     weights = {"b": normal(rng, 4, 6)} if constant else {}
     case = Case(nodes, inputs if constant else {**inputs, "b": (2, 3, 4, 6)}, weights)
-    assert [call.spec.kernel for call in case.draft("fp32").calls] == ["matmul"]
+    assert [call.spec.title for call in case.draft("fp32").calls] == ["gemm strided"]
     check(case, "fp32", rng)
 
 
@@ -74,7 +74,7 @@ def test_a_deep_product_of_few_rows_is_the_same_in_parts(
     feeds = case.feeds(rng)
     truth = case.truth(feeds)["y"]
     for tactic in split_k:
-        assert [call.spec.kernel for call in tactic] == ["convolution", "split_k_reduce"]
+        assert [call.spec.title for call in tactic] == ["gemm im2col", "split_k_reduce"]
         chosen = tuple(TunableOp(w.nodes, (tactic,)) if w is work else w for w in drafted.work)
         found = gpu_interpreter.run(replace(drafted, work=chosen), feeds)["y"]
         difference = np.linalg.norm(found.astype(np.float64) - truth)
@@ -90,7 +90,7 @@ def test_products_read_transposed_operands_in_place(
     moved = tuple(shape[at] for at in order)
     nodes = [node("Transpose", "a", "t", perm=order), node("MatMul", "t b", "y")]
     case = Case(nodes, {"a": shape, "b": (*moved[:2], moved[3], 6)}, {})
-    assert [call.spec.kernel for call in case.draft("fp32").calls] == ["matmul"]
+    assert [call.spec.title for call in case.draft("fp32").calls] == ["gemm strided"]
     check(case, precision, rng)
 
 

@@ -60,7 +60,7 @@ def test_softmax_of_pixels_stays_channels_last(rng: np.random.Generator) -> None
         node("MaxPool", "s", "y", kernel_shape=[2, 2]),
     ]
     case = Case(nodes, {"x": (2, 7, 9, 8)}, {})
-    kernels = [call.spec.kernel for call in case.draft("fp16").calls]
+    kernels = [call.spec.title for call in case.draft("fp16").calls]
     assert kernels[1:4] == ["max_pool", "softmax", "max_pool"]
     check(case, "fp16", rng)
 
@@ -103,7 +103,7 @@ def test_instances_of_pixels_and_what_follows_are_one_kernel(
     ]
     weights = {n: rng.normal(size=37).astype(np.float32) for n in ("g", "b")}
     case = Case(nodes, {"x": (2, 37, 9, 9)}, weights)
-    assert [call.spec.kernel for call in case.draft("fp16").calls][1:3] == ["max_pool", "normalize"]
+    assert [call.spec.title for call in case.draft("fp16").calls][1:3] == ["max_pool", "normalize"]
     check(case, precision, rng)
 
 
@@ -163,6 +163,6 @@ def test_groups_as_exporters_write_them_stay_channels_last(
         "bias": rng.normal(size=(1, 8, 1, 1)).astype(np.float32),
     }
     case = Case(nodes, {"x": (2, 8, 9, 8)}, weights)
-    found = [call.spec.kernel for call in case.draft(precision).calls]
+    found = [call.spec.title for call in case.draft(precision).calls]
     assert found[1:4] == ["max_pool", "normalize", "max_pool"]
     check(case, precision, rng)

@@ -73,7 +73,7 @@ def test_a_transposed_tensor_is_read_in_place(rng: np.random.Generator) -> None:
         ("v", "i"),
         {"i": "int64"},
     )
-    assert [call.spec.kernel for call in transposed.draft("fp32").calls] == ["top_k"]
+    assert [call.spec.title for call in transposed.draft("fp32").calls] == ["top_k"]
     feeds = transposed.feeds(rng)
     found = gpu_interpreter.run(transposed.draft("fp32"), feeds)
     for name, truth in transposed.truth(feeds).items():

@@ -25,7 +25,7 @@ POOL = {"kernel_shape": [3, 3], "strides": [2, 2]}
 
 
 def kernels(drafted: KernelProgram) -> list[str]:
-    return [call.spec.kernel for call in drafted.calls]
+    return [call.spec.title for call in drafted.calls]
 
 
 def check(drafted: KernelProgram, case: Case, limit: float, rng: np.random.Generator) -> None:
@@ -65,7 +65,7 @@ def test_stride_2_reads_blocks_of_pixels(
     shape, filters, taps, attributes = STEMS[name]
     case = convolution(rng, shape, filters, taps, strides=[2, 2], **attributes)
     drafted = case.draft(precision)
-    assert kernels(drafted)[:2] == ["space_to_depth", "convolution"]
+    assert kernels(drafted)[:2] == ["space_to_depth", "gemm im2col"]
     check(drafted, case, LIMITS[precision], rng)
 
 
@@ -120,7 +120,7 @@ def test_a_first_convolution_takes_the_pooling_after_it(
     assert kernels(drafted)[:2] == ["space_to_depth", "conv_max_pool"]
     assert "max_pool" not in kernels(drafted)
     assert {name for work in drafted.work for name in work.nodes} == {n.name for n in case.nodes}
-    (at,) = [at for at, call in enumerate(drafted.work) if "conv" in call.tactics[0][0].spec.kernel]
+    (at,) = [at for at, call in enumerate(drafted.work) if "conv" in call.tactics[0][0].spec.title]
     for tactic in drafted.work[at].tactics:
         work = [*drafted.work]
         work[at] = TunableOp(work[at].nodes, (tactic,))
@@ -142,7 +142,7 @@ def test_pooled_sums_of_int8_are_exact(name: str, gpu: GpuTarget, rng: np.random
     case = graph.case(graph.product("Conv", outer, (4, filters, 1, 1)))
     drafted = case.draft("int8", gpu)
     taken = gpu is HOPPER
-    assert kernels(drafted)[:2] == ["space_to_depth", "conv_max_pool" if taken else "convolution"]
+    assert kernels(drafted)[:2] == ["space_to_depth", "conv_max_pool" if taken else "gemm im2col"]
     assert "max_pool" not in kernels(drafted) if taken else "max_pool" in kernels(drafted)
     feeds = case.feeds(rng)
     found = gpu_interpreter.run(drafted, feeds)
@@ -184,7 +184,7 @@ def test_other_poolings_stay_kernels_of_their_own(name: str, rng: np.random.Gene
     after = (node(between, "c", "r"), node("MaxPool", "r", "y", **window))
     case = convolution(rng, (1, 3, 20, 22), 6, (3, 3), *after, strides=[2, 2])
     drafted = case.draft("fp16", HOPPER)
-    assert {"convolution", "direct_conv"} & set(kernels(drafted))
+    assert {"gemm im2col", "direct_conv"} & set(kernels(drafted))
     assert "max_pool" in kernels(drafted)
     check(drafted, case, LIMITS["fp16"], rng)
 

@@ -52,14 +52,14 @@ def tactics_of(segment: KernelProgram, kernel: str) -> list[KernelProgram]:
     for at, work in enumerate(segment.work):
         for tactic in work.tactics:
             constants = dict(tactic[0].spec.constants)
-            if tactic[0].spec.kernel == kernel and constants.get("MMA_WARPS", 1):
+            if tactic[0].spec.title == kernel and constants.get("MMA_WARPS", 1):
                 chosen = list(segment.work)
                 chosen[at] = replace(work, tactics=(tactic,))
                 found.append(replace(segment, work=tuple(chosen)))
     return found
 
 
-@pytest.mark.parametrize("kernel", ["row_panel_gemm", "matmul"])
+@pytest.mark.parametrize("kernel", ["row_panel_gemm", "gemm strided"])
 @pytest.mark.parametrize(
     ("channels", "filters", "residual"),
     [(64, 256, True), (24, 144, False), (96, 130, True), (256, 192, False)],
@@ -99,7 +99,7 @@ def test_which_products_are_made_in_strips(
         dict(call.spec.constants)["BLOCK_M"]
         for segment in tactics_of(case.draft("int8", HOPPER), "row_panel_gemm")
         for call in segment.calls
-        if call.spec.kernel == "row_panel_gemm"
+        if call.spec.title == "row_panel_gemm"
         and (dict(call.spec.constants).get("residual", "") is not None) == residual
     ]
     assert list(dict.fromkeys(found)) == rows
@@ -132,7 +132,7 @@ def test_strips_of_a_dynamic_batch_have_the_same_bits(rng: np.random.Generator) 
 
 @pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
 @pytest.mark.parametrize("residual", [True, False])
-@pytest.mark.parametrize("kernel", ["row_panel_gemm", "matmul"])
+@pytest.mark.parametrize("kernel", ["row_panel_gemm", "gemm strided"])
 def test_results_do_not_go_through_shared_memory(
     kernel: str,
     residual: bool,
@@ -147,7 +147,7 @@ def test_results_do_not_go_through_shared_memory(
     spec = next(
         call.spec
         for call in calls
-        if call.spec.kernel == kernel
+        if call.spec.title == kernel
         and (dict(call.spec.constants).get("residual", "") is not None) == residual
         and dict(call.spec.constants)["COLUMNS"] == 256
     )

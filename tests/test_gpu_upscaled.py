@@ -54,14 +54,14 @@ def pyramid(
 
 
 def kernels(draft: KernelProgram) -> set[str]:
-    return {call.spec.kernel for call in draft.calls}
+    return {call.spec.title for call in draft.calls}
 
 
 def each_tactic(draft: KernelProgram) -> list[KernelProgram]:
     (at,) = (
         i
         for i, one in enumerate(draft.work)
-        if one.tactics[0][0].spec.kernel == "conv_upsample_concat"
+        if one.tactics[0][0].spec.title == "conv_upsample_concat"
     )
     ways = (replace(draft.work[at], tactics=(tactic,)) for tactic in draft.work[at].tactics)
     return [replace(draft, work=(*draft.work[:at], one, *draft.work[at + 1 :])) for one in ways]

@@ -54,7 +54,7 @@ def compile_ops(
         tactics = tuple(t for t in work.tactics if all(call.spec in compiled for call in t))
         kept.append(replace(work, tactics=tactics))
         if not tactics:
-            slow = next(c.spec.kernel for c in work.tactics[0] if c.spec not in compiled)
+            slow = next(c.spec.title for c in work.tactics[0] if c.spec not in compiled)
             why = f"kernel {slow} for sm_{gpu.sm} takes longer than {LONGEST_S:.0f} s to compile"
             if not work.nodes:
                 raise NotCoveredError(why)
@@ -120,7 +120,7 @@ def _request(spec: KernelSpec, gpu: GpuTarget) -> Request:
 def _check_shared(spec: KernelSpec, compiled: Compiled, gpu: GpuTarget) -> None:
     if compiled.shared_bytes > gpu.shared_bytes:
         raise CompileError(
-            f"kernel {spec.kernel} takes {compiled.shared_bytes} bytes of shared memory, a block "
+            f"kernel {spec.title} takes {compiled.shared_bytes} bytes of shared memory, a block "
             f"on sm_{gpu.sm} gets {gpu.shared_bytes}; its tile in "
             "toolkit/gpu/schedule/tiles.py is too large"
         )

@@ -56,8 +56,8 @@ def _what(one: TunableOp, two: TunableOp) -> str:
 
 
 def _difference(a: KernelLaunch, b: KernelLaunch) -> str:
-    if a.spec.kernel != b.spec.kernel:
-        return f"is kernel {a.spec.kernel} and {b.spec.kernel}"
+    if a.spec.title != b.spec.title:
+        return f"is kernel {a.spec.title} and {b.spec.title}"
     ours, theirs = dict(a.spec.constants), dict(b.spec.constants)
     for name, value in ours.items():
         if name not in theirs or theirs[name] != value:

@@ -51,11 +51,11 @@ def emit_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> None:
     shape = _shape(weights, x.item_bytes, y)
     problem = GemmProblem(
         shape=shape,
-        left=DenseLoader(x, MatrixStrides(pitch, batch=shape.rows * pitch)),
+        left=DenseLoader(x, MatrixStrides(pitch, outer=shape.rows * pitch)),
         right=packed,
         right_strides=MatrixStrides(*packed.strides),
         y=y,
-        y_strides=MatrixStrides(planes.strides[2], planes.strides[1], planes.strides[0]),
+        y_strides=MatrixStrides(planes.strides[2], planes.strides[1], outer=planes.strides[0]),
         epilogue=epilogue,
         layout="nchw",
     )

@@ -72,9 +72,9 @@ def split_k_reduce_launch(ctx: LoweringContext, problem: GemmProblem, sums: View
     return ctx.make_launch(
         "split_k_reduce",
         (ceil_div(rows, height) * column_blocks, 1, 1),
-        {"x": sums, **problem.epilogue_operands(), "y": problem.y, "pixels": rows},
+        {"x": sums, **problem.epilogue_operands(), "y": problem.y, "rows": rows},
         {
-            "FILTERS": columns,
+            "COLUMNS": columns,
             "Y_PITCH": problem.y_strides.row,
             "R_PITCH": problem.residual_strides.row,
             "EPILOGUE": problem.epilogue.ops,

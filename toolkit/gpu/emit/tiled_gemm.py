@@ -3,7 +3,8 @@
 Tiles that share the depth among blocks (split-K) are ranked with the others.
 """
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.epilogue import precision_of
@@ -17,6 +18,7 @@ from toolkit.gpu.ir.gemm import (
     MatrixStrides,
 )
 from toolkit.gpu.ir.launch import KernelLaunch, Tactic
+from toolkit.gpu.ir.view import View
 from toolkit.gpu.schedule.tiles import Tile, gemm_tiles
 from toolkit.gpu.shapes.sizes import ceil_div, fixed, power_of_two
 from toolkit.gpu.target import GpuTarget
@@ -53,17 +55,40 @@ def _tactic(ctx: LoweringContext, problem: GemmProblem, tile: Tile) -> Tactic:
 
 
 def tiled_launch(ctx: LoweringContext, problem: GemmProblem, tile: Tile) -> KernelLaunch:
-    """Return the launch of the kernel that has the problem's loader and layout."""
-    left = problem.left
-    if isinstance(left, DenseLoader):
-        if problem.layout == "nchw":
-            return _nchw_launch(ctx, problem, left, tile)
-        return _dense_launch(ctx, problem, left, tile)
-    if isinstance(left, Im2colLoader):
-        return _im2col_launch(ctx, problem, left, tile)
-    if isinstance(left, Im2col3dLoader):
-        return _im2col_3d_launch(ctx, problem, left, tile)
-    raise NotImplementedError(f"the tiled schedule has no kernel for {type(left).__name__}")
+    """Return the launch of `gemm` with the problem's loader and layout."""
+    operands = _operands(problem, tile)
+    row_blocks = ceil_div(problem.shape.rows, tile.rows)
+    column_blocks = ceil_div(problem.shape.columns, tile.columns + tile.rest)
+    y, residual = problem.y_strides, problem.residual_strides
+    return ctx.make_launch(
+        "gemm",
+        (row_blocks * column_blocks, *operands.grid),
+        {
+            "a": problem.left.view,
+            "b": problem.right,
+            **problem.epilogue_operands(),
+            "y": problem.y,
+            **operands.parameters,
+        },
+        {
+            **operands.constants,
+            "DEPTH": problem.shape.depth,
+            "COLUMNS": problem.shape.columns,
+            "INNER": problem.inner,
+            "Y_STRIDES": (y.outer or operands.group_columns, y.batch, y.row),
+            "Y_COLUMN": y.column if problem.layout == "nchw" else None,
+            "R_STRIDES": (residual.outer or operands.group_columns, residual.batch, residual.row),
+            "EPILOGUE": problem.epilogue.ops,
+            "WHOLE_BLOCKS": fixed(problem.shape.depth) and problem.shape.depth % tile.depth == 0,
+            "SPLIT_K": tile.parts,
+            "MMA_WARPS": ctx.mma_warps(problem, tile, ctx.gpu),
+            "TAIL_N": tile.rest,
+            **tile_constants(problem, tile, ctx.gpu),
+        },
+        writes=(problem.y,),
+        warps=tile.warps,
+        stages=tile.stages,
+    )
 
 
 def tile_constants(problem: GemmProblem, tile: Tile, gpu: GpuTarget) -> dict[str, Constant]:
@@ -76,171 +101,94 @@ def tile_constants(problem: GemmProblem, tile: Tile, gpu: GpuTarget) -> dict[str
     }
 
 
-def _blocks(problem: GemmProblem, tile: Tile) -> int:
-    shape = problem.shape
-    return ceil_div(shape.rows, tile.rows) * ceil_div(shape.columns, tile.columns + tile.rest)
+@dataclass(frozen=True, slots=True)
+class _Operands:
+    """What the loader decides of a launch.
+
+    `grid`: its second and third size. `group_columns`: elements of y from group to group.
+    """
+
+    grid: tuple[int, int]
+    parameters: Mapping[str, View | int]
+    constants: Mapping[str, Constant]
+    group_columns: int = 0
 
 
-def _whole_blocks(problem: GemmProblem, tile: Tile) -> bool:
-    """Whether BLOCK_K divides the depth, so that no k is masked."""
-    return fixed(problem.shape.depth) and problem.shape.depth % tile.depth == 0
+_NO_WINDOW: Mapping[str, Constant] = dict.fromkeys(
+    ("SIZE", "OUT", "CHANNELS", "TAPS", "STRIDE", "DILATION", "PAD")
+)
 
 
-def _dense_launch(
-    ctx: LoweringContext, problem: GemmProblem, left: DenseLoader, tile: Tile
-) -> KernelLaunch:
-    shape = problem.shape
-    return ctx.make_launch(
-        "matmul",
-        (_blocks(problem, tile), shape.products, 1),
-        {
-            "a": left.view,
-            "b": problem.right,
-            **problem.epilogue_operands(),
-            "y": problem.y,
-            "rows": shape.rows,
-        },
-        {
-            "DEPTH": shape.depth,
-            "COLUMNS": shape.columns,
-            "INNER": problem.inner,
-            **_operand_strides("A", left.strides),
-            **_operand_strides("B", problem.right_strides),
-            **_result_strides("Y", problem.y_strides),
-            **_result_strides("R", problem.residual_strides),
-            "EPILOGUE": problem.epilogue.ops,
-            "WHOLE_BLOCKS": _whole_blocks(problem, tile),
-            "MMA_WARPS": ctx.mma_warps(problem, tile, ctx.gpu),
-            **tile_constants(problem, tile, ctx.gpu),
-        },
-        writes=(problem.y,),
-        warps=tile.warps,
-        stages=tile.stages,
-    )
+def _operands(problem: GemmProblem, tile: Tile) -> _Operands:
+    left = problem.left
+    if isinstance(left, DenseLoader):
+        return _strided(problem, left)
+    if isinstance(left, Im2colLoader):
+        return _im2col(problem, left, tile)
+    if isinstance(left, Im2col3dLoader):
+        return _im2col_3d(problem, left)
+    raise NotImplementedError(f"the tiled schedule has no loader for {type(left).__name__}")
 
 
-def _operand_strides(operand: str, strides: MatrixStrides) -> dict[str, Constant]:
-    return {
-        f"{operand}_OUTER": strides.outer,
-        f"{operand}_BATCH": strides.batch,
-        f"{operand}_ROW": strides.row,
-        f"{operand}_COLUMN": strides.column,
+def _strided(problem: GemmProblem, left: DenseLoader) -> _Operands:
+    constants = {
+        "LOADER": "strided",
+        "batch": None,
+        **_NO_WINDOW,
+        "A_STRIDES": _all_strides(left.strides),
+        "B_STRIDES": _all_strides(problem.right_strides),
     }
+    rows: dict[str, int] = {"rows": problem.shape.rows}
+    if problem.layout == "nchw":  # stores of neighbouring rows need the constant
+        return _Operands((problem.shape.products, 1), {}, {**constants, **rows})
+    return _Operands((problem.shape.products, 1), rows, constants)
 
 
-def _result_strides(operand: str, strides: MatrixStrides) -> dict[str, Constant]:
-    return {
-        f"{operand}_OUTER": strides.outer,
-        f"{operand}_BATCH": strides.batch,
-        f"{operand}_PITCH": strides.row,
-    }
-
-
-def _im2col_launch(
-    ctx: LoweringContext, problem: GemmProblem, left: Im2colLoader, tile: Tile
-) -> KernelLaunch:
-    return ctx.make_launch(
-        "convolution",
-        (_blocks(problem, tile), left.groups, tile.parts),
+def _im2col(problem: GemmProblem, left: Im2colLoader, tile: Tile) -> _Operands:
+    window = left.window
+    return _Operands(
+        (left.groups, tile.parts),
+        {"batch": left.batch},
         {
-            "x": left.view,
-            "weights": problem.right,
-            **problem.epilogue_operands(),
-            "y": problem.y,
-            "batch": left.batch,
-        },
-        {
-            **left.size_constants(),
-            **left.window.constants(),
-            "CHANNELS": left.channels,
-            "FILTERS": problem.shape.columns,
-            "W_PITCH": problem.right_strides.column,
-            "Y_PITCH": problem.y_strides.row,
-            "R_PITCH": problem.residual_strides.row,
-            "EPILOGUE": problem.epilogue.ops,
-            "SPLIT_K": tile.parts,
-            "MMA_WARPS": ctx.mma_warps(problem, tile, ctx.gpu),
-            **tile_constants(problem, tile, ctx.gpu),
-        },
-        writes=(problem.y,),
-        warps=tile.warps,
-        stages=tile.stages,
-    )
-
-
-def _im2col_3d_launch(
-    ctx: LoweringContext, problem: GemmProblem, left: Im2col3dLoader, tile: Tile
-) -> KernelLaunch:
-    return ctx.make_launch(
-        "conv3d",
-        (_blocks(problem, tile), left.groups, left.phases),
-        {
-            "x": left.view,
-            "weights": problem.right,
-            "bias": problem.epilogue.bias,
-            "residual": problem.residual,
-            "y": problem.y,
-            "batch": left.view.shape[0],
-        },
-        {
+            "LOADER": "im2col",
+            "rows": None,
             "SIZE": left.size,
             "OUT": left.output_size,
             "CHANNELS": left.channels,
-            "FILTERS": problem.shape.columns,
-            "X_STRIDES": left.strides,
-            "W_PHASE": problem.right_strides.outer,
-            "W_GROUP": problem.right_strides.batch,
-            "W_PITCH": problem.right_strides.column,
-            "Y_PITCH": problem.y_strides.row,
-            "R_PITCH": problem.residual_strides.row,
+            "TAPS": window.taps,
+            "STRIDE": window.strides,
+            "DILATION": window.dilations,
+            "PAD": window.pads[:2],
+            "A_STRIDES": (left.pitch,),
+            "B_STRIDES": _all_strides(problem.right_strides),
+        },
+        problem.shape.columns,
+    )
+
+
+def _im2col_3d(problem: GemmProblem, left: Im2col3dLoader) -> _Operands:
+    return _Operands(
+        (left.groups, left.phases),
+        {"batch": left.view.shape[0]},
+        {
+            "LOADER": "transposed" if left.transposed else "im2col_3d",
+            "rows": None,
+            "SIZE": left.size,
+            "OUT": left.output_size,
+            "CHANNELS": left.channels,
             "TAPS": left.taps,
             "STRIDE": left.step,
             "DILATION": left.dilations,
             "PAD": left.pads,
-            "TRANSPOSED": left.transposed,
-            "EPILOGUE": problem.epilogue.ops,
-            **tile_constants(problem, tile, ctx.gpu),
+            "A_STRIDES": left.strides,
+            "B_STRIDES": _all_strides(problem.right_strides),
         },
-        writes=(problem.y,),
-        warps=tile.warps,
-        stages=tile.stages,
+        problem.shape.columns,
     )
 
 
-def _nchw_launch(
-    ctx: LoweringContext, problem: GemmProblem, left: DenseLoader, tile: Tile
-) -> KernelLaunch:
-    shape = problem.shape
-    return ctx.make_launch(
-        "conv1x1_nchw",
-        (_blocks(problem, tile), shape.products, 1),
-        {
-            "x": left.view,
-            "weights": problem.right,
-            "bias": problem.epilogue.bias,
-            "scale": problem.epilogue.scale,
-            "scalars": problem.epilogue.scalars,
-            "y": problem.y,
-        },
-        {
-            "DEPTH": shape.depth,
-            "FILTERS": shape.columns,
-            "PIXELS": shape.rows,
-            "X_IMAGE": left.strides.batch,
-            "X_PITCH": left.strides.row,
-            "W_PITCH": problem.right_strides.column,
-            "Y_IMAGE": problem.y_strides.batch,
-            "Y_FILTER": problem.y_strides.column,
-            "Y_PIXEL": problem.y_strides.row,
-            "EPILOGUE": problem.epilogue.ops,
-            "WHOLE_BLOCKS": _whole_blocks(problem, tile),
-            "REST": tile.rest,
-            **tile_constants(problem, tile, ctx.gpu),
-        },
-        writes=(problem.y,),
-        warps=tile.warps,
-        stages=tile.stages,
-    )
+def _all_strides(strides: MatrixStrides) -> tuple[int, int, int, int]:
+    return strides.outer, strides.batch, strides.row, strides.column
 
 
 def _two_width_tiles(columns: int, tile: Tile) -> tuple[Tile, ...]:

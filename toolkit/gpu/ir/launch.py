@@ -12,12 +12,10 @@ from toolkit.plugins import Constant
 # Every kernel for all GPUs, and its module in `toolkit.gpu.kernels`. A GPU generation has others
 # (`toolkit.gpu.generations.kernel_modules`).
 KERNELS: dict[str, str] = {
-    "convolution": "convolution",
-    "split_k_reduce": "convolution",
+    "gemm": "gemm",
+    "split_k_reduce": "gemm",
     "depthwise": "depthwise",
     "depthwise_int8": "depthwise_int8",
-    "matmul": "matmul",
-    "conv1x1_nchw": "conv1x1_nchw",
     "max_pool": "max_pooling",
     "pool": "pooling",
     "global_average": "pooling",
@@ -33,7 +31,6 @@ KERNELS: dict[str, str] = {
     "softmax": "softmax",
     "normalize": "normalization",
     "normalize_locally": "normalization",
-    "conv3d": "conv3d",
     "pool3d": "pooling3d",
     "fill": "pooling3d",
     "unpool": "pooling3d",
@@ -77,6 +74,15 @@ class KernelSpec:
     stages: int
     exact: bool = False
     source: KernelSource | None = None
+
+    @property
+    def title(self) -> str:
+        """The kernel; of `gemm` with its loader and layout, such as "gemm strided nchw"."""
+        constants = dict(self.constants)
+        if "LOADER" not in constants:
+            return self.kernel
+        nchw = constants.get("Y_COLUMN", self.signature) is not None
+        return f"{self.kernel} {constants['LOADER']}{' nchw' if nchw else ''}"
 
 
 @dataclass(frozen=True, slots=True)

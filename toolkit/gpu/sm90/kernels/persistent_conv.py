@@ -2,7 +2,7 @@
 
     y[p, f] = STEPS((sum_k a[p, k] w[f, k] + bias[f]) scale[f], residual[p, f])
 
-as in `kernels.convolution`: k runs over (tap row, tap column, channel), and a[p, k] is the input
+as in `kernels.gemm`: k runs over (tap row, tap column, channel), and a[p, k] is the input
 under that tap, 0 outside the picture. With few filters tensor cores read shared memory as fast as
 they multiply, and copies into it take as long again. So a program keeps the weights of its filters
 there, goes through blocks of pixels, and loads a block straight to where the left operand lies in
