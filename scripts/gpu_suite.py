@@ -21,9 +21,9 @@ PROFILE = "h200"
 
 def target() -> GpuTarget:
     """Return the GPU of PROFILE."""
-    gpu = load_profile(PROFILE).gpu
-    assert gpu is not None
-    return GpuTarget(gpu.sm, gpu.sm_count.value)
+    profile = load_profile(PROFILE)
+    assert profile.gpu is not None
+    return GpuTarget.of(profile.gpu, profile.memory)
 
 
 def run_compiled(drafted: KernelProgram, feeds: Mapping[str, Array]) -> dict[str, Array]:

@@ -219,7 +219,7 @@ def slow_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(compiling, "_worker", start)
     monkeypatch.setattr(compiling, "version", lambda name: "some")
-    monkeypatch.setattr(compiling, "LONGEST_S", 3.0)
+    monkeypatch.setattr(compiling, "TIMEOUT_S", 3.0)
 
 
 def work(node: str, *tactics: tuple[str, ...]) -> TunableOp:
@@ -252,7 +252,7 @@ def test_a_compiler_stopped_as_it_answers_is_not_asked_again(
             self.function()
             super().cancel()
 
-    monkeypatch.setattr(compiling, "LONGEST_S", 60.0)
+    monkeypatch.setattr(compiling, "TIMEOUT_S", 60.0)
     monkeypatch.setattr("toolkit.gpu.codegen.compile.threading.Timer", LastMoment)
     monkeypatch.setattr("toolkit.gpu.codegen.compile.os.cpu_count", lambda: 1)
     kept, compiled = compile_ops([work("a", ("first",)), work("b", ("second",))], ORIN)

@@ -120,7 +120,7 @@ def test_sums_in_parts_are_the_convolution(name: str, rng: np.random.Generator) 
 def test_an_average_over_many_pixels_is_made_in_parts(batch: int, rng: np.random.Generator) -> None:
     case = Case([node("GlobalAveragePool", "x", "y")], {"x": (batch, 33, 40, 37)}, {})
     drafted = case.draft()
-    assert kernels(drafted).count("global_average") == 2
+    assert kernels(drafted).count("global_average_pool") == 2
     (at,) = [at for at, work in enumerate(drafted.work) if len(work.tactics) > 1]
     for tactic in drafted.work[at].tactics:  # at once, too
         work = [*drafted.work]
@@ -131,7 +131,7 @@ def test_an_average_over_many_pixels_is_made_in_parts(batch: int, rng: np.random
 def test_many_pictures_are_averaged_at_once(rng: np.random.Generator) -> None:
     case = Case([node("GlobalAveragePool", "x", "y")], {"x": (65, 8, 20, 20)}, {})
     drafted = case.draft()
-    assert kernels(drafted).count("global_average") == 1
+    assert kernels(drafted).count("global_average_pool") == 1
     check(drafted, case, rng)
 
 
@@ -159,18 +159,18 @@ def test_tiles_fit_the_gpu_and_the_first_is_the_fastest_by_estimate(
 def test_parts_share_a_depth_where_blocks_are_few(rng: np.random.Generator) -> None:
     gpu = GpuTarget(sm=90, sm_count=132)
     deep, flat = GemmShape(49, 512, 4608, 512, 2, 2), GemmShape(50176, 64, 576, 64, 2, 2)
-    assert gemm_tiles(deep, gpu, split_k=True)[0].parts > 1
-    assert all(tile.parts == 1 for tile in gemm_tiles(flat, gpu, split_k=True))
+    assert gemm_tiles(deep, gpu, split_k=True)[0].split_k > 1
+    assert all(tile.split_k == 1 for tile in gemm_tiles(flat, gpu, split_k=True))
     for _ in range(100):
         rows, columns, depth = (int(2 ** rng.uniform(0, top)) for top in (14, 11, 14))
         product = GemmShape(rows, columns, depth, depth, int(rng.choice([1, 2])), 2)
         tiles = gemm_tiles(product, gpu, split_k=True)
-        assert any(tile.parts == 1 for tile in tiles)
+        assert any(tile.split_k == 1 for tile in tiles)
         for tile in tiles:
             steps = -(-depth // tile.depth)
-            assert (tile.parts - 1) * -(-steps // tile.parts) < steps  # no part is empty
+            assert (tile.split_k - 1) * -(-steps // tile.split_k) < steps  # no part is empty
             blocks = -(-rows // tile.rows) * -(-columns // tile.columns)
-            assert tile.parts == 1 or blocks * tile.parts <= 4 * gpu.sm_count
+            assert tile.split_k == 1 or blocks * tile.split_k <= 4 * gpu.sm_count
 
 
 def test_rows_of_a_transposed_tensor_are_rows_of_one_product(rng: np.random.Generator) -> None:

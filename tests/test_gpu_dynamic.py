@@ -144,7 +144,7 @@ def losing(how: Callable[[int], int]) -> Emitter:
 
     def emit(draft: LoweringContext, group: Group) -> None:
         view = draft.read(group.root_operation.inputs[0])
-        y = draft.make(group.result)
+        y = draft.output_view(group.result)
         elements = how(y.shape[0]) * 8 * y.shape[2] * y.shape[3]
         call = draft.make_launch(
             "elementwise",
@@ -153,7 +153,7 @@ def losing(how: Callable[[int], int]) -> Emitter:
             {"BLOCK": 1, "EPILOGUE": ()},
             writes=(y,),
         )
-        draft.add(group.nodes, (call,))
+        draft.add_op(group.nodes, (call,))
 
     return emit
 

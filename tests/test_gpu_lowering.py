@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gpu_graphs import ORIN, Case, node, normal
 
+from device.profile import load_profile
 from toolkit.gpu.errors import CompileError, NotCoveredError
 from toolkit.gpu.ir.gemm import GemmShape
 from toolkit.gpu.ir.network import MAX_ELEMENTS
@@ -168,3 +169,12 @@ def test_no_place_of_the_largest_tensor_is_counted_beyond_32_bits() -> None:
     assert call.grid[0] * int(dict(call.spec.constants)["BLOCK"]) <= 2**31
     with pytest.raises(NotCoveredError, match=f"{MAX_ELEMENTS + 1} elements"):
         Case([node("Relu", "x", "y")], {"x": (MAX_ELEMENTS + 1,)}, {}).draft("fp16")
+
+
+@pytest.mark.parametrize(("name", "expected"), [("h200", 18.37), ("agx-orin-64gb", 9.84)])
+def test_a_target_has_the_memory_of_its_profile(name: str, expected: float) -> None:
+    profile = load_profile(name)
+    assert profile.gpu is not None
+    target = GpuTarget.of(profile.gpu, profile.memory)
+    assert target.memory_bytes == pytest.approx(expected, rel=1e-3)
+    assert name != "h200" or target == GpuTarget(90, 132)

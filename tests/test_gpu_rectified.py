@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 def steps_of(*operations: Operation, **constants: float) -> tuple[str, ...]:
     given = {name: np.array(value, np.float32) for name, value in constants.items()}
-    return tuple(str(step[0]) for step in expression_of("x", operations, given).steps)
+    return tuple(str(step[0]) for step in expression_of("x", operations, given).ops)
 
 
 def rounding(source: str, scale: float) -> Operation:

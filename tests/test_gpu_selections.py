@@ -6,7 +6,7 @@ import pytest
 from gpu_graphs import Case, node
 from onnx import helper
 
-from toolkit.gpu.emit.top_k import LONGEST
+from toolkit.gpu.emit.top_k import MAX_COLUMNS
 from toolkit.gpu.errors import NotCoveredError
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -81,6 +81,8 @@ def test_a_transposed_tensor_is_read_in_place(rng: np.random.Generator) -> None:
 
 
 def test_rows_up_to_the_limit() -> None:
-    case((1, LONGEST), 1, axis=1).draft("fp16")
-    with pytest.raises(NotCoveredError, match=f"{LONGEST + 1} elements; kernels take {LONGEST}"):
-        case((1, LONGEST + 1), 1, axis=1).draft("fp16")
+    case((1, MAX_COLUMNS), 1, axis=1).draft("fp16")
+    with pytest.raises(
+        NotCoveredError, match=f"{MAX_COLUMNS + 1} elements; kernels take {MAX_COLUMNS}"
+    ):
+        case((1, MAX_COLUMNS + 1), 1, axis=1).draft("fp16")

@@ -160,7 +160,7 @@ def _drafted(
         outputs[name] = _output(draft, name, {view.base for view in outputs.values()})
     sizes = {base: most(size) for base, size in draft.allocations.items()}
     fitted = fit_workspace(
-        generation.fuse(draft, draft.work),
+        generation.fuse(draft, draft.ops),
         sizes,
         [view.base for view in inputs.values()],
         [view.base for view in outputs.values()],
@@ -228,7 +228,7 @@ def _emit(draft: LoweringContext, groups: Sequence[Group], emitters: Mapping[str
             made = (group.result, *(group.root.outputs if group.root else ()))
             for name in made:  # what comes after is judged as if it were there
                 if name not in draft.views:
-                    draft.make(name)
+                    draft.output_view(name)
     if reasons:
         raise not_covered(reasons)
 
@@ -247,7 +247,7 @@ def _output(draft: LoweringContext, name: str, taken: set[str]) -> View:
     if whole and own and view.is_row_major() and view.dtype == draft.network.dtypes[name]:
         return view
     target = _border(draft, f"{name} (output)", name)
-    draft.elementwise(target, [view], (), ())
+    draft.add_elementwise(target, [view], (), ())
     return target
 
 

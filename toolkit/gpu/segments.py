@@ -66,7 +66,7 @@ def compile_gpu_segments(
             )
         )
     tactics = tactics or TacticOptions()
-    gpu = GpuTarget(profile.gpu.sm, profile.gpu.sm_count.value, exhaustive=tactics.exhaustive)
+    gpu = GpuTarget.of(profile.gpu, profile.memory, exhaustive=tactics.exhaustive)
     draft = partial(_lower_all, on_gpu, lowered, gpu=gpu, precision=precision, plugins=plugins)
     pairs = [(piece.onnx, piece.weights) for piece in lowered]
     drafts = _with_fewest_refused(draft, with_steps(pairs, dims, plugins) if dims else ())

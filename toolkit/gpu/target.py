@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from device.profile import Gpu, Memory
 from toolkit.gpu.errors import CompileError
 
 WARP = 32  # threads
@@ -78,16 +79,29 @@ _TANH = 75  # the first SM with an instruction for tanh; PTX ISA, tanh.approx
 _TF32 = 80  # the first SM whose tensor cores take FP32 operands, rounded to TF32
 
 
+# Bytes a cycle between memory and one SM of an H200 at 1980 MHz: 4800 GB/s for 132 SMs.
+_H200_MEMORY_BYTES = 4800e3 / (132 * 1980)
+
+
 @dataclass(frozen=True, slots=True)
 class GpuTarget:
     """`sm` 87 is compute capability 8.7; `sm_count` the processors that a launch should fill.
 
-    `exhaustive`: every tactic is wanted, not the best few by estimate.
+    `exhaustive`: every tactic is wanted, not the best few by estimate. `memory_bytes`: peak bytes a
+    cycle between memory and one SM.
     """
 
     sm: int
     sm_count: int
     exhaustive: bool = False
+    memory_bytes: float = _H200_MEMORY_BYTES
+
+    @classmethod
+    def of(cls, gpu: Gpu, memory: Memory, *, exhaustive: bool = False) -> "GpuTarget":
+        """Return the GPU of a profile, at its highest clock."""
+        count = gpu.sm_count.value
+        memory_bytes = memory.bandwidth_gbps.value * 1e3 / (count * gpu.max_mhz.value)
+        return cls(gpu.sm, count, exhaustive, memory_bytes)
 
     @property
     def shared_bytes(self) -> int:

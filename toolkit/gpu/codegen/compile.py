@@ -1,7 +1,7 @@
-"""Compiles kernels to cubins, in processes of their own, with a cache on disk.
+"""Compiles kernels to cubins in worker processes, with a cache on disk.
 
-Triton runs only in those processes (`toolkit.gpu.codegen.worker`): it takes a second to import, its
-compiler can end a process, and a test may have it interpret kernels in this one.
+Triton runs only in the workers (`toolkit.gpu.codegen.worker`): it takes a second to import, its
+compiler can end the process, and a test may interpret kernels in this one.
 """
 
 import hashlib
@@ -30,67 +30,65 @@ from toolkit.gpu.ir.launch import KernelSpec, TunableOp
 from toolkit.gpu.target import GpuTarget
 
 Progress = Callable[[str, float], None]
-"""Called with the step's name and the share of it that is done, 0 to 1."""
+"""Called with the step's name and the completed share of it, 0 to 1."""
 
-LONGEST_S = 60.0  # for one kernel; a few seconds are usual
+TIMEOUT_S = 60.0  # of one kernel; a few seconds are usual
 _KERNELS = Path(__file__).parents[1] / "kernels"
 _COMPILER = tuple(Path(__file__).with_name(name) for name in ("early_start.py", "worker.py"))
 _CACHED = msgspec.msgpack.Decoder(Compiled)
 
 
 def compile_ops(
-    works: Sequence[TunableOp], gpu: GpuTarget, on_progress: Progress | None = None
+    ops: Sequence[TunableOp], gpu: GpuTarget, on_progress: Progress | None = None
 ) -> tuple[tuple[TunableOp, ...], Mapping[KernelSpec, Compiled]]:
-    """Compile all tactics, and leave out those of which a kernel takes too long to compile.
+    """Compile all tactics, and drop those with a kernel that takes too long to compile.
 
-    Raises as `compile_kernels`, and NotCoveredError for work that no tactic is left of.
+    Raises as `compile_kernels` does, and NotCoveredError: no tactic of an op remains.
     """
-    specs = tuple(dict.fromkeys(c.spec for work in works for t in work.tactics for c in t))
-    found = zip(specs, compile_kernels(specs, gpu, on_progress), strict=True)
-    compiled = {spec: one for spec, one in found if one is not None}
-    kept: list[TunableOp] = []
+    specs = tuple(dict.fromkeys(launch.spec for op in ops for t in op.tactics for launch in t))
+    cubins = zip(specs, compile_kernels(specs, gpu, on_progress), strict=True)
+    compiled = {spec: kernel for spec, kernel in cubins if kernel is not None}
+    compiled_ops: list[TunableOp] = []
     reasons: dict[str, str] = {}
-    for work in works:
-        tactics = tuple(t for t in work.tactics if all(call.spec in compiled for call in t))
-        kept.append(replace(work, tactics=tactics))
+    for op in ops:
+        tactics = tuple(t for t in op.tactics if all(launch.spec in compiled for launch in t))
+        compiled_ops.append(replace(op, tactics=tactics))
         if not tactics:
-            slow = next(c.spec.title for c in work.tactics[0] if c.spec not in compiled)
-            why = f"kernel {slow} for sm_{gpu.sm} takes longer than {LONGEST_S:.0f} s to compile"
-            if not work.nodes:
-                raise NotCoveredError(why)
-            reasons |= dict.fromkeys(work.nodes, why)
+            slow = next(c.spec.title for c in op.tactics[0] if c.spec not in compiled)
+            reason = f"kernel {slow} for sm_{gpu.sm} takes longer than {TIMEOUT_S:.0f} s to compile"
+            if not op.nodes:
+                raise NotCoveredError(reason)
+            reasons |= dict.fromkeys(op.nodes, reason)
     if reasons:
         raise not_covered(reasons)
-    return tuple(kept), compiled
+    return tuple(compiled_ops), compiled
 
 
 def compile_kernels(
     specs: Sequence[KernelSpec], gpu: GpuTarget, on_progress: Progress | None = None
 ) -> tuple[Compiled | None, ...]:
-    """Compile kernels for a GPU, those not in the cache in as many processes as there are cores.
+    """Compile kernels for a GPU; those not in the cache in a process per core.
 
-    None stands for one that takes longer than LONGEST_S.
+    None stands for a kernel that takes longer than TIMEOUT_S.
     Raises CompileError: Triton is not installed, a kernel does not compile, or it takes more shared
-    memory than a block of this GPU gets.
+    memory than a block of this GPU has.
     """
     common = _common_key(gpu)
     paths = [_cache_path(spec, common) for spec in specs]
-    found: dict[int, Compiled | None] = {
-        at: one for at, path in enumerate(paths) if (one := _cached(path)) is not None
-    }
-    missing = [at for at in range(len(specs)) if at not in found]
+    kernels: list[Compiled | None] = [_read_cache(path) for path in paths]
+    missing = [at for at, kernel in enumerate(kernels) if kernel is None]
     compiled = _compile_each([_request(specs[at], gpu) for at in missing])
-    for done, (place, one) in enumerate(compiled, 1):
-        at = missing[place]
-        found[at] = one
-        if one is not None:
-            _keep(paths[at], one)
+    for done, (request, kernel) in enumerate(compiled, 1):
+        at = missing[request]
+        kernels[at] = kernel
+        if kernel is not None:
+            _write_cache(paths[at], kernel)
         if on_progress is not None:
             on_progress("compile", done / len(missing))
-    for at, spec in enumerate(specs):
-        if (one := found[at]) is not None:
-            _check_shared(spec, one, gpu)
-    return tuple(found[at] for at in range(len(specs)))
+    for spec, kernel in zip(specs, kernels, strict=True):
+        if kernel is not None:
+            _check_shared(spec, kernel, gpu)
+    return tuple(kernels)
 
 
 def has_compiler() -> bool:
@@ -99,7 +97,7 @@ def has_compiler() -> bool:
 
 
 def cache_folder() -> Path:
-    """Return where cubins are kept between builds."""
+    """Return the folder of the cache of cubins."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "tandem" / "kernels"
 
@@ -127,7 +125,7 @@ def _check_shared(spec: KernelSpec, compiled: Compiled, gpu: GpuTarget) -> None:
 
 
 def _compile_each(requests: Sequence[Request]) -> Iterator[tuple[int, Compiled | None]]:
-    """Yield (position, compiled) as the workers finish; the first failure ends it."""
+    """Yield (index of the request, kernel) as workers finish; the first failure ends it."""
     count = min(os.cpu_count() or 1, len(requests))
     idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
     with ExitStack() as stack:
@@ -140,15 +138,17 @@ def _compile_each(requests: Sequence[Request]) -> Iterator[tuple[int, Compiled |
         for _ in range(count):
             start()
         pool = ThreadPoolExecutor(max(count, 1))
-        # Leaves the pool before the workers: their last answers are awaited, the rest given up.
+        # The pool is left before the workers: running requests are awaited, others cancelled.
         stack.callback(pool.shutdown, cancel_futures=True)
-        futures = {pool.submit(_ask, idle, start, one): at for at, one in enumerate(requests)}
+        futures = {
+            pool.submit(_ask, idle, start, request): at for at, request in enumerate(requests)
+        }
         for future in as_completed(futures):
             yield futures[future], future.result()
 
 
 def _worker(scratch: str) -> "subprocess.Popen[bytes]":
-    """Start a worker; leaving its context closes its input, which ends it."""
+    """Start a worker; leaving its context closes its input, and it ends."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     # Line tables would put the paths of this machine into the cubins.
     environment |= {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_CACHE_DIR": scratch}
@@ -166,16 +166,16 @@ def _worker(scratch: str) -> "subprocess.Popen[bytes]":
 def _ask(
     idle: "queue.SimpleQueue[subprocess.Popen[bytes]]", start: Callable[[], None], request: Request
 ) -> Compiled | None:
-    """Have an idle worker compile; None where that takes too long: `start` then adds a worker."""
+    """Let an idle worker compile; None on a timeout: the worker is killed, and `start` adds one."""
     worker = idle.get()
-    late = threading.Event()
+    timed_out = threading.Event()
 
     def stop() -> None:
-        late.set()
+        timed_out.set()
         worker.kill()
 
-    watch = threading.Timer(LONGEST_S, stop)
-    watch.start()
+    timer = threading.Timer(TIMEOUT_S, stop)
+    timer.start()
     assert worker.stdin is not None
     assert worker.stdout is not None
     try:
@@ -184,14 +184,14 @@ def _ask(
     except BrokenPipeError:
         answer = None
         with suppress(BrokenPipeError):
-            worker.stdin.close()  # drops what the worker did not take
-    watch.cancel()
-    watch.join()  # from here on the worker is killed or stays
-    if answer is None or late.is_set():
+            worker.stdin.close()  # drops what the worker did not read
+    timer.cancel()
+    timer.join()  # from here on the worker is either killed or idle
+    if answer is None or timed_out.is_set():
         start()
     else:
         idle.put(worker)
-    if answer is None and late.is_set():
+    if answer is None and timed_out.is_set():
         return None
     if answer is None:
         raise CompileError(f"the compiler ended on kernel {request.title} for sm_{request.sm}")
@@ -203,7 +203,7 @@ def _ask(
 
 
 def _common_key(gpu: GpuTarget) -> bytes:
-    """Hash what all kernels of a build depend on: compiler, target and the kernels' source."""
+    """Hash what all kernels of a build depend on: compiler, target and all kernel sources."""
     try:
         triton = version("triton")
     except PackageNotFoundError as error:
@@ -220,22 +220,22 @@ def _common_key(gpu: GpuTarget) -> bytes:
 def _cache_path(spec: KernelSpec, common: bytes) -> Path:
     compiler = ""
     if spec.source is not None and spec.source.in_cuda:
-        found = find_compiler()
-        compiler = found.version if found else "none"
+        cuda = find_compiler()
+        compiler = cuda.version if cuda else "none"
     key = hashlib.sha256(common + f"{compiler} {spec!r}".encode()).hexdigest()
     return cache_folder() / key[:2] / f"{key}.kernel"
 
 
-def _cached(path: Path) -> Compiled | None:
-    """Return a kernel that was kept; what cannot be read counts as absent."""
+def _read_cache(path: Path) -> Compiled | None:
+    """Return a cached kernel; an unreadable file counts as absent."""
     try:
         return _CACHED.decode(path.read_bytes())
     except (OSError, UnicodeDecodeError, msgspec.DecodeError):
         return None
 
 
-def _keep(path: Path, compiled: Compiled) -> None:
-    """Keep a kernel; where the folder cannot be written the next build compiles it again."""
+def _write_cache(path: Path, compiled: Compiled) -> None:
+    """Cache a kernel; where the folder cannot be written, the next build compiles it again."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:

@@ -1,7 +1,7 @@
-"""CUDA C++ -> cubin, by nvcc or NVRTC, whichever this host has; no GPU is needed.
+"""Compiles CUDA C++ to cubins with nvcc or NVRTC, whichever this host has; no GPU is needed.
 
-NVRTC is a library of 100 MB that comes with CUDA, and by itself from PyPI (nvidia-cuda-nvrtc-cu12).
-Its functions are those of NVIDIA's "NVRTC" manual.
+NVRTC is a library of 100 MB that comes with CUDA or alone from PyPI (nvidia-cuda-nvrtc-cu12). Its
+functions: NVIDIA's "NVRTC" manual.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ HOW_TO_GET = "install the CUDA toolkit, or pip install nvidia-cuda-nvrtc-cu12"
 
 @dataclass(frozen=True, slots=True)
 class CudaCompiler:
-    """A compiler on this host: its name with the version, and what it does.
+    """A compiler of this host; `version` with its name.
 
     `compile` takes the source file and options, and returns a cubin.
     """
@@ -34,10 +34,9 @@ class CudaCompiler:
 
 
 def compile_source(file: Path, function: str, constants: Mapping[str, Constant], sm: int) -> bytes:
-    """Compile the function of a file, with constants as macros, for one SM.
+    """Compile a function of a file, with constants as macros, for one SM.
 
-    Raises CompileError: there is no compiler, it refuses the source, or the file has no such
-    function.
+    Raises CompileError: there is no compiler, the source has an error, or no such function.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -60,31 +59,31 @@ def _macro(value: Constant) -> str:
 def nvcc() -> CudaCompiler | None:
     """Return nvcc of CUDA_HOME, PATH or /usr/local/cuda; None where there is none."""
     folders = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    places = [str(Path(home) / "bin") for home in folders]
-    places += [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
-    tool = shutil.which("nvcc", path=os.pathsep.join(places))
+    path = [str(Path(home) / "bin") for home in folders]
+    path += [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
+    tool = shutil.which("nvcc", path=os.pathsep.join(path))
     if tool is None:
         return None
-    said = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"\bV(\d[\d.]*)", said)
+    output = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False).stdout
+    version = re.search(r"\bV(\d[\d.]*)", output)
 
     def compile_(file: Path, options: Sequence[str]) -> bytes:
         with tempfile.TemporaryDirectory(prefix="tandem-nvcc-") as folder:
             out = Path(folder) / "kernel.cubin"
             command = [tool, "-cubin", *options, "-o", str(out), str(file)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise CompileError(_first_error(done.stderr or done.stdout))
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            if result.returncode:
+                raise CompileError(_first_error(result.stderr or result.stdout))
             return out.read_bytes()
 
-    return CudaCompiler(f"nvcc {found[1] if found else 'of unknown version'}", compile_)
+    return CudaCompiler(f"nvcc {version[1] if version else 'of unknown version'}", compile_)
 
 
 def nvrtc() -> CudaCompiler | None:
-    """Return the library NVRTC of NVIDIA's packages, the system or the CUDA toolkit, or None."""
-    for place in _nvrtc_places():
+    """Return NVRTC from NVIDIA's packages, the system or the CUDA toolkit; None without it."""
+    for path in _nvrtc_paths():
         try:
-            library = ctypes.CDLL(place)
+            library = ctypes.CDLL(path)
         except OSError:
             continue
         major, minor = ctypes.c_int(), ctypes.c_int()
@@ -99,8 +98,8 @@ def nvrtc() -> CudaCompiler | None:
     return None
 
 
-def _nvrtc_places() -> Iterator[str]:
-    """Where the library may lie: packages of NVIDIA, the system, the CUDA toolkit."""
+def _nvrtc_paths() -> Iterator[str]:
+    """Yield candidates for the library: NVIDIA's packages, the system, the CUDA toolkit."""
     packages = find_spec("nvidia")
     for folder in (packages.submodule_search_locations or ()) if packages else ():
         yield from map(str, sorted(Path(folder).glob("*/lib/libnvrtc.so.*")))
@@ -139,9 +138,9 @@ def _first_error(log: str) -> str:
     return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
 
 
-COMPILERS: tuple[Callable[[], CudaCompiler | None], ...] = (nvcc, nvrtc)  # the first that is there
+COMPILERS: tuple[Callable[[], CudaCompiler | None], ...] = (nvcc, nvrtc)  # in order of preference
 
 
 def find_compiler() -> CudaCompiler | None:
-    """Return the compiler of CUDA C++ that this host has, None where it has none."""
-    return next((found for find in COMPILERS if (found := find()) is not None), None)
+    """Return this host's CUDA C++ compiler, None where it has none."""
+    return next((compiler for find in COMPILERS if (compiler := find()) is not None), None)

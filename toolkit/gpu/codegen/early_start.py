@@ -1,12 +1,12 @@
-"""Lets a kernel start while the one before it in the stream still ends (sm_90 and later).
+"""Programmatic dependent launch: a kernel starts while the one before it ends (sm_90 and later).
 
-PTX ISA, "griddepcontrol": `wait` holds a block until the kernels before have ended and their memory
-is visible; a kernel says it before it touches memory. Its blocks may then come to the GPU when the
-last block of the kernel before has ended. `launch_dependents`, by which they may come sooner, is
-not said: they would crowd on the SMs that are free already (docs/PERFORMANCE.md).
+PTX ISA, "griddepcontrol": `wait` blocks until the previous kernels have completed and their memory
+is visible; kernels begin with it. Their blocks may then be resident when the last block of the
+previous kernel ends. `launch_dependents`, which would start them sooner, is not used: they would
+crowd on the SMs that are free already (docs/PERFORMANCE.md).
 
-Every block of every kernel that starts early waits, so a kernel that has ended says that all before
-it have ended, too.
+Every block of every kernel that starts early waits, so when a kernel has completed, all before it
+have completed, too.
 """
 
 from toolkit.gpu.errors import CompileError
@@ -16,19 +16,19 @@ _WAIT = "griddepcontrol.wait;"
 
 
 def can_wait(sm: int) -> bool:
-    """Whether kernels of this SM can wait for the ones before by themselves."""
+    """Whether kernels of this SM can wait for previous ones."""
     return sm >= FIRST_SM
 
 
 def waits(ptx: str) -> bool:
-    """Whether a kernel does."""
+    """Whether a kernel waits for previous ones."""
     return _WAIT in ptx
 
 
 def with_wait(ptx: str) -> str:
-    """Return PTX whose one kernel begins with waiting for the kernels before it.
+    """Return PTX whose kernel first waits for previous kernels.
 
-    Raises CompileError where the text does not hold one kernel.
+    Raises CompileError: the text does not hold exactly one kernel.
     """
     head, *bodies = ptx.split(".visible .entry ")
     if len(bodies) != 1:

@@ -1,4 +1,4 @@
-"""Where kernels are written: `toolkit.gpu.kernels`, GPU generations, and files of plugins."""
+"""Finds the source of kernels: `toolkit.gpu.kernels`, GPU generations, and files of plugins."""
 
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +10,7 @@ from toolkit.plugins.load import load_module
 
 
 def kernel_function(kernel: str, source: KernelSource | None) -> Any:  # noqa: ANN401  (Triton's)
-    """Return a Triton kernel; raises AttributeError where the file of a plugin does not hold it."""
+    """Return a Triton kernel. Raises AttributeError: a plugin's file does not define it."""
     if source is None:
         return getattr(import_module(_module(kernel)), kernel)
     return getattr(load_module(Path(source.file)), kernel)

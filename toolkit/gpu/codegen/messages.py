@@ -1,4 +1,4 @@
-"""What a build and the processes that compile for it say to each other."""
+"""Messages between a build and its compiler workers."""
 
 import hashlib
 from typing import IO, TypeVar
@@ -12,13 +12,12 @@ _LENGTH_BYTES = 4
 
 
 class Compiled(msgspec.Struct, frozen=True, kw_only=True):
-    """A kernel for one SM, with what the compiler says of it.
+    """A kernel compiled for one SM.
 
-    `parameters`: names of the run-time parameters in the order that the cubin takes them; as in
-    `toolkit.gpu.ir.launch.KernelSpec`. `registers` of one thread, and the bytes that it spills to
-    local
-    memory: None where the tool that reads them did not come with Triton. `waits`: its blocks wait
-    by themselves for the kernel before (`toolkit.gpu.codegen.early_start`).
+    `parameters`: names of the run-time parameters in the cubin's order, as in
+    `toolkit.gpu.ir.launch.KernelSpec`. `registers` and `spill_bytes` are per thread, None where
+    Triton came without the tool that reads them. `waits`: its blocks wait for previous kernels
+    (`toolkit.gpu.codegen.early_start`).
     """
 
     function: str
@@ -50,21 +49,21 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """What messages call it: its name, and whose it is if it is a plugin's."""
+        """The kernel's name in messages, with its plugin."""
         if self.source is None:
             return self.kernel
         return f"{self.kernel} of {self.source.title} in {self.source.file}"
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The kernel, or the problem in words."""
+    """The compiled kernel, or the compiler's error."""
 
     compiled: Compiled | None = None
     problem: str = ""
 
 
 def write_message(stream: IO[bytes], message: Request | Answer) -> None:
-    """Write a message with its length before it."""
+    """Write a message, preceded by its length."""
     data = msgspec.msgpack.encode(message)
     stream.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
     stream.flush()

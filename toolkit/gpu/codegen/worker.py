@@ -1,4 +1,4 @@
-"""A process that compiles kernels: requests come on its input, answers go to its output.
+"""A process that compiles kernels: requests on standard input, answers on standard output.
 
 It runs Triton, which the rest of the toolkit does not import.
 """
@@ -51,7 +51,7 @@ def _compile_cuda(request: Request, file: Path) -> Compiled:
         cubin=cubin,
         parameters=tuple(name for name, _ in request.signature),
         threads=request.warps * _WARP,
-        shared_bytes=0,  # beside what the source declares
+        shared_bytes=0,  # beyond what the source declares
         registers=registers,
         spill_bytes=spilled,
     )
@@ -66,7 +66,7 @@ def _compile_triton(request: Request) -> Compiled:
     constants: dict[tuple[int, ...], object] = {}
     for at, name in enumerate(function.arg_names):
         value = _tuples(request.constants.get(name))
-        members = {path[1:]: types[one] for one, path in paths.items() if path[0] == at}
+        members = {path[1:]: types[parameter] for parameter, path in paths.items() if path[0] == at}
         signature[name] = _kinds(value, members)
         if name in request.constants:
             constants |= _fixed((at,), value, signature[name])
@@ -79,24 +79,26 @@ def _compile_triton(request: Request) -> Compiled:
     options = {
         "num_warps": request.warps,
         "num_stages": request.stages,
-        # A product and its sum in one rounding, as every GPU library does it.
+        # Fused multiply-add, as in every GPU library.
         "enable_fp_fusion": not request.exact,
     }
     with knobs.runtime.scope():
         if can_wait(request.sm):
             knobs.runtime.add_stages_inspection_hook = _waiting_stages
-        done = triton.compile(source, target=GPUTarget("cuda", request.sm, _WARP), options=options)
-    cubin = done.asm["cubin"]
+        kernel = triton.compile(
+            source, target=GPUTarget("cuda", request.sm, _WARP), options=options
+        )
+    cubin = kernel.asm["cubin"]
     registers, spilled = _resources(cubin)
     return Compiled(
-        function=done.metadata.name,
+        function=kernel.metadata.name,
         cubin=cubin,
         parameters=tuple(sorted(paths, key=paths.__getitem__)),
-        threads=done.metadata.num_warps * _WARP,
-        shared_bytes=done.metadata.shared,
+        threads=kernel.metadata.num_warps * _WARP,
+        shared_bytes=kernel.metadata.shared,
         registers=registers,
         spill_bytes=spilled,
-        waits=waits(done.asm["ptx"]),
+        waits=waits(kernel.asm["ptx"]),
     )
 
 
@@ -105,7 +107,7 @@ def _waiting_stages(
     stages: dict[str, Callable[[str, object], str]] | None = None,
     *_: object,
 ) -> tuple[str, str]:
-    """Change what Triton's stage from LLVM to PTX makes; without stages, name those changes."""
+    """Extend Triton's stage from LLVM to PTX; without stages, return a name for the cache."""
     if stages is not None:
         compile_ptx = stages["ptx"]
         stages["ptx"] = lambda source, metadata: with_wait(
@@ -121,13 +123,13 @@ def _with_overlap(ptx: str) -> str:
 
 
 def _path(name: str, parameters: list[str]) -> tuple[int, ...]:
-    """Return where a parameter is: its place, and for a member of a tuple the places in it."""
+    """Return the index of a parameter; for a member of a tuple also the indices in it."""
     first, *members = name.split(".")
     return (parameters.index(first), *map(int, members))
 
 
 def _kinds(value: object, members: Mapping[tuple[int, ...], str]) -> object:
-    """Return Triton's type of a parameter: one, or where members are run-time ones a tuple."""
+    """Return Triton's type of a parameter; a tuple where members of it are run-time parameters."""
     if () in members:
         return members[()]
     if not members or not isinstance(value, tuple):
@@ -139,23 +141,23 @@ def _kinds(value: object, members: Mapping[tuple[int, ...], str]) -> object:
 
 
 def _fixed(path: tuple[int, ...], value: object, kind: object) -> dict[tuple[int, ...], object]:
-    """Return what of a parameter is known at compile time, by its path."""
+    """Return the compile-time values of a parameter, by path."""
     if kind == "constexpr":
         return {path: value}
-    found: dict[tuple[int, ...], object] = {}
+    constants: dict[tuple[int, ...], object] = {}
     if isinstance(kind, tuple) and isinstance(value, tuple):
         for at, (member, inner) in enumerate(zip(value, kind, strict=True)):
-            found |= _fixed((*path, at), member, inner)
-    return found
+            constants |= _fixed((*path, at), member, inner)
+    return constants
 
 
 def _tuples(value: object) -> object:
-    """Return what the message held, with its lists as the tuples that they were."""
+    """Return a value of the message with its lists as tuples."""
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def _resources(cubin: bytes) -> tuple[int | None, int | None]:
-    """Return registers of a thread and its bytes of local memory, as cuobjdump reads them."""
+    """Return a thread's registers and bytes of local memory, by cuobjdump; None without it."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     if not tool.exists():
         return None, None
@@ -164,14 +166,14 @@ def _resources(cubin: bytes) -> tuple[int | None, int | None]:
         file.flush()
         command = [str(tool), "--dump-resource-usage", file.name]
         text = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+).*?LOCAL:(\d+)", text)
-    if found is None:
+    usage = re.search(r"REG:(\d+) STACK:(\d+).*?LOCAL:(\d+)", text)
+    if usage is None:
         return None, None
-    return int(found[1]), int(found[2]) + int(found[3])
+    return int(usage[1]), int(usage[2]) + int(usage[3])
 
 
 def _problem(error: BaseException) -> str:
-    """Return what a compiler says: the last line of the innermost error, after the source."""
+    """Return the last line of the innermost error: the compiler's message, after the source."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -182,7 +184,9 @@ def serve() -> None:
     """Answer requests until the input ends."""
     warnings.simplefilter("ignore")
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
+    os.dup2(
+        sys.stderr.fileno(), sys.stdout.fileno()
+    )  # keeps prints of compilers out of the answers
     while (request := read_message(sys.stdin.buffer, Request)) is not None:
         try:
             answer = Answer(compiled=compile_kernel(request))

@@ -1,13 +1,13 @@
-"""Whether a segment drafted at several points of its dynamic dimensions is the same everywhere.
+"""Compares lowerings of a segment at several points of its dynamic dimensions.
 
-A draft is plain Python on sizes that remember their formulas. What turns a size into a plain number
-loses its formula, and what compares sizes decides for one point. Both show as a difference between
-drafts at different points: the ends, the optimum and between
-(`toolkit.gpu.shapes.inference.traces_of`).
+Lowering is plain Python on sizes that remember their formulas. Code that turns a size into a plain
+number loses its formula, and code that compares sizes decides for one point. Both show as a
+difference between the lowerings at different points (`toolkit.gpu.shapes.inference.traces_of`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from toolkit.gpu.ir.launch import KernelLaunch, TunableOp
 from toolkit.gpu.shapes.sizes import Space
@@ -15,20 +15,20 @@ from toolkit.gpu.shapes.sizes import Space
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`nodes`: the ONNX nodes whose work differs, none where that is not known; `what` differs."""
+    """`nodes`: the ONNX nodes whose ops differ, () where unknown; `what` differs."""
 
     nodes: tuple[str, ...]
     what: str
 
 
-def find_difference(first: Sequence[TunableOp], other: Sequence[TunableOp]) -> Difference | None:
-    """Return the first piece of work that is not the same, with all its formulas, or None."""
-    for at, (one, two) in enumerate(zip(first, other, strict=False)):
-        if one != two:
-            return Difference(_nodes(first, at), _what(one, two))
-    if len(first) != len(other):
-        longer = max(first, other, key=len)
-        return Difference(_nodes(longer, min(len(first), len(other))), "has other kernels")
+def find_difference(left: Sequence[TunableOp], right: Sequence[TunableOp]) -> Difference | None:
+    """Return the first op that differs, formulas included, or None."""
+    for at, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return Difference(_nodes(left, at), _what(a, b))
+    if len(left) != len(right):
+        longer = max(left, right, key=len)
+        return Difference(_nodes(longer, min(len(left), len(right))), "has other kernels")
     return None
 
 
@@ -38,30 +38,27 @@ def point_text(space: Space) -> str:
     return ", ".join(f"{dim.name}={size}" for dim, size in pairs)
 
 
-def _nodes(work: Sequence[TunableOp], at: int) -> tuple[str, ...]:
-    """Return the nodes of a piece of work; a copy is made for what comes after it."""
-    return next((one.nodes for one in work[at:] if one.nodes), ())
+def _nodes(ops: Sequence[TunableOp], at: int) -> tuple[str, ...]:
+    """Return the nodes of an op; those of a copy are the nodes of the op after it."""
+    return next((op.nodes for op in ops[at:] if op.nodes), ())
 
 
-def _what(one: TunableOp, two: TunableOp) -> str:
-    if one.nodes != two.nodes or len(one.tactics) != len(two.tactics):
+def _what(a: TunableOp, b: TunableOp) -> str:
+    if a.nodes != b.nodes or [len(t) for t in a.tactics] != [len(t) for t in b.tactics]:
         return "has other kernels"
-    for left, right in zip(one.tactics, two.tactics, strict=True):
-        if len(left) != len(right):
-            return "has other kernels"
-        for a, b in zip(left, right, strict=True):
-            if a != b:
-                return _difference(a, b)
+    for left, right in zip(chain(*a.tactics), chain(*b.tactics), strict=True):
+        if left != right:
+            return _difference(left, right)
     return "has other kernels"
 
 
 def _difference(a: KernelLaunch, b: KernelLaunch) -> str:
     if a.spec.title != b.spec.title:
         return f"is kernel {a.spec.title} and {b.spec.title}"
-    ours, theirs = dict(a.spec.constants), dict(b.spec.constants)
-    for name, value in ours.items():
-        if name not in theirs or theirs[name] != value:
-            return f"has {name} {value!r} and {theirs.get(name)!r}"
+    constants = dict(b.spec.constants)
+    for name, value in a.spec.constants:
+        if name not in constants or constants[name] != value:
+            return f"has {name} {value!r} and {constants.get(name)!r}"
     if a.grid != b.grid:
         return f"has the grid {a.grid} and {b.grid}"
     if len(a.arguments) == len(b.arguments):

@@ -1,11 +1,11 @@
-"""Attention -> calls."""
+"""Lower Attention to the fused `attention` kernel."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.elementwise import broadcast, steps_after
+from toolkit.gpu.emit.elementwise import broadcast, epilogue_ops
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Operation
@@ -15,23 +15,24 @@ from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.shapes.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.plugins import Constant
 
-_LEAST = 16  # the smallest block side that a product of matrices takes
-# Blocks of queries x keys, the warps that compute one, and the widest heads for which nothing
-# spills (Triton 3.9 for sm_87 and sm_90). Large ones read keys less often.
+_MIN_BLOCK = 16  # the smallest side of a tile that tl.dot takes
+# Tiles: queries, keys, warps, and the widest heads for which no register spills (Triton 3.9 for
+# sm_87 and sm_90). Large tiles read keys less often.
 _TILES = ((128, 64, 8, 128), (64, 64, 4, 128), (128, 32, 4, 64), (64, 32, 4, 128))
 # With sm_90's tensor cores, by times of ViT-S on an H200: at batch 128 the first took 45.8 us, the
 # fourth 72.9. The last is for 128 keys or more in few blocks, where a step by itself takes the
 # longest: 4.6 us at batch 1, 6.1 with 64 keys and 8.6 with 32.
 _TILES_SM90 = ((128, 32, 4, 64), (64, 64, 4, 128), (64, 32, 4, 128), (128, 64, 8, 128))
 _LONG_TILE = (64, 128, 4, 64)
-_TILES_FP32 = ((64, 32, 8, 64), (32, 32, 4, 128))  # each product is three, with parts of operands
-_WIDEST_IN_REGISTERS = 64
-_SMALL_TILES = ((32, 32, 4, 64), (16, 16, 4, 128))  # where a thread multiplies numbers itself
+_TILES_FP32 = ((64, 32, 8, 64), (32, 32, 4, 128))  # a product is three products of TF32 parts
+_TILES_WITHOUT_MMA = ((32, 32, 4, 64), (16, 16, 4, 128))
+_MAX_HEAD_IN_REGISTERS = 64  # columns of a head with which full and masked blocks do not spill
+_MAX_STAGES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """Operands as (batch, heads, rows, columns); the mask repeated to the weights' shape."""
+    """Operands as (batch, heads, rows, columns); the mask is broadcast to the scores' shape."""
 
     q: View
     k: View
@@ -41,7 +42,7 @@ class _Heads:
 
 
 def emit_attention(ctx: LoweringContext, group: Group) -> None:
-    """Add ONNX's Attention, or one that `toolkit.gpu.ir.patterns` found.
+    """Lower ONNX's Attention, or one that `toolkit.gpu.ir.patterns` matched.
 
     Operands of rank 3 are (batch, rows, heads x columns), or (batch, rows, columns) where no number
     of heads is given.
@@ -57,21 +58,21 @@ def emit_attention(ctx: LoweringContext, group: Group) -> None:
             "evenly"
         )
     scale = op.number("scale", 1 / math.sqrt(depth))
-    steps, numbers = steps_after(ctx, group)
+    epilogue, scalars = epilogue_ops(ctx, group)
     constants: dict[str, Constant] = {
         "SCALE": scale,
-        "CAP": op.number("softcap", 0.0),
+        "SOFTCAP": op.number("softcap", 0.0),
         "CAUSAL": bool(op.integer("is_causal", 0)),
-        "EPILOGUE": steps,
+        "EPILOGUE": epilogue,
     }
-    ctx.add(
+    ctx.add_op(
         group.nodes,
-        *((_call(ctx, heads, tile, constants, numbers),) for tile in _tiles(heads, ctx)),
+        *((_launch(ctx, heads, tile, constants, scalars),) for tile in _tiles(heads, ctx)),
     )
 
 
 def _check(op: Operation) -> None:
-    """Refuse what only a network with a memory of keys has."""
+    """Refuse a key cache, returned weights and windows."""
     if op.input(4) or op.input(5) or op.input(6) or len(op.outputs) > 1:
         raise NotCoveredError(
             f"node {op.name!r} (Attention) keeps keys or returns weights; kernels return 1 tensor "
@@ -95,7 +96,7 @@ def _read_heads(ctx: LoweringContext, group: Group) -> _Heads:
     strides = None
     if len(shape) == 4 and group.result not in ctx.network.outputs:
         strides = _rows_first(shape)
-    y = _with_heads(ctx.make(group.result, strides), queries)
+    y = _with_heads(ctx.output_view(group.result, strides), queries)
     mask = None
     if op.input(3):
         mask = broadcast(_read_mask(ctx, op), (*q.shape[:3], k.shape[2]))
@@ -103,36 +104,37 @@ def _read_heads(ctx: LoweringContext, group: Group) -> _Heads:
 
 
 def _read_mask(ctx: LoweringContext, op: Operation) -> View:
-    """Return the mask, the real numbers of one that lies as INT8.
+    """Return the mask, dequantized if it is INT8.
 
-    One of rank 3 is (heads, rows, columns), but (batch, rows, columns) where no heads are given.
+    A mask of rank 3 is (heads, rows, columns), or (batch, rows, columns) where no number of heads
+    is given.
     """
     name = op.input(3)
     mask = ctx.read(name)
     if mask.scale is not None:
         mask = ctx.read_float(name)
-    plain = len(ctx.network.shapes[op.inputs[0]]) == 3 and "q_num_heads" not in op.attributes
-    if not plain or len(mask.shape) != 3:
+    per_batch = len(ctx.network.shapes[op.inputs[0]]) == 3 and "q_num_heads" not in op.attributes
+    if not per_batch or len(mask.shape) != 3:
         return mask
-    (batch, *sizes), (over, *steps) = mask.shape, mask.strides
-    return replace(mask, shape=(batch, 1, *sizes), strides=(over, 0, *steps))
+    (batch, *shape), (batch_stride, *strides) = mask.shape, mask.strides
+    return replace(mask, shape=(batch, 1, *shape), strides=(batch_stride, 0, *strides))
 
 
 def _with_heads(view: View, count: int) -> View:
     """Return (batch, rows, heads x columns) as (batch, heads, rows, columns)."""
     if len(view.shape) == 4:
         return view
-    (batch, rows, columns), (over, row, column) = view.shape, view.strides
-    each = columns // count
+    (batch, rows, columns), (batch_stride, row, column) = view.shape, view.strides
+    depth = columns // count
     return replace(
-        view, shape=(batch, count, rows, each), strides=(over, each * column, row, column)
+        view, shape=(batch, count, rows, depth), strides=(batch_stride, depth * column, row, column)
     )
 
 
 def _rows_first(shape: Shape) -> Shape:
-    """Strides of (batch, heads, rows, columns) with all heads of a row side by side.
+    """Strides of (batch, heads, rows, columns) with all heads of a row adjacent.
 
-    So the projection that follows reads its rows without a copy.
+    The projection that follows then reads its rows without a copy.
     """
     _, heads, rows, columns = shape
     return (rows * heads * columns, columns, heads * columns, 1)
@@ -140,7 +142,7 @@ def _rows_first(shape: Shape) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """A block of `queries` x `keys`."""
+    """Queries and keys of a block."""
 
     queries: int
     keys: int
@@ -149,65 +151,73 @@ class _Tile:
 
 
 def _tiles(heads: _Heads, ctx: LoweringContext) -> tuple[_Tile, ...]:
-    """Choose blocks: first those that fill the GPU, or where none does the last."""
+    """Return the tiles, the best by estimate first: one that fills the GPU, or else the last."""
     gpu, rows = ctx.gpu, opt(heads.q.shape[2])
-    work = opt(heads.q.shape[0] * heads.q.shape[1])
-    sizes: tuple[tuple[int, int, int, int], ...] = _TILES_FP32
-    if ctx.item_bytes == 2:
-        sizes = _TILES_SM90 if gpu.has_wgmma else _TILES
-    if sizes is _TILES_SM90 and opt(heads.k.shape[2]) >= _LONG_TILE[1]:
-        sizes = (*sizes, _LONG_TILE)
-    sizes = sizes if gpu.has_matrix_units else _SMALL_TILES
-    sides = max(_LEAST, power_of_two(rows))
-    widths = _padded(heads.q.shape[3]), _padded(heads.v.shape[3])
-    fitting = [one for one in sizes if one[0] <= sides and max(widths) <= one[3]]
-    depth = sum(widths)
-    found = []
-    for queries, keys, warps, _ in fitting or [(_LEAST, _LEAST, 4, DEEPEST_HEAD)]:
-        stages = gpu.shared_bytes // (depth * (keys + queries) * ctx.item_bytes)
-        most = 3 if gpu.copies_while_computing else 1
-        found.append(_Tile(queries, keys, warps, max(1, min(most, stages))))
-    filling = [t for t in found if ceil_div(rows, t.queries) * work >= gpu.sm_count]
-    best = filling[0] if filling else found[-1]
-    return (best, *(tile for tile in found if tile != best))
+    batch_heads = opt(heads.q.shape[0] * heads.q.shape[1])
+    depth, value_depth = _padded(heads.q.shape[3]), _padded(heads.v.shape[3])
+    fitting = [
+        row
+        for row in _tile_table(heads, ctx)
+        if row[0] <= _padded(rows) and max(depth, value_depth) <= row[3]
+    ]
+    max_stages = _MAX_STAGES if gpu.copies_while_computing else 1
+    tiles = []
+    for queries, keys, warps, _ in fitting or [(_MIN_BLOCK, _MIN_BLOCK, 4, DEEPEST_HEAD)]:
+        stage_bytes = (depth + value_depth) * (keys + queries) * ctx.item_bytes
+        stages = max(1, min(max_stages, gpu.shared_bytes // stage_bytes))
+        tiles.append(_Tile(queries, keys, warps, stages))
+    filling = [t for t in tiles if ceil_div(rows, t.queries) * batch_heads >= gpu.sm_count]
+    best = filling[0] if filling else tiles[-1]
+    return (best, *(tile for tile in tiles if tile != best))
 
 
-def _call(
+def _tile_table(heads: _Heads, ctx: LoweringContext) -> tuple[tuple[int, int, int, int], ...]:
+    if not ctx.gpu.has_matrix_units:
+        return _TILES_WITHOUT_MMA
+    if ctx.item_bytes != 2:
+        return _TILES_FP32
+    if not ctx.gpu.has_wgmma:
+        return _TILES
+    many_keys = opt(heads.k.shape[2]) >= _LONG_TILE[1]
+    return (*_TILES_SM90, _LONG_TILE) if many_keys else _TILES_SM90
+
+
+def _launch(
     ctx: LoweringContext,
     heads: _Heads,
     tile: _Tile,
     constants: Mapping[str, Constant],
-    numbers: View | None,
+    scalars: View | None,
 ) -> KernelLaunch:
     q, k, v, y, mask = heads.q, heads.k, heads.v, heads.y, heads.mask
     batch, count, queries, depth = q.shape
-    whole, last = 0, tile.keys
-    if mask is None and not constants["CAUSAL"] and _knows_whole_blocks(ctx, heads):
-        whole, last = _key_blocks(k.shape[2], tile.keys)
+    full_keys, tail = 0, tile.keys
+    if mask is None and not constants["CAUSAL"] and _uses_full_blocks(ctx, heads):
+        full_keys, tail = _key_blocks(k.shape[2], tile.keys)
     return ctx.make_launch(
         "attention",
         (ceil_div(queries, tile.queries), batch * count, 1),
-        {"q": q, "k": k, "v": v, "mask": mask, "y": y, "scalars": numbers},
+        {"q": q, "k": k, "v": v, "mask": mask, "y": y, "scalars": scalars},
         {
             "QUERIES": queries,
             "KEYS": k.shape[2],
             "DEPTH": depth,
-            "VALUES": v.shape[3],
+            "VALUE_DEPTH": v.shape[3],
             "HEADS": count,
-            "SHARING": count // k.shape[1],
+            "GROUP_SIZE": count // k.shape[1],
             "Q_STRIDES": q.strides,
             "K_STRIDES": k.strides,
             "V_STRIDES": v.strides,
             "MASK_STRIDES": mask.strides if mask else (0, 0, 0, 0),
             "Y_STRIDES": y.strides,
-            "CHOOSES": mask is not None and mask.dtype == "bool",
-            "WHOLE": whole,
+            "BOOL_MASK": mask is not None and mask.dtype == "bool",
+            "FULL_KEYS": full_keys,
             "PRECISION": "ieee" if ctx.dtype == "float16" else ctx.gpu.fp32_precision,
             "BLOCK_M": tile.queries,
             "BLOCK_N": tile.keys,
             "BLOCK_D": _padded(depth),
             "BLOCK_E": _padded(v.shape[3]),
-            "BLOCK_LAST": last,
+            "BLOCK_TAIL": tail,
             **constants,
         },
         writes=(y,),
@@ -216,23 +226,23 @@ def _call(
     )
 
 
-def _knows_whole_blocks(ctx: LoweringContext, heads: _Heads) -> bool:
-    """Whether keys are a fixed number, and two kinds of blocks leave enough registers.
+def _uses_full_blocks(ctx: LoweringContext, heads: _Heads) -> bool:
+    """True if the number of keys is fixed, and full and masked blocks together do not spill.
 
-    They took up to 1 KB of local memory a thread more in FP32, 184 bytes without tensor cores and
-    64 for heads of 128 on sm_87 (Triton 3.9); those of sm_90 read operands from shared memory.
+    They spilled up to 1 KB a thread in FP32, 184 bytes without tensor cores and 64 for heads of 128
+    on sm_87 (Triton 3.9); the tensor cores of sm_90 read operands from shared memory.
     """
     widest = max(_padded(heads.q.shape[3]), _padded(heads.v.shape[3]))
-    fits = ctx.gpu.has_matrix_units and widest <= _WIDEST_IN_REGISTERS
+    fits = ctx.gpu.has_matrix_units and widest <= _MAX_HEAD_IN_REGISTERS
     fits = fits or ctx.gpu.has_wgmma
     return fixed(heads.k.shape[2]) and ctx.item_bytes == 2 and fits
 
 
 def _key_blocks(keys: int, block: int) -> tuple[int, int]:
-    """Return how many keys are in blocks without an empty place, and the width of those after."""
-    left = keys % block
-    return keys - left, min(block, _padded(left))
+    """Return the number of keys in full blocks, and the size of the tail's block."""
+    tail = keys % block
+    return keys - tail, min(block, _padded(tail))
 
 
 def _padded(size: int) -> int:
-    return max(_LEAST, power_of_two(size))
+    return max(_MIN_BLOCK, power_of_two(size))

@@ -33,7 +33,7 @@ def supports_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> bool:
         return False
     item_bytes = ctx.item_bytes if op.inputs[0] not in network.scales else 1
     tiles = gemm_tiles(_shape(weights, item_bytes, y), ctx.gpu, split_k=True)
-    return all(tile.parts == 1 for tile in tiles)
+    return all(tile.split_k == 1 for tile in tiles)
 
 
 def emit_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> None:
@@ -43,7 +43,7 @@ def emit_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> None:
     filters, depth = weights.shape[:2]
     int8 = int8_weights(ctx, op, 0, filters, depth)
     epilogue, _ = read_epilogue(ctx, group, op.input(2), filters, int8)
-    x, pitch = (ctx.stored_pixels if int8 else ctx.pixels)(op.inputs[0])
+    x, pitch = ctx.read_nhwc(op.inputs[0], keep_int8=int8 is not None)
     values = (int8.values if int8 else weights).reshape(filters, depth)
     packed = weight_matrix(ctx, values.T, x.dtype)
     planes = _merged_pixels(y)
@@ -69,10 +69,10 @@ def _shape(weights: Array, item_bytes: int, y: View) -> GemmShape:
         rows=height * width,
         columns=filters,
         depth=depth,
-        run=depth,
+        unshared_depth=depth,
         item_bytes=item_bytes,
         stored_bytes=y.item_bytes,
-        products=images,
+        batch=images,
     )
 
 

@@ -115,7 +115,7 @@ def _filters(ctx: LoweringContext, op: Operation) -> _Filters:
     view = ctx.read_float(name)
     moved = view.permuted((0, *range(2, len(view.shape)), 1))
     if not moved.is_row_major():
-        moved = ctx.copy(moved, row_major(moved.shape), ctx.dtype)
+        moved = ctx.copy_view(moved, row_major(moved.shape), ctx.dtype)
     filters, depth = view.shape[0] // groups, prod(view.shape[1:])
     packed_view = replace(
         moved, shape=(1, groups, depth, filters), strides=(0, filters * depth, 1, depth)
@@ -143,7 +143,7 @@ def _operands(ctx: LoweringContext, group: Group) -> tuple[View, View, View | No
     op = group.root_operation
     x = channels_last_3d(ctx, op.inputs[0])
     shape = ctx.network.shapes[group.result]
-    y = ctx.make(group.result, channels_last_strides_3d(shape))
+    y = ctx.output_view(group.result, channels_last_strides_3d(shape))
     name = ctx.expression(op.outputs[0], group.after).operands[1:]
     return x, y, channels_last_3d(ctx, name[0]) if name else None
 
@@ -153,7 +153,7 @@ def channels_last_3d(ctx: LoweringContext, name: str) -> View:
     view = ctx.read_float(name)
     if _is_channels_last(view):
         return view
-    return ctx.copy(view, channels_last_strides_3d(view.shape), view.dtype)
+    return ctx.copy_view(view, channels_last_strides_3d(view.shape), view.dtype)
 
 
 def _is_channels_last(view: View) -> bool:
@@ -189,10 +189,10 @@ def _add(ctx: LoweringContext, group: Group, conv: _Conv3d) -> None:
         rows=conv.y.shape[0] * prod(pixels),
         columns=filters,
         depth=depth,
-        run=channels,
+        unshared_depth=channels,
         item_bytes=conv.x.item_bytes,
         stored_bytes=conv.y.item_bytes + residual_bytes,
-        products=phases * groups,
+        batch=phases * groups,
     )
     left = Im2col3dLoader(
         view=conv.x,

@@ -34,7 +34,7 @@ def emit_convolution(ctx: LoweringContext, group: Group) -> None:
         return
     concat_slice = ctx.concat_slices.get(group.result)
     if concat_slice is not None and concat_slice.pixel_pitch() is None:
-        emit_conv1x1_nchw(ctx, group, ctx.make(group.result))
+        emit_conv1x1_nchw(ctx, group, ctx.output_view(group.result))
         return
     shape = ctx.network.shapes[op.inputs[0]]
     filters, channels = ctx.network.constants[op.inputs[1]].shape[:2]
@@ -61,11 +61,11 @@ def _read(ctx: LoweringContext, group: Group, depthwise: bool) -> Conv2d:
         stem = make_stem(ctx, op.inputs[0], values, window, result)
         values, window, x, pitch = stem.weights, stem.window, stem.x, STEM_CHANNELS
     else:
-        x, pitch = (ctx.stored_pixels if int8 else ctx.pixels)(op.inputs[0])
+        x, pitch = ctx.read_nhwc(op.inputs[0], keep_int8=int8 is not None)
     residual, r_pitch = None, 0
     if residual_name is not None:
-        residual, r_pitch = ctx.stored_pixels(residual_name)
-    y = ctx.make(group.result, channels_last(result))
+        residual, r_pitch = ctx.read_nhwc(residual_name, keep_int8=True)
+    y = ctx.output_view(group.result, channels_last(result))
     loader = Im2colLoader(
         view=x,
         pitch=pitch,
@@ -90,10 +90,10 @@ def _problem(ctx: LoweringContext, conv: Conv2d) -> GemmProblem:
         rows=conv.y.shape[0] * conv.y.shape[2] * conv.y.shape[3],
         columns=filters // conv.left.groups,
         depth=packed.shape[1],
-        run=channels,
+        unshared_depth=channels,
         item_bytes=conv.left.view.item_bytes,
         stored_bytes=conv.y.item_bytes + residual_bytes,
-        products=conv.left.groups,
+        batch=conv.left.groups,
     )
     left: Loader = conv.left
     # The bordered input of a first convolution with one row of taps has more pixels than y.

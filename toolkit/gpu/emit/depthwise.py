@@ -15,12 +15,12 @@ _MIN_TAPS_OF_ONE_ROW = 50  # from here on a block has one row
 def emit_depthwise(ctx: LoweringContext, nodes: tuple[str, ...], conv: Conv2d) -> None:
     """Add a depthwise convolution."""
     launches = depthwise_int8_launches(ctx, conv) or _launches(ctx, conv)
-    ctx.add(nodes, *((launch,) for launch in launches))
+    ctx.add_op(nodes, *((launch,) for launch in launches))
 
 
 def _launches(ctx: LoweringContext, conv: Conv2d) -> tuple[KernelLaunch, ...]:
     channels = conv.weights.shape[0]
-    weights = ctx.constant(conv.weights[:, 0].transpose(1, 2, 0), conv.left.view.dtype)
+    weights = ctx.pack_constant(conv.weights[:, 0].transpose(1, 2, 0), conv.left.view.dtype)
 
     def launch(rows: int) -> KernelLaunch:
         strips = _strips(conv, rows)

@@ -45,7 +45,7 @@ def depthwise_int8_launches(ctx: LoweringContext, conv: Conv2d) -> tuple[KernelL
     window, y = conv.left.window, conv.y
     channels: int = conv.weights.shape[0]
     spacing = 2 if window.taps[1] <= 3 else 4  # fewest instructions
-    packed = ctx.constant(packed_taps(conv.weights[:, 0], spacing), "int32")
+    packed = ctx.pack_constant(packed_taps(conv.weights[:, 0], spacing), "int32")
     many = window.taps[0] * window.taps[1] >= _MANY_TAPS
 
     def threads(patch: _Patch) -> int:

@@ -1,5 +1,6 @@
-"""Gather and Scatter, and their kind -> calls."""
+"""Lower Gather, Scatter and their variants."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,23 +11,24 @@ from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.view import Shape, View, row_major
 from toolkit.gpu.passes.fusion import Group
-from toolkit.gpu.schedule.loop_order import order_of
+from toolkit.gpu.schedule.loop_order import Order, order_of
 from toolkit.gpu.shapes.sizes import ceil_div
+from toolkit.plugins import Constant
 
-_BLOCK = 512  # elements of one block
-_MOST_INDICES = 4  # that the kernels read for an element
-# ONNX's `reduction` -> how the kernel joins an update with what lies there, and in which types: of
-# the atomic operations of PTX (atom.add, atom.max, atom.min) those that Triton gives a name.
-_JOINS: dict[str, tuple[str, frozenset[str]]] = {
-    "add": ("add", frozenset({"float32", "float16", "int32", "int64"})),
-    "max": ("max", frozenset({"float32", "int32", "int64"})),
-    "min": ("min", frozenset({"float32", "int32", "int64"})),
+_BLOCK = 512  # elements of a block
+_INDICES = ("j0", "j1", "j2", "j3")  # parameters of the kernels for indices of an element
+# ONNX's `reduction` -> the types with such an atomic operation in PTX (atom.add, atom.max,
+# atom.min) that Triton offers.
+_ATOMIC_TYPES: dict[str, tuple[str, ...]] = {
+    "add": ("float16", "float32", "int32", "int64"),
+    "max": ("float32", "int32", "int64"),
+    "min": ("float32", "int32", "int64"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """Indices of one dimension, for each element; `size` and `stride` of that dimension."""
+    """The indices of one dimension of `size` and `stride`, broadcast to all elements."""
 
     view: View
     size: int
@@ -34,11 +36,11 @@ class _Index:
 
 
 def emit_gather(ctx: LoweringContext, group: Group) -> None:
-    """Gather: a slice where the indices are constant and evenly spaced, else a kernel."""
+    """Lower Gather: a view where the indices are constant and evenly spaced, else a kernel."""
     op = group.root_operation
-    x = _source(ctx, op)
+    x = _operand(ctx, op)
     axis = op.integer("axis", 0) % len(x.shape)
-    if _gather_evenly(ctx, op, x, axis):
+    if _gather_as_view(ctx, op, x, axis):
         return
     indices = ctx.read(op.inputs[1])
     rank = len(indices.shape)
@@ -54,20 +56,20 @@ def emit_gather(ctx: LoweringContext, group: Group) -> None:
 
 
 def emit_gather_elements(ctx: LoweringContext, group: Group) -> None:
-    """GatherElements: one index for each element of the result; also one for several of them."""
+    """Lower GatherElements: one index for each element; the indices may be broadcast."""
     op = group.root_operation
-    x = _source(ctx, op)
+    x = _operand(ctx, op)
     axis = op.integer("axis", 0) % len(x.shape)
     shape = ctx.network.shapes[op.outputs[0]]
     indices = broadcast(ctx.read(op.inputs[1]), shape)
-    source = replace(x, shape=shape, strides=_without(x.strides, axis))
+    source = replace(x, shape=shape, strides=_without_axis(x.strides, axis))
     _gather(ctx, group, source, [_Index(indices, x.shape[axis], x.strides[axis])])
 
 
 def emit_gather_nd(ctx: LoweringContext, group: Group) -> None:
-    """GatherND: the last dimension of the indices holds one for each of some dimensions."""
+    """Lower GatherND: the last dimension of the indices holds one per indexed dimension."""
     op = group.root_operation
-    x, indices = _source(ctx, op), ctx.read(op.inputs[1])
+    x, indices = _operand(ctx, op), ctx.read(op.inputs[1])
     batch = op.integer("batch_dims", 0)
     count = _count(op, indices)
     rest = indices.shape[:-1]  # batch dimensions first, as in x
@@ -81,80 +83,79 @@ def emit_gather_nd(ctx: LoweringContext, group: Group) -> None:
             *x.strides[batch + count :],
         ),
     )
-    _gather(ctx, group, source, _parts(indices, shape, x, batch))
+    _gather(ctx, group, source, _index_columns(indices, shape, x, batch))
 
 
 def emit_scatter_elements(ctx: LoweringContext, group: Group) -> None:
-    """ScatterElements: a copy, and each update at its index."""
+    """Lower ScatterElements: a copy, then each update to its index."""
     op = group.root_operation
-    y = _copied(ctx, op)
+    y = _copy_data(ctx, op)
     axis = op.integer("axis", 0) % len(y.shape)
     indices, updates = ctx.read(op.inputs[1]), ctx.read(op.inputs[2])
-    target = replace(y, shape=indices.shape, strides=_without(y.strides, axis))
+    target = replace(y, shape=indices.shape, strides=_without_axis(y.strides, axis))
     _scatter(
         ctx, group, updates, target, [_Index(indices, y.shape[axis], y.strides[axis])], whole=y
     )
 
 
 def emit_scatter_nd(ctx: LoweringContext, group: Group) -> None:
-    """ScatterND: a copy, and slices of updates at their indices."""
+    """Lower ScatterND: a copy, then slices of updates to their indices."""
     op = group.root_operation
-    y = _copied(ctx, op)
+    y = _copy_data(ctx, op)
     indices, updates = ctx.read(op.inputs[1]), ctx.read(op.inputs[2])
     count = _count(op, indices)
     rest = (0,) * (len(indices.shape) - 1)
     target = replace(y, shape=updates.shape, strides=(*rest, *y.strides[count:]))
-    _scatter(ctx, group, updates, target, _parts(indices, updates.shape, y, 0), whole=y)
+    _scatter(ctx, group, updates, target, _index_columns(indices, updates.shape, y, 0), whole=y)
 
 
-def _gather_evenly(ctx: LoweringContext, op: Operation, x: View, axis: int) -> bool:
-    """Make a slice of constant indices that are evenly spaced; False where they are not."""
+def _gather_as_view(ctx: LoweringContext, op: Operation, x: View, axis: int) -> bool:
+    """Gather constant, evenly spaced indices as a view; False where they are not."""
     values = ctx.network.constants.get(op.inputs[1])
     if values is None or values.ndim > 1:
         return False
-    places = [int(at) % x.shape[axis] for at in values.reshape(-1)]
-    steps = set(np.diff(places).tolist()) or {1}
+    indices = [int(at) % x.shape[axis] for at in values.reshape(-1)]
+    steps = set(np.diff(indices).tolist()) or {1}
     if len(steps) > 1:
         return False
     stride = x.strides[axis]
-    row: Shape = (len(places),) if values.ndim else ()
-    made = replace(
+    row: Shape = (len(indices),) if values.ndim else ()
+    ctx.views[op.outputs[0]] = replace(
         x,
         shape=(*x.shape[:axis], *row, *x.shape[axis + 1 :]),
         strides=(*x.strides[:axis], *(stride * steps.pop() for _ in row), *x.strides[axis + 1 :]),
-        offset=x.offset + places[0] * stride,
+        offset=x.offset + indices[0] * stride,
     )
-    ctx.views[op.outputs[0]] = made
     return True
 
 
-def _source(ctx: LoweringContext, op: Operation) -> View:
-    """Return what is gathered; from another INT8 grid than the result's as real numbers."""
+def _operand(ctx: LoweringContext, op: Operation) -> View:
+    """Return the operand; dequantized where the result does not have its scale."""
     view = ctx.read(op.inputs[0])
     same = view.scale == ctx.network.scales.get(op.outputs[0])
     return view if same else ctx.read_float(op.inputs[0])
 
 
-def _copied(ctx: LoweringContext, op: Operation) -> View:
-    """Return the result of a scatter, holding its first operand."""
+def _copy_data(ctx: LoweringContext, op: Operation) -> View:
+    """Return the output of a scatter, with a copy of its first operand."""
     name = op.outputs[0]
-    y = ctx.make(name)
-    ctx.elementwise(y, [ctx.read(op.inputs[0])], (), (op.name,))
+    y = ctx.output_view(name)
+    ctx.add_elementwise(y, [ctx.read(op.inputs[0])], (), (op.name,))
     return y
 
 
 def _count(op: Operation, indices: View) -> int:
     count = indices.shape[-1]
-    if count > _MOST_INDICES:
+    if count > len(_INDICES):
         raise NotCoveredError(
             f"node {op.name!r} ({op.kind}) takes {count} indices for an element; kernels take "
-            f"{_MOST_INDICES}"
+            f"{len(_INDICES)}"
         )
     return count
 
 
-def _parts(indices: View, shape: Shape, x: View, first: int) -> list[_Index]:
-    """Return the columns of indices, each repeated over the slices of a result or an update."""
+def _index_columns(indices: View, shape: Shape, x: View, first: int) -> list[_Index]:
+    """Return the columns of the indices, each broadcast over the slices that it selects."""
     tail = (0,) * (len(shape) - len(indices.shape) + 1)
     column = replace(indices, shape=shape, strides=(*indices.strides[:-1], *tail))
     return [
@@ -167,32 +168,16 @@ def _parts(indices: View, shape: Shape, x: View, first: int) -> list[_Index]:
     ]
 
 
-def _without(strides: Shape, axis: int) -> Shape:
+def _without_axis(strides: Shape, axis: int) -> Shape:
     return (*strides[:axis], 0, *strides[axis + 1 :])
 
 
 def _gather(ctx: LoweringContext, group: Group, x: View, indices: list[_Index]) -> None:
     name = group.root_operation.outputs[0]
-    shape = ctx.network.shapes[name]
-    y = ctx.make(name)
+    y = ctx.output_view(name)
     views = [y, x, *(index.view for index in indices)]
-    way = order_of(shape, [v.strides for v in views])
-    call = ctx.make_launch(
-        "gather",
-        (ceil_div(y.elements, _BLOCK), 1, 1),
-        {"x": x, **_named(indices), "y": y, "elements": y.elements},
-        {
-            "SHAPE": (0, *way.shape[1:]),
-            "Y_STRIDES": way.strides[0],
-            "X_STRIDES": way.strides[1],
-            "J_STRIDES": way.strides[2:],
-            "SIZES": tuple(index.size for index in indices),
-            "EPILOGUE": tuple(index.stride for index in indices),
-            "BLOCK": _BLOCK,
-        },
-        writes=(y,),
-    )
-    ctx.add(group.nodes, (call,))
+    order = order_of(ctx.network.shapes[name], [view.strides for view in views])
+    _add_launch(ctx, group, "gather", (x, y), order=order, indices=indices, constants={})
 
 
 def _scatter(
@@ -204,49 +189,62 @@ def _scatter(
     *,
     whole: View,
 ) -> None:
-    """Add a scatter of updates of real numbers into `target`, the places of `whole` without those
-    of the indices.
-    """
+    """Add a scatter of floats into `whole`; `target` views it with stride 0 where it is indexed."""
     op = group.root_operation
-    join = _join(op, whole)
+    reduction = _reduction(op, whole)
     if whole.scale is not None or updates.scale is not None:
         raise NotCoveredError(f"node {op.name!r} ({op.kind}) works on INT8; kernels take numbers")
     # In the order of the updates: the target's strides may all be 0.
-    order = row_major(updates.shape)
     views = [target, updates, *(index.view for index in indices)]
-    way = order_of(updates.shape, [order, *(v.strides for v in views)])
-    call = ctx.make_launch(
-        "scatter",
-        (ceil_div(updates.elements, _BLOCK), 1, 1),
-        {"x": updates, **_named(indices), "y": whole, "elements": updates.elements},
+    strides = [row_major(updates.shape), *(view.strides for view in views)]
+    order = order_of(updates.shape, strides)
+    constants = {"REDUCTION": reduction}
+    tensors = updates, whole
+    _add_launch(ctx, group, "scatter", tensors, order=order, indices=indices, constants=constants)
+
+
+def _add_launch(
+    ctx: LoweringContext,
+    group: Group,
+    kernel: str,
+    tensors: tuple[View, View],
+    *,
+    order: Order,
+    indices: list[_Index],
+    constants: Mapping[str, Constant],
+) -> None:
+    """Launch a kernel over all elements of an order, whose last strides are of y, x, indices."""
+    x, y = tensors
+    elements = y.elements if kernel == "gather" else x.elements
+    y_strides, x_strides, *index_strides = order.strides[-2 - len(indices) :]
+    views = dict(zip(_INDICES, (index.view for index in indices), strict=False))
+    launch = ctx.make_launch(
+        kernel,
+        (ceil_div(elements, _BLOCK), 1, 1),
+        {"x": x, **{name: views.get(name) for name in _INDICES}, "y": y, "elements": elements},
         {
-            "SHAPE": (0, *way.shape[1:]),
-            "Y_STRIDES": way.strides[1],
-            "X_STRIDES": way.strides[2],
-            "J_STRIDES": way.strides[3:],
+            "SHAPE": (0, *order.shape[1:]),
+            "Y_STRIDES": y_strides,
+            "X_STRIDES": x_strides,
+            "J_STRIDES": tuple(index_strides),
             "SIZES": tuple(index.size for index in indices),
-            "EPILOGUE": tuple(index.stride for index in indices),
-            "JOIN": join,
+            "INDEXED_STRIDES": tuple(index.stride for index in indices),
             "BLOCK": _BLOCK,
+            **constants,
         },
-        writes=(whole,),
+        writes=(y,),
     )
-    ctx.add(group.nodes, (call,))
+    ctx.add_op(group.nodes, (launch,))
 
 
-def _join(op: Operation, y: View) -> str:
+def _reduction(op: Operation, y: View) -> str:
     reduction = op.text("reduction", "none")
     if reduction == "none":
         return "none"
-    join, types = _JOINS.get(reduction, ("", frozenset[str]()))
+    types = _ATOMIC_TYPES.get(reduction, ())
     if y.dtype not in types:
         raise NotCoveredError(
             f"node {op.name!r} ({op.kind}) joins {y.dtype} by {reduction!r}; GPUs do that at once "
-            f"for {', '.join(sorted(types)) or 'no type'}"
+            f"for {', '.join(types) or 'no type'}"
         )
-    return join
-
-
-def _named(indices: list[_Index]) -> dict[str, View | None]:
-    views = [index.view for index in indices]
-    return dict(zip(("j0", "j1", "j2", "j3"), [*views, *[None] * _MOST_INDICES], strict=False))
+    return reduction

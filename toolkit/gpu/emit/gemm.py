@@ -40,7 +40,7 @@ def emit_gemm(ctx: LoweringContext, group: Group) -> None:
     weights, transposed = constant_weights(ctx, op, 1), bool(op.integer("transB", 0))
     depth, columns = reversed(weights.shape) if transposed else weights.shape
     int8 = int8_weights(ctx, op, 0 if transposed else 1, columns, depth)
-    left = ctx.operand(op.inputs[0]) if int8 else ctx.read_float(op.inputs[0])
+    left = ctx.read_int8_or_float(op.inputs[0]) if int8 else ctx.read_float(op.inputs[0])
     values = weights if int8 is None else int8.values
     right = weight_matrix(ctx, values.T if transposed else values, left.dtype)
     left = left.permuted((1, 0)) if op.integer("transA", 0) else left
@@ -54,13 +54,13 @@ def emit_matmul(ctx: LoweringContext, group: Group) -> None:
     if len(shape) > 1:
         weights = int8_weights(ctx, op, -1, shape[-1], shape[-2])
         if weights is not None:
-            left = ctx.operand(op.inputs[0])
+            left = ctx.read_int8_or_float(op.inputs[0])
             right = weight_matrix(ctx, weights.values, left.dtype)
             _add(ctx, group, left, right, weights)
             return
     depth, columns = (*shape, 1) if len(shape) == 1 else shape[-2:]
     int8 = int8_factors(ctx, op, depth, columns)
-    read = ctx.read_float if int8 is None else ctx.operand
+    read = ctx.read_float if int8 is None else ctx.read_int8_or_float
     left = read(op.inputs[0])
     constant = ctx.network.constants.get(op.inputs[1])
     if constant is not None and constant.ndim == 2:
@@ -77,7 +77,7 @@ def _add(
     op = group.root_operation
     columns = (ctx.network.shapes[op.outputs[0]] or (1,))[-1]
     epilogue, residual_name = read_epilogue(ctx, group, op.input(2), columns, int8)
-    y = ctx.make(group.result, _order(ctx, group.result, left, right))
+    y = ctx.output_view(group.result, _order(ctx, group.result, left, right))
     if y.strides and y.strides[-1] != 1:
         raise NotCoveredError(f"node {group.nodes[0]!r} writes columns apart from each other")
     residual = None if residual_name is None else _read_residual(ctx, residual_name, y.shape)
@@ -97,10 +97,10 @@ def _problem(operands: _Operands, epilogue: Epilogue) -> GemmProblem:
         rows=rows,
         columns=columns,
         depth=depth,
-        run=depth,
+        unshared_depth=depth,
         item_bytes=left.item_bytes,
         stored_bytes=sum(view.item_bytes for view in (y, residual) if view is not None),
-        products=groups * inner,
+        batch=groups * inner,
     )
     return GemmProblem(
         shape=shape,
@@ -134,9 +134,9 @@ def _shape(ctx: LoweringContext, name: str) -> Shape:
 
 def _read_residual(ctx: LoweringContext, name: str, shape: Shape) -> View:
     """Return a tensor repeated to `shape`, with columns side by side; copies if needed."""
-    view = broadcast(ctx.operand(name), shape)
+    view = broadcast(ctx.read_int8_or_float(name), shape)
     if shape[-1:] != (1,) and view.strides[-1:] != (1,):
-        view = ctx.copy(view, row_major(shape), view.dtype)
+        view = ctx.copy_view(view, row_major(shape), view.dtype)
     return view
 
 
@@ -160,12 +160,12 @@ def _with_batches(ctx: LoweringContext, operands: _Operands) -> _Operands:
 
     Where all products share the right operand, the last of them joins the rows.
     """
-    found = _joined(operands)
-    if len(found.left.shape) > 4:
+    joined = _joined(operands)
+    if len(joined.left.shape) > 4:
         left, right = (_dense(ctx, view) for view in (operands.left, operands.right))
         residual = operands.residual and _dense(ctx, operands.residual)
-        found = _joined(replace(operands, left=left, right=right, residual=residual))
-    return found
+        joined = _joined(replace(operands, left=left, right=right, residual=residual))
+    return joined
 
 
 def _joined(operands: _Operands) -> _Operands:
@@ -217,7 +217,7 @@ def _unsqueezed(view: View, at: int) -> View:
 def _dense(ctx: LoweringContext, view: View) -> View:
     if view.is_row_major():
         return view
-    return ctx.copy(view, row_major(view.shape), view.dtype)
+    return ctx.copy_view(view, row_major(view.shape), view.dtype)
 
 
 def _strides(view: View) -> MatrixStrides:

@@ -1,4 +1,4 @@
-"""GridSample -> calls."""
+"""Lower GridSample."""
 
 from dataclasses import replace
 
@@ -8,12 +8,12 @@ from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.loop_order import order_of
 from toolkit.gpu.shapes.sizes import ceil_div
 
-_BLOCK = 256  # elements of one block
-_MODES = {"bilinear": "linear", "bicubic": "cubic"}  # as they were named before opset 20
+_BLOCK = 256  # elements of a block
+_MODES = {"bilinear": "linear", "bicubic": "cubic"}  # the names before opset 20
 
 
 def emit_grid_sample(ctx: LoweringContext, group: Group) -> None:
-    """Add a GridSample of pictures (4 dimensions) or volumes (5)."""
+    """Lower GridSample of images (4 dimensions) or volumes (5)."""
     op = group.root_operation
     x, grid = ctx.read_float(op.inputs[0]), ctx.read(op.inputs[1])
     dims = len(x.shape) - 2
@@ -24,11 +24,11 @@ def emit_grid_sample(ctx: LoweringContext, group: Group) -> None:
             f"node {op.name!r} (GridSample) samples {dims} dimensions ({mode}); kernels take 2, "
             "and 3 by linear and nearest"
         )
-    y = ctx.make(op.outputs[0])
+    y = ctx.output_view(op.outputs[0])
     source = replace(x, shape=y.shape, strides=(*x.strides[:2], *(0,) * dims))
     points = replace(grid, shape=y.shape, strides=(grid.strides[0], 0, *grid.strides[1:-1]))
     order = order_of(y.shape, [y.strides, source.strides, points.strides])
-    call = ctx.make_launch(
+    launch = ctx.make_launch(
         "grid_sample",
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {"x": x, "points": grid, "y": y, "elements": y.elements},
@@ -36,10 +36,10 @@ def emit_grid_sample(ctx: LoweringContext, group: Group) -> None:
             "SHAPE": (0, *order.shape[1:]),
             "Y_STRIDES": order.strides[0],
             "X_STRIDES": order.strides[1],
-            "G_STRIDES": order.strides[2],
+            "POINT_STRIDES": order.strides[2],
             "SIZES": x.shape[2:],
-            "EPILOGUE": x.strides[2:],
-            "G_STEP": grid.strides[-1],
+            "SPATIAL_STRIDES": x.strides[2:],
+            "COORDINATE_STRIDE": grid.strides[-1],
             "MODE": mode,
             "PADDING": op.text("padding_mode", "zeros"),
             "ALIGN": bool(op.integer("align_corners", 0)),
@@ -47,4 +47,4 @@ def emit_grid_sample(ctx: LoweringContext, group: Group) -> None:
         },
         writes=(y,),
     )
-    ctx.add(group.nodes, (call,))
+    ctx.add_op(group.nodes, (launch,))

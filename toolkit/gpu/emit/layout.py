@@ -1,4 +1,4 @@
-"""Operations that only say where numbers lie: new views, and one copy where no view will do."""
+"""Lower layout operations: new views, and a copy where no view will do."""
 
 from dataclasses import replace
 
@@ -12,32 +12,33 @@ from toolkit.gpu.passes.fusion import Group
 
 
 def emit_same(ctx: LoweringContext, group: Group) -> None:
-    """Identity: the same elements under another name."""
+    """Lower Identity: the same view under another name."""
     op = group.root_operation
     ctx.views[op.outputs[0]] = ctx.read(op.inputs[0])
 
 
 def emit_bit_cast(ctx: LoweringContext, group: Group) -> None:
-    """BitCast: the same bits as another type of the same width."""
+    """Lower BitCast: the same bits as another type of the same width."""
     op = group.root_operation
     source, target = (ctx.network.dtypes[name] for name in (op.inputs[0], op.outputs[0]))
     view = ctx.read(op.inputs[0])
-    made = replace(view, dtype=target)
-    if view.dtype != source or ctx.stored(target) != target or made.item_bytes != view.item_bytes:
+    cast = replace(view, dtype=target)
+    same_width = cast.item_bytes == view.item_bytes
+    if view.dtype != source or ctx.storage_dtype(target) != target or not same_width:
         raise NotCoveredError(
             f"node {op.name!r} (BitCast) takes {source} as {target}, of which kernels hold "
-            f"{view.dtype} and {ctx.stored(target)}"
+            f"{view.dtype} and {ctx.storage_dtype(target)}"
         )
-    ctx.views[op.outputs[0]] = made
+    ctx.views[op.outputs[0]] = cast
 
 
 def emit_reshape(ctx: LoweringContext, group: Group) -> None:
-    """Reshape, Flatten, Squeeze, Unsqueeze: a view, after a copy where pixels lie otherwise."""
+    """Lower Reshape, Flatten, Squeeze and Unsqueeze."""
     _reshape(ctx, group, ctx.read(group.root_operation.inputs[0]))
 
 
 def emit_transpose(ctx: LoweringContext, group: Group) -> None:
-    """Transpose: the same elements with other strides."""
+    """Lower Transpose: permuted strides."""
     op = group.root_operation
     view = ctx.read(op.inputs[0])
     order = op.integers("perm", tuple(reversed(range(len(view.shape)))))
@@ -45,7 +46,7 @@ def emit_transpose(ctx: LoweringContext, group: Group) -> None:
 
 
 def emit_slice(ctx: LoweringContext, group: Group) -> None:
-    """Slice: from an offset on, with strides times the steps."""
+    """Lower Slice: an offset, and strides times the steps."""
     op = group.root_operation
     view = ctx.read(op.inputs[0])
     starts = integers_of(ctx.network, op, 1, "starts")
@@ -57,7 +58,7 @@ def emit_slice(ctx: LoweringContext, group: Group) -> None:
     for axis, start, step in zip(axes, starts, steps, strict=True):
         size = view.shape[axis]
         first = start + size if start < 0 else start
-        first = min(max(first, 0), size - 1)  # an empty result has no place in a network
+        first = min(max(first, 0), size - 1)  # networks have no empty tensors
         offset += first * view.strides[axis]
         strides[axis] = view.strides[axis] * step
     shape = ctx.network.shapes[op.outputs[0]]
@@ -65,34 +66,34 @@ def emit_slice(ctx: LoweringContext, group: Group) -> None:
 
 
 def emit_split(ctx: LoweringContext, group: Group) -> None:
-    """Split: a slice for each result, one after the other."""
+    """Lower Split: adjacent slices."""
     op = group.root_operation
     view = ctx.read(op.inputs[0])
     axis = op.integer("axis", 0) % len(view.shape)
     start = 0
     for name in op.outputs:
         size = ctx.network.shapes[name][axis]
-        ctx.views[name] = part_of(view, axis, start, size)
+        ctx.views[name] = slice_view(view, axis, start, size)
         start += size
     if start != view.shape[axis]:
         raise NotCoveredError(f"node {op.name!r} (Split) has a result without a name")
 
 
-def part_of(view: View, axis: int, start: int, size: int) -> View:
-    """Return `size` indices of a dimension, from `start` on."""
+def slice_view(view: View, axis: int, start: int, size: int) -> View:
+    """Return the slice [start, start + size) of a dimension."""
     shape = (*view.shape[:axis], size, *view.shape[axis + 1 :])
     return replace(view, shape=shape, offset=view.offset + start * view.strides[axis])
 
 
 def emit_expand(ctx: LoweringContext, group: Group) -> None:
-    """Expand: repeated dimensions have a stride of 0."""
+    """Lower Expand: broadcast dimensions have stride 0."""
     op = group.root_operation
     shape = ctx.network.shapes[op.outputs[0]]
     ctx.views[op.outputs[0]] = broadcast(ctx.read(op.inputs[0]), shape)
 
 
 def emit_tile(ctx: LoweringContext, group: Group) -> None:
-    """Tile: (repeats, size) for each dimension, joined."""
+    """Lower Tile: each dimension as (repeats, size), reshaped."""
     op = group.root_operation
     view = ctx.read(op.inputs[0])
     shape = ctx.network.shapes[op.outputs[0]]
@@ -106,31 +107,31 @@ def emit_tile(ctx: LoweringContext, group: Group) -> None:
 
 
 def emit_depth_to_space(ctx: LoweringContext, group: Group) -> None:
-    """DepthToSpace: b x b channels of a pixel become b x b pixels."""
+    """Lower DepthToSpace: b x b channels of a pixel become b x b pixels."""
     op = group.root_operation
     view = ctx.read(op.inputs[0])
     side = op.integer("blocksize", 1)
-    n, c, h, w = _picture(op, view)
+    n, c, h, w = _nchw_shape(op, view)
     depth = c // (side * side)
     if op.text("mode", "DCR") == "DCR":
         shape, order = (n, side, side, depth, h, w), (0, 3, 4, 1, 5, 2)
     else:
         shape, order = (n, depth, side, side, h, w), (0, 1, 4, 2, 5, 3)
-    _reshape(ctx, group, _split(view, shape).permuted(order))
+    _reshape(ctx, group, _split_dims(view, shape).permuted(order))
 
 
 def emit_space_to_depth(ctx: LoweringContext, group: Group) -> None:
-    """SpaceToDepth: b x b pixels become b x b channels of one."""
+    """Lower SpaceToDepth: b x b pixels become b x b channels of one."""
     op = group.root_operation
     view = ctx.read(op.inputs[0])
     side = op.integer("blocksize", 1)
-    n, c, h, w = _picture(op, view)
+    n, c, h, w = _nchw_shape(op, view)
     shape = (n, c, h // side, side, w // side, side)
     order = (0, 3, 5, 1, 2, 4) if op.text("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
-    _reshape(ctx, group, _split(view, shape).permuted(order))
+    _reshape(ctx, group, _split_dims(view, shape).permuted(order))
 
 
-def _picture(op: Operation, view: View) -> Shape:
+def _nchw_shape(op: Operation, view: View) -> Shape:
     if len(view.shape) != 4:
         raise NotCoveredError(
             f"node {op.name!r} ({op.kind}) takes {len(view.shape)} dimensions; kernels take 4"
@@ -138,32 +139,32 @@ def _picture(op: Operation, view: View) -> Shape:
     return view.shape
 
 
-def _split(view: View, shape: Shape) -> View:
-    found = view.reshaped(shape)
-    assert found is not None  # dimensions are only split
-    return found
+def _split_dims(view: View, shape: Shape) -> View:
+    split = view.reshaped(shape)
+    assert split is not None  # splitting dimensions needs no copy
+    return split
 
 
 def _reshape(ctx: LoweringContext, group: Group, view: View) -> None:
-    """Give the result of a group the elements of `view` in order; copies if there is no view."""
+    """Set the result of a group to `view` reshaped; copies where no view can be."""
     name = group.root_operation.outputs[0]
     shape = ctx.network.shapes[name]
-    made = view.reshaped(shape)
-    if made is None:
-        made = _copied(ctx, view, shape, name in ctx.network.outputs)
-    ctx.views[name] = made
+    reshaped = view.reshaped(shape)
+    if reshaped is None:
+        reshaped = _reshaped_copy(ctx, view, shape, name in ctx.network.outputs)
+    ctx.views[name] = reshaped
 
 
-def _copied(ctx: LoweringContext, view: View, shape: Shape, leaves: bool) -> View:
-    """Copy a view so that it takes a shape: channels-last where it lies so, else in order."""
-    dtype = view.dtype if view.scale is not None else ctx.stored(view.dtype)
+def _reshaped_copy(ctx: LoweringContext, view: View, shape: Shape, is_output: bool) -> View:
+    """Copy a view so that it can be reshaped: NHWC where it is already, else row-major."""
+    dtype = view.dtype if view.scale is not None else ctx.storage_dtype(view.dtype)
     strides = row_major(view.shape)
-    if len(shape) == 4 and view.strides[-1] != 1 and not leaves:
+    if len(shape) == 4 and view.strides[-1] != 1 and not is_output:
         target = View("", dtype, shape, channels_last(shape)).reshaped(view.shape)
         strides = strides if target is None else target.strides
-    made = ctx.copy(view, strides, dtype).reshaped(shape)
-    if made is None:  # it was laid out for this shape, so its sizes are
+    reshaped = ctx.copy_view(view, strides, dtype).reshaped(shape)
+    if reshaped is None:  # the sizes agree at this point of the dynamic dimensions only
         raise NotCoveredError(
             f"{list(view.shape)} becomes {list(shape)}, as large as that at some sizes only"
         )
-    return made
+    return reshaped

@@ -1,4 +1,4 @@
-"""Pad -> calls."""
+"""Lower Pad."""
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.errors import NotCoveredError
@@ -9,45 +9,44 @@ from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.loop_order import order_of
 from toolkit.gpu.shapes.sizes import ceil_div
 
-_BLOCK = 1024  # elements of one block
+_BLOCK = 1024  # elements of a block
 
 
 def emit_pad(ctx: LoweringContext, group: Group) -> None:
-    """Add a Pad: borders of any width, also less than nothing."""
+    """Lower Pad; negative widths crop."""
     op = group.root_operation
     name = op.outputs[0]
-    value = _value(ctx, op)
-    x = _source(ctx, op, value)
+    value = _fill_value(ctx, op)
+    x = _operand(ctx, op, value)
     before = _before(ctx, op, len(x.shape))
     shape = ctx.network.shapes[name]
-    leaves = name in ctx.network.outputs
-    y = ctx.make(name, None if leaves else like(x.strides, shape))
-    bordered = [at for at in range(len(shape)) if before[at] != 0 or shape[at] != x.shape[at]]
-    inner = tuple(0 if at in bordered else stride for at, stride in enumerate(x.strides))
-    way = order_of(shape, [y.strides, inner], apart=bordered)
-    call = ctx.make_launch(
+    y = ctx.output_view(name, None if name in ctx.network.outputs else like(x.strides, shape))
+    padded = [at for at in range(len(shape)) if before[at] != 0 or shape[at] != x.shape[at]]
+    inner = tuple(0 if at in padded else stride for at, stride in enumerate(x.strides))
+    order = order_of(shape, [y.strides, inner], apart=padded)
+    launch = ctx.make_launch(
         "pad",
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {"x": x, "y": y, "elements": y.elements},
         {
-            "SHAPE": (0, *way.shape[1:]),
-            "Y_STRIDES": way.strides[0],
-            "X_STRIDES": way.strides[1],
-            "DIMS": tuple(way.places[at] for at in bordered),
-            "BEFORE": tuple(before[at] for at in bordered),
-            "SIZES": tuple(x.shape[at] for at in bordered),
-            "EPILOGUE": tuple(x.strides[at] for at in bordered),
+            "SHAPE": (0, *order.shape[1:]),
+            "Y_STRIDES": order.strides[0],
+            "X_STRIDES": order.strides[1],
+            "DIMS": tuple(order.places[at] for at in padded),
+            "BEFORE": tuple(before[at] for at in padded),
+            "SIZES": tuple(x.shape[at] for at in padded),
+            "BORDER_STRIDES": tuple(x.strides[at] for at in padded),
             "MODE": op.text("mode", "constant"),
             "VALUE": value,
             "BLOCK": _BLOCK,
         },
         writes=(y,),
     )
-    ctx.add(group.nodes, (call,))
+    ctx.add_op(group.nodes, (launch,))
 
 
-def _source(ctx: LoweringContext, op: Operation, value: float) -> View:
-    """Return what is padded; as real numbers where the result is on another grid or none."""
+def _operand(ctx: LoweringContext, op: Operation, value: float) -> View:
+    """Return the operand; dequantized where the result does not have its scale."""
     view = ctx.read(op.inputs[0])
     scale = ctx.network.scales.get(op.outputs[0])
     if scale is not None and value != 0:
@@ -55,7 +54,7 @@ def _source(ctx: LoweringContext, op: Operation, value: float) -> View:
     return view if view.scale == scale else ctx.read_float(op.inputs[0])
 
 
-def _value(ctx: LoweringContext, op: Operation) -> float | int:
+def _fill_value(ctx: LoweringContext, op: Operation) -> float | int:
     if "value" in op.attributes:
         return op.number("value", 0.0)
     values = constant_of(ctx.network, op, 2)
@@ -64,12 +63,12 @@ def _value(ctx: LoweringContext, op: Operation) -> float | int:
 
 
 def _before(ctx: LoweringContext, op: Operation, rank: int) -> tuple[int, ...]:
-    """Return the width of the border before each dimension."""
+    """Return the padding before each dimension."""
     pads = integers_of(ctx.network, op, 1, "pads")
     if pads is None:
         raise NotCoveredError(f"node {op.name!r} (Pad) has no widths")
     axes = integers_of(ctx.network, op, 3, "axes") or tuple(range(rank))
-    found = [0] * rank
+    before = [0] * rank
     for axis, width in zip(axes, pads, strict=False):
-        found[axis] = width
-    return tuple(found)
+        before[axis] = width
+    return tuple(before)

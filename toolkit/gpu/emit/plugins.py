@@ -1,4 +1,4 @@
-"""Nodes of plugins -> calls of their kernels, on tensors in the order of their indices."""
+"""Lower nodes of plugins to their kernels, on row-major tensors."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -23,57 +23,57 @@ _SOURCES = (".py", ".cu")
 def plugin_emitters(
     plugins: Sequence[Plugin],
 ) -> Mapping[str, Callable[[LoweringContext, Group], None]]:
-    """Return who adds the work of each plugin's operator."""
+    """Return the emitter of each plugin's operator."""
     return {plugin.title: partial(emit_plugin, plugin) for plugin in plugins}
 
 
 def emit_plugin(plugin: Plugin, ctx: LoweringContext, group: Group) -> None:
-    """Add the launches of one node.
+    """Lower one node.
 
-    Raises NotCoveredError: the plugin says so; PluginError: it fails or asks for what is not there.
+    Raises NotCoveredError: the plugin does; PluginError: it fails or returns an invalid launch.
     """
     op = group.root_operation
     views = {name: _operand(plugin, ctx, name) for name in op.inputs if name}
-    finals = {name: ctx.make(name) for name in op.outputs}
-    made = {name: _result(plugin, ctx, view) for name, view in finals.items()}
+    outputs = {name: ctx.output_view(name) for name in op.outputs}
+    written = {name: _result(plugin, ctx, view) for name, view in outputs.items()}
     node = Node(
         op.name,
         tuple(_tensor(name, views[name]) if name else None for name in op.inputs),
-        tuple(_tensor(name, made[name]) for name in op.outputs),
+        tuple(_tensor(name, written[name]) for name in op.outputs),
         complete_attributes(plugin, op.name, op.attributes),
     )
-    calls = tuple(
-        _call(plugin, ctx, one, views | made, tuple(made.values()))
-        for one in _launches(plugin, node)
+    launches = tuple(
+        _kernel_launch(plugin, ctx, launch, views | written, tuple(written.values()))
+        for launch in _launches(plugin, node)
     )
-    ctx.add(group.nodes, calls)
-    for name, final in finals.items():
-        if made[name] != final:
-            ctx.elementwise(final, [made[name]], (), ())
+    ctx.add_op(group.nodes, launches)
+    for name, output in outputs.items():
+        if written[name] != output:
+            ctx.add_elementwise(output, [written[name]], (), ())
 
 
 def _operand(plugin: Plugin, ctx: LoweringContext, name: str) -> View:
-    """Return an operand without gaps, floating point in a type that the plugin takes."""
+    """Return an operand, row-major, floats in a type that the plugin takes."""
     if name in ctx.network.constants:
         values = ctx.network.constants[name]
         dtype = values.dtype.name
-        return ctx.constant(values, _float(plugin, ctx) if is_float(dtype) else dtype)
-    view = ctx.rows(name)
-    wanted = _float(plugin, ctx) if is_float(view.dtype) else view.dtype
-    return view if view.dtype == wanted else ctx.copy(view, row_major(view.shape), wanted)
+        return ctx.pack_constant(values, _float_dtype(plugin, ctx) if is_float(dtype) else dtype)
+    view = ctx.read_row_major(name)
+    dtype = _float_dtype(plugin, ctx) if is_float(view.dtype) else view.dtype
+    return view if view.dtype == dtype else ctx.copy_view(view, row_major(view.shape), dtype)
 
 
-def _result(plugin: Plugin, ctx: LoweringContext, final: View) -> View:
-    """Return where the plugin writes a result: its place, or memory that is copied there."""
-    takes = not is_float(final.dtype) or final.dtype in plugin.floats
-    if takes and final.scale is None and final.is_row_major():
-        return final
-    real = is_float(final.dtype) or final.scale is not None
-    dtype = _float(plugin, ctx) if real else final.dtype
-    return ctx.allocate(final.base, dtype, final.shape, row_major(final.shape))
+def _result(plugin: Plugin, ctx: LoweringContext, output: View) -> View:
+    """Return the view that the plugin writes: the output, or a buffer that is copied to it."""
+    supported = not is_float(output.dtype) or output.dtype in plugin.floats
+    if supported and output.scale is None and output.is_row_major():
+        return output
+    real = is_float(output.dtype) or output.scale is not None
+    dtype = _float_dtype(plugin, ctx) if real else output.dtype
+    return ctx.allocate(output.base, dtype, output.shape, row_major(output.shape))
 
 
-def _float(plugin: Plugin, ctx: LoweringContext) -> str:
+def _float_dtype(plugin: Plugin, ctx: LoweringContext) -> str:
     return ctx.dtype if ctx.dtype in plugin.floats else plugin.floats[0]
 
 
@@ -83,7 +83,7 @@ def _tensor(name: str, view: View) -> Tensor:
 
 def _launches(plugin: Plugin, node: Node) -> tuple[Launch, ...]:
     try:
-        found = tuple(plugin.launches(node))
+        launches = tuple(plugin.launches(node))
     except NotCoveredError:
         raise
     except Exception as error:
@@ -91,15 +91,15 @@ def _launches(plugin: Plugin, node: Node) -> tuple[Launch, ...]:
             f"{plugin.title}: its launches fail on node {node.name!r}: "
             f"{type(error).__name__}: {first_line(error)}"
         ) from error
-    if not found or not all(isinstance(one, Launch) for one in found):
+    if not launches or not all(isinstance(launch, Launch) for launch in launches):
         raise PluginError(
-            f"{plugin.title}: its launches for node {node.name!r} are {found!r}; return at least "
-            "one toolkit.plugins.Launch"
+            f"{plugin.title}: its launches for node {node.name!r} are {launches!r}; return at "
+            "least one toolkit.plugins.Launch"
         )
-    return found
+    return launches
 
 
-def _call(
+def _kernel_launch(
     plugin: Plugin,
     ctx: LoweringContext,
     launch: Launch,
@@ -123,7 +123,7 @@ def _call(
             f"{plugin.title}: the constant {dynamic[0]!r} of kernel {launch.kernel.function} "
             "follows a dynamic dimension; give it to the kernel as an argument"
         )
-    call = ctx.make_launch(
+    kernel_launch = ctx.make_launch(
         launch.kernel.function,
         launch.grid,
         arguments,
@@ -132,7 +132,8 @@ def _call(
         warps=launch.warps,
         stages=launch.stages,
     )
-    return replace(call, spec=replace(call.spec, source=_source(plugin, launch.kernel)))
+    spec = replace(kernel_launch.spec, source=_source(plugin, launch.kernel))
+    return replace(kernel_launch, spec=spec)
 
 
 def _source(plugin: Plugin, kernel: Kernel) -> KernelSource:

@@ -1,4 +1,4 @@
-"""Pooling -> calls."""
+"""Lower pooling over two dimensions and global average pooling."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,29 +18,29 @@ from toolkit.gpu.shapes.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.gpu.target import GpuTarget
 from toolkit.plugins import Constant
 
-_MOST_TAPS = 49  # of a window that is unrolled; thousands compile for minutes
-_HEIGHTS = (4, 2, 1)  # rows that a block makes at a time
-_PACKED_MAXIMA = 90  # the first SM with maxima of two numbers of 16 bits (PTX ISA, max)
-# What a global average reads at a time: several loads of 16 bytes for each thread. Wide blocks read
-# whole lines of memory; narrow ones are more, for small batches.
+_MAX_UNROLLED_TAPS = 49  # of a window; thousands of taps compile for minutes
+_ROWS_PER_BLOCK = (4, 2, 1)  # output rows that a block may compute at a time
+_FIRST_SM_WITH_PACKED_MAX = 90  # two values of 16 bits in one instruction (PTX ISA, max)
+# The tile of a global average: several loads of 16 bytes for each thread. Wide tiles load whole
+# cache lines; narrow ones give more blocks for small batches.
 _AVERAGE_CHANNELS = 32
 _AVERAGE_BYTES = 64
 _WIDE_AVERAGE_BYTES = 128
 _AVERAGE_PIXELS = 128
-_AVERAGE_BLOCKS = 8  # of an SM
-_AVERAGE_NUMBERS = 8192  # more of them leave a thread no registers
+_AVERAGE_BLOCKS_PER_SM = 8
+_MAX_AVERAGE_ELEMENTS = 8192  # of a tile; more spill
 
 
 def emit_pool(ctx: LoweringContext, group: Group) -> None:
-    """Add a MaxPool or AveragePool."""
+    """Lower MaxPool and AveragePool."""
     op = group.root_operation
     if len(op.outputs) > 1 or len(ctx.network.shapes[op.inputs[0]]) != 4:
         emit_pool3d(ctx, group)
         return
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
     window = read_window(op, op.integers("kernel_shape", ()), shape, result)
-    x, x_pitch = ctx.stored_pixels(op.inputs[0])
-    y = ctx.make(group.result, channels_last(result))
+    x, x_pitch = ctx.read_nhwc(op.inputs[0], keep_int8=True)
+    y = ctx.output_view(group.result, channels_last(result))
     constants: dict[str, Constant] = {
         "HEIGHT": shape[2],
         "WIDTH": shape[3],
@@ -50,18 +50,19 @@ def emit_pool(ctx: LoweringContext, group: Group) -> None:
         "OUT_WIDTH": result[3],
         "Y_PITCH": y.pixel_pitch(),
         **window.constants(),
-        "EPILOGUE": ctx.expression(op.outputs[0], group.after, x.scale).steps,
+        "EPILOGUE": ctx.expression(op.outputs[0], group.after, x.scale).ops,
     }
-    if op.kind == "MaxPool" and window.taps[0] * window.taps[1] <= _MOST_TAPS:
-        if y.scale == x.scale and all(_rounds_to(x.scale, one) for one in group.after):
-            constants["EPILOGUE"] = ()  # what lies on the grid is rounded
-        heights = _heights(ctx, y) if window.dilations[0] == 1 else (1,)
-        calls = (_max_pool(ctx, x, y, constants, rows) for rows in heights)
-        ctx.add(group.nodes, *((call,) for call in calls))
+    if op.kind == "MaxPool" and window.taps[0] * window.taps[1] <= _MAX_UNROLLED_TAPS:
+        if y.scale == x.scale and all(_rounds_to(x.scale, fused) for fused in group.after):
+            constants["EPILOGUE"] = ()  # a maximum of INT8 needs no rounding
+        rows_per_block = _rows_per_block(ctx, y) if window.dilations[0] == 1 else (1,)
+        ctx.add_op(
+            group.nodes, *((_max_pool(ctx, x, y, constants, rows),) for rows in rows_per_block)
+        )
         return
     pixels = result[0] * result[2] * result[3]
     tile = row_tile(pixels, shape[1])
-    call = ctx.make_launch(
+    launch = ctx.make_launch(
         "pool",
         (ceil_div(pixels, tile.rows), ceil_div(shape[1], tile.columns), 1),
         {"x": x, "y": y, "batch": shape[0]},
@@ -70,53 +71,53 @@ def emit_pool(ctx: LoweringContext, group: Group) -> None:
             "PAD_BOTTOM": window.pads[2],
             "PAD_RIGHT": window.pads[3],
             "MODE": "max" if op.kind == "MaxPool" else "average",
-            "COUNT_PADS": bool(op.integer("count_include_pad", 0)),
+            "COUNT_PADDING": bool(op.integer("count_include_pad", 0)),
             "BLOCK_M": tile.rows,
             "BLOCK_N": tile.columns,
         },
         writes=(y,),
     )
-    ctx.add(group.nodes, (call,))
+    ctx.add_op(group.nodes, (launch,))
 
 
 def _rounds_to(scale: float | None, op: Operation) -> bool:
     return op.kind == ROUND and op.number("scale", 1.0) == scale
 
 
-def _heights(ctx: LoweringContext, y: View) -> tuple[int, ...]:
-    """Return how many rows a block makes at a time, the best by estimate first.
+def _rows_per_block(ctx: LoweringContext, y: View) -> tuple[int, ...]:
+    """Return how many output rows a block computes at a time, the best by estimate first.
 
-    More rows read less, while there are blocks enough for the GPU and no row of a block is empty.
+    More rows load less, as long as the blocks fill the GPU and no row of a block is empty.
     """
 
     def order(rows: int) -> tuple[bool, int, int]:
-        tile, strips = _strips(y, rows)
-        blocks = ceil_div(opt(strips), tile.rows) * ceil_div(y.shape[1], tile.columns)
+        tile, columns = _pixel_columns(y, rows)
+        blocks = ceil_div(opt(columns), tile.rows) * ceil_div(y.shape[1], tile.columns)
         return blocks < ctx.gpu.sm_count, -opt(y.shape[2]) % rows, -rows
 
-    return tuple(sorted(_HEIGHTS, key=order))
+    return tuple(sorted(_ROWS_PER_BLOCK, key=order))
 
 
-def _strips(y: View, rows: int) -> tuple[Tile, int]:
-    """Return the tile of strips of `rows` pixels above each other, and how many there are."""
+def _pixel_columns(y: View, rows: int) -> tuple[Tile, int]:
+    """Return the tile of columns of `rows` output pixels, and the number of columns."""
     batch, channels, height, width = y.shape
-    strips = batch * ceil_div(height, rows) * width
-    return row_tile(strips, channels), strips
+    columns = batch * ceil_div(height, rows) * width
+    return row_tile(columns, channels), columns
 
 
 def _max_pool(
     ctx: LoweringContext, x: View, y: View, constants: Mapping[str, Constant], rows: int
 ) -> KernelLaunch:
-    """Return the call that makes `rows` rows at a time."""
-    tile, strips = _strips(y, rows)
+    """Launch max pooling with `rows` output rows per block."""
+    tile, columns = _pixel_columns(y, rows)
     return ctx.make_launch(
         "max_pool",
-        (ceil_div(strips, tile.rows), ceil_div(y.shape[1], tile.columns), 1),
+        (ceil_div(columns, tile.rows), ceil_div(y.shape[1], tile.columns), 1),
         {"x": x, "y": y, "batch": y.shape[0]},
         {
             **constants,
             "ROWS": rows,
-            "PACKED": ctx.gpu.sm >= _PACKED_MAXIMA,
+            "PACKED": ctx.gpu.sm >= _FIRST_SM_WITH_PACKED_MAX,
             "BLOCK_M": tile.rows,
             "BLOCK_N": tile.columns,
         },
@@ -125,83 +126,82 @@ def _max_pool(
 
 
 def emit_global_average(ctx: LoweringContext, group: Group) -> None:
-    """Add a GlobalAveragePool."""
+    """Lower GlobalAveragePool, in two launches where one would not fill the GPU."""
     op = group.root_operation
     if len(ctx.network.shapes[op.inputs[0]]) != 4:
         reduction.emit_global_pool(ctx, group)
         return
-    x, x_pitch = ctx.stored_pixels(op.inputs[0])
+    x, x_pitch = ctx.read_nhwc(op.inputs[0], keep_int8=True)
     batch, channels, height, width = x.shape
-    y = ctx.make(group.result, channels_last(ctx.network.shapes[group.result]))
-    steps = ctx.expression(op.outputs[0], group.after, x.scale).steps
+    y = ctx.output_view(group.result, channels_last(ctx.network.shapes[group.result]))
+    epilogue = ctx.expression(op.outputs[0], group.after, x.scale).ops
     pixels = height * width
     block = _average_channels(x, ctx.gpu)
-    parts = _parts(opt(batch), channels, block, opt(pixels), ctx.gpu)
-    at_once = (_average(ctx, _Average(x, x_pitch, y, pixels, 1, pixels, steps)),)
-    if parts == 1 or not fixed(pixels):
-        ctx.add(group.nodes, at_once)
+    split_k = _average_split_k(opt(batch), channels, block, opt(pixels), ctx.gpu)
+    one_launch = (_average(ctx, _Average(x, x_pitch, y, pixels, 1, pixels, epilogue)),)
+    if split_k == 1 or not fixed(pixels):
+        ctx.add_op(group.nodes, one_launch)
         return
-    # Few images do not fill the GPU: parts of their pixels are summed first.
     sums = ctx.allocate(
         f"{y.base} (sums)",
         "float32",
-        (batch, channels, parts, 1),
-        (channels * parts, 1, channels, 1),
+        (batch, channels, split_k, 1),
+        (channels * split_k, 1, channels, 1),
     )
-    first = _average(ctx, _Average(x, x_pitch, sums, pixels, parts, 1, ()))
-    second = _average(ctx, _Average(sums, channels, y, parts, 1, pixels, steps))
-    ctx.add(group.nodes, (first, second), at_once)
+    first = _average(ctx, _Average(x, x_pitch, sums, pixels, split_k, 1, ()))
+    second = _average(ctx, _Average(sums, channels, y, split_k, 1, pixels, epilogue))
+    ctx.add_op(group.nodes, (first, second), one_launch)
 
 
 @dataclass(frozen=True, slots=True)
 class _Average:
-    """A call: sums over `parts` of `pixels` of x, divided, to y; y has a row for each part."""
+    """A launch: x (pixels, channels) of each image -> y (split_k, channels), sums / divisor."""
 
     x: View
     x_pitch: int
     y: View
     pixels: int
-    parts: int
+    split_k: int
     divisor: int
-    steps: tuple[ExprOp, ...]
+    epilogue: tuple[ExprOp, ...]
 
 
 def _average_channels(x: View, gpu: GpuTarget) -> int:
-    """Return the channels of a block: the wide ones where their blocks fill the GPU eight times."""
+    """Return the channels of a tile: wide ones where their blocks fill the GPU eight times."""
     batch, channels = opt(x.shape[0]), x.shape[1]
     wide = _WIDE_AVERAGE_BYTES // x.item_bytes
-    fills = batch * ceil_div(channels, wide) >= _AVERAGE_BLOCKS * gpu.sm_count
+    fills = batch * ceil_div(channels, wide) >= _AVERAGE_BLOCKS_PER_SM * gpu.sm_count
     narrow = max(_AVERAGE_CHANNELS, _AVERAGE_BYTES // x.item_bytes)
     return wide if fills else min(narrow, max(power_of_two(channels), 16))
 
 
-def _parts(batch: int, channels: int, block: int, pixels: int, gpu: GpuTarget) -> int:
-    """Return into how many parts the pixels are split, so that blocks fill the GPU."""
+def _average_split_k(batch: int, channels: int, block: int, pixels: int, gpu: GpuTarget) -> int:
+    """Return the split of the pixels with which blocks fill the GPU."""
     blocks = batch * ceil_div(channels, block)
-    return max(1, min(_AVERAGE_BLOCKS * gpu.sm_count // blocks, pixels // _AVERAGE_PIXELS))
+    return max(1, min(_AVERAGE_BLOCKS_PER_SM * gpu.sm_count // blocks, pixels // _AVERAGE_PIXELS))
 
 
-def _average(ctx: LoweringContext, one: _Average) -> KernelLaunch:
-    batch, channels = one.x.shape[:2]
-    block = _average_channels(one.x, ctx.gpu)
-    most = _AVERAGE_NUMBERS // block
-    if one.x.item_bytes > 1:
-        most = min(most, _AVERAGE_PIXELS)
-    pixels = min(power_of_two(ceil_div(one.pixels, one.parts)), most)
+def _average(ctx: LoweringContext, average: _Average) -> KernelLaunch:
+    batch, channels = average.x.shape[:2]
+    block = _average_channels(average.x, ctx.gpu)
+    max_pixels = _MAX_AVERAGE_ELEMENTS // block
+    if average.x.item_bytes > 1:
+        max_pixels = min(max_pixels, _AVERAGE_PIXELS)
+    pixels = min(power_of_two(ceil_div(average.pixels, average.split_k)), max_pixels)
     return ctx.make_launch(
-        "global_average",
-        (batch, ceil_div(channels, block), one.parts),
-        {"x": one.x, "y": one.y, "batch": batch},
+        "global_average_pool",
+        (batch, ceil_div(channels, block), average.split_k),
+        {"x": average.x, "y": average.y, "batch": batch},
         {
-            "PIXELS": one.pixels,
+            "PIXELS": average.pixels,
             "CHANNELS": channels,
-            "X_PITCH": one.x_pitch,
-            "Y_PITCH": channels if one.parts > 1 else one.y.pixel_pitch(),
-            "SPLIT_K": one.parts,
-            "DIVISOR": one.divisor,
-            "EPILOGUE": one.steps,
+            "X_PITCH": average.x_pitch,
+            "Y_PITCH": channels if average.split_k > 1 else average.y.pixel_pitch(),
+            "SPLIT_K": average.split_k,
+            "DIVISOR": average.divisor,
+            "EPILOGUE": average.epilogue,
             "BLOCK_M": pixels,
             "BLOCK_N": block,
         },
-        writes=(one.y,),
+        writes=(average.y,),
     )

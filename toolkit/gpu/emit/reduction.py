@@ -1,4 +1,4 @@
-"""Reductions, pooling over whole pictures, and the places of extremes -> calls."""
+"""Lower reductions, global pooling, ArgMax and ArgMin."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,13 +28,19 @@ _POOLS: Mapping[str, str] = {
     "GlobalMaxPool": "max",
     "GlobalLpPool": "lp",
 }
-# Less and more than every number, and where all other joins start.
-_LEAST = {True: float("-inf"), False: -(2**63)}
-_MOST = {True: float("inf"), False: 2**63 - 1}
+# The identity of a reduction, of floats (True) and of integers; 0 for all other modes.
+_LOWEST = {True: float("-inf"), False: -(2**63)}
+_HIGHEST = {True: float("inf"), False: 2**63 - 1}
+_IDENTITIES: Mapping[str, Mapping[bool, float]] = {
+    "max": _LOWEST,
+    "min": _HIGHEST,
+    "prod": {True: 1.0, False: 1},
+}
+_ZERO: Mapping[bool, float] = {True: 0.0, False: 0}
 
 
 def emit_reduce(ctx: LoweringContext, group: Group) -> None:
-    """Add one of the Reduce operators."""
+    """Lower the Reduce operators."""
     op = group.root_operation
     x = _read(ctx, op.inputs[0])
     axes = _axes(ctx, op, len(x.shape))
@@ -42,43 +48,47 @@ def emit_reduce(ctx: LoweringContext, group: Group) -> None:
         ctx.views[group.result] = x
         return
     along = axes or tuple(range(len(x.shape)))
-    y = _kept(ctx.make(group.result), x.shape, along, op.integer("keepdims", 1) == 1)
+    y = _broadcast_result(
+        ctx.output_view(group.result), x.shape, along, op.integer("keepdims", 1) == 1
+    )
     _reduce(ctx, group, (x, y), along, _MODES[op.kind])
 
 
 def emit_global_pool(ctx: LoweringContext, group: Group) -> None:
-    """Add a GlobalAveragePool, GlobalMaxPool or GlobalLpPool of any rank."""
+    """Lower GlobalAveragePool, GlobalMaxPool and GlobalLpPool of any rank."""
     op = group.root_operation
     x = ctx.read_float(op.inputs[0])
     along = tuple(range(2, len(x.shape)))
-    y = _kept(ctx.make(group.result), x.shape, along, True)
+    y = _broadcast_result(ctx.output_view(group.result), x.shape, along, True)
     _reduce(ctx, group, (x, y), along, _POOLS[op.kind], power=float(op.integer("p", 2)))
 
 
-def emit_find_extreme(ctx: LoweringContext, group: Group) -> None:
-    """Add an ArgMax or ArgMin."""
+def emit_arg_reduce(ctx: LoweringContext, group: Group) -> None:
+    """Lower ArgMax and ArgMin."""
     op = group.root_operation
     x = _read(ctx, op.inputs[0])
     along = (op.integer("axis", 0) % len(x.shape),)
-    y = _kept(ctx.make(group.result), x.shape, along, op.integer("keepdims", 1) == 1)
-    greatest = op.kind == "ArgMax"
-    walk = plan_strided_rows([x, y], along)
-    tile = tile_rows(walk)
-    call = ctx.make_launch(
-        "find_extreme",
-        tile.grid(walk),
-        {"x": x, "y": y, "rows": walk.rows},
+    y = _broadcast_result(
+        ctx.output_view(group.result), x.shape, along, op.integer("keepdims", 1) == 1
+    )
+    is_max = op.kind == "ArgMax"
+    layout = plan_strided_rows([x, y], along)
+    tile = tile_rows(layout)
+    launch = ctx.make_launch(
+        "arg_reduce",
+        tile.grid(layout),
+        {"x": x, "y": y, "rows": layout.rows},
         {
-            **walk.constants("X", "Y"),
-            "GREATEST": greatest,
+            **layout.constants("X", "Y"),
+            "IS_MAX": is_max,
             "LAST": op.integer("select_last_index", 0) == 1,
-            "START": (_LEAST if greatest else _MOST)[is_float(x.dtype)],
+            "IDENTITY": (_LOWEST if is_max else _HIGHEST)[is_float(x.dtype)],
             **tile.constants(),
         },
         writes=(y,),
         warps=tile.warps,
     )
-    ctx.add(group.nodes, (call,))
+    ctx.add_op(group.nodes, (launch,))
 
 
 def _reduce(
@@ -91,36 +101,35 @@ def _reduce(
     power: float = 2.0,
 ) -> None:
     x, y = views
-    walk = plan_strided_rows(views, along)
-    tile = tile_rows(walk)
+    layout = plan_strided_rows(views, along)
+    tile = tile_rows(layout)
     op = group.root_operation
-    starts = {"max": _LEAST, "min": _MOST, "prod": {True: 1.0, False: 1}}
-    call = ctx.make_launch(
+    launch = ctx.make_launch(
         "reduce",
-        tile.grid(walk),
-        {"x": x, "y": y, "rows": walk.rows},
+        tile.grid(layout),
+        {"x": x, "y": y, "rows": layout.rows},
         {
-            **walk.constants("X", "Y"),
+            **layout.constants("X", "Y"),
             "MODE": mode,
-            "START": starts.get(mode, {True: 0.0, False: 0})[is_float(x.dtype)],
+            "IDENTITY": _IDENTITIES.get(mode, _ZERO)[is_float(x.dtype)],
             "POWER": power,
-            "EPILOGUE": ctx.expression(op.outputs[0], group.after).steps,
+            "EPILOGUE": ctx.expression(op.outputs[0], group.after).ops,
             **tile.constants(),
         },
         writes=(y,),
         warps=tile.warps,
     )
-    ctx.add(group.nodes, (call,))
+    ctx.add_op(group.nodes, (launch,))
 
 
 def _read(ctx: LoweringContext, name: str) -> View:
-    """Return a tensor in the type that its elements are reduced in."""
+    """Return a tensor as activations if it holds floats, else as it is stored."""
     view = ctx.read(name)
     return ctx.read_float(name) if view.scale is not None or is_float(view.dtype) else view
 
 
 def _axes(ctx: LoweringContext, op: Operation, rank: int) -> tuple[int, ...]:
-    """Read the axes, an attribute or a constant; () where there are none."""
+    """Read the axes, an attribute or a constant; () where they are absent."""
     axes = op.integers("axes", ())
     if op.input(1):
         if op.input(1) not in ctx.network.constants:
@@ -131,15 +140,10 @@ def _axes(ctx: LoweringContext, op: Operation, rank: int) -> tuple[int, ...]:
     return tuple(sorted(axis % rank for axis in axes))
 
 
-def _kept(view: View, shape: Shape, along: Sequence[int], kept: bool) -> View:
-    """Return the result repeated along what is reduced, so that it has the operand's shape."""
-    steps = iter(view.strides)
-    strides = []
-    for at in range(len(shape)):
-        if at in along:
-            strides.append(0)
-            if kept:
-                next(steps)
-        else:
-            strides.append(next(steps))
-    return replace(view, shape=shape, strides=tuple(strides))
+def _broadcast_result(view: View, shape: Shape, along: Sequence[int], keepdims: bool) -> View:
+    """Return the result broadcast along the reduced dimensions to the operand's shape."""
+    reduced = {at for at in range(len(shape)) if at in along}
+    remaining = range(len(shape)) if keepdims else sorted(set(range(len(shape))) - reduced)
+    by_dim = dict(zip(remaining, view.strides, strict=True))
+    strides = tuple(0 if at in reduced else by_dim[at] for at in range(len(shape)))
+    return replace(view, shape=shape, strides=strides)

@@ -1,4 +1,4 @@
-"""Which elements of a dimension, with which weights, make each element of a resized one.
+"""Tables of source indices and weights for each index of a resized dimension.
 
 Formulas: ONNX, operator Resize. For index i of the result, its coordinate x in the source follows
 from the coordinate transformation; the taps are the source's indices near x.
@@ -10,16 +10,16 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-Numbers = npt.NDArray[np.float64]
-_ROUNDING = 1e-5  # of coordinates, whose scales are given in FP32: this near an end is inside
+Floats = npt.NDArray[np.float64]
+_ROUNDING = 1e-5  # of coordinates, whose scales are FP32: this close to an end is inside
 Mode = Literal["nearest", "linear", "cubic"]
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One dimension of `size` elements that becomes `result` elements, `scale` times as many.
+    """A dimension of `size` elements that is resized by `scale` to `result` elements.
 
-    `region`: start and end of the part that is cropped, for tf_crop_and_resize, in shares.
+    `region`: relative start and end of the crop, for tf_crop_and_resize.
     """
 
     size: int
@@ -29,8 +29,8 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
-    """How elements are weighed: ONNX's attributes of Resize under their names."""
+class Interpolation:
+    """The interpolation: attributes of ONNX's Resize."""
 
     mode: Mode
     coordinates: str
@@ -42,32 +42,32 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`places` [result, taps], int32, and `weights` of the same shape, float32 (None: all 1).
+    """`indices` [result, taps], int32, and `weights` of the same shape, float32 (None: all 1).
 
-    A place of -1 says that the element lies outside the region that is cropped.
+    An index of -1: the element is outside the cropped region.
     """
 
-    places: npt.NDArray[np.int32]
+    indices: npt.NDArray[np.int32]
     weights: npt.NDArray[np.float32] | None
 
 
-def table_of(axis: Axis, how: Filter) -> Table:
+def table_of(axis: Axis, interpolation: Interpolation) -> Table:
     """Return the taps of every index of the result."""
-    x = coordinates(axis, how.coordinates)
-    if how.mode == "nearest":
-        places = _nearest(x, how.nearest)[:, None]
+    x = coordinates(axis, interpolation.coordinates)
+    if interpolation.mode == "nearest":
+        indices = _nearest(x, interpolation.nearest)[:, None]
         weights = None
     else:
-        stretch = min(axis.scale, 1.0) if how.antialias else 1.0
-        places, weights = _weighted(x, how, axis.size, stretch)
-    found = np.clip(places, 0, axis.size - 1).astype(np.int32)
-    if how.coordinates == "tf_crop_and_resize":
-        found[(x < -_ROUNDING) | (x > axis.size - 1 + _ROUNDING)] = -1
-    return Table(found, None if weights is None else weights.astype(np.float32))
+        stretch = min(axis.scale, 1.0) if interpolation.antialias else 1.0
+        indices, weights = _weighted(x, interpolation, axis.size, stretch)
+    clamped = np.clip(indices, 0, axis.size - 1).astype(np.int32)
+    if interpolation.coordinates == "tf_crop_and_resize":
+        clamped[(x < -_ROUNDING) | (x > axis.size - 1 + _ROUNDING)] = -1
+    return Table(clamped, None if weights is None else weights.astype(np.float32))
 
 
-def coordinates(axis: Axis, how: str) -> Numbers:
-    """Return where in the source each index of the result lies.
+def coordinates(axis: Axis, transformation: str) -> Floats:
+    """Return the source coordinate of each index of the result.
 
     Raises KeyError: a transformation that ONNX does not have.
     """
@@ -85,11 +85,11 @@ def coordinates(axis: Axis, how: str) -> Numbers:
         "asymmetric": i / scale,
         "tf_half_pixel_for_nn": (i + 0.5) / scale,
         "tf_crop_and_resize": (cropped if result > 1 else 0 * i + 0.5 * (start + end) * (size - 1)),
-    }[how]
+    }[transformation]
 
 
-def _nearest(x: Numbers, rounding: str) -> Numbers:
-    rounded: dict[str, Numbers] = {
+def _nearest(x: Floats, rounding: str) -> Floats:
+    rounded: dict[str, Floats] = {
         "round_prefer_floor": np.ceil(x - 0.5),
         "round_prefer_ceil": np.floor(x + 0.5),
         "floor": np.floor(x),
@@ -98,21 +98,23 @@ def _nearest(x: Numbers, rounding: str) -> Numbers:
     return rounded[rounding]
 
 
-def _weighted(x: Numbers, how: Filter, size: int, stretch: float) -> tuple[Numbers, Numbers]:
-    """Weigh all taps under the filter, which is 1 / stretch times as wide as its formula."""
-    reach = 1 if how.mode == "linear" else 2
+def _weighted(
+    x: Floats, interpolation: Interpolation, size: int, stretch: float
+) -> tuple[Floats, Floats]:
+    """Return indices and weights under the filter, stretched to 1 / stretch times its width."""
+    reach = 1 if interpolation.mode == "linear" else 2
     radius = int(np.ceil(reach / stretch))
     taps = np.arange(1 - radius, radius + 1, dtype=np.float64)
-    places = np.floor(x)[:, None] + taps
-    distance = np.abs(places - x[:, None]) * stretch
-    linear = how.mode == "linear"
-    weights = np.clip(1 - distance, 0, 1) if linear else _cubic(distance, how.cubic_a)
-    if how.exclude_outside:
-        weights = np.where((places < 0) | (places >= size), 0, weights)
-    return places, weights / weights.sum(1, keepdims=True)
+    indices = np.floor(x)[:, None] + taps
+    distance = np.abs(indices - x[:, None]) * stretch
+    linear = interpolation.mode == "linear"
+    weights = np.clip(1 - distance, 0, 1) if linear else _cubic(distance, interpolation.cubic_a)
+    if interpolation.exclude_outside:
+        weights = np.where((indices < 0) | (indices >= size), 0, weights)
+    return indices, weights / weights.sum(1, keepdims=True)
 
 
-def _cubic(t: Numbers, a: float) -> Numbers:
+def _cubic(t: Floats, a: float) -> Floats:
     """R. Keys, Cubic Convolution Interpolation for Digital Image Processing (1981), with a free."""
     near = ((a + 2) * t - (a + 3)) * t * t + 1
     far = a * (((t - 5) * t + 8) * t - 4)

@@ -1,4 +1,4 @@
-"""Resizing -> calls."""
+"""Lower Resize and Upsample."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -6,48 +6,48 @@ from typing import cast
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.elementwise import broadcast
-from toolkit.gpu.emit.resample_tables import Axis, Filter, Mode, table_of
+from toolkit.gpu.emit.resample_tables import Axis, Interpolation, Mode, table_of
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.network import Operation
-from toolkit.gpu.ir.parameters import integers_of, numbers_of, scales_at
+from toolkit.gpu.ir.parameters import floats_of, integers_of, scales_input
 from toolkit.gpu.ir.view import Shape, View, channels_last, like
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.passes.upsampling import repeats_pixels
 from toolkit.gpu.schedule.loop_order import order_of
 from toolkit.gpu.shapes.sizes import Size, ceil_div, most
 
-_BLOCK = 512  # elements of one block
-_AXES_AT_ONCE = 2  # that the kernel resamples
+_BLOCK = 512  # elements of a block
+_AXES_PER_LAUNCH = 2
 
 
 def emit_resize(ctx: LoweringContext, group: Group) -> None:
-    """Add a Resize: repeated pixels as a copy, all else by tables of taps."""
+    """Lower Resize: a broadcast or a copy of repeated pixels where it is one, else resampling."""
     op = group.root_operation
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[op.outputs[0]]
-    how = _filter(op)
-    if _spreads_one(how, shape, result):
-        ctx.views[op.outputs[0]] = broadcast(_on_grid_of_result(ctx, op), result)
+    interpolation = _interpolation(op)
+    if _is_broadcast(interpolation, shape, result):
+        ctx.views[op.outputs[0]] = broadcast(_with_scale_of_result(ctx, op), result)
     elif repeats_pixels(ctx.network, op, shape, result):
         _repeat(ctx, group, result)
     else:
-        _resample(ctx, group, how, _axes(ctx, op, shape, result))
+        _resample(ctx, group, interpolation, _axes(ctx, op, shape, result))
 
 
-def _on_grid_of_result(ctx: LoweringContext, op: Operation) -> View:
-    """Return the operand; where the result lies on another grid of INT8, a copy on that one."""
+def _with_scale_of_result(ctx: LoweringContext, op: Operation) -> View:
+    """Return the operand, requantized where the result is INT8 with another scale."""
     x, scale = ctx.read(op.inputs[0]), ctx.network.scales.get(op.outputs[0])
     if scale is None or x.scale == scale:
         return x
-    made = ctx.allocate(op.inputs[0], "int8", x.shape, like(x.strides, x.shape))
-    made = replace(made, scale=scale)
-    ctx.elementwise(made, [x], (), ())
-    return made
+    requantized = ctx.allocate(op.inputs[0], "int8", x.shape, like(x.strides, x.shape))
+    requantized = replace(requantized, scale=scale)
+    ctx.add_elementwise(requantized, [x], (), ())
+    return requantized
 
 
-def _filter(op: Operation) -> Filter:
+def _interpolation(op: Operation) -> Interpolation:
     old = op.kind == "Upsample"
     mode = op.text("mode", "nearest")
-    return Filter(
+    return Interpolation(
         mode=cast(Mode, {"bilinear": "linear"}.get(mode, mode)),
         coordinates=op.text(
             "coordinate_transformation_mode", "asymmetric" if old else "half_pixel"
@@ -59,22 +59,22 @@ def _filter(op: Operation) -> Filter:
     )
 
 
-def _spreads_one(how: Filter, shape: Shape, result: Shape) -> bool:
-    """Whether all that changes are sizes of 1: every index then comes from the only one."""
-    known = not how.antialias and not how.exclude_outside
-    known = known and how.coordinates != "tf_crop_and_resize"
-    return known and all(s in (1, r) for s, r in zip(shape, result, strict=True))
+def _is_broadcast(interpolation: Interpolation, shape: Shape, result: Shape) -> bool:
+    """Whether only dimensions of size 1 change: every index reads the only element."""
+    plain = not interpolation.antialias and not interpolation.exclude_outside
+    plain = plain and interpolation.coordinates != "tf_crop_and_resize"
+    return plain and all(s in (1, r) for s, r in zip(shape, result, strict=True))
 
 
 def _repeat(ctx: LoweringContext, group: Group, result: Shape) -> None:
-    x, _ = ctx.stored_pixels(group.root_operation.inputs[0])
-    y = ctx.make(group.root_operation.outputs[0], channels_last(result))
-    factors = [(r // s) for r, s in zip(result[2:], x.shape[2:], strict=True)]
-    ctx.elementwise(_split(y, factors, False), [_split(x, factors, True)], (), group.nodes)
+    x, _ = ctx.read_nhwc(group.root_operation.inputs[0], keep_int8=True)
+    y = ctx.output_view(group.root_operation.outputs[0], channels_last(result))
+    factors = [r // s for r, s in zip(result[2:], x.shape[2:], strict=True)]
+    ctx.add_elementwise(_split(y, factors, False), [_split(x, factors, True)], (), group.nodes)
 
 
 def _split(view: View, factors: list[int], repeat: bool) -> View:
-    """Return (N, C, H, f, W, g): with `repeat` each pixel f x g times, else their own places."""
+    """Return a view (N, C, H, f, W, g): repeated pixels (source), or all pixels (result)."""
     (f, g), (sn, sc, sh, sw) = factors, view.strides
     n, c, h, w = view.shape
     if repeat:
@@ -85,34 +85,37 @@ def _split(view: View, factors: list[int], repeat: bool) -> View:
 
 
 def _axes(ctx: LoweringContext, op: Operation, shape: Shape, result: Shape) -> dict[int, Axis]:
-    """Return the dimensions that change, with their scales; dynamic ones at their largest."""
+    """Return the dimensions that change; the sizes of dynamic ones are their largest."""
     rank = len(shape)
     axes = [at % rank for at in op.integers("axes", tuple(range(rank)))]
-    scales = numbers_of(ctx.network, op, scales_at(op), "scales")
+    scales = floats_of(ctx.network, op, scales_input(op), "scales")
     if scales is None:
         scales = _from_sizes(ctx, op, shape, axes)
     _check_dynamic(op, shape, result)
     if len(scales) != len(axes):
         raise NotCoveredError(f"node {op.name!r} ({op.kind}) has no scale for every dimension")
-    region = () if scales_at(op) == 1 else numbers_of(ctx.network, op, 1, "roi") or ()
+    region = () if scales_input(op) == 1 else floats_of(ctx.network, op, 1, "roi") or ()
     crops = op.text("coordinate_transformation_mode", "") == "tf_crop_and_resize"
-    found: dict[int, Axis] = {}
+    changed: dict[int, Axis] = {}
     for at, (axis, scale) in enumerate(zip(axes, scales, strict=True)):
         part = (region[at], region[at + len(axes)]) if crops and region else (0.0, 1.0)
         if scale != 1 or result[axis] != shape[axis] or part != (0.0, 1.0):
-            found[axis] = Axis(most(shape[axis]), most(result[axis]), scale, part)
-    return found
+            changed[axis] = Axis(most(shape[axis]), most(result[axis]), scale, part)
+    return changed
 
 
 def _check_dynamic(op: Operation, shape: Shape, result: Shape) -> None:
-    """Refuse dynamic sizes where the taps of an index depend on them."""
-    how = _filter(op)
-    same = how.coordinates in ("half_pixel", "asymmetric") and not how.exclude_outside
+    """Reject dynamic sizes where the taps of an index depend on them."""
+    interpolation = _interpolation(op)
+    same = (
+        interpolation.coordinates in ("half_pixel", "asymmetric")
+        and not interpolation.exclude_outside
+    )
     if any(isinstance(size, Size) for size in (*shape, *result)) and not same:
         raise NotCoveredError(
             f"node {op.name!r} ({op.kind}) resizes {list(shape)} to {list(result)} with "
-            f"{how.coordinates} coordinates; dynamic sizes are resized with half_pixel or "
-            "asymmetric ones"
+            f"{interpolation.coordinates} coordinates; dynamic sizes are resized with half_pixel "
+            "or asymmetric ones"
         )
 
 
@@ -147,67 +150,77 @@ def _from_sizes(
     return (min(scales) if policy == "not_larger" else max(scales),) * len(scales)
 
 
-def _resample(ctx: LoweringContext, group: Group, how: Filter, axes: Mapping[int, Axis]) -> None:
-    """Add a call for each pair of dimensions."""
+def _resample(
+    ctx: LoweringContext, group: Group, interpolation: Interpolation, axes: Mapping[int, Axis]
+) -> None:
+    """Resample, two dimensions in a launch."""
     op = group.root_operation
     name, source = op.outputs[0], op.inputs[0]
-    x = _on_grid_of_result(ctx, op)
-    if x.scale is not None and (how.mode != "nearest" or x.scale != ctx.network.scales.get(name)):
+    x = _with_scale_of_result(ctx, op)
+    if x.scale is not None and (
+        interpolation.mode != "nearest" or x.scale != ctx.network.scales.get(name)
+    ):
         x = ctx.read_float(source)
     order = sorted(axes)
-    pairs = [order[at : at + _AXES_AT_ONCE] for at in range(0, len(order), _AXES_AT_ONCE)]
+    pairs = [order[at : at + _AXES_PER_LAUNCH] for at in range(0, len(order), _AXES_PER_LAUNCH)]
     for at, pair in enumerate(pairs or [[]]):
         shape = tuple(axes[dim].result if dim in pair else size for dim, size in enumerate(x.shape))
         if at + 1 < len(pairs):
-            y = ctx.allocate(f"{name} (part)", ctx.stored(x.dtype), shape, like(x.strides, shape))
+            y = ctx.allocate(
+                f"{name} (part)", ctx.storage_dtype(x.dtype), shape, like(x.strides, shape)
+            )
         else:
-            leaves = name in ctx.network.outputs
-            y = ctx.make(name, None if leaves else like(x.strides, shape))
-        _add(ctx, group, x, y, {dim: axes[dim] for dim in pair})
+            is_output = name in ctx.network.outputs
+            y = ctx.output_view(name, None if is_output else like(x.strides, shape))
+        _add_resample(ctx, group, x, y, {dim: axes[dim] for dim in pair})
         x = y
 
 
-def _add(ctx: LoweringContext, group: Group, x: View, y: View, axes: Mapping[int, Axis]) -> None:
+def _add_resample(
+    ctx: LoweringContext, group: Group, x: View, y: View, axes: Mapping[int, Axis]
+) -> None:
     if not axes:
-        ctx.elementwise(y, [x], (), group.nodes)
+        ctx.add_elementwise(y, [x], (), group.nodes)
         return
     op = group.root_operation
-    how = _filter(op)
+    interpolation = _interpolation(op)
     try:
-        tables = [table_of(axis, how) for axis in axes.values()]
+        tables = [table_of(axis, interpolation) for axis in axes.values()]
     except KeyError as error:
         raise NotCoveredError(
             f"node {op.name!r} ({op.kind}) has the unknown mode {error}"
         ) from error
     inner = tuple(0 if at in axes else stride for at, stride in enumerate(x.strides))
-    way = order_of(y.shape, [y.strides, inner], apart=tuple(axes))
+    order = order_of(y.shape, [y.strides, inner], apart=tuple(axes))
     packed: list[View | None] = []
     for table in tables:
-        packed.append(ctx.constant(table.places, "int32"))
+        packed.append(ctx.pack_constant(table.indices, "int32"))
         weights = table.weights
-        packed.append(None if weights is None else ctx.constant(weights, "float32"))
-    dims, taps = list(axes), [table.places.shape[1] for table in tables]
-    names = dict(zip(("ja", "wa", "jb", "wb"), [*packed, None, None], strict=False))
-    crops = how.coordinates == "tf_crop_and_resize"
-    call = ctx.make_launch(
+        packed.append(None if weights is None else ctx.pack_constant(weights, "float32"))
+    dims, taps = list(axes), [table.indices.shape[1] for table in tables]
+    names = dict(
+        zip(("index_a", "weight_a", "index_b", "weight_b"), [*packed, None, None], strict=False)
+    )
+    crops = interpolation.coordinates == "tf_crop_and_resize"
+    launch = ctx.make_launch(
         "resample",
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {"x": x, **names, "y": y, "elements": y.elements},
         {
-            "SHAPE": (0, *way.shape[1:]),
-            "Y_STRIDES": way.strides[0],
-            "X_STRIDES": way.strides[1],
-            "DIM_A": way.places[dims[0]],
-            "STEP_A": x.strides[dims[0]],
+            "SHAPE": (0, *order.shape[1:]),
+            "Y_STRIDES": order.strides[0],
+            "X_STRIDES": order.strides[1],
+            "DIM_A": order.places[dims[0]],
+            "STRIDE_A": x.strides[dims[0]],
             "TAPS_A": taps[0],
             "SIZE_A": _dynamic(x.shape[dims[0]]),
-            "DIM_B": way.places[dims[-1]],
-            "STEP_B": x.strides[dims[-1]],
+            "DIM_B": order.places[dims[-1]],
+            "STRIDE_B": x.strides[dims[-1]],
             "TAPS_B": taps[1] if len(taps) > 1 else 1,
             "SIZE_B": _dynamic(x.shape[dims[-1]]),
-            "OUTSIDE": op.number("extrapolation_value", 0.0) if crops else None,
+            "EXTRAPOLATION": op.number("extrapolation_value", 0.0) if crops else None,
             "BLOCK": _BLOCK,
         },
         writes=(y,),
     )
-    ctx.add(group.nodes, (call,))
+    ctx.add_op(group.nodes, (launch,))

@@ -1,33 +1,34 @@
-"""Running sums and products -> calls."""
+"""Lower CumSum and CumProd."""
 
 from math import prod
 
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.parameters import integers_of
-from toolkit.gpu.ir.view import View
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.schedule.loop_order import order_of
 from toolkit.gpu.shapes.sizes import ceil_div, power_of_two
 
-_HELD = 1024  # elements of one block
+_BLOCK = 1024  # elements of a block
 
 
 def emit_scan(ctx: LoweringContext, group: Group) -> None:
-    """Add a CumSum or CumProd."""
+    """Lower CumSum and CumProd."""
     op = group.root_operation
-    x, y = _stored(ctx, op.inputs[0]), ctx.make(op.outputs[0])
+    x = ctx.read(op.inputs[0])
+    x = x if x.scale is None else ctx.read_float(op.inputs[0])
+    y = ctx.output_view(op.outputs[0])
     axes = integers_of(ctx.network, op, 1, "axis")
     if axes is None:
         raise NotCoveredError(f"node {op.name!r} ({op.kind}) has no axis")
     axis = axes[0] % len(x.shape)
-    rest = [at for at in range(len(x.shape)) if at != axis]
-    shape = tuple(x.shape[at] for at in rest)
-    order = order_of(shape, [tuple(v.strides[at] for at in rest) for v in (y, x)])
+    outer = [at for at in range(len(x.shape)) if at != axis]
+    shape = tuple(x.shape[at] for at in outer)
+    order = order_of(shape, [tuple(v.strides[at] for at in outer) for v in (y, x)])
     columns, rows = x.shape[axis], prod(shape)
-    block = min(power_of_two(columns), _HELD)
-    block_rows = min(power_of_two(rows), max(1, _HELD // block))
-    call = ctx.make_launch(
+    block = min(power_of_two(columns), _BLOCK)
+    block_rows = min(power_of_two(rows), max(1, _BLOCK // block))
+    launch = ctx.make_launch(
         "scan",
         (ceil_div(rows, block_rows), 1, 1),
         {"x": x, "y": y, "rows": rows},
@@ -36,8 +37,8 @@ def emit_scan(ctx: LoweringContext, group: Group) -> None:
             "SHAPE": (0, *order.shape[1:]),
             "Y_STRIDES": order.strides[0],
             "X_STRIDES": order.strides[1],
-            "X_STEP": x.strides[axis],
-            "Y_STEP": y.strides[axis],
+            "X_STRIDE": x.strides[axis],
+            "Y_STRIDE": y.strides[axis],
             "PRODUCT": op.kind == "CumProd",
             "EXCLUSIVE": bool(op.integer("exclusive", 0)),
             "REVERSE": bool(op.integer("reverse", 0)),
@@ -46,9 +47,4 @@ def emit_scan(ctx: LoweringContext, group: Group) -> None:
         },
         writes=(y,),
     )
-    ctx.add(group.nodes, (call,))
-
-
-def _stored(ctx: LoweringContext, name: str) -> View:
-    view = ctx.read(name)
-    return view if view.scale is None else ctx.read_float(name)
+    ctx.add_op(group.nodes, (launch,))

@@ -51,4 +51,4 @@ def tactics_of(ctx: "LoweringContext", problem: GemmProblem) -> tuple[Tactic, ..
 
 def add_gemm(ctx: "LoweringContext", nodes: tuple[str, ...], problem: GemmProblem) -> None:
     """Add the matrix product that `nodes` compute."""
-    ctx.work.append(TunableOp(nodes, tactics_of(ctx, problem), problem))
+    ctx.ops.append(TunableOp(nodes, tactics_of(ctx, problem), problem))

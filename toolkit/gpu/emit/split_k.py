@@ -30,7 +30,7 @@ def split_k_refusal(problem: GemmProblem) -> str | None:
         return f"no split-K kernel has a {type(left).__name__}"
     if left.strides.column != 1 or problem.right_strides.row != 1:
         return "an operand is transposed"
-    if not (fixed(shape.products) and shape.products == 1):
+    if not (fixed(shape.batch) and shape.batch == 1):
         return "it is batched"
     return None if fixed(shape.depth) and fixed(shape.columns) else "its sizes are dynamic"
 
@@ -41,7 +41,7 @@ def partial_sums(ctx: LoweringContext, problem: GemmProblem, parts: int) -> Gemm
     Only the kernel for im2col loaders splits the depth; a matrix is an image of one pixel a row.
     """
     left, shape = problem.left, problem.shape
-    columns = shape.columns * shape.products
+    columns = shape.columns * shape.batch
     sizes = (parts, shape.rows, columns)
     dtype = "int32" if left.view.dtype == "int8" else "float32"
     sums = ctx.allocate(f"{problem.y.base} (parts)", dtype, sizes, row_major(sizes))
@@ -63,7 +63,7 @@ def partial_sums(ctx: LoweringContext, problem: GemmProblem, parts: int) -> Gemm
 
 def split_k_reduce_launch(ctx: LoweringContext, problem: GemmProblem, sums: View) -> KernelLaunch:
     """Return the launch that adds the sums of all parts and applies the problem's epilogue."""
-    rows, columns = problem.shape.rows, problem.shape.columns * problem.shape.products
+    rows, columns = problem.shape.rows, problem.shape.columns * problem.shape.batch
     tile = row_tile(rows, columns)
     column_blocks = ceil_div(columns, tile.columns)
     height = tile.rows

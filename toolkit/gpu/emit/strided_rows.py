@@ -1,7 +1,4 @@
-"""Walks of kernels along rows: which dimensions count rows, which count along them.
-
-A tensor of any layout is (rows, columns) to such a kernel, with the strides of both.
-"""
+"""Strided rows: tensors of any layout as (rows, columns), for kernels that reduce along rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,15 +8,16 @@ from toolkit.gpu.ir.view import Shape, View
 from toolkit.gpu.shapes.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.plugins import Constant
 
-_HELD = 4096  # elements of a row that a block of 4 warps keeps in registers, 32 a thread
-_LONGEST = 16384  # elements that a block of 16 warps keeps
+_ELEMENTS_OF_4_WARPS = 4096  # that a block holds in registers, 32 a thread
+_ELEMENTS_OF_16_WARPS = 16384
 _MIN_COLUMNS_FOR_THREE_BLOCKS = 64
-_SHARED = 2048  # elements of a block that holds several rows
+_MULTI_ROW_ELEMENTS = 2048  # of a block of several rows
+_MAX_INTERLEAVED_ROWS = 64  # of a block whose rows are adjacent in memory
 
 
 @dataclass(frozen=True, slots=True)
 class StridedRows:
-    """`outer` and `inner`: sizes of what is walked; `strides`: of each tensor along both."""
+    """Rows over the dimensions `outer`, columns over `inner`; (outer, inner) strides per tensor."""
 
     outer: Shape
     inner: Shape
@@ -27,7 +25,7 @@ class StridedRows:
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return prod(self.outer)
 
     @property
@@ -36,9 +34,9 @@ class StridedRows:
         return prod(self.inner)
 
     def constants(self, *names: str) -> dict[str, Constant]:
-        """The walk as parameters of a kernel whose tensors have these names."""
+        """Return the constants of a kernel whose tensors have these names."""
         strides = {f"{n}_STRIDES": s for n, s in zip(names, self.strides, strict=True)}
-        # The first size is that of the batch more often than not, and no kernel looks at it.
+        # Kernels do not use the first sizes: often they are the batch, which may be dynamic.
         return {
             "COLUMNS": self.columns,
             "OUTER": (0, *self.outer[1:]),
@@ -49,61 +47,67 @@ class StridedRows:
 
 @dataclass(frozen=True, slots=True)
 class RowTile:
-    """A block of `rows` rows, `columns` elements of each at a time."""
+    """The tile of a block: `rows` rows, `columns` columns at a time."""
 
     rows: int
     columns: int
     warps: int
 
-    def grid(self, walk: StridedRows) -> tuple[int, int, int]:
-        """Blocks of rows."""
-        return (ceil_div(walk.rows, self.rows), 1, 1)
+    def grid(self, layout: StridedRows) -> tuple[int, int, int]:
+        """Return the grid: blocks of rows."""
+        return (ceil_div(layout.rows, self.rows), 1, 1)
 
     def constants(self) -> dict[str, Constant]:
-        """The block as parameters of a kernel."""
+        """Return the constants of a kernel."""
         return {"ROWS": self.rows, "BLOCK": self.columns}
 
 
 def plan_strided_rows(views: Sequence[View], along: Sequence[int]) -> StridedRows:
-    """Walk views of one shape, along the dimensions `along`; these are in the order of indices."""
+    """Return views of one shape as rows along the dimensions `along`.
+
+    Columns are in the order of the indices, rows in that of the memory of the first view.
+    """
     rank = len(views[0].shape)
     across = sorted(
         (at for at in range(rank) if at not in along), key=lambda at: -views[0].strides[at]
     )
-    outer, inner = _joined(views, across), _joined(views, sorted(along))
-    strides = tuple(zip(outer[1], inner[1], strict=True))
-    return StridedRows(outer[0], inner[0], strides)
+    outer, outer_strides = _collapse(views, across)
+    inner, inner_strides = _collapse(views, sorted(along))
+    return StridedRows(outer, inner, tuple(zip(outer_strides, inner_strides, strict=True)))
 
 
-def tile_rows(walk: StridedRows) -> RowTile:
-    """Choose the block: neighbours in memory are read by neighbouring threads."""
-    rows, columns = power_of_two(walk.rows), power_of_two(walk.columns)
-    across, along = (opt(steps[-1]) for steps in walk.strides[0])
-    if walk.rows != 1 and 0 < across < along:
-        block = min(rows, 64)
-        return RowTile(block, min(columns, _SHARED // block), 4)
-    held = columns if columns <= _LONGEST else _HELD
-    return RowTile(max(1, min(rows, _SHARED // held)), held, max(4, held // 1024))
+def tile_rows(layout: StridedRows) -> RowTile:
+    """Choose the tile so that loads are coalesced."""
+    rows, columns = power_of_two(layout.rows), power_of_two(layout.columns)
+    row_stride, column_stride = (opt(strides[-1]) for strides in layout.strides[0])
+    if layout.rows != 1 and 0 < row_stride < column_stride:
+        block = min(rows, _MAX_INTERLEAVED_ROWS)
+        return RowTile(block, min(columns, _MULTI_ROW_ELEMENTS // block), 4)
+    block = columns if columns <= _ELEMENTS_OF_16_WARPS else _ELEMENTS_OF_4_WARPS
+    return RowTile(max(1, min(rows, _MULTI_ROW_ELEMENTS // block)), block, max(4, block // 1024))
 
 
-def in_thirds(tile: RowTile, walk: StridedRows) -> RowTile:
-    """Return the tile of a kernel that keeps a row in three blocks where a quarter is empty."""
+def split_in_three(tile: RowTile, layout: StridedRows) -> RowTile:
+    """Return the tile of three blocks a row where it fits exactly and one would be 3/4 full."""
     short = tile.columns < _MIN_COLUMNS_FOR_THREE_BLOCKS
-    if short or not fixed(walk.columns) or 4 * walk.columns != 3 * tile.columns:
+    if short or not fixed(layout.columns) or 4 * layout.columns != 3 * tile.columns:
         return tile
     return replace(tile, columns=tile.columns // 4)
 
 
-def _joined(views: Sequence[View], dims: Sequence[int]) -> tuple[Shape, list[Shape]]:
-    """Join dimensions that all views step alike; single ones are left out."""
-    found: list[tuple[int, tuple[int, ...]]] = []
+def _collapse(views: Sequence[View], dims: Sequence[int]) -> tuple[Shape, list[Shape]]:
+    """Collapse dimensions that are contiguous in all views; drop those of size 1."""
+    collapsed: list[tuple[int, tuple[int, ...]]] = []
     for at in dims:
-        size, steps = views[0].shape[at], tuple(view.strides[at] for view in views)
+        size, strides = views[0].shape[at], tuple(view.strides[at] for view in views)
         if size == 1:
             continue
-        if found and all(o == s * size for o, s in zip(found[-1][1], steps, strict=True)):
-            found[-1] = (found[-1][0] * size, steps)
+        if collapsed and all(
+            outer == inner * size for outer, inner in zip(collapsed[-1][1], strides, strict=True)
+        ):
+            collapsed[-1] = (collapsed[-1][0] * size, strides)
         else:
-            found.append((size, steps))
-    found = found or [(1, (0,) * len(views))]
-    return tuple(n for n, _ in found), [tuple(s[at] for _, s in found) for at in range(len(views))]
+            collapsed.append((size, strides))
+    collapsed = collapsed or [(1, (0,) * len(views))]
+    shape = tuple(size for size, _ in collapsed)
+    return shape, [tuple(strides[at] for _, strides in collapsed) for at in range(len(views))]

@@ -48,9 +48,9 @@ TILED = Schedule("tiled", _refusal, tiled_tactics)
 
 
 def _tactic(ctx: LoweringContext, problem: GemmProblem, tile: Tile) -> Tactic:
-    if tile.parts == 1:
+    if tile.split_k == 1:
         return (tiled_launch(ctx, problem, tile),)
-    partial = partial_sums(ctx, problem, tile.parts)
+    partial = partial_sums(ctx, problem, tile.split_k)
     return tiled_launch(ctx, partial, tile), split_k_reduce_launch(ctx, problem, partial.y)
 
 
@@ -80,7 +80,7 @@ def tiled_launch(ctx: LoweringContext, problem: GemmProblem, tile: Tile) -> Kern
             "R_STRIDES": (residual.outer or operands.group_columns, residual.batch, residual.row),
             "EPILOGUE": problem.epilogue.ops,
             "WHOLE_BLOCKS": fixed(problem.shape.depth) and problem.shape.depth % tile.depth == 0,
-            "SPLIT_K": tile.parts,
+            "SPLIT_K": tile.split_k,
             "MMA_WARPS": ctx.mma_warps(problem, tile, ctx.gpu),
             "TAIL_N": tile.rest,
             **tile_constants(problem, tile, ctx.gpu),
@@ -140,14 +140,14 @@ def _strided(problem: GemmProblem, left: DenseLoader) -> _Operands:
     }
     rows: dict[str, int] = {"rows": problem.shape.rows}
     if problem.layout == "nchw":  # stores of neighbouring rows need the constant
-        return _Operands((problem.shape.products, 1), {}, {**constants, **rows})
-    return _Operands((problem.shape.products, 1), rows, constants)
+        return _Operands((problem.shape.batch, 1), {}, {**constants, **rows})
+    return _Operands((problem.shape.batch, 1), rows, constants)
 
 
 def _im2col(problem: GemmProblem, left: Im2colLoader, tile: Tile) -> _Operands:
     window = left.window
     return _Operands(
-        (left.groups, tile.parts),
+        (left.groups, tile.split_k),
         {"batch": left.batch},
         {
             "LOADER": "im2col",

@@ -17,8 +17,7 @@ class ElementType:
     kind: Kind
 
 
-# A bool is a byte that is 0 or 1, in numpy as in ONNX. Doubles are read and written, and computed
-# with as FP32.
+# A bool is a byte that is 0 or 1. Kernels load and store doubles and compute with them as FP32.
 ELEMENT_TYPES: Mapping[str, ElementType] = {
     row.name: row
     for row in (
@@ -39,5 +38,5 @@ ELEMENT_TYPES: Mapping[str, ElementType] = {
 
 
 def is_float(dtype: str) -> bool:
-    """Whether elements of this type are activations, stored in the precision of the build."""
+    """Whether tensors of this type are activations, stored in the precision of the build."""
     return ELEMENT_TYPES[dtype].kind == "float"

@@ -1,11 +1,11 @@
-"""The table of ONNX element-wise operators: which steps of an expression each one is.
+"""The table of ONNX element-wise operators: the expression ops of each.
 
-Adding an operator is adding a row here, and a branch in `toolkit.gpu.kernels.expression` where the
-steps that are there do not say it. Formulas and defaults: ONNX's operators, opset 23 and before.
+A new operator is a row here, and a branch in `toolkit.gpu.kernels.expression` where the ops there
+do not suffice. Formulas and defaults: ONNX's operators, opset 23 and before.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -23,17 +23,15 @@ Constants = Mapping[str, Array]
 
 
 class ExprBuilder:
-    """The steps of an expression in the making.
+    """Collects the ops of an expression.
 
-    `index`: the value that each tensor is, operands first; `found`: the steps so far.
+    `index`: the number of each tensor's value, operands first; `ops`: those added so far.
     """
-
-    known = tuple(ELEMENT_TYPES)
 
     def __init__(
         self, index: Mapping[str, int], constants: Constants, dtypes: Mapping[str, str]
     ) -> None:
-        self.found: list[ExprOp] = []
+        self.ops: list[ExprOp] = []
         self._index = index
         self._operands = len(index)
         self._constants = constants
@@ -42,11 +40,11 @@ class ExprBuilder:
     @property
     def last(self) -> int:
         """The index of the newest value."""
-        return self._operands + len(self.found) - 1
+        return self._operands + len(self.ops) - 1
 
-    def add(self, step: str, *arguments: Constant) -> int:
-        """Add a step: indices of values, then numbers; return the index of its value."""
-        self.found.append((step, *arguments))
+    def add(self, op: str, *arguments: Constant) -> int:
+        """Add an op: indices of values, then numbers; return the index of its value."""
+        self.ops.append((op, *arguments))
         return self.last
 
     def constant(self, number: float, dtype: str = "float32") -> int:
@@ -76,7 +74,7 @@ class ExprBuilder:
 
 
 Rule = Callable[[ExprBuilder, Operation], int]
-"""Adds the steps of an operation; returns the index of its result."""
+"""Adds the ops of an operation; returns the index of its result."""
 
 
 def is_number(name: str, constants: Constants) -> bool:
@@ -84,38 +82,35 @@ def is_number(name: str, constants: Constants) -> bool:
     return name in constants and constants[name].size == 1 and constants[name].dtype.kind in "fiub"
 
 
-def _plain(step: str, s: ExprBuilder, op: Operation) -> int:
-    """One step of all operands."""
-    return s.add(step, *(s.value(name) for name in op.inputs))
+def _plain(name: str, s: ExprBuilder, op: Operation) -> int:
+    """One op of all operands."""
+    return s.add(name, *(s.value(operand) for operand in op.inputs))
 
 
-def _typed(step: str, whole: str, s: ExprBuilder, op: Operation) -> int:
-    """One step for floats, another for integers."""
-    return _plain(step if is_float(s.dtype(op.inputs[0])) else whole, s, op)
+def _typed(name: str, integer: str, s: ExprBuilder, op: Operation) -> int:
+    """One op for floats, another for integers."""
+    return _plain(name if is_float(s.dtype(op.inputs[0])) else integer, s, op)
 
 
-def _floats(step: str, s: ExprBuilder, op: Operation) -> int:
-    """A step that changes floats only: integers are whole and finite."""
+def _floats(name: str, s: ExprBuilder, op: Operation) -> int:
+    """An op that changes floats only: integers are whole and finite."""
     x = s.value(op.inputs[0])
-    return s.add(step, x) if is_float(s.dtype(op.inputs[0])) else x
+    return s.add(name, x) if is_float(s.dtype(op.inputs[0])) else x
 
 
-def _joined(step: str, s: ExprBuilder, op: Operation) -> int:
-    """A step of two values, over any number of operands."""
-    found = s.value(op.inputs[0])
-    for name in op.inputs[1:]:
-        found = s.add(step, found, s.value(name))
-    return found
+def _variadic(name: str, s: ExprBuilder, op: Operation) -> int:
+    """A binary op, over any number of operands."""
+    return reduce(partial(s.add, name), map(s.value, op.inputs))
 
 
 def _mean(s: ExprBuilder, op: Operation) -> int:
-    return s.add("mul", _joined("add", s, op), s.constant(1 / len(op.inputs)))
+    return s.add("mul", _variadic("add", s, op), s.constant(1 / len(op.inputs)))
 
 
-def _parameters(step: str, defaults: Mapping[str, float], s: ExprBuilder, op: Operation) -> int:
-    """One step of a tensor, with attributes as its numbers."""
-    numbers = [op.number(name, default) for name, default in defaults.items()]
-    return s.add(step, s.value(op.inputs[0]), *numbers)
+def _parameters(name: str, defaults: Mapping[str, float], s: ExprBuilder, op: Operation) -> int:
+    """One op of a tensor, with attributes as its numbers."""
+    numbers = [op.number(attribute, default) for attribute, default in defaults.items()]
+    return s.add(name, s.value(op.inputs[0]), *numbers)
 
 
 def _clip(s: ExprBuilder, op: Operation) -> int:
@@ -129,9 +124,9 @@ def _clip(s: ExprBuilder, op: Operation) -> int:
             for at, what, default in ((1, "min", -np.inf), (2, "max", np.inf))
         )
         return s.add("clip", x, low, high)
-    for at, step in ((1, "max"), (2, "min")):
+    for at, bound in ((1, "max"), (2, "min")):
         if names[at]:
-            x = s.add(step, x, s.value(names[at]))
+            x = s.add(bound, x, s.value(names[at]))
     return x
 
 
@@ -176,9 +171,8 @@ def _shift(s: ExprBuilder, op: Operation) -> int:
 
 
 def _infinite(s: ExprBuilder, op: Operation) -> int:
-    found = s.value(op.inputs[0])
     above, below = op.integer("detect_positive", 1), op.integer("detect_negative", 1)
-    return s.add("is_infinite", found, bool(above), bool(below))
+    return s.add("is_infinite", s.value(op.inputs[0]), bool(above), bool(below))
 
 
 def _gelu(s: ExprBuilder, op: Operation) -> int:
@@ -199,12 +193,12 @@ def _swish(s: ExprBuilder, op: Operation) -> int:
 
 
 def _round_int8(s: ExprBuilder, op: Operation) -> int:
-    one = np.float32(1) / np.float32(op.number("scale", 1.0))
-    return s.add("round_int8", s.value(op.inputs[0]), float(one))
+    factor = np.float32(1) / np.float32(op.number("scale", 1.0))
+    return s.add("round_int8", s.value(op.inputs[0]), float(factor))
 
 
 _SELU = {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}  # ONNX, operator Selu
-_STEPS: Mapping[str, str] = {  # one step of all operands, the same for all types
+_PLAIN: Mapping[str, str] = {  # one op of all operands, the same for all types
     "Abs": "abs",
     "Acos": "acos",
     "Acosh": "acosh",
@@ -250,7 +244,7 @@ _STEPS: Mapping[str, str] = {  # one step of all operands, the same for all type
     "Where": "where",
     "Xor": "xor",
 }
-_PARAMETERS: Mapping[str, tuple[str, Mapping[str, float]]] = {  # a step with attributes
+_PARAMETERS: Mapping[str, tuple[str, Mapping[str, float]]] = {  # an op with attributes
     "Celu": ("celu", {"alpha": 1.0}),
     "Elu": ("elu", {"alpha": 1.0}),
     "HardSigmoid": ("hard_sigmoid", {"alpha": 0.2, "beta": 0.5}),
@@ -260,7 +254,7 @@ _PARAMETERS: Mapping[str, tuple[str, Mapping[str, float]]] = {  # a step with at
     "ThresholdedRelu": ("thresholded", {"alpha": 1.0}),
 }
 OPERATORS: Mapping[str, Rule] = {
-    **{kind: partial(_plain, step) for kind, step in _STEPS.items()},
+    **{kind: partial(_plain, name) for kind, name in _PLAIN.items()},
     **{kind: partial(_parameters, *row) for kind, row in _PARAMETERS.items()},
     "BitShift": _shift,
     "Cast": _cast,
@@ -271,13 +265,13 @@ OPERATORS: Mapping[str, Rule] = {
     "Gelu": _gelu,
     "HardSwish": _hard_swish,
     "IsInf": _infinite,
-    "Max": partial(_joined, "max"),
+    "Max": partial(_variadic, "max"),
     "Mean": _mean,
-    "Min": partial(_joined, "min"),
+    "Min": partial(_variadic, "min"),
     "Mod": _mod,
     "Pow": _power,
     "Round": partial(_floats, "round"),
     "RoundInt8": _round_int8,
-    "Sum": partial(_joined, "add"),
+    "Sum": partial(_variadic, "add"),
     "Swish": _swish,
 }

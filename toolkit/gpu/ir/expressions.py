@@ -1,6 +1,6 @@
-"""ONNX element-wise operations as expressions, which kernels evaluate on what they read.
+"""Fused element-wise expressions: ONNX operations as ops that a kernel evaluates on its operands.
 
-`graph.operators` says for each operator which steps it is; `toolkit.gpu.kernels.expression`
+`toolkit.gpu.ir.elementwise_ops` has the ops of each operator, `toolkit.gpu.kernels.expression`
 computes them.
 """
 
@@ -11,14 +11,15 @@ from types import MappingProxyType
 import numpy as np
 
 from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
 from toolkit.gpu.ir.elementwise_ops import OPERATORS, Constants, ExprBuilder, ExprOp, is_number
 from toolkit.gpu.ir.network import Operation
 
-_MOST = 127  # of INT8
-# Steps whose number is a scale, or one over it.
+_INT8_MAX = 127
+# Ops whose number is a scale, or its reciprocal.
 _SCALED = ("real", "near_int8", "round_int8", "relu_int8")
-# Steps that are shorter where no more than the digits of FP16 are kept.
-_IN_HALF: Mapping[str, str] = MappingProxyType(
+# Faster variants for results that keep no more than the digits of FP16.
+_HALF_PRECISION: Mapping[str, str] = MappingProxyType(
     {
         "gelu": "gelu_half",
         "gelu_tanh": "gelu_tanh_half",
@@ -30,13 +31,13 @@ _IN_HALF: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """Values computed from `operands` by `steps`; the last step is the result.
+    """Values computed from `operands` by `ops`; the last op is the result.
 
-    Without steps it is the first operand itself.
+    Without ops the result is the first operand.
     """
 
     operands: tuple[str, ...]
-    steps: tuple[ExprOp, ...]
+    ops: tuple[ExprOp, ...]
 
 
 def is_elementwise(op: Operation) -> bool:
@@ -50,12 +51,12 @@ def tensors_read(op: Operation, constants: Constants) -> tuple[str, ...]:
 
 
 def inverse(scale: float) -> float:
-    """Return 1 / scale in float32: rounding to a grid multiplies by it."""
+    """Return 1 / scale in float32: quantization multiplies by it."""
     return float(np.float32(1) / np.float32(scale))
 
 
-def converting(source: float | None, target: float | None) -> tuple[ExprOp, ...]:
-    """Return the steps from numbers stored with one scale (None: real ones) to another."""
+def requantize_ops(source: float | None, target: float | None) -> tuple[ExprOp, ...]:
+    """Return the ops from values with scale `source` to scale `target`; None: not INT8."""
     if source == target:
         return ()
     real: tuple[ExprOp, ...] = () if source is None else (("real", 0, source),)
@@ -64,26 +65,27 @@ def converting(source: float | None, target: float | None) -> tuple[ExprOp, ...]
     return (*real, ("round_int8", len(real), inverse(target)))
 
 
-def with_numbers(steps: tuple[ExprOp, ...]) -> tuple[tuple[ExprOp, ...], tuple[float, ...]]:
-    """Take the scales out of steps: kernels are given them, and differ in nothing else."""
-    numbers: list[float] = []
-    found: list[ExprOp] = []
-    for step in steps:
-        if step[0] not in _SCALED:
-            found.append(step)
-            continue
-        found.append((f"{step[0]}_by", step[1], len(numbers)))
-        numbers.append(float(step[2]))  # type: ignore[arg-type]
-    return tuple(found), tuple(numbers)
+def extract_scalars(ops: tuple[ExprOp, ...]) -> tuple[tuple[ExprOp, ...], tuple[float, ...]]:
+    """Move the scales out of ops into run-time scalars, so that new scales compile nothing."""
+    scalars: list[float] = []
+    parametric: list[ExprOp] = []
+    for op in ops:
+        if op[0] in _SCALED:
+            parametric.append((f"{op[0]}_by", op[1], len(scalars)))
+            scalars.append(float(op[2]))  # type: ignore[arg-type]
+        else:
+            parametric.append(op)
+    return tuple(parametric), tuple(scalars)
 
 
 def operands_of(
     root: str | None, operations: Sequence[Operation], constants: Constants
 ) -> tuple[str, ...]:
     """Return the tensors that an expression reads, the root first."""
-    made = {name for op in operations for name in op.outputs}
+    computed = {name for op in operations for name in op.outputs}
     read = (name for op in operations for name in tensors_read(op, constants))
-    return tuple(dict.fromkeys((*((root,) if root else ()), *(n for n in read if n not in made))))
+    external = (name for name in read if name not in computed)
+    return tuple(dict.fromkeys((*((root,) if root else ()), *external)))
 
 
 def expression_of(
@@ -93,64 +95,64 @@ def expression_of(
     scales: Mapping[str, float | None] = MappingProxyType({}),
     dtypes: Mapping[str, str] = MappingProxyType({}),
     *,
-    in_half: bool = False,
+    half_precision: bool = False,
 ) -> Expression:
-    """Join element-wise operations in running order into one expression.
+    """Fuse element-wise operations, in running order, into one expression.
 
-    `root`: the tensor that a kernel hands to it as its first operand, if any. The result is the
-    output of the last operation, on a grid as integers if that is a RoundInt8. `scales` of the
-    operands that are read as integers on a grid; `dtypes` of tensors, float32 where it has none.
-    `in_half`: results keep the digits of FP16, or fewer, and the GPU has instructions for that.
-    Raises NotCoveredError: an operation that only some parameters of are covered, named.
+    `root`: the tensor that a kernel computes and passes as first operand, if any. The result is the
+    output of the last operation, as INT8 integers if that is a RoundInt8. `scales` of the operands
+    that are INT8; `dtypes` of tensors, float32 by default. `half_precision`: results keep the
+    digits of FP16, or fewer, and the GPU has instructions for that.
+    Raises NotCoveredError: an operand's type has no ops.
     """
     operands = operands_of(root, operations, constants)
     index = {name: at for at, name in enumerate(operands)}
-    steps = ExprBuilder(index, constants, dtypes)
+    builder = ExprBuilder(index, constants, dtypes)
     for name in operands:
         scale = scales.get(name)
         if scale is not None:
-            index[name] = steps.add("real", index[name], scale)
-        elif steps.dtype(name) == "bool":
-            index[name] = steps.add("bool", index[name])
+            index[name] = builder.add("real", index[name], scale)
+        elif builder.dtype(name) == "bool":
+            index[name] = builder.add("bool", index[name])
     for op in operations:
         if op.kind == "RoundInt8" and op is not operations[-1]:
             scale = op.number("scale", 1.0)
-            near = steps.add("near_int8", steps.value(op.inputs[0]), inverse(scale))
-            index[op.outputs[0]] = steps.add("real", near, scale)
+            near = builder.add("near_int8", builder.value(op.inputs[0]), inverse(scale))
+            index[op.outputs[0]] = builder.add("real", near, scale)
         else:
-            index[op.outputs[0]] = _add(steps, op)
-    if operations and index[operations[-1].outputs[0]] != steps.last:
-        steps.add("same", index[operations[-1].outputs[0]])
-    found = tuple(steps.found)
-    if in_half:
-        found = tuple((_IN_HALF.get(str(step[0]), step[0]), *step[1:]) for step in found)
-    return Expression(operands, _rectified_at_once(len(operands), found))
+            index[op.outputs[0]] = _add(builder, op)
+    if operations and index[operations[-1].outputs[0]] != builder.last:
+        builder.add("same", index[operations[-1].outputs[0]])
+    ops = tuple(builder.ops)
+    if half_precision:
+        ops = tuple((_HALF_PRECISION.get(str(op[0]), op[0]), *op[1:]) for op in ops)
+    return Expression(operands, _fuse_relu_round(len(operands), ops))
 
 
-def _rectified_at_once(operands: int, steps: tuple[ExprOp, ...]) -> tuple[ExprOp, ...]:
-    """Write a rectifier and the rounding that ends an expression as one step.
+def _fuse_relu_round(operands: int, ops: tuple[ExprOp, ...]) -> tuple[ExprOp, ...]:
+    """Write a rectifier and the rounding that ends an expression as one op.
 
     Rounding x to q = clip(rte(fl(x f)), -128, 127) is monotone, so Relu first leaves the q of 0 or
-    more; a Clip from 0 on does so where its highest number is rounded to 127 or beyond.
+    more; a Clip from 0 on does so where its upper limit is rounded to 127 or beyond.
     """
-    if len(steps) < 2 or steps[-1][:2] != ("round_int8", operands + len(steps) - 2):
-        return steps
-    rectifier, factor = steps[-2], np.float32(steps[-1][2])  # type: ignore[arg-type]
+    if len(ops) < 2 or ops[-1][:2] != ("round_int8", operands + len(ops) - 2):
+        return ops
+    rectifier, factor = ops[-2], np.float32(ops[-1][2])  # type: ignore[arg-type]
     if rectifier[0] == "clip":
         low, high = (np.float32(limit) for limit in rectifier[2:])  # type: ignore[arg-type]
-        rectifies = bool(low == 0 and np.rint(high * factor) >= _MOST)
+        rectifies = bool(low == 0 and np.rint(high * factor) >= _INT8_MAX)
     else:
         rectifies = rectifier[0] == "relu"
     if not rectifies:
-        return steps
-    return (*steps[:-2], ("relu_int8", rectifier[1], steps[-1][2]))
+        return ops
+    return (*ops[:-2], ("relu_int8", rectifier[1], ops[-1][2]))
 
 
-def _add(steps: ExprBuilder, op: Operation) -> int:
+def _add(builder: ExprBuilder, op: Operation) -> int:
     for name in op.inputs:
-        if name and steps.dtype(name) not in steps.known:
+        if name and builder.dtype(name) not in ELEMENT_TYPES:
             raise NotCoveredError(
-                f"node {op.name!r} ({op.kind}) reads {name!r} of type {steps.dtype(name)}; kernels "
-                f"read {', '.join(steps.known)}"
+                f"node {op.name!r} ({op.kind}) reads {name!r} of type {builder.dtype(name)}; "
+                f"kernels read {', '.join(ELEMENT_TYPES)}"
             )
-    return OPERATORS[op.kind](steps, op)
+    return OPERATORS[op.kind](builder, op)

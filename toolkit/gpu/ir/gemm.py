@@ -167,20 +167,20 @@ IDENTITY = Epilogue((("same", 0),))  # stores the accumulators
 
 @dataclass(frozen=True, slots=True)
 class GemmShape:
-    """Sizes of `products` equal matrix products, which tiles are chosen for.
+    """Sizes of `batch` equal matrix products, which tiles are chosen for.
 
-    `depth` products are summed for each result, `run` of them with elements that no other row reads
-    (a convolution: under one tap). `item_bytes` of an operand, `stored_bytes` of what is read and
-    written for each result: itself and a residual.
+    `unshared_depth`: the part of `depth` whose left elements no other row reads (a convolution: the
+    channels under one tap). `item_bytes`: of an operand element. `stored_bytes`: of a result, and
+    of its residual.
     """
 
     rows: int
     columns: int
     depth: int
-    run: int
+    unshared_depth: int
     item_bytes: int
     stored_bytes: int
-    products: int = 1
+    batch: int = 1
 
 
 @dataclass(frozen=True, slots=True)

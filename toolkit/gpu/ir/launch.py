@@ -1,7 +1,7 @@
-"""Calls of kernels: which kernel, compiled how, started over which grid with which arguments.
+"""Kernel launches and tunable ops: the result of lowering.
 
-A call speaks of tensors by name, and a piece of work may have several ways to be done.
-`toolkit.gpu.lower` turns them into the launches of an engine once every tensor has its place.
+Launches refer to allocations by name, and an op may have several tactics. `toolkit.gpu.compile`
+turns them into the launches of an engine once the workspace is planned.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ KERNELS: dict[str, str] = {
     "depthwise_int8": "depthwise_int8",
     "max_pool": "max_pooling",
     "pool": "pooling",
-    "global_average": "pooling",
+    "global_average_pool": "pooling",
     "elementwise": "elementwise",
     "transpose_tiles": "elementwise",
     "gather": "gather",
@@ -30,20 +30,20 @@ KERNELS: dict[str, str] = {
     "scan": "scan",
     "softmax": "softmax",
     "normalize": "normalization",
-    "normalize_locally": "normalization",
+    "local_response_norm": "normalization",
     "pool3d": "pooling3d",
     "fill": "pooling3d",
     "unpool": "pooling3d",
     "attention": "attention",
     "reduce": "reduction",
-    "find_extreme": "reduction",
-    "top_k": "ranking",
+    "arg_reduce": "reduction",
+    "top_k": "top_k",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """The file of a plugin that holds a kernel; `title` is the plugin's operator."""
+    """The file of a plugin's kernel; `title`: the plugin's operator."""
 
     title: str
     file: str
@@ -51,7 +51,7 @@ class KernelSource:
 
     @property
     def in_cuda(self) -> bool:
-        """Whether it is CUDA C++; else it is Triton."""
+        """Whether the file is CUDA C++, not Triton."""
         return self.file.endswith(".cu")
 
 
@@ -61,9 +61,9 @@ class KernelSpec:
 
     `signature`: the run-time parameters with Triton's types, such as ("x", "*fp16:16"); ":16" says
     that the value is a multiple of 16. "SHAPE.1" is a member of the constant SHAPE, which is a
-    tuple; members of members go on with ".". `constants`: all other parameters, by name, with None
-    for such members.
-    `exact`: products are rounded before they are added, so that INT8 is the same bits everywhere.
+    tuple; paths may be deeper. `constants`: all other parameters, by name, with None for such
+    members.
+    `exact`: without fused multiply-add, so that INT8 results are the same bits everywhere.
     `source` None: a kernel of the toolkit.
     """
 
@@ -105,7 +105,7 @@ Argument = InTensor | InWeights | int
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """One start of a kernel. `reads` and `writes` are the allocations that it touches."""
+    """A kernel launch; `reads` and `writes` are allocations."""
 
     spec: KernelSpec
     grid: tuple[int, int, int]
@@ -115,15 +115,15 @@ class KernelLaunch:
 
 
 Tactic = tuple[KernelLaunch, ...]
-"""One way to do a piece of work: calls that run one after the other."""
+"""One implementation of an op: launches that run in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class TunableOp:
-    """What the ONNX nodes `nodes` compute, in one of several ways; the first is the cost model's.
+    """What the ONNX nodes `nodes` compute; the first tactic is the cost model's choice.
 
-    All tactics give the same result, up to the order of sums in floating point. `problem`: the
-    matrix product that it is, where it is one.
+    All tactics give the same result, up to the order of floating-point sums. `problem`: the matrix
+    product that it is, where it is one.
     """
 
     nodes: tuple[str, ...]
@@ -132,6 +132,7 @@ class TunableOp:
 
     @property
     def touched(self) -> tuple[str, ...]:
-        """The allocations that any of its tactics reads or writes."""
-        calls = (call for tactic in self.tactics for call in tactic)
-        return tuple(dict.fromkeys(base for call in calls for base in (*call.reads, *call.writes)))
+        """The allocations that any tactic reads or writes."""
+        launches = (launch for tactic in self.tactics for launch in tactic)
+        bases = (base for launch in launches for base in (*launch.reads, *launch.writes))
+        return tuple(dict.fromkeys(bases))

@@ -1,4 +1,4 @@
-"""Inputs of operations that say how, not on what: they must be constant."""
+"""Parameters of operations that are inputs in ONNX; kernels need them constant."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from toolkit.gpu.ir.network import Array, Network, Operation
 
 
 def constant_of(network: Network, op: Operation, at: int) -> Array | None:
-    """Return the constant input `at` of an operation, None where it is left out.
+    """Return the constant input `at` of an operation, None where it is absent.
 
     Raises NotCoveredError: it is computed.
     """
@@ -25,7 +25,7 @@ def constant_of(network: Network, op: Operation, at: int) -> Array | None:
 def integers_of(network: Network, op: Operation, at: int, name: str) -> tuple[int, ...] | None:
     """Return integers that are an attribute in older versions of an operator, and now an input.
 
-    None where they are left out. Raises NotCoveredError: the input is computed.
+    None where they are absent. Raises NotCoveredError: the input is computed.
     """
     if name in op.attributes:
         return op.integers(name, ())
@@ -33,10 +33,10 @@ def integers_of(network: Network, op: Operation, at: int, name: str) -> tuple[in
     return None if values is None else tuple(values.reshape(-1).tolist())
 
 
-def numbers_of(network: Network, op: Operation, at: int, name: str) -> tuple[float, ...] | None:
-    """Return numbers that are an attribute in older versions of an operator, and now an input.
+def floats_of(network: Network, op: Operation, at: int, name: str) -> tuple[float, ...] | None:
+    """Return floats that are an attribute in older versions of an operator, and now an input.
 
-    None where they are left out or the input is empty. Raises NotCoveredError: it is computed.
+    None where they are absent or empty. Raises NotCoveredError: it is computed.
     """
     if name in op.attributes:
         value = op.attributes[name]
@@ -49,8 +49,8 @@ def numbers_of(network: Network, op: Operation, at: int, name: str) -> tuple[flo
 
 
 @dataclass(frozen=True, slots=True)
-class PlainSlice:
-    """Indices start .. start + size - 1 of one dimension of a tensor."""
+class UnitSlice:
+    """The slice [start, start + size) of one dimension of a tensor, with step 1."""
 
     source: str
     axis: int
@@ -58,8 +58,8 @@ class PlainSlice:
     size: int
 
 
-def slice_of(network: Network, op: Operation | None) -> PlainSlice | None:
-    """Return a Slice of one dimension in steps of 1; None for all other operations."""
+def slice_of(network: Network, op: Operation | None) -> UnitSlice | None:
+    """Return the slice of a Slice of one dimension with step 1; None for other operations."""
     if op is None or op.kind != "Slice" or any(n not in network.constants for n in op.inputs[1:]):
         return None
     starts = integers_of(network, op, 1, "starts") or ()
@@ -71,10 +71,13 @@ def slice_of(network: Network, op: Operation | None) -> PlainSlice | None:
         return None
     axis = axes[0] % len(shape)
     start = max(starts[0] + shape[axis], 0) if starts[0] < 0 else starts[0]
-    return PlainSlice(source, axis, start, network.shapes[op.outputs[0]][axis])
+    return UnitSlice(source, axis, start, network.shapes[op.outputs[0]][axis])
 
 
-def scales_at(op: Operation) -> int:
-    """Return which input of a Resize or Upsample its scales are: older ones have no region."""
+def scales_input(op: Operation) -> int:
+    """Return the index of the scales among the inputs of a Resize or Upsample.
+
+    Older versions have no region of interest before them.
+    """
     old = "scales" in op.attributes or op.kind == "Upsample" or len(op.inputs) == 2
     return 1 if old else 2

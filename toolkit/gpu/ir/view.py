@@ -34,11 +34,11 @@ class View:
 
     @property
     def elements(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return prod(self.shape)
 
     def permuted(self, order: Sequence[int]) -> "View":
-        """The same elements with dimension i taken from order[i]."""
+        """Return the view transposed: dimension i is dimension order[i] of this one."""
         return replace(
             self,
             shape=tuple(self.shape[at] for at in order),
@@ -46,22 +46,22 @@ class View:
         )
 
     def reshaped(self, shape: Shape) -> "View | None":
-        """The same elements in order under another shape; None where that needs a copy.
+        """Return the view under another shape; None where that needs a copy.
 
-        Dimensions are split at will, and joined where they lie like one.
+        Dimensions can always be split, and merged where they are contiguous.
         """
         old = [(n, s) for n, s in zip(self.shape, self.strides, strict=True) if n != 1]
-        found: list[int] = []
+        strides: list[int] = []
         at, last = 0, 1
-        while len(found) < len(shape):
-            group = [shape[len(found)]]  # new dimensions that hold the same elements as old ones
+        while len(strides) < len(shape):
+            group = [shape[len(strides)]]  # new dimensions, of the elements of old[start:at]
             start, at = at, at + (group[0] != 1)
-            joined = prod(n for n, _ in old[start:at])
-            while prod(group) != joined:
-                if prod(group) < joined and len(found) + len(group) < len(shape):
-                    group.append(shape[len(found) + len(group)])
+            elements = prod(n for n, _ in old[start:at])
+            while prod(group) != elements:
+                if prod(group) < elements and len(strides) + len(group) < len(shape):
+                    group.append(shape[len(strides) + len(group)])
                 elif at < len(old):
-                    joined *= old[at][0]
+                    elements *= old[at][0]
                     at += 1
                 else:
                     return None  # sizes that are equal at some points of a range only
@@ -69,28 +69,28 @@ class View:
             if any(s != n * inner for (_, s), (n, inner) in pairs):
                 return None
             last = old[at - 1][1] if at > start else last
-            found += [last * stride for stride in row_major(tuple(group))]
-        return replace(self, shape=shape, strides=tuple(found))
+            strides += [last * stride for stride in row_major(tuple(group))]
+        return replace(self, shape=shape, strides=tuple(strides))
 
-    def lies_as(self, other: "View") -> bool:
-        """Whether it is the same elements at the same places: single sizes have any stride."""
-        alike = replace(self, strides=other.strides) == other
-        return alike and _same(self.shape, self.strides, other.strides)
+    def is_same_as(self, view: "View") -> bool:
+        """Whether both are the same elements in memory; dimensions of size 1 have any stride."""
+        same = replace(self, strides=view.strides) == view
+        return same and _same_strides(self.shape, self.strides, view.strides)
 
     def is_row_major(self) -> bool:
-        """Whether the elements lie in the order of the indices, without gaps."""
-        return _same(self.shape, self.strides, row_major(self.shape))
+        """Whether the elements are row-major and dense."""
+        return _same_strides(self.shape, self.strides, row_major(self.shape))
 
     def pixel_pitch(self) -> int | None:
-        """Elements from one pixel to the next, where (N, C, H, W) is stored channels-last."""
+        """Return the elements from one pixel to the next of a NHWC tensor; None for others."""
         if len(self.shape) != 4:
             return None
         batch, channels, height, width = self.shape
-        # The first of these that is no single one steps over exactly one pixel.
-        steps = ((width, self.strides[3]), (height, self.strides[2]), (batch, self.strides[0]))
-        pitch = next((stride for size, stride in steps if size != 1), channels)
-        wanted = channels_last(self.shape, pitch)
-        fits = pitch >= channels and _same(self.shape, self.strides, wanted)
+        # The innermost of these with more than one element has the stride of a pixel.
+        dims = ((width, self.strides[3]), (height, self.strides[2]), (batch, self.strides[0]))
+        pitch = next((stride for size, stride in dims if size != 1), channels)
+        nhwc = channels_last(self.shape, pitch)
+        fits = pitch >= channels and _same_strides(self.shape, self.strides, nhwc)
         return pitch if fits else None
 
 
@@ -107,13 +107,13 @@ def channels_last(shape: Shape, pitch: int | None = None) -> Shape:
 
 
 def like(strides: Shape, shape: Shape) -> Shape:
-    """Return dense strides of `shape` whose dimensions lie in the order of `strides`."""
+    """Return dense strides of `shape` with its dimensions in the memory order of `strides`."""
     order = sorted(range(len(shape)), key=lambda at: (-strides[at], at))
     dense = row_major(tuple(shape[at] for at in order))
-    placed = dict(zip(order, dense, strict=True))
-    return tuple(placed[at] for at in range(len(shape)))
+    by_dim = dict(zip(order, dense, strict=True))
+    return tuple(by_dim[at] for at in range(len(shape)))
 
 
-def _same(shape: Shape, left: Shape, right: Shape) -> bool:
-    """Whether two strides reach the same elements: those of single sizes do not count."""
+def _same_strides(shape: Shape, left: Shape, right: Shape) -> bool:
+    """Whether two strides address the same elements; dimensions of size 1 do not count."""
     return all(n == 1 or a == b for n, a, b in zip(shape, left, right, strict=True))

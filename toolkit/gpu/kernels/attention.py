@@ -1,16 +1,17 @@
-"""Attention of every query to all keys, without storing the weights of one to the other.
+"""Fused attention with an online softmax: scores and weights are never stored.
 
-    s[i, j] = cap(SCALE sum_d q[i, d] k[j, d]) + mask[i, j],   cap(s) = CAP tanh(s / CAP) or s
-    y[i, e] = STEPS(sum_j exp(s[i, j] - m[i]) v[j, e] / sum_j exp(s[i, j] - m[i]))
+    s[i, j] = cap(SCALE sum_d q[i, d] k[j, d]) + mask[i, j]
+    cap(s)  = SOFTCAP tanh(s / SOFTCAP), or s where SOFTCAP is 0
+    y[i, e] = EPILOGUE(sum_j exp(s[i, j] - m[i]) v[j, e] / sum_j exp(s[i, j] - m[i]))
     m[i] = max_j s[i, j]
 
-Keys are read block by block. The sums so far are scaled by exp(m before - m after) whenever the
+Keys are read block by block. The accumulators are scaled by exp(m before - m after) whenever the
 maximum grows (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). All
-exponents are of 2: m is kept times log2(e). A query that sees no key gets 0.
+exponents are of 2: m is stored times log2(e). A query that sees no key gets 0.
 
-The first WHOLE keys are blocks of BLOCK_N that every query sees; the others are a block of
-BLOCK_LAST, which asks which keys there are: 197 are three blocks of 64 and one of 16. Where WHOLE
-is 0 all blocks are of BLOCK_LAST.
+The first FULL_KEYS keys are read in blocks of BLOCK_N without a mask, the others in one masked
+block of BLOCK_TAIL: 197 keys are three blocks of 64 and one of 16. Where FULL_KEYS is 0, all blocks
+are masked blocks of BLOCK_TAIL.
 """
 
 import triton
@@ -24,21 +25,21 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def attention(
     q, k, v, mask, y,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, DEPTH: tl.constexpr, VALUES: tl.constexpr,
-    HEADS: tl.constexpr, SHARING: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, DEPTH: tl.constexpr, VALUE_DEPTH: tl.constexpr,
+    HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr,
     Q_STRIDES: tl.constexpr, K_STRIDES: tl.constexpr, V_STRIDES: tl.constexpr,
     MASK_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr,
-    SCALE: tl.constexpr, CAP: tl.constexpr, CHOOSES: tl.constexpr, CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr, EPILOGUE: tl.constexpr, WHOLE: tl.constexpr,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, BOOL_MASK: tl.constexpr, CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr, EPILOGUE: tl.constexpr, FULL_KEYS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
-    BLOCK_LAST: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,
     scalars=None,
 ):  # fmt: skip
     """Grid: (blocks of queries, batch x heads).
 
-    Strides are those of batch, head, row and column. SHARING heads of q read one of k and v. A mask
-    is added, or with CHOOSES lets through where it is not 0. With CAUSAL query i sees keys 0 to i.
-    With either WHOLE is 0.
+    Strides are those of batch, head, row and column. GROUP_SIZE heads of q share one of k and v.
+    The mask is added; with BOOL_MASK it selects the keys where it is not 0. With CAUSAL query i
+    sees keys 0 to i. With a mask or CAUSAL, FULL_KEYS is 0.
     """
     batch = tl.program_id(1) // HEADS
     head = tl.program_id(1) % HEADS
@@ -46,36 +47,36 @@ def attention(
     d = tl.arange(0, BLOCK_D)
     e = tl.arange(0, BLOCK_E)
     q += batch * Q_STRIDES[0] + head * Q_STRIDES[1]
-    k += batch * K_STRIDES[0] + head // SHARING * K_STRIDES[1]
-    v += batch * V_STRIDES[0] + head // SHARING * V_STRIDES[1]
+    k += batch * K_STRIDES[0] + head // GROUP_SIZE * K_STRIDES[1]
+    v += batch * V_STRIDES[0] + head // GROUP_SIZE * V_STRIDES[1]
     y += batch * Y_STRIDES[0] + head * Y_STRIDES[1]
-    some = (i < QUERIES)[:, None]
-    query_place = i[:, None] * Q_STRIDES[2] + d[None, :] * Q_STRIDES[3]
-    query = tl.load(q + query_place, mask=some & (d < DEPTH)[None, :], other=0.0)
+    query_inside = (i < QUERIES)[:, None]
+    query_offset = i[:, None] * Q_STRIDES[2] + d[None, :] * Q_STRIDES[3]
+    query = tl.load(q + query_offset, mask=query_inside & (d < DEPTH)[None, :], other=0.0)
 
     # The largest score is the one with the largest sum: the sums alone are compared.
-    PLAIN: tl.constexpr = CAP == 0.0 and SCALE > 0.0 and mask is None
-    most = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    PLAIN: tl.constexpr = SOFTCAP == 0.0 and SCALE > 0.0 and mask is None
+    row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     sums = tl.zeros((BLOCK_M, BLOCK_E), tl.float32)
     # What does not change with the block of keys is computed once.
-    j = tl.arange(0, BLOCK_LAST)
-    keys = k + d[:, None] * K_STRIDES[3] + (WHOLE + j)[None, :] * K_STRIDES[2]
-    values = v + (WHOLE + j)[:, None] * V_STRIDES[2] + e[None, :] * V_STRIDES[3]
-    if WHOLE > 0:
-        if KEYS > WHOLE:  # the last block is on its way while the others are computed
-            left = WHOLE + j < KEYS
-            key = tl.load(keys, mask=(d < DEPTH)[:, None] & left[None, :], other=0.0)
-            value = tl.load(values, mask=left[:, None] & (e < VALUES)[None, :], other=0.0)
-        most, total, sums = _whole_blocks(
-            query, k, v, d, e, most, total, sums, WHOLE, DEPTH, VALUES, K_STRIDES, V_STRIDES,
-            SCALE, CAP, PLAIN, PRECISION, BLOCK_N,
+    j = tl.arange(0, BLOCK_TAIL)
+    keys = k + d[:, None] * K_STRIDES[3] + (FULL_KEYS + j)[None, :] * K_STRIDES[2]
+    values = v + (FULL_KEYS + j)[:, None] * V_STRIDES[2] + e[None, :] * V_STRIDES[3]
+    if FULL_KEYS > 0:
+        if KEYS > FULL_KEYS:  # the last block is on its way while the others are computed
+            tail = FULL_KEYS + j < KEYS
+            key = tl.load(keys, mask=(d < DEPTH)[:, None] & tail[None, :], other=0.0)
+            value = tl.load(values, mask=tail[:, None] & (e < VALUE_DEPTH)[None, :], other=0.0)
+        row_max, total, sums = _full_blocks(
+            query, k, v, d, e, row_max, total, sums, FULL_KEYS, DEPTH, VALUE_DEPTH,
+            K_STRIDES, V_STRIDES, SCALE, SOFTCAP, PLAIN, PRECISION, BLOCK_N,
         )  # fmt: skip
-        if KEYS > WHOLE:
-            s = _scores(query, key, SCALE, CAP, PLAIN, PRECISION)
-            s = tl.where(left[None, :], s, float("-inf"))
-            most, total, sums = _add_block(
-                s, value, most, total, sums, SCALE, PLAIN, False, PRECISION
+        if KEYS > FULL_KEYS:
+            s = _scores(query, key, SCALE, SOFTCAP, PLAIN, PRECISION)
+            s = tl.where(tail[None, :], s, float("-inf"))
+            row_max, total, sums = _add_block(
+                s, value, row_max, total, sums, SCALE, PLAIN, False, PRECISION
             )
     else:
         if mask is not None:
@@ -84,64 +85,71 @@ def attention(
         end = KEYS
         if CAUSAL:
             end = tl.minimum(KEYS, (tl.program_id(0) + 1) * BLOCK_M)
-        for start in range(0, end, BLOCK_LAST):
-            here = start + j < KEYS
+        for start in range(0, end, BLOCK_TAIL):
+            inside = start + j < KEYS
             key = tl.load(
-                keys + start * K_STRIDES[2], mask=(d < DEPTH)[:, None] & here[None, :], other=0.0
+                keys + start * K_STRIDES[2], mask=(d < DEPTH)[:, None] & inside[None, :], other=0.0
             )
             value = tl.load(
-                values + start * V_STRIDES[2], mask=here[:, None] & (e < VALUES)[None, :], other=0.0
-            )
-            s = _scores(query, key, SCALE, CAP, PLAIN, PRECISION)
-            seen = here[None, :]
+                values + start * V_STRIDES[2],
+                mask=inside[:, None] & (e < VALUE_DEPTH)[None, :], other=0.0,
+            )  # fmt: skip
+            s = _scores(query, key, SCALE, SOFTCAP, PLAIN, PRECISION)
+            seen = inside[None, :]
             if CAUSAL:
                 seen = seen & ((start + j)[None, :] <= i[:, None])
             if mask is not None:
-                given = tl.load(mask + start * MASK_STRIDES[3], mask=some & here[None, :], other=0)
-                if CHOOSES:
-                    seen = seen & (given != 0)
+                masked = tl.load(
+                    mask + start * MASK_STRIDES[3], mask=query_inside & inside[None, :], other=0
+                )
+                if BOOL_MASK:
+                    seen = seen & (masked != 0)
                 else:
-                    s += given.to(tl.float32) * LOG2_E
+                    s += masked.to(tl.float32) * LOG2_E
             s = tl.where(seen, s, float("-inf"))
-            most, total, sums = _add_block(
-                s, value, most, total, sums, SCALE, PLAIN, CAUSAL or mask is not None, PRECISION
+            row_max, total, sums = _add_block(
+                s, value, row_max, total, sums, SCALE, PLAIN, CAUSAL or mask is not None, PRECISION
             )
 
     result = sums * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
     result = evaluate((result,), EPILOGUE, scalars)
-    place = i[:, None] * Y_STRIDES[2] + e[None, :] * Y_STRIDES[3]
-    tl.store(y + place, result.to(y.dtype.element_ty), mask=some & (e < VALUES)[None, :])
+    offset = i[:, None] * Y_STRIDES[2] + e[None, :] * Y_STRIDES[3]
+    inside = query_inside & (e < VALUE_DEPTH)[None, :]
+    tl.store(y + offset, result.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _whole_blocks(
-    query, k, v, d, e, most, total, sums, WHOLE: tl.constexpr,
-    DEPTH: tl.constexpr, VALUES: tl.constexpr, K_STRIDES: tl.constexpr, V_STRIDES: tl.constexpr,
-    SCALE: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+def _full_blocks(
+    query, k, v, d, e, row_max, total, sums, FULL_KEYS: tl.constexpr,
+    DEPTH: tl.constexpr, VALUE_DEPTH: tl.constexpr,
+    K_STRIDES: tl.constexpr, V_STRIDES: tl.constexpr,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Return the maximum, the total weight and the sums with the first WHOLE keys."""
+    """Return the maximum, the total weight and the sums with the first FULL_KEYS keys."""
     j = tl.arange(0, BLOCK_N)
     k += d[:, None] * K_STRIDES[3] + j[None, :] * K_STRIDES[2]
     v += j[:, None] * V_STRIDES[2] + e[None, :] * V_STRIDES[3]
-    for start in range(0, WHOLE, BLOCK_N):
+    for start in range(0, FULL_KEYS, BLOCK_N):
         key = tl.load(k + start * K_STRIDES[2], mask=(d < DEPTH)[:, None], other=0.0)
-        value = tl.load(v + start * V_STRIDES[2], mask=(e < VALUES)[None, :], other=0.0)
-        s = _scores(query, key, SCALE, CAP, PLAIN, PRECISION)
-        most, total, sums = _add_block(s, value, most, total, sums, SCALE, PLAIN, False, PRECISION)
-    return most, total, sums
+        value = tl.load(v + start * V_STRIDES[2], mask=(e < VALUE_DEPTH)[None, :], other=0.0)
+        s = _scores(query, key, SCALE, SOFTCAP, PLAIN, PRECISION)
+        row_max, total, sums = _add_block(
+            s, value, row_max, total, sums, SCALE, PLAIN, False, PRECISION
+        )
+    return row_max, total, sums
 
 
 @triton.jit
 def _scores(
-    query, key, SCALE: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr,
+    query, key, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, PLAIN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return cap(SCALE query key) times log2(e); if PLAIN the products alone."""
     s = tl.dot(query, key, input_precision=PRECISION)
-    if CAP > 0.0:  # tanh(a) = 1 - 2 / (exp(2 a) + 1)
-        power = tl.exp2(s * (2.0 * LOG2_E * SCALE / CAP))
-        s = (CAP * LOG2_E) * (1.0 - 2.0 / (power + 1.0))
+    if SOFTCAP > 0.0:  # tanh(a) = 1 - 2 / (exp(2 a) + 1)
+        power = tl.exp2(s * (2.0 * LOG2_E * SCALE / SOFTCAP))
+        s = (SOFTCAP * LOG2_E) * (1.0 - 2.0 / (power + 1.0))
     elif not PLAIN:
         s *= SCALE * LOG2_E
     return s
@@ -149,7 +157,7 @@ def _scores(
 
 @triton.jit
 def _add_block(
-    s, value, most, total, sums, SCALE: tl.constexpr, PLAIN: tl.constexpr, HIDES: tl.constexpr,
+    s, value, row_max, total, sums, SCALE: tl.constexpr, PLAIN: tl.constexpr, HIDES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return the maximum, the total weight and the sums with one more block of keys.
@@ -157,9 +165,9 @@ def _add_block(
     With HIDES a block may show a query none of its keys.
     """
     if PLAIN:
-        grown = tl.maximum(most, tl.max(s, 1) * (SCALE * LOG2_E))
+        grown = tl.maximum(row_max, tl.max(s, 1) * (SCALE * LOG2_E))
     else:
-        grown = tl.maximum(most, tl.max(s, 1))
+        grown = tl.maximum(row_max, tl.max(s, 1))
     shift = grown
     if HIDES:
         shift = tl.where(grown == float("-inf"), 0.0, grown)
@@ -167,7 +175,7 @@ def _add_block(
         weight = tl.exp2(tl.fma(s, SCALE * LOG2_E, -shift[:, None]))
     else:
         weight = tl.exp2(s - shift[:, None])
-    before = tl.exp2(most - shift)
+    before = tl.exp2(row_max - shift)
     total = total * before + tl.sum(weight, 1)
     sums = tl.dot(weight.to(value.dtype), value, sums * before[:, None], input_precision=PRECISION)
     return grown, total, sums

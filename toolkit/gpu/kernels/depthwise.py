@@ -1,10 +1,10 @@
-"""Depthwise convolution: each channel with a filter of its own, on channels-last tensors.
+"""Depthwise convolution: each channel has its own filter, NHWC.
 
-    y[p, c] = STEPS((sum_t a[p, t, c] w[t, c] + bias[c]) scale[c], residual[p, c])
+    y[p, c] = EPILOGUE((sum_t a[p, t, c] w[t, c] + bias[c]) scale[c], residual[p, c])
 
 p is an output pixel, c a channel, t a tap; a[p, t, c] is the input under the tap, 0 outside the
-picture. There is no product of matrices in this: it runs at the speed of memory, so a block makes
-ROWS output rows, and reads each input pixel once for all of them that it lies under.
+image. This is no GEMM and is memory-bound, so a block computes ROWS output rows and loads each
+input pixel once for all of them.
 
 Weights are [tap row, tap column, channel], row-major.
 """
@@ -27,43 +27,45 @@ def depthwise(
     PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
     EPILOGUE: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (blocks of strips, blocks of channels). A strip is ROWS pixels above each other."""
-    strip = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    """Grid: (blocks of pixel columns, blocks of channels). A column is ROWS output pixels high."""
+    pixel_column = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    STRIPS = (OUT_HEIGHT + ROWS - 1) // ROWS  # above each other
-    image = strip // (STRIPS * OUT_WIDTH)
-    row = strip // OUT_WIDTH % STRIPS * ROWS
-    column = strip % OUT_WIDTH
-    top = tl.where(image < batch, row * STRIDE_H - PAD_TOP, -(2**24))  # none beyond the last image
+    ROW_BLOCKS = (OUT_HEIGHT + ROWS - 1) // ROWS
+    image = pixel_column // (ROW_BLOCKS * OUT_WIDTH)
+    row = pixel_column // OUT_WIDTH % ROW_BLOCKS * ROWS
+    column = pixel_column % OUT_WIDTH
+    # Beyond the last image every row is outside.
+    top = tl.where(image < batch, row * STRIDE_H - PAD_TOP, -(2**24))
     left = column * STRIDE_W - PAD_LEFT
     corner = ((image * HEIGHT + row * STRIDE_H - PAD_TOP) * WIDTH + left) * X_PITCH
     x += corner[:, None] + c[None, :]
 
-    NUMBER: tl.constexpr = tl.float32 if scale is None else tl.int32
-    total = (tl.zeros((BLOCK_M, BLOCK_N), NUMBER),) * ROWS
+    ACCUMULATOR: tl.constexpr = tl.float32 if scale is None else tl.int32
+    total = (tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR),) * ROWS
     TAPS: tl.constexpr = TAP_ROWS * TAP_COLUMNS
     if TAPS < 50:
-        # Unrolled as a whole, the windows of INT8 beyond 3x3 hold more numbers than a thread can.
-        AT_ONCE: tl.constexpr = 1 if TAPS > 9 and scale is not None else TAP_COLUMNS
-        for first in range(0, TAP_COLUMNS, AT_ONCE):
-            for part in tl.static_range(AT_ONCE):
-                column_tap = first + part
+        # Unrolled as a whole, INT8 windows beyond 3x3 take more registers than a thread has.
+        UNROLL: tl.constexpr = 1 if TAPS > 9 and scale is not None else TAP_COLUMNS
+        for first in range(0, TAP_COLUMNS, UNROLL):
+            for unrolled in tl.static_range(UNROLL):
+                column_tap = first + unrolled
                 w = left + column_tap * DILATION_W
-                beside = (w >= 0) & (w < WIDTH)
+                column_inside = (w >= 0) & (w < WIDTH)
                 for under in tl.static_range(
                     (ROWS - 1) * STRIDE_H + (TAP_ROWS - 1) * DILATION_H + 1
                 ):
                     h = top + under
-                    inside = (beside & (h >= 0) & (h < HEIGHT))[:, None] & (c < CHANNELS)[None, :]
+                    inside = column_inside & (h >= 0) & (h < HEIGHT)
+                    inside = inside[:, None] & (c < CHANNELS)[None, :]
                     offset = (under * WIDTH + column_tap * DILATION_W) * X_PITCH
-                    a = tl.load(x + offset, mask=inside, other=0).to(NUMBER)
+                    a = tl.load(x + offset, mask=inside, other=0).to(ACCUMULATOR)
                     total = _add_row(
                         total, a, weights + column_tap * CHANNELS + c, c < CHANNELS, under,
-                        TAP_COLUMNS * CHANNELS, TAP_ROWS, STRIDE_H, DILATION_H, ROWS, NUMBER,
+                        TAP_COLUMNS * CHANNELS, TAP_ROWS, STRIDE_H, DILATION_H, ROWS, ACCUMULATOR,
                     )  # fmt: skip
     else:  # thousands unrolled compile for minutes
         tl.static_assert(ROWS == 1, "large windows make one row at a time")
-        one = total[0]
+        sums = total[0]
         for tap in range(TAPS):
             under = tap // TAP_COLUMNS * DILATION_H
             aside = tap % TAP_COLUMNS * DILATION_W
@@ -72,16 +74,16 @@ def depthwise(
             inside = inside[:, None] & (c < CHANNELS)[None, :]
             a = tl.load(x + (under * WIDTH + aside) * X_PITCH, mask=inside, other=0)
             b = tl.load(weights + tap * CHANNELS + c, mask=c < CHANNELS, other=0)
-            one += a.to(NUMBER) * b.to(NUMBER)[None, :]
-        total = (one,)
+            sums += a.to(ACCUMULATOR) * b.to(ACCUMULATOR)[None, :]
+        total = (sums,)
 
     pixels = batch * OUT_HEIGHT * OUT_WIDTH
     for i in tl.static_range(ROWS):
         p = (image * OUT_HEIGHT + row + i) * OUT_WIDTH + column
-        p = tl.where(row + i < OUT_HEIGHT, p, pixels)  # none below the last row
-        operand = load_residual(residual, p, c, pixels, CHANNELS, R_PITCH)
+        p = tl.where(row + i < OUT_HEIGHT, p, pixels)  # outside below the last row
+        residual_tile = load_residual(residual, p, c, pixels, CHANNELS, R_PITCH)
         store_with_epilogue(
-            total[i], bias, scale, operand, y, p, c, pixels, CHANNELS, Y_PITCH, EPILOGUE,
+            total[i], bias, scale, residual_tile, y, p, c, pixels, CHANNELS, Y_PITCH, EPILOGUE,
             scalars,
         )  # fmt: skip
 
@@ -90,20 +92,20 @@ def depthwise(
 def _add_row(
     total, a, weights, present, under: tl.constexpr, PITCH: tl.constexpr,
     TAP_ROWS: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr,
-    ROWS: tl.constexpr, NUMBER: tl.constexpr,
+    ROWS: tl.constexpr, ACCUMULATOR: tl.constexpr,
 ):  # fmt: skip
-    """Add what an input row, `under` rows below the first, gives to each output row."""
+    """Add the products of an input row, `under` rows below the first, to each output row."""
     sums = ()
     for i in tl.static_range(ROWS):
-        if _lies_under(under - i * STRIDE, TAP_ROWS, DILATION):
+        if _is_tap_row(under - i * STRIDE, TAP_ROWS, DILATION):
             b = tl.load(weights + (under - i * STRIDE) // DILATION * PITCH, mask=present, other=0)
-            sums = sums + (total[i] + a * b.to(NUMBER)[None, :],)
+            sums = sums + (total[i] + a * b.to(ACCUMULATOR)[None, :],)
         else:
             sums = sums + (total[i],)
     return sums
 
 
 @triton.constexpr_function
-def _lies_under(below, taps, dilation):
-    """Whether a row this far below the first lies under a tap of a filter."""
+def _is_tap_row(below, taps, dilation):
+    """Whether an input row `below` the first is under a tap of the filter."""
     return below >= 0 and below % dilation == 0 and below // dilation < taps

@@ -1,22 +1,21 @@
-"""Depthwise convolution of INT8, four products in one instruction.
+"""Depthwise INT8 convolution, four products in one instruction (dp4a).
 
-    y[p, c] = STEPS((sum_t a[p, t, c] w[t, c] + bias[c]) scale[c], residual[p, c])
+    y[p, c] = EPILOGUE((sum_t a[p, t, c] w[t, c] + bias[c]) scale[c], residual[p, c])
 
 p is an output pixel, c a channel, t a tap; a[p, t, c] is the input under the tap, 0 outside the
-picture. `dp4a` adds the products of the bytes of two words to a sum. A word of the input is a
-channel of four pixels beside each other, from a column e that is a multiple of SPACING:
+image. `dp4a` adds the products of four INT8 pairs, packed into two INT32, to a sum. An input int8x4
+is one channel of four adjacent pixels, from a column e that is a multiple of SPACING:
 
-    word(e)[b] = a[e + b]
+    input(e)[b] = a[e + b]
 
-Bytes lie channel by channel: six PRMT make the words of four channels from two pixels more. A word
-of the weights is four taps of a row. Where the first tap of an output lies o columns behind such an
-e, its words are
+Activations are stored channel by channel: six PRMT pack four channels of two more pixels. A weight
+int8x4 is four taps of a row. Where the first tap of an output is o columns after such an e:
 
     W[row, o, k][b] = w[row, 4 k + b - o], 0 where there is no such tap
 
-A lane computes four channels of a patch of ROWS x COLUMNS pixels and holds the words under it.
+A thread computes four channels of a patch of ROWS x COLUMNS pixels from inputs in registers.
 
-Weights are [tap row, o, k, channel], words of int32.
+Weights are [tap row, o, k, channel], INT32.
 """
 
 import triton
@@ -39,7 +38,7 @@ def depthwise_int8(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of BLOCK patches of four channels). CHANNELS is a multiple of 4."""
-    ACROSS: tl.constexpr = (COLUMNS - 1) * STRIDE_W + TAP_COLUMNS  # columns that a patch reads
+    ACROSS: tl.constexpr = (COLUMNS - 1) * STRIDE_W + TAP_COLUMNS  # input columns of a patch
     DOWN: tl.constexpr = (ROWS - 1) * STRIDE_H + TAP_ROWS
     QUADS: tl.constexpr = CHANNELS // 4
     patch = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -50,28 +49,29 @@ def depthwise_int8(
     lines = (OUT_HEIGHT + ROWS - 1) // ROWS
     image = line // lines
     row = line % lines * ROWS
-    there = image < batch
-    top = tl.where(there, row * STRIDE_H - PAD_TOP, -(2**24))  # none beyond the last image
+    image_inside = image < batch
+    # Beyond the last image every row is outside.
+    top = tl.where(image_inside, row * STRIDE_H - PAD_TOP, -(2**24))
     left = column * STRIDE_W - PAD_LEFT
     corner = (image * HEIGHT + row * STRIDE_H - PAD_TOP) * WIDTH + left
     x += (corner * X_PITCH)[:, None] + c
 
-    words = ()
+    inputs = ()
     for under in tl.static_range(DOWN):
         inside = (top + under >= 0) & (top + under < HEIGHT)
-        words = words + _words(
+        inputs = inputs + _pack_row(
             x + under * WIDTH * X_PITCH, inside, left, WIDTH, X_PITCH, ACROSS,
-            _last_word(COLUMNS, STRIDE_W, TAP_COLUMNS, SPACING), SPACING,
+            _last_start(COLUMNS, STRIDE_W, TAP_COLUMNS, SPACING), SPACING,
         )  # fmt: skip
 
     total = tl.zeros((BLOCK, 4), tl.int32)
     if bias is not None:
         total += tl.load(bias + c)
     totals = (total,) * (ROWS * COLUMNS)
-    OF_ROW: tl.constexpr = SPACING * _words_of(SPACING - 1, TAP_COLUMNS) * CHANNELS
+    ROW_WEIGHTS: tl.constexpr = SPACING * _int8x4_count(SPACING - 1, TAP_COLUMNS) * CHANNELS
     for tap_row in tl.static_range(TAP_ROWS):
         totals = _add_taps(
-            totals, words, weights + tap_row * OF_ROW + c, tap_row, CHANNELS, TAP_COLUMNS,
+            totals, inputs, weights + tap_row * ROW_WEIGHTS + c, tap_row, CHANNELS, TAP_COLUMNS,
             STRIDE_H, STRIDE_W, ROWS, COLUMNS, SPACING,
         )  # fmt: skip
 
@@ -79,93 +79,94 @@ def depthwise_int8(
     for i in tl.static_range(ROWS):
         for j in tl.static_range(COLUMNS):
             p = (image * OUT_HEIGHT + row + i) * OUT_WIDTH + column + j
-            inside = there & (row + i < OUT_HEIGHT) & (column + j < OUT_WIDTH)
+            inside = image_inside & (row + i < OUT_HEIGHT) & (column + j < OUT_WIDTH)
             inside = inside[:, None] & (c < CHANNELS)
             values = (totals[i * COLUMNS + j].to(tl.float32) * factor,)
             if residual is not None:
-                before = tl.load(residual + (p * R_PITCH)[:, None] + c, mask=inside, other=0)
-                values = values + (as_float(before),)
+                residual_tile = tl.load(residual + (p * R_PITCH)[:, None] + c, mask=inside, other=0)
+                values = values + (as_float(residual_tile),)
             result = evaluate(values, EPILOGUE, scalars).to(y.dtype.element_ty)
             tl.store(y + (p * Y_PITCH)[:, None] + c, result, mask=inside)
 
 
 @triton.jit
-def _words(
-    x, inside, left, WIDTH, X_PITCH: tl.constexpr, ACROSS: tl.constexpr, LAST: tl.constexpr,
+def _pack_row(
+    x, inside, left, WIDTH, X_PITCH: tl.constexpr, ACROSS: tl.constexpr, LAST_START: tl.constexpr,
     SPACING: tl.constexpr,
 ):  # fmt: skip
-    """Return the words of a row at columns 0, SPACING, .. LAST."""
+    """Load and pack an input row: the int8x4 at columns 0, SPACING, .. LAST_START."""
     pairs = ()
     for at in tl.static_range(0, ACROSS, 2):
-        first = _pixels(x, inside, left, at, WIDTH, X_PITCH)
+        first = _load_pixel(x, inside, left, at, WIDTH, X_PITCH)
         if at + 1 < ACROSS:
-            pairs = pairs + (_pair(first, _pixels(x, inside, left, at + 1, WIDTH, X_PITCH)),)
-        else:  # what is beside it meets a weight of 0
-            pairs = pairs + (_pair(first, first),)
-    words = ()
-    for at in tl.static_range(0, LAST + 1, SPACING):
+            second = _load_pixel(x, inside, left, at + 1, WIDTH, X_PITCH)
+            pairs = pairs + (_pack_pair(first, second),)
+        else:  # the second pixel meets a weight of 0
+            pairs = pairs + (_pack_pair(first, first),)
+    packed = ()
+    for at in tl.static_range(0, LAST_START + 1, SPACING):
         if at + 2 < ACROSS:
-            words = words + (_word(pairs[at // 2], pairs[at // 2 + 1]),)
+            packed = packed + (_pack_int8x4(pairs[at // 2], pairs[at // 2 + 1]),)
         else:
-            words = words + (_word(pairs[at // 2], pairs[at // 2]),)
-    return words
+            packed = packed + (_pack_int8x4(pairs[at // 2], pairs[at // 2]),)
+    return packed
 
 
 @triton.jit
-def _pixels(x, inside, left, at: tl.constexpr, WIDTH, X_PITCH: tl.constexpr):
+def _load_pixel(x, inside, left, at: tl.constexpr, WIDTH, X_PITCH: tl.constexpr):
     inside = inside & (left + at >= 0) & (left + at < WIDTH)
     return tl.load(x + at * X_PITCH, mask=inside[:, None], other=0)
 
 
 @triton.jit
 def _add_taps(
-    totals, words, weights, tap_row: tl.constexpr, CHANNELS: tl.constexpr,
+    totals, inputs, weights, tap_row: tl.constexpr, CHANNELS: tl.constexpr,
     TAP_COLUMNS: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPACING: tl.constexpr,
 ):  # fmt: skip
-    """Add what a row of taps gives to each output of the patch."""
-    MOST: tl.constexpr = _words_of(SPACING - 1, TAP_COLUMNS)
-    IN_ROW: tl.constexpr = _last_word(COLUMNS, STRIDE_W, TAP_COLUMNS, SPACING) // SPACING + 1
+    """Add the products of a row of taps to each output of the patch."""
+    MAX_COUNT: tl.constexpr = _int8x4_count(SPACING - 1, TAP_COLUMNS)
+    PER_ROW: tl.constexpr = _last_start(COLUMNS, STRIDE_W, TAP_COLUMNS, SPACING) // SPACING + 1
     taps = ()
     for o in tl.static_range(0, SPACING, STRIDE_W):
-        for k in tl.static_range(_words_of(o, TAP_COLUMNS)):
-            taps = taps + (tl.load(weights + (o * MOST + k) * CHANNELS),)
+        for k in tl.static_range(_int8x4_count(o, TAP_COLUMNS)):
+            taps = taps + (tl.load(weights + (o * MAX_COUNT + k) * CHANNELS),)
     sums = ()
     for i in tl.static_range(ROWS):
         for j in tl.static_range(COLUMNS):
             total = totals[i * COLUMNS + j]
-            for k in tl.static_range(_words_of(j * STRIDE_W % SPACING, TAP_COLUMNS)):
-                word = words[
-                    (i * STRIDE_H + tap_row) * IN_ROW + j * STRIDE_W // SPACING + 4 // SPACING * k
+            for k in tl.static_range(_int8x4_count(j * STRIDE_W % SPACING, TAP_COLUMNS)):
+                packed = inputs[
+                    (i * STRIDE_H + tap_row) * PER_ROW + j * STRIDE_W // SPACING + 4 // SPACING * k
                 ]
-                tap = taps[_place(j * STRIDE_W % SPACING, k, STRIDE_W, TAP_COLUMNS)]
-                total = _add_dot(word, tap, total)
+                tap = taps[_tap_index(j * STRIDE_W % SPACING, k, STRIDE_W, TAP_COLUMNS)]
+                total = _dot_int8x4(packed, tap, total)
             sums = sums + (total,)
     return sums
 
 
 @triton.constexpr_function
-def _words_of(offset, taps):
-    """How many words the taps of a row take, the first of them `offset` bytes in."""
+def _int8x4_count(offset, taps):
+    """Number of int8x4 that the taps of a row take, the first tap `offset` bytes in."""
     return (offset + taps + 3) // 4
 
 
 @triton.constexpr_function
-def _last_word(columns, stride, taps, spacing):
-    """The column of the last word that a patch of `columns` outputs needs."""
+def _last_start(columns, stride, taps, spacing):
+    """Column of the last int8x4 that a patch of `columns` outputs needs."""
     starts = [j * stride for j in range(columns)]
     return max(s // spacing * spacing + (s % spacing + taps - 1) // 4 * 4 for s in starts)
 
 
 @triton.constexpr_function
-def _place(offset, k, stride, taps):
-    """Which of the loaded words of weights is the k-th of an offset."""
+def _tap_index(offset, k, stride, taps):
+    """Index of the k-th int8x4 of an offset among the loaded weights."""
     return sum((o + taps + 3) // 4 for o in range(0, offset, stride)) + k
 
 
 @triton.jit
-def _pair(a, b):
-    """Return the bytes of a and b, a the lower."""
+def _pack_pair(a, b):
+    """Pack the bytes a and b into 16 bits, a the lower."""
     if INTERPRETED:
         result = (a.to(tl.int16) & 255) | (b.to(tl.int16) << 8)
     else:
@@ -177,8 +178,8 @@ def _pair(a, b):
 
 
 @triton.jit
-def _word(a, b):
-    """Return the pairs a and b, a the lower."""
+def _pack_int8x4(a, b):
+    """Pack the 16-bit pairs a and b into 32 bits, a the lower."""
     if INTERPRETED:
         result = (a.to(tl.int32) & 65535) | (b.to(tl.int32) << 16)
     else:
@@ -193,8 +194,8 @@ def _word(a, b):
 
 
 @triton.jit
-def _add_dot(a, b, total):
-    """Return total + the products of the four bytes of a and b."""
+def _dot_int8x4(a, b, total):
+    """Return total + the dot product of the int8x4 a and b."""
     if INTERPRETED:
         for byte in tl.static_range(4):
             total += (a << (24 - 8 * byte) >> 24) * (b << (24 - 8 * byte) >> 24)

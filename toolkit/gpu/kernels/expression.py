@@ -120,9 +120,9 @@ def _apply_function(v, STEP: tl.constexpr):
     """Functions of floats."""
     OP: tl.constexpr = STEP[0]
     if OP == "sin":
-        result = tl.sin(functions.turned(v[STEP[1]]))
+        result = tl.sin(functions.reduce_angle(v[STEP[1]]))
     elif OP == "cos":
-        result = tl.cos(functions.turned(v[STEP[1]]))
+        result = tl.cos(functions.reduce_angle(v[STEP[1]]))
     elif OP == "tan":
         result = functions.tan(v[STEP[1]])
     elif OP == "asin":
@@ -169,7 +169,7 @@ def _apply_function(v, STEP: tl.constexpr):
     elif OP == "ceil":
         result = tl.ceil(v[STEP[1]])
     elif OP == "round":
-        result = functions.whole(v[STEP[1]])
+        result = functions.round_half_even(v[STEP[1]])
     elif OP == "power":
         result = functions.power(v[STEP[1]], v[STEP[2]])
     elif OP == "remainder":
@@ -190,7 +190,7 @@ def _apply_whole(v, STEP: tl.constexpr):
     elif OP == "modulo":
         result = functions.modulo(v[STEP[1]], v[STEP[2]])
     elif OP == "whole_power":
-        result = functions.whole_power(v[STEP[1]], v[STEP[2]])
+        result = functions.integer_power(v[STEP[1]], v[STEP[2]])
     elif OP == "mixed_power":
         result = functions.mixed_power(v[STEP[1]], v[STEP[2]])
     elif OP == "sign":

@@ -1,9 +1,9 @@
 """Elementary functions of FP32, from exp, log, sqrt, sin and cos of numbers near 0.
 
-Each formula stands above its code; those that lose digits near 0 are series there. The relative
-error stays under 1e-5, that of a power under 1e-7 times the size of its logarithm. Functions named
-"..._half" are for results that are stored in FP16 or INT8, from sm_75 on: a hyperbolic tangent is
-one instruction there, with a relative error of 2^-11 (PTX ISA, tanh.approx), that of FP16.
+Docstrings give the formulas; those that lose digits near 0 are series there. The relative error
+stays under 1e-5, that of a power under 1e-7 times the size of its logarithm. Functions named
+"..._half" are for results stored as FP16 or INT8, from sm_75 on: a hyperbolic tangent is one
+instruction there, with a relative error of 2^-11 (PTX ISA, tanh.approx), that of FP16.
 """
 
 import triton
@@ -50,12 +50,12 @@ def tanh(x):
 def tanh_half(x):
     """tanh(x)."""
     if INTERPRETED:
-        found = tanh(x)
+        result = tanh(x)
     else:
-        found = tl.inline_asm_elementwise(
+        result = tl.inline_asm_elementwise(
             "tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1
         )
-    return found
+    return result
 
 
 @triton.jit
@@ -66,9 +66,9 @@ def sigmoid(x):
     the one, and the other is 0 to FP32's digits of 1 where it would be one.
     """
     if INTERPRETED:
-        found = 1.0 / (1.0 + tl.exp(-x))
+        result = 1.0 / (1.0 + tl.exp(-x))
     else:
-        found = tl.inline_asm_elementwise(
+        result = tl.inline_asm_elementwise(
             """{
             .reg .f32 e;
             mul.rn.f32 e, $1, 0fBFB8AA3B;
@@ -78,7 +78,7 @@ def sigmoid(x):
             }""",
             "=f,f", [x], tl.float32, is_pure=True, pack=1,
         )  # fmt: skip
-    return found
+    return result
 
 
 @triton.jit
@@ -91,19 +91,19 @@ def silu(x):
 def silu_half(x):
     """x sigmoid(x) = h + h tanh(h), h = x / 2."""
     if INTERPRETED:
-        found = silu(x)
+        result = silu(x)
     else:
         h = 0.5 * x
-        found = tl.fma(h, tanh_half(h), h)
-    return found
+        result = tl.fma(h, tanh_half(h), h)
+    return result
 
 
 @triton.jit
 def asinh(x):
     """log(a + sqrt(a^2 + 1)), a = |x|, with the sign of x."""
     a = tl.abs(x)
-    found = log1p(a + a * a / (1.0 + tl.sqrt(a * a + 1.0)))
-    return tl.where(x < 0, -found, found)
+    result = log1p(a + a * a / (1.0 + tl.sqrt(a * a + 1.0)))
+    return tl.where(x < 0, -result, result)
 
 
 @triton.jit
@@ -120,7 +120,7 @@ def atanh(x):
 
 
 @triton.jit
-def turned(x):
+def reduce_angle(x):
     """x minus the nearest multiple of 2 pi, which is taken in three parts of fewer bits each.
 
     The parts are 2 pi cut to 8, 11 and 24 bits, so that the first two products are exact for up to
@@ -134,7 +134,7 @@ def turned(x):
 @triton.jit
 def tan(x):
     """sin(x) / cos(x)."""
-    x = turned(x)
+    x = reduce_angle(x)
     return tl.sin(x) / tl.cos(x)
 
 
@@ -154,9 +154,9 @@ def atan(x):
     s = -0.1420889944 + q * s
     s = 0.1999355085 + q * s
     s = -0.3333314528 + q * s
-    found = z * (1.0 + q * s)
-    found = tl.where(a > 1.0, 1.5707963267948966 - found, found)
-    return tl.where(x < 0, -found, found)
+    result = z * (1.0 + q * s)
+    result = tl.where(a > 1.0, 1.5707963267948966 - result, result)
+    return tl.where(x < 0, -result, result)
 
 
 @triton.jit
@@ -172,7 +172,7 @@ def acos(x):
 
 
 @triton.jit
-def whole(x):
+def round_half_even(x):
     """x rounded to the nearest whole number, halves to even; beyond 2^22 a number is left as it is.
 
     1.5 * 2^23 has no bits for fractions, nor has its sum with a number under 2^22.
@@ -183,16 +183,16 @@ def whole(x):
 @triton.jit
 def power(x, y):
     """|x|^y = 2^(y log2 |x|), negative where x is and y is odd, NaN where y is not whole."""
-    found = tl.exp2(y * tl.log2(tl.abs(x)))
+    result = tl.exp2(y * tl.log2(tl.abs(x)))
     half = 0.5 * y
     odd = (tl.floor(y) == y) & (tl.floor(half) != half)
-    signed = tl.where(odd, -found, tl.where(tl.floor(y) == y, found, float("nan")))
-    found = tl.where(x < 0, signed, found)
-    return tl.where((y == 0.0) | (x == 1.0), 1.0, found)
+    signed = tl.where(odd, -result, tl.where(tl.floor(y) == y, result, float("nan")))
+    result = tl.where(x < 0, signed, result)
+    return tl.where((y == 0.0) | (x == 1.0), 1.0, result)
 
 
 @triton.jit
-def whole_power(x, n):
+def integer_power(x, n):
     """x^n for integers n >= 0 by squares; beyond 63 only whether n is odd counts, for 0, 1 and -1.
 
     A negative n gives 1 / x^-n without its fraction.
@@ -201,20 +201,20 @@ def whole_power(x, n):
     count = tl.where(count > 63, 62 + (count & 1), count)
     zero = tl.zeros_like(x)
     one = zero + 1
-    found = one
+    result = one
     square = x
     for bit in tl.static_range(6):
-        found = tl.where(((count >> bit) & 1) != 0, found * square, found)
+        result = tl.where(((count >> bit) & 1) != 0, result * square, result)
         square = square * square
-    unit = (found == one) | (found == zero - one)
-    return tl.where((n < 0) & (unit == 0), zero, found)
+    unit = (result == one) | (result == zero - one)
+    return tl.where((n < 0) & (unit == 0), zero, result)
 
 
 @triton.jit
 def mixed_power(x, y):
     """An integer x to a real y; exact while it fits 24 bits, where y is whole."""
-    found = power(x.to(tl.float32), y)
-    return tl.where(tl.floor(y) == y, whole(found), found)
+    result = power(x.to(tl.float32), y)
+    return tl.where(tl.floor(y) == y, round_half_even(result), result)
 
 
 @triton.jit
@@ -263,7 +263,7 @@ def gelu(x):
 
 
 @triton.jit
-def _gelu_turn(x):
+def _gelu_tanh_factor(x):
     """t with which x Phi(x) = h + h t, h = x / 2: tanh(x P(x^2)).
 
     P is the polynomial of degree 2 with which x Phi(x) is nearest on |x| <= 6, 2.5e-5 off; t is 1
@@ -285,7 +285,7 @@ def _gelu_turn(x):
 def gelu_half(x):
     """x Phi(x)."""
     h = 0.5 * x
-    return tl.fma(h, _gelu_turn(x), h)
+    return tl.fma(h, _gelu_tanh_factor(x), h)
 
 
 @triton.jit

@@ -1,18 +1,17 @@
-"""Values of pictures, or of volumes, at the points of a grid (ONNX, operator GridSample).
+"""Images, or volumes, sampled at the points of a grid (ONNX, operator GridSample).
 
     y[p] = sum over taps t of  w(c - t) x[f(t)],   c = (g[p] + 1) (SIZE - 1) / 2       ALIGN
                                                    c = ((g[p] + 1) SIZE - 1) / 2       else
 
 in each dimension: the taps are the integers next to c, w is 1 for the nearest, 1 - |d|, or the
-cubic of R. Keys (1981) with a = -0.75. f mirrors what is outside, takes the nearest inside, or
-leaves it out.
+cubic of R. Keys (1981) with a = -0.75. Outside, f reflects, clamps, or skips the tap (PADDING).
 """
 
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels.functions import whole
-from toolkit.gpu.kernels.strided_rows import walk
+from toolkit.gpu.kernels.functions import round_half_even
+from toolkit.gpu.kernels.strided_rows import offsets
 
 
 @triton.jit
@@ -23,7 +22,7 @@ def _coordinate(g, SIZE: tl.constexpr, ALIGN: tl.constexpr, MODE: tl.constexpr):
         c = 0.5 * ((g + 1.0) * SIZE - 1.0)
     c = tl.where(tl.abs(c) < 1e6, c, -1e6)  # a number that has an integer; NaN has none
     if MODE == "nearest":
-        c = whole(c)
+        c = round_half_even(c)
     return c
 
 
@@ -42,8 +41,8 @@ def _weight(d, MODE: tl.constexpr):
 
 
 @triton.jit
-def _inside(t, SIZE: tl.constexpr, ALIGN: tl.constexpr, PADDING: tl.constexpr):
-    """Return the index that a tap reads; what has none stays outside."""
+def _source_index(t, SIZE: tl.constexpr, ALIGN: tl.constexpr, PADDING: tl.constexpr):
+    """Map a tap to the index that it reads; with PADDING "zeros" it may stay outside."""
     if PADDING == "reflection":
         EDGE: tl.constexpr = 1 if ALIGN else 0  # the first and the last element are not repeated
         period = 2 * (SIZE - EDGE) + (SIZE == EDGE)
@@ -57,34 +56,37 @@ def _inside(t, SIZE: tl.constexpr, ALIGN: tl.constexpr, PADDING: tl.constexpr):
 @triton.jit
 def grid_sample(
     x, points, y, elements,
-    SHAPE: tl.constexpr, X_STRIDES: tl.constexpr, G_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr,
-    SIZES: tl.constexpr, EPILOGUE: tl.constexpr, G_STEP: tl.constexpr,
+    SHAPE: tl.constexpr, X_STRIDES: tl.constexpr, POINT_STRIDES: tl.constexpr,
+    Y_STRIDES: tl.constexpr,
+    SIZES: tl.constexpr, SPATIAL_STRIDES: tl.constexpr, COORDINATE_STRIDE: tl.constexpr,
     MODE: tl.constexpr, PADDING: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (blocks of results). SIZES and STEPS of the dimensions of a picture; one of the points
-    holds its place in the last of them first, G_STEP apart.
+    """Grid: (blocks of results).
+
+    SIZES and SPATIAL_STRIDES are of the spatial dimensions of x. The coordinates of a point are
+    COORDINATE_STRIDE apart, that of the last dimension first.
     """
     DIMS: tl.constexpr = len(SIZES)
     TAPS: tl.constexpr = 1 if MODE == "nearest" else 2 if MODE == "linear" else 4
     FIRST: tl.constexpr = -1 if MODE == "cubic" else 0
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < elements
-    source = x + walk(i, SHAPE, X_STRIDES)
-    point = points + walk(i, SHAPE, G_STRIDES)
+    source = x + offsets(i, SHAPE, X_STRIDES)
+    point = points + offsets(i, SHAPE, POINT_STRIDES)
     total = tl.zeros((BLOCK,), tl.float32)
     for tap in range(TAPS**DIMS):
         weight = tl.zeros((BLOCK,), tl.float32) + 1.0
-        place = tl.zeros((BLOCK,), tl.int32)
+        offset = tl.zeros((BLOCK,), tl.int32)
         inside = mask
         rest = tap
         for back in tl.static_range(DIMS):
-            g = tl.load(point + back * G_STEP, mask=mask, other=0.0).to(tl.float32)
+            g = tl.load(point + back * COORDINATE_STRIDE, mask=mask, other=0.0).to(tl.float32)
             c = _coordinate(g, SIZES[DIMS - 1 - back], ALIGN, MODE)
             t = tl.floor(c).to(tl.int32) + rest % TAPS + FIRST
             weight *= _weight(c - t.to(tl.float32), MODE)
-            t = _inside(t, SIZES[DIMS - 1 - back], ALIGN, PADDING)
+            t = _source_index(t, SIZES[DIMS - 1 - back], ALIGN, PADDING)
             inside = inside & (t >= 0) & (t < SIZES[DIMS - 1 - back])
-            place += t * EPILOGUE[DIMS - 1 - back]
+            offset += t * SPATIAL_STRIDES[DIMS - 1 - back]
             rest = rest // TAPS
-        total += weight * tl.load(source + place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + walk(i, SHAPE, Y_STRIDES), total.to(y.dtype.element_ty), mask=mask)
+        total += weight * tl.load(source + offset, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + offsets(i, SHAPE, Y_STRIDES), total.to(y.dtype.element_ty), mask=mask)

@@ -1,10 +1,10 @@
-"""Largest numbers of small windows, on channels-last tensors.
+"""Max pooling over small windows, NHWC.
 
-    y[i, r, j, c] = STEPS(max_tr max_tj x[i, S r + tr - TOP, T j + tj - LEFT, c])
+    y[i, r, j, c] = EPILOGUE(max_tr max_tj x[i, S r + tr - TOP, T j + tj - LEFT, c])
 
-A block makes ROWS rows above each other. It takes the maxima along each row of the picture once,
-for all windows that the row lies in, and then those of rows: a window of 5x5 takes 9 loads a
-result where ROWS is 5, and not 25. Numbers stay as they are stored until the end.
+A block computes ROWS output rows. It reduces each input row once, for all windows that contain the
+row, and then reduces over rows: a 5x5 window takes 9 loads an output with ROWS 5, and not 25.
+Values keep their stored type until the epilogue.
 """
 
 import triton
@@ -16,9 +16,9 @@ from toolkit.gpu.kernels.int8 import INTERPRETED
 
 @triton.jit
 def larger(a, b, PACKED: tl.constexpr):
-    """Return max(a, b); NaN stays, as in ONNX. PACKED: two or four numbers at once (sm_90).
+    """Return max(a, b); NaN stays, as in ONNX. PACKED: two or four values per instruction (sm_90).
 
-    Of bytes, 16 bits are compared at once: the upper byte of the larger is the larger upper byte.
+    INT8 is compared in 16 bits: the upper byte of the larger pair is the larger upper byte.
     """
     if a.dtype == tl.int8 and PACKED and not INTERPRETED:
         result = tl.inline_asm_elementwise(
@@ -55,29 +55,30 @@ def max_pool(
     EPILOGUE: tl.constexpr, ROWS: tl.constexpr, PACKED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (blocks of strips, blocks of channels). A strip is ROWS pixels above each other; with
-    ROWS over 1, DILATION_H is 1.
+    """Grid: (blocks of pixel columns, blocks of channels).
+
+    A pixel column is ROWS output pixels above each other. With ROWS over 1, DILATION_H is 1.
     """
-    STRIPS: tl.constexpr = (OUT_HEIGHT + ROWS - 1) // ROWS
-    LEAST: tl.constexpr = -128 if x.dtype.element_ty == tl.int8 else float("-inf")
-    strip = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    ROW_BLOCKS: tl.constexpr = (OUT_HEIGHT + ROWS - 1) // ROWS
+    LOWEST: tl.constexpr = -128 if x.dtype.element_ty == tl.int8 else float("-inf")
+    pixel_column = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    image = strip // (STRIPS * OUT_WIDTH)
-    first = strip // OUT_WIDTH % STRIPS * ROWS
-    column = strip % OUT_WIDTH
+    image = pixel_column // (ROW_BLOCKS * OUT_WIDTH)
+    first = pixel_column // OUT_WIDTH % ROW_BLOCKS * ROWS
+    column = pixel_column % OUT_WIDTH
     top = first * STRIDE_H - PAD_TOP
     left = column * STRIDE_W - PAD_LEFT
-    there = (image < batch)[:, None] & (c < CHANNELS)[None, :]
+    inside = (image < batch)[:, None] & (c < CHANNELS)[None, :]
 
-    maxima = ()  # of each row of the picture
+    maxima = ()  # of each input row
     for at in tl.static_range((ROWS - 1) * STRIDE_H + TAP_ROWS):
         h = top + at * DILATION_H
-        best = tl.full((BLOCK_M, BLOCK_N), LEAST, x.dtype.element_ty)
+        best = tl.full((BLOCK_M, BLOCK_N), LOWEST, x.dtype.element_ty)
         for tap in tl.static_range(TAP_COLUMNS):
             w = left + tap * DILATION_W
-            inside = there & ((h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH))[:, None]
-            place = ((image * HEIGHT + h) * WIDTH + w) * X_PITCH
-            a = tl.load(x + place[:, None] + c[None, :], mask=inside, other=LEAST)
+            mask = inside & ((h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH))[:, None]
+            offset = ((image * HEIGHT + h) * WIDTH + w) * X_PITCH
+            a = tl.load(x + offset[:, None] + c[None, :], mask=mask, other=LOWEST)
             if tap == 0:
                 best = a
             else:
@@ -91,6 +92,6 @@ def max_pool(
         if len(EPILOGUE) > 0:
             best = evaluate((best if best.dtype == tl.int8 else best.to(tl.float32),), EPILOGUE)
         r = first + row
-        place = ((image * OUT_HEIGHT + r) * OUT_WIDTH + column) * Y_PITCH
-        inside = there & (r < OUT_HEIGHT)[:, None]
-        tl.store(y + place[:, None] + c[None, :], best.to(y.dtype.element_ty), mask=inside)
+        offset = ((image * OUT_HEIGHT + r) * OUT_WIDTH + column) * Y_PITCH
+        mask = inside & (r < OUT_HEIGHT)[:, None]
+        tl.store(y + offset[:, None] + c[None, :], best.to(y.dtype.element_ty), mask=mask)

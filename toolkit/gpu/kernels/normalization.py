@@ -1,6 +1,6 @@
 """Normalization along rows of any strides.
 
-    y[r, i] = STEPS((x[r, i] - m[r]) s[r] gain[r, i] + bias[r, i])
+    y[r, i] = EPILOGUE((x[r, i] - m[r]) s[r] gain[r, i] + bias[r, i])
 
     m[r] = sum_i x[r, i] / COLUMNS
     s[r] = 1 / sqrt(sum_i (x[r, i] - m[r])^2 / COLUMNS + EPSILON)                "variance"
@@ -8,15 +8,15 @@
     m[r] = 0,  s[r] = 1 / sum_i |x[r, i]|                                        "l1"
     m[r] = 0,  s[r] = 1 / sqrt(sum_i x[r, i]^2)                                  "l2"
 
-In "l1" and "l2" s[r] is 0 for a row of zeros. A row longer than BLOCK is read up to three times,
-unless it is three blocks, as many are (384, 768): these are kept.
+In "l1" and "l2" s[r] is 0 for a row of zeros. A row of up to BLOCK columns, or of exactly 3 BLOCK
+(384, 768), is held in registers; others are read up to three times.
 """
 
 import triton
 import triton.language as tl
 
 from toolkit.gpu.kernels.expression import evaluate
-from toolkit.gpu.kernels.strided_rows import load_rows, store_strided, walk
+from toolkit.gpu.kernels.strided_rows import load_strided, offsets, store_strided
 
 
 @triton.jit
@@ -33,21 +33,21 @@ def normalize(
     i = tl.arange(0, BLOCK)
     mean = tl.zeros((ROWS,), tl.float32)
     if COLUMNS <= BLOCK:
-        value = load_rows(x, r, rows, i, COLUMNS, OUTER, INNER, X_STRIDES, 0.0)
+        value = load_strided(x, r, rows, i, COLUMNS, OUTER, INNER, X_STRIDES, 0.0)
         if MODE == "variance":
             mean = tl.sum(value, 1) / COLUMNS
         total = tl.zeros((ROWS, BLOCK), tl.float32)
         total = tl.sum(_add_power(total, value, mean, i, COLUMNS, MODE), 1)
         scale = _scale(total, COLUMNS, MODE, EPSILON)
         result = (value - mean[:, None]) * scale[:, None]
-        _finish(
+        _store_scaled(
             result, gain, bias, y, r, rows, i, COLUMNS, OUTER, INNER,
             GAIN_STRIDES, BIAS_STRIDES, Y_STRIDES, EPILOGUE, scalars,
         )  # fmt: skip
     elif COLUMNS == 3 * BLOCK:
-        first = load_rows(x, r, rows, i, None, OUTER, INNER, X_STRIDES, 0.0)
-        second = load_rows(x, r, rows, BLOCK + i, None, OUTER, INNER, X_STRIDES, 0.0)
-        third = load_rows(x, r, rows, 2 * BLOCK + i, None, OUTER, INNER, X_STRIDES, 0.0)
+        first = load_strided(x, r, rows, i, None, OUTER, INNER, X_STRIDES, 0.0)
+        second = load_strided(x, r, rows, BLOCK + i, None, OUTER, INNER, X_STRIDES, 0.0)
+        third = load_strided(x, r, rows, 2 * BLOCK + i, None, OUTER, INNER, X_STRIDES, 0.0)
         if MODE == "variance":
             mean = tl.sum(first + second + third, 1) / COLUMNS
         total = tl.zeros((ROWS, BLOCK), tl.float32)
@@ -56,7 +56,7 @@ def normalize(
             total = _add_power(total, values[n], mean, i, None, MODE)
         scale = _scale(tl.sum(total, 1), COLUMNS, MODE, EPSILON)
         for n in tl.static_range(3):
-            _finish(
+            _store_scaled(
                 (values[n] - mean[:, None]) * scale[:, None], gain, bias, y, r, rows,
                 n * BLOCK + i, None, OUTER, INNER, GAIN_STRIDES, BIAS_STRIDES, Y_STRIDES, EPILOGUE,
                 scalars,
@@ -65,17 +65,17 @@ def normalize(
         if MODE == "variance":
             sums = tl.zeros((ROWS, BLOCK), tl.float32)
             for start in range(0, COLUMNS, BLOCK):
-                sums += load_rows(x, r, rows, start + i, COLUMNS, OUTER, INNER, X_STRIDES, 0.0)
+                sums += load_strided(x, r, rows, start + i, COLUMNS, OUTER, INNER, X_STRIDES, 0.0)
             mean = tl.sum(sums, 1) / COLUMNS
         sums = tl.zeros((ROWS, BLOCK), tl.float32)
         for start in range(0, COLUMNS, BLOCK):
-            value = load_rows(x, r, rows, start + i, COLUMNS, OUTER, INNER, X_STRIDES, 0.0)
+            value = load_strided(x, r, rows, start + i, COLUMNS, OUTER, INNER, X_STRIDES, 0.0)
             sums = _add_power(sums, value, mean, start + i, COLUMNS, MODE)
         scale = _scale(tl.sum(sums, 1), COLUMNS, MODE, EPSILON)
         for start in range(0, COLUMNS, BLOCK):
-            value = load_rows(x, r, rows, start + i, COLUMNS, OUTER, INNER, X_STRIDES, 0.0)
+            value = load_strided(x, r, rows, start + i, COLUMNS, OUTER, INNER, X_STRIDES, 0.0)
             result = (value - mean[:, None]) * scale[:, None]
-            _finish(
+            _store_scaled(
                 result, gain, bias, y, r, rows, start + i, COLUMNS, OUTER, INNER,
                 GAIN_STRIDES, BIAS_STRIDES, Y_STRIDES, EPILOGUE, scalars,
             )  # fmt: skip
@@ -83,14 +83,14 @@ def normalize(
 
 @triton.jit
 def _add_power(total, value, mean, i, COLUMNS: tl.constexpr, MODE: tl.constexpr):
-    """Return the total with what s[r] sums, 0 outside of the row; COLUMNS None: all are inside."""
+    """Add the terms of s[r] to the total, 0 outside of the row; COLUMNS None: all are inside."""
     if MODE == "l1":
         result = total + tl.abs(value)
     else:
-        away = value - mean[:, None]
+        deviation = value - mean[:, None]
         if COLUMNS is not None:
-            away = tl.where((i < COLUMNS)[None, :], away, 0.0)
-        result = tl.fma(away, away, total)
+            deviation = tl.where((i < COLUMNS)[None, :], deviation, 0.0)
+        result = tl.fma(deviation, deviation, total)
     return result
 
 
@@ -107,45 +107,45 @@ def _scale(total, COLUMNS: tl.constexpr, MODE: tl.constexpr, EPSILON: tl.constex
 
 
 @triton.jit
-def _finish(
+def _store_scaled(
     result, gain, bias, y, r, rows, i, COLUMNS: tl.constexpr,
     OUTER: tl.constexpr, INNER: tl.constexpr, GAIN_STRIDES: tl.constexpr,
     BIAS_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr, EPILOGUE: tl.constexpr, scalars,
 ):  # fmt: skip
     factor = 1.0
     if gain is not None:
-        factor = load_rows(gain, r, rows, i, COLUMNS, OUTER, INNER, GAIN_STRIDES, 0.0)
+        factor = load_strided(gain, r, rows, i, COLUMNS, OUTER, INNER, GAIN_STRIDES, 0.0)
         if bias is None:
             result *= factor
     if bias is not None:
-        given = load_rows(bias, r, rows, i, COLUMNS, OUTER, INNER, BIAS_STRIDES, 0.0)
-        result = tl.fma(result, factor, given)
+        shift = load_strided(bias, r, rows, i, COLUMNS, OUTER, INNER, BIAS_STRIDES, 0.0)
+        result = tl.fma(result, factor, shift)
     result = evaluate((result,), EPILOGUE, scalars)
     store_strided(result, y, r, rows, i, COLUMNS, OUTER, INNER, Y_STRIDES)
 
 
 @triton.jit
-def normalize_locally(
+def local_response_norm(
     x, y, rows,
     COLUMNS: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr,
     X_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr,
     SIZE: tl.constexpr, ALPHA: tl.constexpr, BETA: tl.constexpr, BIAS: tl.constexpr,
     EPILOGUE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y[r, i] = STEPS(x[r, i] / (BIAS + ALPHA / SIZE sum_j x[r, j]^2)^BETA), j the SIZE around i.
+    """y[r, i] = EPILOGUE(x[r, i] / (BIAS + ALPHA / SIZE sum_j x[r, j]^2)^BETA)
 
-    Grid: (blocks of rows, blocks of columns).
+    j: the SIZE columns around i. Grid: (blocks of rows, blocks of columns).
     """
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    row = x + walk(r, OUTER, X_STRIDES[0])[:, None]
+    row = x + offsets(r, OUTER, X_STRIDES[0])[:, None]
     total = tl.zeros((ROWS, BLOCK), tl.float32)
     for at in range(SIZE):
         j = i + at - (SIZE - 1) // 2
         inside = (r < rows)[:, None] & ((j >= 0) & (j < COLUMNS))[None, :]
         value = tl.load(row + j[None, :] * X_STRIDES[1][0], mask=inside, other=0.0).to(tl.float32)
         total += value * value
-    value = load_rows(x, r, rows, i, COLUMNS, OUTER, INNER, X_STRIDES, 0.0)
+    value = load_strided(x, r, rows, i, COLUMNS, OUTER, INNER, X_STRIDES, 0.0)
     result = value * tl.exp2(-BETA * tl.log2(BIAS + (ALPHA / SIZE) * total))
     result = evaluate((result,), EPILOGUE)
     store_strided(result, y, r, rows, i, COLUMNS, OUTER, INNER, Y_STRIDES)

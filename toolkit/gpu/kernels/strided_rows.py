@@ -1,8 +1,8 @@
-"""Where the elements of a tensor of any strides lie.
+"""Offsets of the elements of strided tensors, and loads and stores of their rows.
 
-    place(i) = sum_d index_d STRIDES[d]
+    offset(i) = sum_d index_d STRIDES[d]
 
-index is the i-th of all indices of SHAPE, the last dimension fastest. SHAPE[0] is not looked at.
+index is the i-th of all indices of SHAPE, the last dimension fastest. SHAPE[0] is not used.
 """
 
 import triton
@@ -10,18 +10,18 @@ import triton.language as tl
 
 
 @triton.jit
-def walk(i, SHAPE: tl.constexpr, STRIDES: tl.constexpr):
-    """Return the places of elements number `i`, a block of integers."""
-    place = tl.zeros_like(i)
+def offsets(i, SHAPE: tl.constexpr, STRIDES: tl.constexpr):
+    """Return the offsets of elements number `i`, a block of integers."""
+    offset = tl.zeros_like(i)
     for back in tl.static_range(1, len(SHAPE)):
         if STRIDES[len(SHAPE) - back] != 0:
-            place += i % SHAPE[len(SHAPE) - back] * STRIDES[len(SHAPE) - back]
+            offset += i % SHAPE[len(SHAPE) - back] * STRIDES[len(SHAPE) - back]
         i = i // SHAPE[len(SHAPE) - back]
-    return place + i * STRIDES[0]
+    return offset + i * STRIDES[0]
 
 
 @triton.jit
-def index(i, SHAPE: tl.constexpr, D: tl.constexpr):
+def index_along(i, SHAPE: tl.constexpr, D: tl.constexpr):
     """Return the indices of elements number `i` in dimension D."""
     for back in tl.static_range(1, len(SHAPE) - D):
         i = i // SHAPE[len(SHAPE) - back]
@@ -39,17 +39,17 @@ def _inside(row, rows, column, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def load_rows(
+def load_strided(
     x, row, rows, column, COLUMNS: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr,
     STRIDES: tl.constexpr, OTHER: tl.constexpr,
 ):  # fmt: skip
-    """Return the float32 block x[row, column]; OTHER outside. COLUMNS None: there are all columns.
+    """Load the block x[row, column] as FP32; OTHER outside. COLUMNS None: all columns are inside.
 
     Rows are counted over the shape OUTER, columns over INNER; STRIDES are those of the two.
     """
-    place = walk(row, OUTER, STRIDES[0])[:, None] + walk(column, INNER, STRIDES[1])[None, :]
+    offset = offsets(row, OUTER, STRIDES[0])[:, None] + offsets(column, INNER, STRIDES[1])[None, :]
     inside = _inside(row, rows, column, COLUMNS)
-    return tl.load(x + place, mask=inside, other=OTHER).to(tl.float32)
+    return tl.load(x + offset, mask=inside, other=OTHER).to(tl.float32)
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def store_strided(
     value, y, row, rows, column, COLUMNS: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr,
     STRIDES: tl.constexpr,
 ):  # fmt: skip
-    """Store the block y[row, column] = value, in the type of y; COLUMNS None: all columns."""
-    place = walk(row, OUTER, STRIDES[0])[:, None] + walk(column, INNER, STRIDES[1])[None, :]
+    """Store y[row, column] = value in the type of y; COLUMNS None: all columns are inside."""
+    offset = offsets(row, OUTER, STRIDES[0])[:, None] + offsets(column, INNER, STRIDES[1])[None, :]
     inside = _inside(row, rows, column, COLUMNS)
-    tl.store(y + place, value.to(y.dtype.element_ty), mask=inside)
+    tl.store(y + offset, value.to(y.dtype.element_ty), mask=inside)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from toolkit.gpu.ir.dtypes import is_float
 from toolkit.gpu.ir.expressions import is_elementwise, tensors_read
 from toolkit.gpu.ir.network import Network, Operation
-from toolkit.gpu.ir.parameters import PlainSlice, slice_of
+from toolkit.gpu.ir.parameters import UnitSlice, slice_of
 from toolkit.gpu.ir.rewriting import Rewriting
 from toolkit.gpu.passes.fusion import EPILOGUES
 from toolkit.gpu.shapes.sizes import fixed
@@ -74,7 +74,7 @@ def _without_slices(network: Network) -> Network:
     return _live(made.network())
 
 
-def _part(network: Network, makers: Mapping[str, Operation], one: PlainSlice) -> _Joined | None:
+def _part(network: Network, makers: Mapping[str, Operation], one: UnitSlice) -> _Joined | None:
     """Return a slice as it is joined from whole tensors; None where a Slice would be left."""
     shape = network.shapes.get(one.source)
     if shape is None or not fixed(shape[one.axis]):
@@ -97,7 +97,7 @@ def _part(network: Network, makers: Mapping[str, Operation], one: PlainSlice) ->
 
 
 def _joined_part(
-    network: Network, makers: Mapping[str, Operation], one: PlainSlice, op: Operation
+    network: Network, makers: Mapping[str, Operation], one: UnitSlice, op: Operation
 ) -> _Joined | None:
     """Return a slice of the concatenation `op`."""
     axis = op.integer("axis", 0) % len(network.shapes[one.source])
@@ -112,7 +112,7 @@ def _joined_part(
             first, last = max(first - begin, 0), min(last - begin, size)
             begin += size
         if first < last:
-            parts.append(_part(network, makers, PlainSlice(name, one.axis, first, last - first)))
+            parts.append(_part(network, makers, UnitSlice(name, one.axis, first, last - first)))
     whole = tuple(part for part in parts if part is not None)
     if len(whole) < len(parts):
         return None

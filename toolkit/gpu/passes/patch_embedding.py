@@ -8,7 +8,7 @@ One kernel puts the patches in order, and rounds them; what follows reads rows o
 from toolkit.gpu.ir.network import Array, IntegerConstant, Operation
 from toolkit.gpu.ir.patterns import Rule, Surroundings
 from toolkit.gpu.ir.rewriting import Rewriting
-from toolkit.gpu.passes.space_to_depth import CHANNELS, kept_integers
+from toolkit.gpu.passes.space_to_depth import CHANNELS, reads_stored
 from toolkit.gpu.shapes.sizes import fixed
 
 _MOVES = ("Flatten", "Reshape", "Transpose")
@@ -20,7 +20,7 @@ def patches(around: Surroundings, op: Operation, made: Rewriting) -> tuple[Opera
     if op.kind != "Conv" or any(n and n not in made.constants for n in op.inputs[1:]):
         return None
     source, weights = op.inputs[0], made.constants[op.inputs[1]]
-    if not _cuts(op, weights, made.shapes[source]) or not kept_integers(made, op):
+    if not _cuts(op, weights, made.shapes[source]) or not reads_stored(made, op):
         return None
     readers = [one for one in around.network.operations if op.outputs[0] in one.inputs]
     if not readers or any(one.kind not in _MOVES for one in readers):

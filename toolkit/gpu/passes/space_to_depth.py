@@ -1,12 +1,12 @@
-"""Rules of `toolkit.gpu.ir.patterns` for the first convolution of a network over pictures.
+"""Space-to-depth for the first convolution of a network over images.
 
-Its few channels are too few for the pieces of 16 bytes that GPUs copy. With stride 2 it is a
+Its channels are too few for vectorized loads of 16 bytes. With stride 2 it is a
 convolution of stride 1 over blocks of 2 x 2 pixels: for taps t = 2 u + d, with d = 0, 1 and 0 for
 taps that are not there,
 
     sum_t w[t] x[2 p + t - pad] = sum_u sum_d w[2 u + d] b[p + u, d],   b[i, d] = x[2 i + d - pad]
 
-in rows and in columns. SpaceToDepthStem makes b: 4 pixels of 4 channels, 0 outside the picture.
+in rows and in columns. SpaceToDepthStem makes b: 4 pixels of 4 channels, 0 outside the image.
 """
 
 from math import prod
@@ -25,33 +25,33 @@ BLOCK = SIDE * SIDE * CHANNELS
 _Replaced = tuple[Operation, ...] | None
 
 
-def blocks_of_pixels(around: Surroundings, op: Operation, made: Rewriting) -> _Replaced:
+def space_to_depth(around: Surroundings, op: Operation, rewriting: Rewriting) -> _Replaced:
     """Conv of few channels and stride 2 -> Conv of stride 1 over SpaceToDepthStem.
 
-    A rounding of the picture is done with it: one kernel makes b of what the network is given.
+    One kernel quantizes the input, too, where it is quantized.
     """
-    if op.kind != "Conv" or op.inputs[1] not in made.constants:
+    if op.kind != "Conv" or op.inputs[1] not in rewriting.constants:
         return None
-    source, weights = op.inputs[0], made.constants[op.inputs[1]]
-    shape, result = made.shapes[source], made.shapes[op.outputs[0]]
-    if not _takes_blocks(op, weights, shape) or not kept_integers(made, op):
+    source, weights = op.inputs[0], rewriting.constants[op.inputs[1]]
+    shape, result = rewriting.shapes[source], rewriting.shapes[op.outputs[0]]
+    if not _takes_blocks(op, weights, shape) or not reads_stored(rewriting, op):
         return None
     taps = tuple(-(-count // SIDE) for count in weights.shape[2:])
     blocks = (shape[0], BLOCK, result[2] + taps[0] - 1, result[3] + taps[1] - 1)
     if most(prod(blocks)) > MAX_ELEMENTS:
         return None
     rounding = around.own(source, "RoundInt8")
-    given = source if rounding is None else rounding.inputs[0]
+    unquantized = source if rounding is None else rounding.inputs[0]
     attributes = {"before": pads_before(op, weights.shape[2:], shape[2:], result[2:])}
-    dtype, scale = made.dtypes[source], made.scales.get(source)
-    on_grid = scale if rounding is None else made.scales.get(given)
-    picture = made.tensor(f"{given} (blocks)", blocks, dtype, on_grid)
-    made.add(op, SPACE_TO_DEPTH_STEM, (given,), picture, attributes)
+    dtype, scale = rewriting.dtypes[source], rewriting.scales.get(source)
+    source_scale = scale if rounding is None else rewriting.scales.get(unquantized)
+    image = rewriting.tensor(f"{unquantized} (blocks)", blocks, dtype, source_scale)
+    rewriting.add(op, SPACE_TO_DEPTH_STEM, (unquantized,), image, attributes)
     if rounding is not None:
-        rounded = made.tensor(f"{source} (blocks)", blocks, dtype, scale)
-        picture = made.add(rounding, rounding.kind, (picture,), rounded, rounding.attributes)
-    inputs = (picture, _weights_of_blocks(made, op.inputs[1]), *op.inputs[2:])
-    made.add(op, "Conv", inputs, op.outputs[0], {"kernel_shape": taps})
+        rounded = rewriting.tensor(f"{source} (blocks)", blocks, dtype, scale)
+        image = rewriting.add(rounding, rounding.kind, (image,), rounded, rounding.attributes)
+    inputs = (image, _weights_of_blocks(rewriting, op.inputs[1]), *op.inputs[2:])
+    rewriting.add(op, "Conv", inputs, op.outputs[0], {"kernel_shape": taps})
     return () if rounding is None else (rounding,)
 
 
@@ -64,12 +64,12 @@ def _takes_blocks(op: Operation, weights: Array, shape: tuple[int, ...]) -> bool
     return twice and plain and min(weights.shape[2:]) > 1 and all(map(fixed, shape[2:]))
 
 
-def kept_integers(made: Rewriting, op: Operation) -> bool:
-    """Whether a picture on a grid meets weights of INT8: only then it is read as it lies."""
-    given = made.integers.get(op.inputs[1])
-    if op.inputs[0] not in made.scales:
+def reads_stored(rewriting: Rewriting, op: Operation) -> bool:
+    """Whether a first convolution can read its input as it is stored: INT8 needs INT8 weights."""
+    weights = rewriting.integers.get(op.inputs[1])
+    if op.inputs[0] not in rewriting.scales:
         return True
-    return given is not None and given.values.dtype == np.int8 and given.axis in (None, 0)
+    return weights is not None and weights.values.dtype == np.int8 and weights.axis in (None, 0)
 
 
 def pads_before(
@@ -83,13 +83,13 @@ def pads_before(
     return tuple((total + (auto == "SAME_LOWER")) // 2 for total in totals)
 
 
-def _weights_of_blocks(made: Rewriting, name: str) -> str:
+def _weights_of_blocks(rewriting: Rewriting, name: str) -> str:
     """Add the weights as taps of blocks, real numbers and the integers that they were."""
-    changed = made.constant(f"{name} (blocks)", _in_blocks(made.constants[name]))
-    given = made.integers.get(name)
-    if given is not None:
-        made.integers[changed] = IntegerConstant(_in_blocks(given.values), given.scale, given.axis)
-    return changed
+    blocks = rewriting.constant(f"{name} (blocks)", _in_blocks(rewriting.constants[name]))
+    int8 = rewriting.integers.get(name)
+    if int8 is not None:
+        rewriting.integers[blocks] = IntegerConstant(_in_blocks(int8.values), int8.scale, int8.axis)
+    return blocks
 
 
 def _in_blocks(weights: Array) -> Array:
@@ -99,8 +99,8 @@ def _in_blocks(weights: Array) -> Array:
     spread = np.zeros((filters, CHANNELS, taps[0] * SIDE, taps[1] * SIDE), weights.dtype)
     spread[:, :channels, :rows, :columns] = weights
     parts = spread.reshape(filters, CHANNELS, taps[0], SIDE, taps[1], SIDE)
-    found: Array = parts.transpose(0, 3, 5, 1, 2, 4).reshape(filters, BLOCK, *taps)
-    return found
+    blocks: Array = parts.transpose(0, 3, 5, 1, 2, 4).reshape(filters, BLOCK, *taps)
+    return blocks
 
 
-SPACE_TO_DEPTH_RULES: tuple[Rule, ...] = (blocks_of_pixels,)
+SPACE_TO_DEPTH_RULES: tuple[Rule, ...] = (space_to_depth,)

@@ -1,7 +1,7 @@
 """Which Resize and Upsample operations are nearest-neighbor upsampling by whole factors."""
 
 from toolkit.gpu.ir.network import Network, Operation, Shape
-from toolkit.gpu.ir.parameters import numbers_of, scales_at
+from toolkit.gpu.ir.parameters import floats_of, scales_input
 
 # Coordinates and rounding with which pixel i of the result comes from floor(i / factor).
 _WHOLE_PIXELS = {("asymmetric", "floor"), ("half_pixel", "round")}
@@ -26,7 +26,7 @@ def _has_whole_scales(network: Network, op: Operation) -> bool:
 
     One of 2.4 makes 4 rows of 2, too, but three of the first and one of the second.
     """
-    at = scales_at(op)
+    at = scales_input(op)
     if op.input(at) and op.input(at) not in network.constants:
         return False
-    return all(scale == int(scale) for scale in numbers_of(network, op, at, "scales") or ())
+    return all(scale == int(scale) for scale in floats_of(network, op, at, "scales") or ())

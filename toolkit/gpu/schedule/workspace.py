@@ -1,4 +1,4 @@
-"""Every allocation of a segment -> its place in one workspace, and what a limit leaves out."""
+"""Place the allocations of a segment in one workspace, within a limit."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from toolkit.memory import Lifetime, plan_memory
 class Fitted:
     """Work with its memory: `offsets` in bytes from the workspace's start, by allocation.
 
-    `largest_live_bytes` is the most that is alive at once: no workspace can be smaller.
+    `largest_live_bytes`: the most that is alive at once, a lower bound of any workspace.
     """
 
     work: tuple[TunableOp, ...]
@@ -29,10 +29,10 @@ def fit_workspace(
     outputs: Sequence[str],
     limit: int | None = None,
 ) -> Fitted:
-    """Place all allocations that the work touches; `sizes` are their bytes.
+    """Place all allocations that operations touch; `sizes` are in bytes.
 
-    Tactics with memory of their own (scratch) go, the largest first, until the workspace keeps
-    `limit` bytes. Raises BuildError: it does not without them, either.
+    Tactics with scratch memory are dropped, the largest first, until the workspace fits `limit`
+    bytes. Raises BuildError: it does not fit without them, either.
     """
     while True:
         lives = _lifetimes(work, sizes, inputs, outputs)
@@ -50,7 +50,7 @@ def fit_workspace(
             raise BuildError(
                 f"the GPU workspace takes {_mib(memory.arena_bytes)} MiB, the limit is "
                 f"{limit / 2**20:.3f}; {_mib(fitted.largest_live_bytes)} MiB are alive at once "
-                "whatever is done. Raise --workspace-mib, or build for a smaller batch or picture"
+                "whatever is done. Raise --workspace-mib, or build for a smaller batch or image"
             )
         work = less
 
@@ -66,11 +66,11 @@ def _lifetimes(
     inputs: Sequence[str],
     outputs: Sequence[str],
 ) -> tuple[Lifetime, ...]:
-    """Return from which piece of work to which every allocation is in use."""
+    """Return the first and last operation that use each allocation."""
     first = dict.fromkeys(inputs, 0)
     last = dict(first)
-    for at, one in enumerate(work):
-        for base in one.touched:
+    for at, op in enumerate(work):
+        for base in op.touched:
             first.setdefault(base, at)
             last[base] = at
     last.update(dict.fromkeys(outputs, len(work)))
@@ -87,19 +87,19 @@ def _largest_live(lives: Sequence[Lifetime]) -> int:
 def _without_largest_scratch(
     work: Sequence[TunableOp], sizes: Mapping[str, int]
 ) -> tuple[TunableOp, ...] | None:
-    """Return the work without the tactics that touch the largest scratch, None without any."""
-    found = [(sizes[base], at, base) for at, one in enumerate(work) for base in _scratch(one)]
-    if not found:
+    """Return the work without the tactics that touch the largest scratch; None without scratch."""
+    scratch = [(sizes[base], at, base) for at, op in enumerate(work) for base in _scratch(op)]
+    if not scratch:
         return None
-    _, at, largest = max(found)
+    _, at, largest = max(scratch)
     tactics = tuple(tactic for tactic in work[at].tactics if largest not in _touched(tactic))
     return (*work[:at], replace(work[at], tactics=tactics), *work[at + 1 :])
 
 
 def _scratch(work: TunableOp) -> set[str]:
-    """Return the allocations that some tactics of the work touch and others do not."""
+    """Return the allocations that some tactics of an operation touch and others do not."""
     touched = [_touched(tactic) for tactic in work.tactics]
-    return {base for one in touched for base in one if any(base not in other for other in touched)}
+    return {base for bases in touched for base in bases if any(base not in b for b in touched)}
 
 
 def _touched(tactic: Tactic) -> set[str]:

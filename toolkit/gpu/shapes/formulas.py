@@ -1,4 +1,4 @@
-"""Formulas over the dynamic dimensions of an engine, in one canonical form each.
+"""Formulas over the dynamic dimensions of an engine, in canonical form.
 
 A formula is a polynomial with integer coefficients over dimensions (d0, d1, ...) and over floors of
 quotients of formulas. Equal formulas are equal values: floor((c q + r) / c) is written
@@ -13,21 +13,21 @@ from functools import lru_cache
 from math import gcd, prod
 from typing import Union
 
-_KEPT = 1 << 16  # results of arithmetic that are remembered: a network repeats its sizes
+_CACHE_ENTRIES = 1 << 16  # of each cache of results: networks repeat their sizes
 
-Atom = Union[int, "Quotient"]  # a dimension by its place, or a floor
-Monomial = tuple[Atom, ...]  # a product, in order
+Atom = Union[int, "Quotient"]  # the index of a dimension, or a floor
+Monomial = tuple[Atom, ...]  # a sorted product
 
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A sum of coefficients times products, by degree and then in order; none are zero."""
+    """A sum of coefficients times monomials, sorted by degree and atoms, without zeros."""
 
     terms: tuple[tuple[Monomial, int], ...]
 
     @property
     def constant(self) -> int | None:
-        """The number that it is everywhere, None where it depends on a dimension."""
+        """The value of a constant formula, None where it depends on a dimension."""
         if not self.terms:
             return 0
         monomial, coefficient = self.terms[0]
@@ -43,22 +43,22 @@ class Quotient:
 
 
 def number(value: int) -> Formula:
-    """Return the formula that is `value` everywhere."""
+    """Return a constant formula."""
     return Formula((((), value),) if value else ())
 
 
-def dimension(place: int) -> Formula:
-    """Return the dimension number `place`."""
-    return Formula((((place,), 1),))
+def dimension(index: int) -> Formula:
+    """Return the dimension number `index`."""
+    return Formula((((index,), 1),))
 
 
-@lru_cache(_KEPT)
+@lru_cache(_CACHE_ENTRIES)
 def add(a: Formula, b: Formula) -> Formula:
     """Return a + b."""
     return _sum((*a.terms, *b.terms))
 
 
-@lru_cache(_KEPT)
+@lru_cache(_CACHE_ENTRIES)
 def multiply(a: Formula, b: Formula) -> Formula:
     """Return a * b."""
     return _sum(
@@ -66,7 +66,7 @@ def multiply(a: Formula, b: Formula) -> Formula:
     )
 
 
-@lru_cache(_KEPT)
+@lru_cache(_CACHE_ENTRIES)
 def floor_divide(a: Formula, b: Formula) -> Formula:
     """Return floor(a / b), as Python's // rounds. Raises ZeroDivisionError where b is 0."""
     divisor = b.constant
@@ -84,17 +84,17 @@ def modulo(a: Formula, b: Formula) -> Formula:
     return add(a, multiply(number(-1), multiply(floor_divide(a, b), b)))
 
 
-@lru_cache(_KEPT)
+@lru_cache(_CACHE_ENTRIES)
 def at(formula: Formula, point: Sequence[int]) -> int:
-    """Return the value where dimension i is point[i]."""
+    """Return the value at a point: dimension i is point[i]."""
     return sum(c * prod(_atom_at(atom, point) for atom in m) for m, c in formula.terms)
 
 
-@lru_cache(_KEPT)
+@lru_cache(_CACHE_ENTRIES)
 def bounds(formula: Formula, ranges: tuple[tuple[int, int], ...]) -> tuple[int, int]:
-    """Return numbers that it is never below and never above, dimension i in ranges[i].
+    """Return a lower and an upper bound for dimensions i in ranges[i].
 
-    Each term is bounded by itself (interval arithmetic), so they may lie apart from the extremes.
+    Terms are bounded separately (interval arithmetic), so the bounds may not be tight.
     Raises ZeroDivisionError where a divisor can be 0 or less.
     """
     low = high = 0
@@ -108,7 +108,7 @@ def bounds(formula: Formula, ranges: tuple[tuple[int, int], ...]) -> tuple[int, 
     return low, high
 
 
-@lru_cache(_KEPT)
+@lru_cache(_CACHE_ENTRIES)
 def text(formula: Formula) -> str:
     """Write the formula as device.engine.cuda_sizes reads it, such as "4*d0*((d1+1)//2)+8"."""
     parts = [_term_text(m, c) for m, c in reversed(formula.terms)]
@@ -117,7 +117,7 @@ def text(formula: Formula) -> str:
 
 
 def _floor(rest: Formula, divisor: int) -> Formula:
-    """Return floor(rest / divisor), where the coefficients lie from 0 to divisor - 1."""
+    """Return floor(rest / divisor), where the coefficients are 0 to divisor - 1."""
     if rest.constant is not None:
         return number(rest.constant // divisor)
     common = gcd(divisor, *(c for m, c in rest.terms if m))
@@ -138,26 +138,26 @@ def _floor(rest: Formula, divisor: int) -> Formula:
 def _exact_quotient(a: Formula, b: Formula) -> Formula | None:
     """Return a / b where that is a polynomial: long division by the leading term."""
     lead, factor = b.terms[-1]
-    found: list[tuple[Monomial, int]] = []
+    quotient: list[tuple[Monomial, int]] = []
     while a.terms:
         monomial, coefficient = a.terms[-1]
         rest = Counter(monomial)
         rest.subtract(Counter(lead))
         if coefficient % factor or any(count < 0 for count in rest.values()):
             return None
-        part = (tuple(sorted(rest.elements(), key=_atom_order)), coefficient // factor)
-        found.append(part)
-        a = add(a, multiply(Formula(((part[0], -part[1]),)), b))
-    return _sum(found)
+        term = (tuple(sorted(rest.elements(), key=_atom_order)), coefficient // factor)
+        quotient.append(term)
+        a = add(a, multiply(Formula(((term[0], -term[1]),)), b))
+    return _sum(quotient)
 
 
 def _sum(terms: Iterable[tuple[Monomial, int]]) -> Formula:
     total: dict[Monomial, int] = {}
     for monomial, coefficient in terms:
         total[monomial] = total.get(monomial, 0) + coefficient
-    kept = ((m, c) for m, c in total.items() if c)
-    # By degree, then by atoms: an order that products keep, which the long division needs.
-    return Formula(tuple(sorted(kept, key=lambda one: _monomial_order(one[0]))))
+    terms = ((m, c) for m, c in total.items() if c)
+    # By degree, then by atoms: products preserve this order, which the long division needs.
+    return Formula(tuple(sorted(terms, key=lambda term: _monomial_order(term[0]))))
 
 
 def _monomial_order(monomial: Monomial) -> tuple[int, list[tuple[int, str]]]:

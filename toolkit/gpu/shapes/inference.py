@@ -1,8 +1,8 @@
 """Shapes of all tensors of a segment as formulas over the engine's dynamic dimensions.
 
-ONNX's shape inference passes names of dimensions from input to output, node by node. Each formula
-gets a name for it; what needs arithmetic are the rows of `dims.shape_rules`. The same node
-is inferred with the sizes of one point too, and both must agree: that checks the rules.
+ONNX's shape inference propagates names of dimensions, node by node; each formula gets a name. The
+rows of `toolkit.gpu.shapes.shape_rules` do the arithmetic. Each node is also inferred with the
+sizes at one point, and both must agree: that checks the rules.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,19 +29,19 @@ from toolkit.plugins.functions import shapes_of
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
-_MOST_VALUES = 256  # of a tensor that is taken for sizes
+_MAX_SIZE_VALUES = 256  # elements of a tensor that may hold sizes
 _INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 _REALS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16)
 STEPS = (2, 4, 8, 16, 32, 64)  # of dimensions, tried in this order: networks halve sizes
 _ONNX_DOMAINS = ("", "ai.onnx")
-_MOST_CORNERS = 3  # dimensions of which all combinations of ends are tried
+_MAX_CORNER_DIMS = 3  # dimensions whose ends are tried in all combinations
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of tensors by name: shapes, ONNX types, and the values of those with sizes.
+    """Known shapes, ONNX types and values of tensors, by name.
 
-    Sizes are `dims.sizes.Size` where they depend on a dimension; values are arrays of them.
+    Values are known of constants and of tensors that hold sizes: arrays of `Size` and int.
     """
 
     shapes: Mapping[str, Shape] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Known:
     values: Mapping[str, Array] = field(default_factory=dict)
 
     def constant(self, name: str) -> Array:
-        """Return known values in their ONNX type; an array of objects where sizes are in it."""
+        """Return known values in their ONNX type; an object array where a `Size` is among them."""
         values = self.values[name]
         if not _is_fixed(values):
             return values
@@ -58,35 +58,35 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A point of the dynamic dimensions, and what is known there before a segment."""
+    """A point of the dynamic dimensions, and what is known of tensors there."""
 
     space: Space
     known: Known = field(default_factory=Known)
     plugins: tuple[Plugin, ...] = ()
 
     def after(self, segment: bytes, weights: Mapping[str, Array]) -> "Trace":
-        """Return the trace with all tensors of a segment."""
+        """Return the trace extended by all tensors of a segment."""
         model = onnx.ModelProto.FromString(segment)
         return replace(self, known=infer_sizes(model, weights, self))
 
 
 def traces_of(dims: Sequence[DimRange], plugins: Sequence[Plugin] = ()) -> tuple[Trace, ...]:
-    """Return the points at which a segment is drafted, the one that blocks are chosen for first.
+    """Return the points at which a segment is lowered, first the opt point.
 
-    They are the opt, the ends in all combinations (of more than three dimensions: all least and
-    all most), and two between, one of them odd if it may: where a decision turns on a size, they
-    differ.
+    The others are the ends in all combinations (of more than three dimensions: all minima and all
+    maxima), and two between, one of them odd where possible. Lowerings that depend on a size differ
+    between them.
     """
     if not dims:
         return ()
     ends = [(dim.min, dim.max) for dim in dims]
-    corners = list(product(*ends)) if len(dims) <= _MOST_CORNERS else list(zip(*ends, strict=True))
+    corners = list(product(*ends) if len(dims) <= _MAX_CORNER_DIMS else zip(*ends, strict=True))
     between = [tuple(low + (high - low) * share // 7 for low, high in ends) for share in (2, 5)]
     odd = [tuple(min(n | 1, high) for n, (_, high) in zip(between[0], ends, strict=True))]
-    found = [tuple(dim.opt for dim in dims), *corners, *odd, *between[1:]]
+    candidates = [tuple(dim.opt for dim in dims), *corners, *odd, *between[1:]]
     points = dict.fromkeys(
         tuple(max(n // dim.step * dim.step, dim.min) for n, dim in zip(point, dims, strict=True))
-        for point in found
+        for point in candidates
     )
     return tuple(Trace(Space(tuple(dims), point), plugins=tuple(plugins)) for point in points)
 
@@ -96,10 +96,10 @@ def with_steps(
     dims: Sequence[DimRange],
     plugins: Sequence[Plugin] = (),
 ) -> tuple[DimRange, ...]:
-    """Return the dimensions with the least steps that make the most shapes known.
+    """Return the dimensions with the smallest steps with which most shapes are known.
 
-    Tensors that are halved and doubled again fit others at some sizes only. `segments`: ONNX and
-    weights of all of them in running order.
+    A tensor that is halved and doubled fits others at multiples of 2 only. `segments`: ONNX and
+    weights of all segments in running order.
     """
     best, fewest = tuple(dims), _unknown(segments, dims, plugins)
     for step in STEPS if fewest else ():
@@ -107,15 +107,15 @@ def with_steps(
         count = _unknown(segments, stepped, plugins)
         if count < fewest:
             best, fewest = stepped, count
-    for place, dim in enumerate(dims):
-        without = (*best[:place], dim, *best[place + 1 :])
+    for at, dim in enumerate(dims):
+        without = (*best[:at], dim, *best[at + 1 :])
         if without != best and _unknown(segments, without, plugins) == fewest:
             best = without
     return best
 
 
 def in_steps(dims: Sequence[DimRange], step: int) -> tuple[DimRange, ...]:
-    """Return dimensions in steps of as much of `step` as their least, best and largest have."""
+    """Return dimensions with steps of `step`, or its divisor that min, opt and max allow."""
     return tuple(
         structs.replace(dim, step=lcm(dim.step, gcd(step, dim.min, dim.opt, dim.max)))
         for dim in dims
@@ -127,60 +127,59 @@ def _unknown(
     dims: Sequence[DimRange],
     plugins: Sequence[Plugin],
 ) -> int:
-    """Return how many tensors have no known shape, at the sizes that blocks are chosen for."""
+    """Return the number of tensors whose shape is unknown at the opt point."""
     trace, count = traces_of(dims, plugins)[0], 0
     for onnx_bytes, weights in segments:
         trace = trace.after(onnx_bytes, weights)
-        made = (
-            n for node in onnx.ModelProto.FromString(onnx_bytes).graph.node for n in node.output
-        )
-        count += sum(name not in trace.known.shapes for name in made if name)
+        nodes = onnx.ModelProto.FromString(onnx_bytes).graph.node
+        outputs = (name for node in nodes for name in node.output if name)
+        count += sum(name not in trace.known.shapes for name in outputs)
     return count
 
 
 def infer_sizes(model: onnx.ModelProto, weights: Mapping[str, Array], trace: Trace) -> Known:
-    """Return what is known after a model: of its tensors, and of those before.
+    """Return what is known of the tensors of a model, and of those before it.
 
-    `weights`: constants that are kept beside the model. A tensor whose shape is not known, or not
-    the same for ONNX and for the rules, is left out.
+    `weights`: constants outside the model. Tensors whose shape is unknown, or on which ONNX and the
+    rules disagree, are absent.
     """
-    found = _Inference(model, trace)
+    inference = _Inference(model, trace)
     for tensor in model.graph.initializer:
-        found.add_constant(tensor, weights.get(tensor.name), tensor.name)
+        inference.add_constant(tensor, weights.get(tensor.name), tensor.name)
     for value in model.graph.input:
-        found.add_input(value)
+        inference.add_input(value)
     for node in model.graph.node:
-        found.add_node(node)
-    return Known(found.shapes, found.types, found.values)
+        inference.add_node(node)
+    return Known(inference.shapes, inference.types, inference.values)
 
 
 class _Inference:
-    """The inference of one model in the making."""
+    """The state of the inference of one model."""
 
     def __init__(self, model: onnx.ModelProto, trace: Trace) -> None:
         self._space = trace.space
         self._opsets = list(model.opset_import)
-        self._places = {dim.name: place for place, dim in enumerate(trace.space.dims)}
+        self._dim_index = {dim.name: at for at, dim in enumerate(trace.space.dims)}
         declared = (*model.graph.value_info, *model.graph.output)
         self._declared = {value.name: value for value in declared}
         self._plugins = {plugin.title: plugin for plugin in trace.plugins}
-        self._names: dict[int, str] = {}  # a formula -> what ONNX's inference calls it
+        self._names: dict[int, str] = {}  # a size -> its name in ONNX's inference
         self._sizes: dict[str, int] = {}
         self.shapes = dict(trace.known.shapes)
         self.types = dict(trace.known.types)
         self.values = dict(trace.known.values)
 
     def add_constant(self, tensor: TensorProto, data: Array | None, name: str) -> None:
-        """Note a constant; small ones may be sizes. `data` where it is not in the tensor."""
+        """Add a constant; small ones may be sizes. `data` where it is not in the tensor."""
         self.shapes[name] = tuple(tensor.dims)
         self.types[name] = tensor.data_type
         if data is None and tensor.data_location != TensorProto.EXTERNAL:
             data = numpy_helper.to_array(tensor)
-        if data is not None and data.size <= _MOST_VALUES and data.dtype.kind in "if":
+        if data is not None and data.size <= _MAX_SIZE_VALUES and data.dtype.kind in "if":
             self.values[name] = data if data.dtype.kind == "f" else data.astype(object)
 
     def add_input(self, value: onnx.ValueInfoProto) -> None:
-        """Note an input whose sizes are numbers and names of dimensions."""
+        """Add an input whose sizes are numbers and names of dimensions."""
         kind = value.type.tensor_type
         if value.name not in self.types:
             self.types[value.name] = kind.elem_type
@@ -189,8 +188,8 @@ class _Inference:
         sizes = [
             dim.dim_value
             if dim.HasField("dim_value")
-            else self._space.dim(self._places[dim.dim_param])
-            if dim.dim_param in self._places
+            else self._space.dim(self._dim_index[dim.dim_param])
+            if dim.dim_param in self._dim_index
             else None
             for dim in kind.shape.dim
         ]
@@ -198,12 +197,12 @@ class _Inference:
             self.shapes[value.name] = tuple(size for size in sizes if size is not None)
 
     def add_node(self, proto: onnx.NodeProto) -> None:
-        """Note the results of a node."""
+        """Add the results of a node."""
         if proto.op_type == "Constant" and proto.attribute[0].name == "value":
             self.add_constant(proto.attribute[0].t, None, proto.output[0])
             return
         if proto.domain not in _ONNX_DOMAINS:
-            self._add_plugged(proto)
+            self._add_plugin_node(proto)
             return
         if any(name and name not in self.types for name in proto.input):
             return
@@ -221,8 +220,8 @@ class _Inference:
                 self.shapes[name] = shape
         self._add_values(proto, node)
 
-    def _add_plugged(self, proto: onnx.NodeProto) -> None:
-        """Note the results of a plugin's operator, by its shape function; of others nothing."""
+    def _add_plugin_node(self, proto: onnx.NodeProto) -> None:
+        """Add the results of a plugin's operator, by its shape function; nothing for others."""
         plugin = self._plugins.get(f"{proto.domain}::{proto.op_type}")
         read = [name for name in proto.input if name]
         if plugin is None or any(name not in self.shapes for name in read):
@@ -233,7 +232,7 @@ class _Inference:
             else None
             for name in proto.input
         ]
-        attributes = [ir.from_proto(one) for one in proto.attribute]
+        attributes = [ir.from_proto(attribute) for attribute in proto.attribute]
         shapes = shapes_of(plugin, proto.name, inputs, attributes, len(proto.output))
         for name, shape in zip(proto.output, shapes, strict=True):
             if name in self._declared:
@@ -241,7 +240,7 @@ class _Inference:
                 self.shapes[name] = shape
 
     def _add_values(self, proto: onnx.NodeProto, node: Node) -> None:
-        """Note the values of a result, if it is computed from sizes and constants alone."""
+        """Add the values of a result that is computed from sizes and constants alone."""
         reads = proto.op_type in ("Shape", "Size")
         if len(proto.output) != 1 or not (reads or _all_known(proto, node)):
             return
@@ -250,12 +249,12 @@ class _Inference:
             values = _computed(proto, node.values, self.types)
         else:
             values = _sizes(node)
-        if values is not None and values.size <= _MOST_VALUES:
+        if values is not None and values.size <= _MAX_SIZE_VALUES:
             self.values[name] = values
             self.shapes[name] = values.shape
 
     def _node(self, proto: onnx.NodeProto) -> Node:
-        attributes = {one.name: _attribute(one) for one in proto.attribute}
+        attributes = {a.name: _attribute_value(a) for a in proto.attribute}
         return Node(
             proto.op_type,
             attributes,
@@ -266,21 +265,21 @@ class _Inference:
         )
 
     def _ruled(self, node: Node) -> tuple[Shape | None, ...] | None:
-        """Return shapes by the operator's rule, None for those unknown or without a rule."""
+        """Return shapes by the operator's rule, with None for unknown ones; None without a rule."""
         rule = RULES.get(node.kind)
         if rule is None:
             return None
         try:
-            return rule(node) or (None,) * node.results
+            return rule(node)
         except Unknown:
             return (None,) * node.results
 
     def _inferred(self, proto: onnx.NodeProto, *, fixed: bool) -> Mapping[str, TypeProto] | None:
-        """Return what ONNX's inference says, with sizes as names, or as numbers at the point.
+        """Return the types that ONNX infers, with sizes as names, or with `fixed` as numbers.
 
-        None where the node's tensors do not fit each other.
+        None where the node's inputs are inconsistent.
         """
-        opset = next((one.version for one in self._opsets if one.domain == proto.domain), 0)
+        opset = next((o.version for o in self._opsets if o.domain == proto.domain), 0)
         types = {name: self._type(name, fixed) for name in proto.input if name in self.types}
         data = {
             name: numpy_helper.from_array(values.astype(np.int64), name)
@@ -297,7 +296,7 @@ class _Inference:
         except onnx.shape_inference.InferenceError:
             return None
         except (defs.SchemaError, RuntimeError):
-            return {}  # an operator of others: so nothing is known
+            return {}  # an unknown operator
 
     def _type(self, name: str, fixed: bool) -> TypeProto:
         shape = self.shapes.get(name)
@@ -312,34 +311,34 @@ class _Inference:
         return name
 
     def _shape(self, kind: TypeProto) -> Shape | None:
-        """Return a shape that ONNX inferred, its names as the sizes that they stand for."""
+        """Return an inferred shape names replaced by sizes; None where one is unknown."""
         tensor = kind.tensor_type
         if not tensor.HasField("shape"):
             return None
-        found = []
+        shape = []
         for dim in tensor.shape.dim:
             if dim.HasField("dim_value"):
-                found.append(dim.dim_value)
+                shape.append(dim.dim_value)
             elif dim.dim_param in self._sizes:
-                found.append(self._sizes[dim.dim_param])
+                shape.append(self._sizes[dim.dim_param])
             else:
                 return None
-        return tuple(found)
+        return tuple(shape)
 
 
-def _attribute(one: onnx.AttributeProto) -> object:
-    value = helper.get_attribute_value(one)
+def _attribute_value(attribute: onnx.AttributeProto) -> object:
+    value = helper.get_attribute_value(attribute)
     return numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
 
 
 def _is_fixed(values: Array) -> bool:
-    """Whether no value depends on a dimension."""
-    return values.dtype != object or all(type(one) is int for one in values.reshape(-1))
+    """Whether no value is a dynamic size."""
+    return values.dtype != object or all(type(value) is int for value in values.reshape(-1))
 
 
 def _all_known(proto: onnx.NodeProto, node: Node) -> bool:
-    given = zip(proto.input, node.values, strict=True)
-    return bool(proto.input) and all(values is not None for name, values in given if name)
+    pairs = zip(proto.input, node.values, strict=True)
+    return bool(proto.input) and all(values is not None for name, values in pairs if name)
 
 
 def _sizes(node: Node) -> Array | None:
@@ -348,13 +347,10 @@ def _sizes(node: Node) -> Array | None:
     if rule is None:
         return None
     try:
-        made = rule(node)
+        values = np.asarray(rule(node), object)
     except Unknown:
         return None
-    if made is None:
-        return None
-    values = np.asarray(made, object)
-    return values if all(isinstance(one, int) for one in values.reshape(-1)) else None
+    return values if all(isinstance(value, int) for value in values.reshape(-1)) else None
 
 
 def _computed(
@@ -367,14 +363,14 @@ def _computed(
         if array is not None
     }
     try:
-        (made,) = ReferenceEvaluator(proto).run(None, feeds)
+        (result,) = ReferenceEvaluator(proto).run(None, feeds)
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
-        return None  # no such operator there: then it is left to the kernels
-    return np.asarray(made)
+        return None  # not in ONNX's reference: the kernels compute it
+    return np.asarray(result)
 
 
 def _agree(shape: Sequence[int], kind: TypeProto | None) -> bool:
-    """Whether the sizes at the point are those that ONNX infers there, where it does."""
+    """Whether the sizes at the point are those that ONNX infers, as far as it does."""
     if kind is None or not kind.tensor_type.HasField("shape"):
         return True
     dims: Iterable[Any] = kind.tensor_type.shape.dim

@@ -1,8 +1,8 @@
-"""Operators whose result has sizes that are computed: ONNX's operator -> its formula.
+"""Shape inference of operators that compute with sizes: a rule for each.
 
-ONNX's own inference passes names of dimensions on, but knows nothing of arithmetic with them. These
-rules are that arithmetic, on sizes as `dims.sizes` holds them. A rule returns the shapes of
-all results, or None where a size depends on data or on a parameter that is not known.
+ONNX's own inference propagates names of dimensions, but does no arithmetic with them. These rules
+do, on sizes of `toolkit.gpu.shapes.sizes`. A rule returns the shapes of all results, and raises
+Unknown where a size depends on data or on an unknown parameter.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +18,14 @@ from toolkit.gpu.shapes.sizes import ceil_div
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
-Shapes = tuple[Shape, ...] | None
+Shapes = tuple[Shape, ...]
 
-_FINEST = 1024  # the largest divisor of a Resize factor that is taken for what was meant
+_MAX_SCALE_DENOMINATOR = 1024  # of the fraction that a float scale of Resize stands for
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An ONNX node with the shapes and, where they are known, the values of its inputs."""
+    """An ONNX node with the shapes and the known values of its inputs."""
 
     kind: str
     attributes: Mapping[str, Any]
@@ -35,62 +35,74 @@ class Node:
     real: bool  # whether its first input holds real numbers
 
     def shape(self, at: int) -> Shape:
-        """Return the shape of an input. Raises Unknown where it has none."""
+        """Return the shape of an input. Raises Unknown: it is not known."""
         shape = self.shapes[at] if at < len(self.shapes) else None
         if shape is None:
             raise Unknown
         return shape
 
+    def array(self, at: int) -> Array:
+        """Return the values of an input. Raises Unknown: they are not known."""
+        values = self.values[at] if at < len(self.values) else None
+        if values is None:
+            raise Unknown
+        return values
+
+    def integers(self, at: int) -> list[Any]:
+        """Return the values of an input, flat. Raises Unknown: they are not known."""
+        values: list[Any] = self.array(at).reshape(-1).tolist()
+        return values
+
     def value(self, at: int) -> list[Any] | None:
-        """Return the values of an input in order, None where it is left out or not known."""
+        """Return the values of an input, flat; None where it is absent or unknown."""
         values = self.values[at] if at < len(self.values) else None
         return None if values is None else values.reshape(-1).tolist()
 
     def parameter(self, at: int, name: str) -> list[Any] | None:
         """Return integers that are an attribute in older versions, and an input in newer ones."""
-        given = self.attributes.get(name)
-        return list(given) if given is not None else self.value(at)
+        attribute = self.attributes.get(name)
+        return list(attribute) if attribute is not None else self.value(at)
 
 
-class Unknown(Exception):  # noqa: N818  (it is an answer, not an error)
-    """A rule needs a shape that is not known."""
+class Unknown(Exception):  # noqa: N818  (an answer, not an error)
+    """A rule needs a shape or a value that is not known."""
 
 
 def _broadcast(left: Shape, right: Shape) -> Shape:
-    """Join shapes as numpy does; sizes that are not known to be equal must be 1 or are refused."""
+    """Broadcast shapes as numpy does. Raises Unknown: sizes that may differ."""
     rank = max(len(left), len(right))
     pairs = zip((1,) * (rank - len(left)) + left, (1,) * (rank - len(right)) + right, strict=True)
-    found = []
+    shape = []
     for a, b in pairs:
         if a not in (b, 1) and b != 1:
             raise Unknown
-        found.append(b if a == 1 else a)
-    return tuple(found)
+        shape.append(b if a == 1 else a)
+    return tuple(shape)
 
 
 def _windows(node: Node, size: Shape, taps: Sequence[int], channels: int) -> Shapes:
-    """Sizes of a convolution or pooling: one result for each place of the window."""
+    """Return the shape of a convolution or pooling: one element for each window."""
     rank = len(taps)
     batch, spatial = size[0], size[2:]
     strides = node.attributes.get("strides", [1] * rank)
     dilations = node.attributes.get("dilations", [1] * rank)
     pads = node.attributes.get("pads", [0] * 2 * rank)
     auto = node.attributes.get("auto_pad", b"NOTSET").decode()
-    found = []
+    result = []
     for at in range(rank):
         span = (taps[at] - 1) * dilations[at] + 1
         if auto.startswith("SAME"):
-            found.append(ceil_div(spatial[at], strides[at]))
+            result.append(ceil_div(spatial[at], strides[at]))
             continue
         before, after = (pads[at], pads[rank + at]) if auto == "NOTSET" else (0, 0)
         if node.attributes.get("ceil_mode", 0):
-            # Windows that start on the picture or before it, and reach no further than to a part
-            # of the next step: min(ceil((n - span) / stride) + 1, ceil(start / stride)).
+            # Windows that start in the image or the padding before it, the last one at most
+            # partial: min(ceil((n - span) / stride) + 1, ceil(start / stride)).
             past = min(after - span + strides[at], 0)
-            found.append(ceil_div(spatial[at] + before + past, strides[at]))
+            result.append(ceil_div(spatial[at] + before + past, strides[at]))
         else:
-            found.append((spatial[at] + before + after - span) // strides[at] + 1)
-    return ((batch, channels, *found),) * node.results
+            result.append((spatial[at] + before + after - span) // strides[at] + 1)
+    return ((batch, channels, *result),) * node.results
 
 
 def _convolution(node: Node) -> Shapes:
@@ -108,14 +120,14 @@ def _transposed(node: Node) -> Shapes:
     taps = weights[2:]
     rank = len(taps)
     if "output_shape" in node.attributes or "auto_pad" in node.attributes:
-        return None
+        raise Unknown
     strides = node.attributes.get("strides", [1] * rank)
     dilations = node.attributes.get("dilations", [1] * rank)
     pads = node.attributes.get("pads", [0] * 2 * rank)
-    more = node.attributes.get("output_padding", [0] * rank)
+    output_padding = node.attributes.get("output_padding", [0] * rank)
     spatial = [
         strides[at] * (size[2 + at] - 1)
-        + more[at]
+        + output_padding[at]
         + (taps[at] - 1) * dilations[at]
         + 1
         - pads[at]
@@ -128,31 +140,28 @@ def _transposed(node: Node) -> Shapes:
 def _concat(node: Node) -> Shapes:
     parts = [node.shape(at) for at in range(len(node.shapes))]
     axis = node.attributes["axis"] % len(parts[0])
-    others = {(part[:axis], part[axis + 1 :]) for part in parts}
-    if len(others) > 1:
-        return None  # they may be equal for some sizes, but are not known to be for all
-    joined = sum(part[axis] for part in parts)
-    return ((*parts[0][:axis], joined, *parts[0][axis + 1 :]),)
+    other_dims = {(part[:axis], part[axis + 1 :]) for part in parts}
+    if len(other_dims) > 1:
+        raise Unknown  # equal at some sizes at most
+    total = sum(part[axis] for part in parts)
+    return ((*parts[0][:axis], total, *parts[0][axis + 1 :]),)
 
 
 def _matmul(node: Node) -> Shapes:
     left, right = node.shape(0), node.shape(1)
     if min(len(left), len(right)) < 2 or left[-1] != right[-2]:
-        return None
+        raise Unknown
     return ((*_broadcast(left[:-2], right[:-2]), left[-2], right[-1]),)
 
 
 def reshape(node: Node) -> Shapes:
-    """Return the shape that a Reshape is told; 0 keeps a size, -1 takes what is left."""
-    size, wanted = node.shape(0), node.value(1)
-    if wanted is None:
-        return None
-    keeps = not node.attributes.get("allowzero", 0)
-    found = [size[at] if keeps and n == 0 else n for at, n in enumerate(wanted)]
-    if -1 in found:
-        rest = prod(n for n in found if n != -1)
-        found[found.index(-1)] = prod(size) // rest
-    return (tuple(found),)
+    """Return the shape of a Reshape: 0 copies a size, -1 is the remaining size."""
+    size, target = node.shape(0), node.integers(1)
+    zero_copies = not node.attributes.get("allowzero", 0)
+    shape = [size[at] if zero_copies and n == 0 else n for at, n in enumerate(target)]
+    if -1 in shape:
+        shape[shape.index(-1)] = prod(size) // prod(n for n in shape if n != -1)
+    return (tuple(shape),)
 
 
 def _flatten(node: Node) -> Shapes:
@@ -163,15 +172,11 @@ def _flatten(node: Node) -> Shapes:
 
 
 def _expand(node: Node) -> Shapes:
-    wanted = node.value(1)
-    return None if wanted is None else (_broadcast(node.shape(0), tuple(wanted)),)
+    return (_broadcast(node.shape(0), tuple(node.integers(1))),)
 
 
 def _tile(node: Node) -> Shapes:
-    repeats = node.value(1)
-    if repeats is None:
-        return None
-    return (tuple(n * r for n, r in zip(node.shape(0), repeats, strict=True)),)
+    return (tuple(n * r for n, r in zip(node.shape(0), node.integers(1), strict=True)),)
 
 
 def _resize(node: Node) -> Shapes:
@@ -179,28 +184,28 @@ def _resize(node: Node) -> Shapes:
     axes = node.attributes.get("axes", range(len(size)))
     scales = node.value(1 if node.kind == "Upsample" or len(node.shapes) == 2 else 2)
     sizes = node.value(3)
-    found = list(size)
+    result = list(size)
     if sizes:
         if node.attributes.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
-            return None
-        for axis, wanted in zip(axes, sizes, strict=True):
-            found[axis] = wanted
-        return (tuple(found),)
+            raise Unknown
+        for axis, target in zip(axes, sizes, strict=True):
+            result[axis] = target
+        return (tuple(result),)
     if not scales:
-        return None
+        raise Unknown
     for axis, scale in zip(axes, scales, strict=True):
-        exact = Fraction(scale).limit_denominator(_FINEST)
+        exact = Fraction(scale).limit_denominator(_MAX_SCALE_DENOMINATOR)
         if np.float32(exact.numerator / exact.denominator) != np.float32(scale):
-            return None
-        found[axis] = size[axis] * exact.numerator // exact.denominator
-    return (tuple(found),)
+            raise Unknown
+        result[axis] = size[axis] * exact.numerator // exact.denominator
+    return (tuple(result),)
 
 
 def _slice(node: Node) -> Shapes:
     size = list(node.shape(0))
     starts, ends = node.parameter(1, "starts"), node.parameter(2, "ends")
     if starts is None or ends is None:
-        return None
+        raise Unknown
     axes = node.parameter(3, "axes") or list(range(len(starts)))
     steps = node.value(4) or [1] * len(starts)
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
@@ -209,7 +214,7 @@ def _slice(node: Node) -> Shapes:
 
 
 def _sliced(size: int, start: int, end: int, step: int) -> int:
-    """How many indices a slice takes; `end` far beyond either side means all."""
+    """Return the number of indices of a slice; `end` may be far outside."""
     first = start + size if start < 0 else start
     last = end + size if end < 0 else end
     if step > 0:
@@ -225,7 +230,7 @@ def _split(node: Node) -> Shapes:
     parts = node.parameter(1, "split")
     if parts is None:
         part = ceil_div(size[axis], node.results)
-        if size[axis] % node.results == 0:  # wherever the formula proves it
+        if size[axis] % node.results == 0:  # where the formula proves it
             part = size[axis] // node.results
         parts = [part] * (node.results - 1) + [size[axis] - part * (node.results - 1)]
     return tuple((*size[:axis], part, *size[axis + 1 :]) for part in parts)
@@ -234,7 +239,7 @@ def _split(node: Node) -> Shapes:
 def _pad(node: Node) -> Shapes:
     size, pads = list(node.shape(0)), node.parameter(1, "pads")
     if pads is None:
-        return None
+        raise Unknown
     axes = node.value(3) or list(range(len(size)))
     for at, axis in enumerate(axes):
         size[axis] = size[axis] + pads[at] + pads[len(axes) + at]
@@ -254,18 +259,13 @@ def _space_to_depth(node: Node) -> Shapes:
 
 
 def _constant_of_shape(node: Node) -> Shapes:
-    wanted = node.value(0)
-    return None if wanted is None else (tuple(wanted),)
+    return (tuple(node.integers(0)),)
 
 
 def _range(node: Node) -> Shapes:
-    ends = [node.value(at) for at in range(3)]
-    if any(end is None for end in ends):
-        return None
-    (start,), (limit,), (step,) = (end for end in ends if end is not None)
-    return (
-        (max(0, ceil_div(limit - start, step) if step > 0 else ceil_div(start - limit, -step)),),
-    )
+    (start,), (limit,), (step,) = (node.integers(at) for at in range(3))
+    length = ceil_div(limit - start, step) if step > 0 else ceil_div(start - limit, -step)
+    return ((max(0, length),),)
 
 
 RULES: Mapping[str, Callable[[Node], Shapes]] = {

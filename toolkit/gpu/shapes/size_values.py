@@ -1,7 +1,7 @@
-"""Operators that compute with sizes while a network runs: their values as formulas.
+"""Values of operators that compute sizes at run time, as formulas.
 
-Exporters write Shape, Gather, Mul, Concat and the like between a tensor and the Reshape that it
-goes through. The build computes them on sizes, so they leave the network.
+Exporters write Shape, Gather, Mul, Concat and the like before a Reshape. The build computes them on
+sizes, so they leave the network.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,105 +16,93 @@ from toolkit.gpu.shapes.shape_rules import Node, Unknown, reshape
 Array = npt.NDArray[Any]
 
 
-def _each(rule: Callable[[Any, Any], Any]) -> Callable[[Node], Array | None]:
-    """A rule for each pair of numbers, repeated as numpy repeats."""
-
-    def apply(node: Node) -> Array | None:
-        left, right = node.values[:2]
-        assert left is not None
-        assert right is not None
-        return np.frompyfunc(rule, 2, 1)(left, right)  # type: ignore[no-any-return]
-
-    return apply
+def _elementwise(rule: Callable[[Any, Any], Any]) -> Callable[[Node], Array]:
+    """Apply a rule to each pair of numbers, broadcast as numpy does."""
+    function = np.frompyfunc(rule, 2, 1)
+    return lambda node: function(node.array(0), node.array(1))
 
 
-def _same(node: Node) -> Array | None:
-    return node.values[0]
+def _same(node: Node) -> Array:
+    return node.array(0)
 
 
-def _shape_value(node: Node) -> Array | None:
+def _shape_value(node: Node) -> Array:
     size = node.shape(0)
     return np.array(
         size[slice(node.attributes.get("start", 0), node.attributes.get("end"))], object
     )
 
 
-def _size_value(node: Node) -> Array | None:
+def _size_value(node: Node) -> Array:
     return np.array(prod(node.shape(0)), object)
 
 
-def _gather_value(node: Node) -> Array | None:
-    values, places = node.values
-    assert values is not None
-    assert places is not None
-    return np.take(values, places.astype(np.int64), axis=node.attributes.get("axis", 0))
+def _gather_value(node: Node) -> Array:
+    indices = node.array(1).astype(np.int64)
+    return np.take(node.array(0), indices, axis=node.attributes.get("axis", 0))
 
 
-def _concat_value(node: Node) -> Array | None:
+def _concat_value(node: Node) -> Array:
     parts = [part for part in node.values if part is not None]
     return np.concatenate(parts, axis=node.attributes["axis"])
 
 
-def _slice_value(node: Node) -> Array | None:
-    values = node.values[0]
+def _slice_value(node: Node) -> Array:
+    values = node.array(0)
     starts, ends = node.parameter(1, "starts"), node.parameter(2, "ends")
-    if values is None or starts is None or ends is None:
-        return None
+    if starts is None or ends is None:
+        raise Unknown
     axes = node.parameter(3, "axes") or range(len(starts))
     steps = node.value(4) or [1] * len(starts)
-    chosen = [slice(None)] * values.ndim
+    slices = [slice(None)] * values.ndim
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        # Far before the first index means all of it, when going backwards.
-        chosen[axis] = slice(start, None if step < 0 and end < -values.shape[axis] else end, step)
-    return values[tuple(chosen)]
+        # A negative step with an end far before the first index takes all of it.
+        slices[axis] = slice(start, None if step < 0 and end < -values.shape[axis] else end, step)
+    return values[tuple(slices)]
 
 
-def _transposed_value(node: Node) -> Array | None:
-    values = node.values[0]
-    return None if values is None else values.transpose(node.attributes.get("perm"))
+def _transposed_value(node: Node) -> Array:
+    values: Array = node.array(0).transpose(node.attributes.get("perm"))
+    return values
 
 
-def _reshape_value(node: Node) -> Array | None:
-    found = reshape(node)
-    values = node.values[0]
-    return None if found is None or values is None else values.reshape(found[0])
+def _reshape_value(node: Node) -> Array:
+    (shape,) = reshape(node)
+    return node.array(0).reshape(shape)
 
 
-def _unsqueeze_value(node: Node) -> Array | None:
+def _unsqueeze_value(node: Node) -> Array:
     axes = node.parameter(1, "axes")
-    values = node.values[0]
-    return None if axes is None or values is None else np.expand_dims(values, tuple(axes))
+    if axes is None:
+        raise Unknown
+    return np.expand_dims(node.array(0), tuple(axes))
 
 
-def _squeeze_value(node: Node) -> Array | None:
+def _squeeze_value(node: Node) -> Array:
     axes = node.parameter(1, "axes")
-    values = node.values[0]
-    return None if values is None else np.squeeze(values, tuple(axes) if axes else None)
+    return np.squeeze(node.array(0), tuple(axes) if axes else None)
 
 
-def _filled_value(node: Node) -> Array | None:
-    wanted = node.value(0)
-    filling = node.attributes.get("value")
-    if wanted is None or filling is None or not all(type(size) is int for size in wanted):
-        return None
-    return np.full(wanted, filling.reshape(-1)[0], object)
+def _filled_value(node: Node) -> Array:
+    shape, fill = node.integers(0), node.attributes.get("value")
+    if fill is None or not all(type(size) is int for size in shape):
+        raise Unknown
+    return np.full(shape, fill.reshape(-1)[0], object)
 
 
-def _where_value(node: Node) -> Array | None:
-    chosen, yes, no = node.values
-    assert chosen is not None
-    return np.frompyfunc(lambda c, a, b: a if c else b, 3, 1)(chosen, yes, no)  # type: ignore[no-any-return]
+def _where_value(node: Node) -> Array:
+    select = np.frompyfunc(lambda c, a, b: a if c else b, 3, 1)
+    return select(*(node.array(at) for at in range(3)))  # type: ignore[no-any-return]
 
 
-def _product_value(node: Node) -> Array | None:
-    values = node.value(0)
-    return None if values is None else np.array([prod(values)], object)
+def _product_value(node: Node) -> Array:
+    return np.array([prod(node.integers(0))], object)
 
 
-def _divide_value(node: Node) -> Array | None:
-    """Quotients of sizes: none is below 0, so rounding to 0 is rounding down; real ones are whole.
+def _divide_value(node: Node) -> Array:
+    """Divide sizes; they are not negative, so rounding toward 0 is rounding down.
 
-    Raises Unknown: a negative number, or a quotient of real numbers that need not be whole.
+    Raises Unknown: a negative number, or real numbers whose quotient may not be an integer.
     """
 
     def divide(left: int, right: int) -> int:
@@ -122,11 +110,11 @@ def _divide_value(node: Node) -> Array | None:
             raise Unknown
         return left // right
 
-    return _each(divide)(node)
+    return _elementwise(divide)(node)
 
 
-# What computes with sizes: values of the inputs -> values of the first result.
-VALUES: Mapping[str, Callable[[Node], Array | None]] = {
+# Operator -> rule: values of the inputs -> values of the first result.
+VALUES: Mapping[str, Callable[[Node], Array]] = {
     "Shape": _shape_value,
     "Size": _size_value,
     "Identity": _same,
@@ -143,12 +131,12 @@ VALUES: Mapping[str, Callable[[Node], Array | None]] = {
     "ConstantOfShape": _filled_value,
     "Where": _where_value,
     "ReduceProd": _product_value,
-    "Add": _each(lambda a, b: a + b),
-    "Sub": _each(lambda a, b: a - b),
-    "Mul": _each(lambda a, b: a * b),
+    "Add": _elementwise(lambda a, b: a + b),
+    "Sub": _elementwise(lambda a, b: a - b),
+    "Mul": _elementwise(lambda a, b: a * b),
     "Div": _divide_value,
-    "Mod": _each(lambda a, b: a % b),
-    "Max": _each(max),
-    "Min": _each(min),
-    "Equal": _each(lambda a, b: a == b),
+    "Mod": _elementwise(lambda a, b: a % b),
+    "Max": _elementwise(max),
+    "Min": _elementwise(min),
+    "Equal": _elementwise(lambda a, b: a == b),
 }

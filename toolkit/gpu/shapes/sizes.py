@@ -1,7 +1,7 @@
-"""Arithmetic on the sizes of tensors: fixed ones (int), and those that dynamic dimensions decide.
+"""Arithmetic on the sizes of tensors, fixed (int) or dynamic (`Size`).
 
-A `Size` is an int that remembers its formula. Code that chooses kernels stays plain Python: it
-adds, multiplies and divides sizes, and what comes out is a number with its formula.
+A `Size` is an int that remembers its formula over the dynamic dimensions. Code that lowers
+operations stays plain Python: it adds, multiplies and divides sizes.
 """
 
 import operator
@@ -18,32 +18,32 @@ from toolkit.gpu.shapes.formulas import Formula
 
 @dataclass(frozen=True)
 class Space:
-    """The dynamic dimensions of an engine, and the point in them that a draft is made at."""
+    """The dynamic dimensions of an engine, and the point at which a segment is lowered."""
 
     dims: tuple[DimRange, ...]
     point: tuple[int, ...]
 
     @cached_property
     def opt(self) -> tuple[int, ...]:
-        """The point that blocks are chosen for."""
+        """The point that tiles are chosen for."""
         return tuple(dim.opt for dim in self.dims)
 
     @cached_property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """The least and the most of each dimension."""
+        """The minimum and maximum of each dimension."""
         return tuple((dim.min, dim.max) for dim in self.dims)
 
-    def dim(self, place: int) -> int:
-        """Return the size of dimension number `place`; a plain number where it has no choice."""
-        low, high = self.ranges[place]
+    def dim(self, index: int) -> int:
+        """Return the size of dimension number `index`; an int where its range is one value."""
+        low, high = self.ranges[index]
         if low == high:
             return low
-        step = formulas.number(self.dims[place].step)
-        steps = formulas.floor_divide(formulas.dimension(place), step)
+        step = formulas.number(self.dims[index].step)
+        steps = formulas.floor_divide(formulas.dimension(index), step)
         return self.size(formulas.multiply(steps, step))
 
     def size(self, formula: Formula) -> int:
-        """Return the value of a formula at the point, as a `Size` where it depends on one."""
+        """Return the value of a formula at the point, a `Size` unless it is constant."""
         if formula.constant is not None:
             return formula.constant
         return Size(formulas.at(formula, self.point), formula, self)
@@ -53,19 +53,19 @@ class Size(int):
     """A size at one point of the dynamic dimensions, with its formula.
 
     +, -, *, // and % between sizes and ints give sizes (plain ints where the formula is constant).
-    Two are equal if they are equal everywhere, so none equals an int: what holds at one point only
-    decides nothing. `<` and its like compare the values at the point.
+    Two sizes are equal if their formulas are, so none equals an int. `<` and the like compare the
+    values at the point.
     """
 
     formula: Formula
     space: Space
 
     def __new__(cls, value: int, formula: Formula, space: Space) -> "Size":
-        """Make one; `value` is the formula's at the space's point."""
-        made = super().__new__(cls, value)
-        made.formula = formula
-        made.space = space
-        return made
+        """Create a size; `value` is that of the formula at the space's point."""
+        size = super().__new__(cls, value)
+        size.formula = formula
+        size.space = space
+        return size
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Size) and self.formula == other.formula
@@ -80,34 +80,34 @@ class Size(int):
         return f"{formulas.text(self.formula)} ({int(self)})"
 
     def __add__(self, other: int) -> int:
-        return self._made(formulas.add, other)
+        return self._apply(formulas.add, other)
 
     def __radd__(self, other: int) -> int:
-        return self._made(formulas.add, other)
+        return self._apply(formulas.add, other)
 
     def __sub__(self, other: int) -> int:
-        return self._made(_subtract, other)
+        return self._apply(_subtract, other)
 
     def __rsub__(self, other: int) -> int:
-        return self._made(_subtract, other, swapped=True)
+        return self._apply(_subtract, other, swapped=True)
 
     def __mul__(self, other: int) -> int:
-        return self._made(formulas.multiply, other)
+        return self._apply(formulas.multiply, other)
 
     def __rmul__(self, other: int) -> int:
-        return self._made(formulas.multiply, other)
+        return self._apply(formulas.multiply, other)
 
     def __floordiv__(self, other: int) -> int:
-        return self._made(formulas.floor_divide, other)
+        return self._apply(formulas.floor_divide, other)
 
     def __rfloordiv__(self, other: int) -> int:
-        return self._made(formulas.floor_divide, other, swapped=True)
+        return self._apply(formulas.floor_divide, other, swapped=True)
 
     def __mod__(self, other: int) -> int:
-        return self._made(formulas.modulo, other)
+        return self._apply(formulas.modulo, other)
 
     def __rmod__(self, other: int) -> int:
-        return self._made(formulas.modulo, other, swapped=True)
+        return self._apply(formulas.modulo, other, swapped=True)
 
     def __divmod__(self, other: int) -> tuple[int, int]:
         return self // other, self % other
@@ -121,7 +121,7 @@ class Size(int):
     def __pos__(self) -> int:
         return self
 
-    def _made(
+    def _apply(
         self, rule: Callable[[Formula, Formula], Formula], other: object, swapped: bool = False
     ) -> int:
         if isinstance(other, Size):
@@ -129,44 +129,44 @@ class Size(int):
         elif hasattr(other, "__index__"):
             right = formulas.number(operator.index(other))
         else:
-            return NotImplemented  # type: ignore[no-any-return]  # a float: no size any more
+            return NotImplemented  # type: ignore[no-any-return]  # a float: not a size
         pair = (right, self.formula) if swapped else (self.formula, right)
         return self.space.size(rule(*pair))
 
 
 def ceil_div(size: int, block: int) -> int:
-    """Return how many blocks hold `size` elements."""
+    """Return the number of blocks that hold `size` elements."""
     return (size + block - 1) // block
 
 
 def power_of_two(size: int) -> int:
-    """Return the smallest power of two that is at least `size` where blocks are chosen."""
+    """Return the smallest power of two that is at least `opt(size)`."""
     return 1 << (opt(size) - 1).bit_length()
 
 
 def opt(size: int) -> int:
-    """Return the size that blocks are chosen for."""
+    """Return the size at the opt point, for which tiles are chosen."""
     if isinstance(size, Size):
         return formulas.at(size.formula, size.space.opt)
     return int(size)
 
 
 def most(size: int) -> int:
-    """Return a number that the size never exceeds: what must hold all of it goes by this."""
+    """Return an upper bound of the size, for memory that must hold all of it."""
     if isinstance(size, Size):
         return formulas.bounds(size.formula, size.space.ranges)[1]
     return int(size)
 
 
 def fixed(size: int) -> bool:
-    """Whether it is the same at every point."""
+    """Whether the size is not dynamic."""
     return not isinstance(size, Size)
 
 
 def amount(size: int) -> int | str:
-    """Return the number, or the formula as an engine writes it.
+    """Return the number, or the formula as engines write it.
 
-    Raises NotCoveredError: a formula that is too long to be read.
+    Raises NotCoveredError: the formula is longer than engines may hold.
     """
     if not isinstance(size, Size):
         return int(size)

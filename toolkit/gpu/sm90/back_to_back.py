@@ -59,7 +59,7 @@ def _can_follow(problem: GemmProblem) -> bool:
     constant = problem.right.base == WEIGHTS and problem.residual is None
     dense = left.strides.column == 1 and problem.right_strides.row == 1
     few = fixed(shape.columns) and shape.columns <= MAX_PAIR_COLUMNS
-    single = fixed(shape.products) and shape.products == 1
+    single = fixed(shape.batch) and shape.batch == 1
     return int8 and constant and dense and few and single and fixed(problem.y_strides.row)
 
 

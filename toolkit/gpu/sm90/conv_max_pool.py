@@ -1,5 +1,6 @@
 """First convolutions fused with the max pooling after them."""
 
+from dataclasses import dataclass
 from math import prod
 
 from toolkit.gpu.emit.context import LoweringContext
@@ -11,89 +12,122 @@ from toolkit.gpu.emit.epilogue import (
     weight_matrix,
 )
 from toolkit.gpu.emit.int8_gemm import int8_weights
+from toolkit.gpu.ir.gemm import Epilogue
 from toolkit.gpu.ir.launch import KernelLaunch
-from toolkit.gpu.ir.view import channels_last
+from toolkit.gpu.ir.view import View, channels_last
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.shapes.sizes import ceil_div, opt, power_of_two
+from toolkit.gpu.target import GpuTarget
 
-_SEGMENT = 7  # pooled pixels of a row that the kernel makes together
+_SEGMENT = 7  # adjacent pooled pixels of a row
 _SEGMENTS = 4  # of a block
-_FILTERS = 64  # of a block: as many rows as tensor cores of sm_90 take
+_FILTERS = 64  # of a block: the rows of a wgmma instruction
 # Pooled rows that a block goes down: more share more rows of sums, while blocks fill the GPU. The
 # first convolution of ResNet-50 in INT8 on 132 SMs: 28 rows 82 us and 14 rows 86 at batch 128; at
 # batch 32 28 rows (128 blocks) 27, 14 rows (256) 23, 7 rows 26.
 _ROWS = (28, 14, 7, 4, 2, 1)
-_LEAST_DEPTH = 32
+_MIN_DEPTH = 32
 _WARPS = 4
 _STAGES = 3  # input rows that are prefetched
-_CARRIED = 2  # numbers of rows that an engine carries
+_MAX_TACTICS = 2  # of an engine
+
+
+@dataclass(frozen=True, slots=True)
+class _ConvMaxPool:
+    """A convolution of `taps` to `size` (rows, columns), pooled to y (N, C, H, W), channels-last.
+
+    `pads_before`: of the pooling, above and to the left.
+    """
+
+    x: View
+    weights: View
+    y: View
+    taps: tuple[int, int]
+    size: tuple[int, ...]
+    pads_before: tuple[int, ...]
+    epilogue: Epilogue
 
 
 def emit_conv_max_pool(ctx: LoweringContext, group: Group) -> None:
-    """Add a ConvMaxPool and what follows it: one call."""
+    """Add a ConvMaxPool with its epilogue."""
     op = group.root_operation
     weights = constant_weights(ctx, op, 1)
-    filters, channels, tap_rows, tap_columns = weights.shape
+    filters = weights.shape[0]
     int8 = int8_weights(ctx, op, 0, filters, prod(weights.shape[1:]))
     values = int8.values if int8 else weights
     epilogue, _ = read_epilogue(ctx, group, op.input(2), filters, int8)
-    x, _ = (ctx.stored_pixels if int8 else ctx.pixels)(op.inputs[0])
+    x, _ = ctx.read_nhwc(op.inputs[0], keep_int8=int8 is not None)
     # (filter, channel, row, column) -> (filter, row, column, channel)
-    packed = values.transpose(0, 2, 3, 1).reshape(filters, -1)
-    matrix = weight_matrix(ctx, packed.T, x.dtype)
-    y = ctx.make(group.result, channels_last(ctx.network.shapes[group.result]))
-    batch, _, height, width = y.shape
-    segments = batch * ceil_div(width, _SEGMENT)
-    before, size = op.integers("before", ()), op.integers("size", ())
-    depth = max(_LEAST_DEPTH, power_of_two(tap_columns * channels))
+    packed = weight_matrix(ctx, values.transpose(0, 2, 3, 1).reshape(filters, -1).T, x.dtype)
+    conv = _ConvMaxPool(
+        x=x,
+        weights=packed,
+        y=ctx.output_view(group.result, channels_last(ctx.network.shapes[group.result])),
+        taps=(weights.shape[2], weights.shape[3]),
+        size=op.integers("size", ()),
+        pads_before=op.integers("before", ()),
+        epilogue=epilogue,
+    )
+    ctx.add_op(group.nodes, *((_launch(ctx, conv, rows),) for rows in _rows(conv, ctx.gpu)))
 
-    def call(rows: int) -> KernelLaunch:
-        return ctx.make_launch(
-            "conv_max_pool",
-            (
-                ceil_div(segments, _SEGMENTS),
-                ceil_div(height, rows),
-                ceil_div(filters, _FILTERS),
-            ),
-            {
-                "x": x,
-                "weights": matrix,
-                "bias": epilogue.bias,
-                "scale": epilogue.scale,
-                "scalars": epilogue.scalars,
-                "y": y,
-                "batch": batch,
-            },
-            {
-                "HEIGHT": x.shape[2],
-                "WIDTH": x.shape[3],
-                "CHANNELS": channels,
-                "CONV_HEIGHT": size[0],
-                "CONV_WIDTH": size[1],
-                "FILTERS": filters,
-                "OUT_HEIGHT": height,
-                "OUT_WIDTH": width,
-                "W_PITCH": matrix.strides[1],
-                "Y_PITCH": pixel_pitch(y),
-                "TAP_ROWS": tap_rows,
-                "TAP_COLUMNS": tap_columns,
-                "PAD_TOP": before[0],
-                "PAD_LEFT": before[1],
-                "EPILOGUE": epilogue.ops,
-                "PRECISION": precision_of(ctx.gpu, x.dtype),
-                "ROWS": rows,
-                "SEGMENTS": _SEGMENTS,
-                "BLOCK_F": _FILTERS,
-                "BLOCK_K": depth,
-                "STAGES": _STAGES,
-            },
-            writes=(y,),
-            warps=_WARPS,
-            stages=_STAGES,
-        )
 
-    blocks = ceil_div(opt(segments), _SEGMENTS) * ceil_div(filters, _FILTERS)
-    enough = 3 * ctx.gpu.sm_count // 2  # an SM holds two
+def _rows(conv: _ConvMaxPool, gpu: GpuTarget) -> list[int]:
+    """Return the numbers of pooled rows to try: the largest with blocks for all SMs."""
+    _, filters, height, _ = conv.y.shape
+    blocks = ceil_div(opt(_segments(conv)), _SEGMENTS) * ceil_div(filters, _FILTERS)
+    enough = 3 * gpu.sm_count // 2  # an SM holds two
     full = [rows for rows in _ROWS if blocks * ceil_div(height, rows) >= enough]
-    carried = (full or [1])[: None if ctx.gpu.exhaustive else _CARRIED]
-    ctx.add(group.nodes, *((call(rows),) for rows in carried))
+    return (full or [1])[: None if gpu.exhaustive else _MAX_TACTICS]
+
+
+def _segments(conv: _ConvMaxPool) -> int:
+    """Return the number of segments in a pooled row of all images."""
+    return conv.y.shape[0] * ceil_div(conv.y.shape[3], _SEGMENT)
+
+
+def _launch(ctx: LoweringContext, conv: _ConvMaxPool, rows: int) -> KernelLaunch:
+    batch, filters, height, width = conv.y.shape
+    channels = conv.x.shape[1]
+    return ctx.make_launch(
+        "conv_max_pool",
+        (
+            ceil_div(_segments(conv), _SEGMENTS),
+            ceil_div(height, rows),
+            ceil_div(filters, _FILTERS),
+        ),
+        {
+            "x": conv.x,
+            "weights": conv.weights,
+            "bias": conv.epilogue.bias,
+            "scale": conv.epilogue.scale,
+            "scalars": conv.epilogue.scalars,
+            "y": conv.y,
+            "batch": batch,
+        },
+        {
+            "HEIGHT": conv.x.shape[2],
+            "WIDTH": conv.x.shape[3],
+            "CHANNELS": channels,
+            "CONV_HEIGHT": conv.size[0],
+            "CONV_WIDTH": conv.size[1],
+            "FILTERS": filters,
+            "OUT_HEIGHT": height,
+            "OUT_WIDTH": width,
+            "W_PITCH": conv.weights.strides[1],
+            "Y_PITCH": pixel_pitch(conv.y),
+            "TAP_ROWS": conv.taps[0],
+            "TAP_COLUMNS": conv.taps[1],
+            "PAD_TOP": conv.pads_before[0],
+            "PAD_LEFT": conv.pads_before[1],
+            "EPILOGUE": conv.epilogue.ops,
+            "PRECISION": precision_of(ctx.gpu, conv.x.dtype),
+            "ROWS": rows,
+            "SEGMENTS": _SEGMENTS,
+            "BLOCK_F": _FILTERS,
+            "BLOCK_K": max(_MIN_DEPTH, power_of_two(conv.taps[1] * channels)),
+            "STAGES": _STAGES,
+        },
+        writes=(conv.y,),
+        warps=_WARPS,
+        stages=_STAGES,
+    )

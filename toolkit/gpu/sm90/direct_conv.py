@@ -15,7 +15,7 @@ from toolkit.gpu.emit.epilogue import (
 from toolkit.gpu.emit.int8_gemm import int8_weights
 from toolkit.gpu.emit.schedule import Schedule, add_gemm
 from toolkit.gpu.emit.windows import read_window
-from toolkit.gpu.ir.expressions import converting
+from toolkit.gpu.ir.expressions import requantize_ops
 from toolkit.gpu.ir.gemm import DirectLoader, GemmProblem, GemmShape, MatrixStrides
 from toolkit.gpu.ir.launch import KernelLaunch, Tactic
 from toolkit.gpu.ir.view import channels_last
@@ -38,9 +38,9 @@ def emit_direct_conv(ctx: LoweringContext, group: Group) -> None:
     filters = weights.shape[0]
     depth = prod(weights.shape[1:])
     scale = op.number(ROUNDING_SCALE, 0.0) or x.scale
-    int8 = int8_weights(ctx, op, 0, filters, depth, grid=scale)
+    int8 = int8_weights(ctx, op, 0, filters, depth, x_scale=scale)
     epilogue, _ = read_epilogue(ctx, group, op.input(2), filters, int8)
-    prologue = converting(x.scale, scale)
+    prologue = requantize_ops(x.scale, scale)
     if int8 is None and scale is not None:  # dequantized values are multiplied
         prologue = (*prologue, ("real", len(prologue), scale))
     values = (int8.values if int8 else weights).transpose(0, 2, 3, 1).reshape(filters, -1)
@@ -48,13 +48,13 @@ def emit_direct_conv(ctx: LoweringContext, group: Group) -> None:
     packed = weight_matrix(ctx, values.T, "int8" if int8 else ctx.dtype)
     result = ctx.network.shapes[group.result]
     window = read_window(op, weights.shape[2:], x.shape, result)
-    y = ctx.make(group.result, channels_last(result))
+    y = ctx.output_view(group.result, channels_last(result))
     problem = GemmProblem(
         shape=GemmShape(
             rows=result[0] * result[2] * result[3],
             columns=filters,
             depth=depth,
-            run=depth,
+            unshared_depth=depth,
             item_bytes=packed.item_bytes,
             stored_bytes=y.item_bytes,
         ),

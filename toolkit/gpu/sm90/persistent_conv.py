@@ -61,7 +61,7 @@ def persistent_conv_tactics(ctx: LoweringContext, problem: GemmProblem) -> tuple
     counts = [ctx.gpu.sm_count * n for n in programs if n <= room]
     if fixed(pixels):
         counts = [min(n, blocks) for n in counts]
-    weights = ctx.constant(packed, "int8")
+    weights = ctx.pack_constant(packed, "int8")
     return tuple((_launch(ctx, problem, left, weights, count),) for count in dict.fromkeys(counts))
 
 

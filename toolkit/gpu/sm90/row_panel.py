@@ -43,7 +43,7 @@ def dense_int8_refusal(problem: GemmProblem, strides: MatrixStrides, gpu: GpuTar
     shape = problem.shape
     if not gpu.has_wgmma or shape.item_bytes != 1 or problem.y.item_bytes != 1:
         return "the operands are not INT8, or the GPU has no wgmma"
-    if problem.layout != "rows" or not (fixed(shape.products) and shape.products == 1):
+    if problem.layout != "rows" or not (fixed(shape.batch) and shape.batch == 1):
         return "it is batched, or the result is NCHW"
     if strides.column != 1 or problem.right_strides.row != 1:
         return "an operand is transposed"

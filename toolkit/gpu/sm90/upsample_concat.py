@@ -23,18 +23,19 @@ def emit_conv_upsample_concat(ctx: LoweringContext, group: Group) -> None:
     filters, depth = weights.shape[:2]
     int8 = int8_weights(ctx, op, 0, filters, depth)
     epilogue, _ = read_epilogue(ctx, group, op.input(2), filters, int8)
-    read = ctx.stored_pixels if int8 else ctx.pixels
-    left = UpsampleConcatLoader(*read(op.inputs[0]), *read(op.inputs[3]))
+    keep_int8 = int8 is not None
+    small, large = (ctx.read_nhwc(op.inputs[at], keep_int8=keep_int8) for at in (0, 3))
+    left = UpsampleConcatLoader(*small, *large)
     values = (int8.values if int8 else weights).reshape(filters, depth)
     packed = weight_matrix(ctx, values.T, left.view.dtype)
     result = ctx.network.shapes[group.result]
-    y = ctx.make(group.result, channels_last(result))
+    y = ctx.output_view(group.result, channels_last(result))
     problem = GemmProblem(
         shape=GemmShape(
             rows=result[0] * result[2] * result[3],
             columns=filters,
             depth=depth,
-            run=depth,
+            unshared_depth=depth,
             item_bytes=left.view.item_bytes,
             stored_bytes=y.item_bytes,
         ),

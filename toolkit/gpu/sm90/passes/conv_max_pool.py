@@ -18,52 +18,53 @@ MONOTONIC = ("Relu", "RoundInt8", "Clip", "LeakyRelu", "HardSigmoid")
 _Replaced = tuple[Operation, ...] | None
 
 
-def pooled_sums(around: Surroundings, op: Operation, made: Rewriting) -> _Replaced:
+def conv_max_pool(around: Surroundings, op: Operation, rewriting: Rewriting) -> _Replaced:
     """MaxPool(f(Conv(SpaceToDepthStem(x)))) -> f(ConvMaxPool(SpaceToDepthStem(x))), f monotonic."""
-    if op.kind != "MaxPool" or len(op.outputs) > 1 or not is_pooled_by_kernel(op, made):
+    if op.kind != "MaxPool" or len(op.outputs) > 1 or not is_fusible_pooling(op, rewriting):
         return None
     monotonic: list[Operation] = []
     source = op.inputs[0]
-    while (one := around.own(source, *MONOTONIC)) is not None and _is_monotonic(made, one):
-        monotonic.append(one)
-        source = one.inputs[0]
+    while (each := around.own(source, *MONOTONIC)) is not None and _is_monotonic(rewriting, each):
+        monotonic.append(each)
+        source = each.inputs[0]
     conv = around.own(source, "Conv")
     if conv is None or not _reads_blocks(around, conv):
         return None
-    if made.constants[conv.inputs[1]].shape[2] > _MAX_TAP_ROWS:
+    if rewriting.constants[conv.inputs[1]].shape[2] > _MAX_TAP_ROWS:
         return None
-    shape, dtype = made.shapes[op.outputs[0]], made.dtypes[op.outputs[0]]
-    size = made.shapes[source][2:]
+    shape, dtype = rewriting.shapes[op.outputs[0]], rewriting.dtypes[op.outputs[0]]
+    size = rewriting.shapes[source][2:]
     attributes = {"before": pads_before(op, (3, 3), size, shape[2:])}
     names = [
-        made.tensor(f"{name} (pooled)", shape, dtype) for name in (source, *_results(monotonic))
+        rewriting.tensor(f"{name} (pooled)", shape, dtype)
+        for name in (source, *_results(monotonic))
     ]
     names[-1] = op.outputs[0]
-    made.add(op, CONV_MAX_POOL, conv.inputs, names[0], {**attributes, "size": size})
-    for one, before, after in zip(reversed(monotonic), names, names[1:], strict=False):
-        made.add(one, one.kind, (before, *one.inputs[1:]), after, one.attributes)
-        if one.kind == "RoundInt8":
-            made.scales[after] = one.number("scale", 1.0)
+    rewriting.add(op, CONV_MAX_POOL, conv.inputs, names[0], {**attributes, "size": size})
+    for each, before, after in zip(reversed(monotonic), names, names[1:], strict=False):
+        rewriting.add(each, each.kind, (before, *each.inputs[1:]), after, each.attributes)
+        if each.kind == "RoundInt8":
+            rewriting.scales[after] = each.number("scale", 1.0)
     return (conv, *monotonic)
 
 
-def rounded_once(around: Surroundings, op: Operation, made: Rewriting) -> _Replaced:
-    """RoundInt8(RoundInt8(x)) of one grid -> RoundInt8(x): a pooling stood between them."""
+def requantize_once(around: Surroundings, op: Operation, rewriting: Rewriting) -> _Replaced:
+    """RoundInt8(RoundInt8(x)) with one scale -> RoundInt8(x): max pooling was between them."""
     first = around.own(op.inputs[0], "RoundInt8") if op.kind == "RoundInt8" else None
     if first is None or first.attributes["scale"] != op.attributes["scale"]:
         return None
-    made.add(op, op.kind, first.inputs, op.outputs[0], op.attributes)
+    rewriting.add(op, op.kind, first.inputs, op.outputs[0], op.attributes)
     return (first,)
 
 
 def _results(monotonic: list[Operation]) -> list[str]:
-    """Names of what monotonic operations make, the first computed first."""
-    return [one.outputs[0] for one in reversed(monotonic)]
+    """Return the results of monotonic operations, the first computed first."""
+    return [each.outputs[0] for each in reversed(monotonic)]
 
 
-def is_pooled_by_kernel(op: Operation, made: Rewriting) -> bool:
-    """Whether the kernel knows the window, and each one has a pixel of the picture."""
-    shape, result = made.shapes[op.inputs[0]], made.shapes[op.outputs[0]]
+def is_fusible_pooling(op: Operation, rewriting: Rewriting) -> bool:
+    """Whether the window is 3x3 with stride 2, and none is all padding."""
+    shape, result = rewriting.shapes[op.inputs[0]], rewriting.shapes[op.outputs[0]]
     if len(shape) != 4 or not all(map(fixed, (*shape[1:], *result[1:]))):
         return False
     window = op.integers("kernel_shape", ()), op.integers("strides", (1, 1))
@@ -80,11 +81,11 @@ def _reads_blocks(around: Surroundings, conv: Operation) -> bool:
     return around.maker(source, SPACE_TO_DEPTH_STEM) is not None
 
 
-def _is_monotonic(made: Rewriting, op: Operation) -> bool:
-    """Whether an operation of `MONOTONIC` is one with its attributes, and of one tensor."""
+def _is_monotonic(rewriting: Rewriting, op: Operation) -> bool:
+    """Whether an operation of `MONOTONIC` never decreases, and reads each tensor."""
     if op.kind in ("HardSigmoid", "LeakyRelu") and op.number("alpha", 0.0) < 0:
         return False
-    return all(not name or name in made.constants for name in op.inputs[1:])
+    return all(not name or name in rewriting.constants for name in op.inputs[1:])
 
 
-CONV_MAX_POOL_RULES: tuple[Rule, ...] = (pooled_sums, rounded_once)
+CONV_MAX_POOL_RULES: tuple[Rule, ...] = (conv_max_pool, requantize_once)

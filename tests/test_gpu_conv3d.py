@@ -1,4 +1,4 @@
-"""Convolutions over one and three dimensions and transposed ones, interpreted."""
+"""1-D, 3-D and transposed convolutions, interpreted."""
 
 import gpu_interpreter
 import numpy as np

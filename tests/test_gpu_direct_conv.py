@@ -1,4 +1,4 @@
-"""First convolutions that read the picture as it is given, interpreted."""
+"""Direct first convolutions, interpreted."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""1x1 convolutions of a repeated picture beside a larger one, interpreted."""
+"""1x1 convolutions of an upsampled tensor and a larger one, interpreted."""
 
 from dataclasses import replace
 

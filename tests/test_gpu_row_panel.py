@@ -1,4 +1,4 @@
-"""Short products of INT8 in strips of rows, interpreted bit by bit, and compiled."""
+"""INT8 row-panel products of little depth, interpreted bit by bit, and compiled."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Convolutions of INT8 whose weights stay in shared memory: interpreted, bit by bit.
+"""Persistent INT8 convolutions: interpreted, bit by bit.
 
 Every tactic gives the bits of `int8_reference`, the formulas in NumPy.
 """

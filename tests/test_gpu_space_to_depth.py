@@ -1,4 +1,4 @@
-"""First convolutions of stride 2 over blocks of pixels, alone and with the pooling after them."""
+"""Space-to-depth first convolutions, alone and fused with max pooling, interpreted."""
 
 from dataclasses import replace
 

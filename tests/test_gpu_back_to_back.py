@@ -1,4 +1,4 @@
-"""A residual product and the product of its result in one kernel: bits and conditions."""
+"""Back-to-back products: a residual product and the product of its result, bits and conditions."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Depthwise convolutions of INT8 by words of bytes: interpreted, bit by bit.
+"""INT8 depthwise convolutions, four channels in an INT32: interpreted, bit by bit.
 
 Every tactic gives the bits of `int8_reference`, the formulas in NumPy.
 """

@@ -1,4 +1,4 @@
-"""Products of INT8 whose weights stay in shared memory: bits, conditions, compiled."""
+"""Persistent INT8 products: bits, conditions, compiled."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gpu_graphs import Case
 from int8_graphs import Graph
-from test_gpu_chained import BATCH, Pair, chain_of
-from test_gpu_strips import pointwise, tactics_of
+from test_gpu_back_to_back import BATCH, Pair, chain_of
+from test_gpu_row_panel import pointwise, tactics_of
 
 from toolkit.gpu.codegen.compile import compile_kernels, has_compiler
 from toolkit.gpu.lower import KernelProgram, lower_segment
