@@ -52,7 +52,7 @@ def tactics_of(segment: KernelProgram, kernel: str) -> list[KernelProgram]:
     for at, work in enumerate(segment.work):
         for tactic in work.tactics:
             constants = dict(tactic[0].spec.constants)
-            if tactic[0].spec.kernel == kernel and constants.get("MMA_WARPS", 1):
+            if tactic[0].spec.title == kernel and constants.get("MMA_WARPS", 1):
                 chosen = list(segment.work)
                 chosen[at] = replace(work, tactics=(tactic,))
                 found.append(replace(segment, work=tuple(chosen)))
