@@ -12,7 +12,7 @@ from pathlib import Path
 import configs
 from device.session import open_session
 from pipelines.config import load_labels, load_model
-from pipelines.sources.files import read_picture
+from pipelines.sources.files import read_image
 from pipelines.stages.decode import Detections, decode, view_of
 from pipelines.stages.preprocess import preprocess
 from toolkit.build import BuildOptions, RangeOptions, build_engine
@@ -40,7 +40,7 @@ def main() -> None:
     result = build_engine(MODEL_FILE.parent / model.file, arguments.profile, arguments.out, options)
     print(f"wrote {result.path} ({result.path.stat().st_size / 1e6:.1f} MB)")
 
-    image = read_picture(arguments.image)  # uint8 [height, width, 3], BGR
+    image = read_image(arguments.image)  # uint8 [height, width, 3], BGR
     if image is None:
         raise SystemExit(f"{arguments.image} is not an image")
     blob, geometry = preprocess(image, model.preprocess)  # float32 [1, 3, 320, 320]

@@ -18,7 +18,7 @@ import configs
 from calibration import read_table
 from device.session import open_session
 from pipelines.config import PreprocessConfig, load_model
-from pipelines.sources.files import read_picture
+from pipelines.sources.files import read_image
 from pipelines.stages.preprocess import preprocess
 from toolkit.build import BuildOptions, RangeOptions, build_engine
 
@@ -30,7 +30,7 @@ def samples(folder: Path, config: PreprocessConfig, count: int) -> Iterator[np.n
     """Yield float32 [1, 3, 320, 320]: what the network gets on the board."""
     paths = sorted(folder.glob("*.jpg"))
     for path in paths[:: max(1, len(paths) // count)][:count]:  # spread over the folder
-        image = read_picture(path)
+        image = read_image(path)
         if image is not None:
             yield preprocess(image, config)[0].copy()
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from gpu_graphs import Case, node, normal
 from int8_graphs import Graph
@@ -21,7 +22,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
+import onnx_ir as ir
 
 import toolkit
 from toolkit.gpu.codegen.compile import compile_kernels, has_compiler
@@ -34,10 +35,9 @@ assert Path(toolkit.__file__).is_relative_to(folder)
 assert find_spec("toolkit.gpu.sm90") is None and not kernel_modules()
 for sm in (90, 87):
     for precision in ("fp16", "int8"):
-        segment = (folder / f"{precision}.onnx").read_bytes()
-        weights = dict(np.load(folder / f"{precision}.npz"))
+        segment = ir.load(folder / f"{precision}.onnx")
         gpu = GpuTarget(sm, sm_count=2)
-        program = lower_segment(segment, weights, gpu=gpu, precision=precision)
+        program = lower_segment(segment, gpu=gpu, precision=precision)
         specs = list(dict.fromkeys(launch.spec for launch in program.calls))
         print(sm, precision, *sorted({spec.title for spec in specs}))
         if has_compiler():
@@ -76,8 +76,7 @@ def test_the_compiler_works_without_a_generation(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for precision, case in (("fp16", float_network(rng)), ("int8", int8_network(rng))):
         segment = case.segment()
-        (tmp_path / f"{precision}.onnx").write_bytes(segment.onnx)
-        np.savez(tmp_path / f"{precision}.npz", **segment.weights)
+        ir.save(segment.model, tmp_path / f"{precision}.onnx")
     for package in PACKAGES:
         shutil.copytree(
             ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
