@@ -22,7 +22,8 @@ def check(case: Case, precision: str, rng: np.random.Generator) -> None:
     for name, truth in case.truth(feeds).items():
         assert found[name].shape == truth.shape
         difference = np.linalg.norm(found[name].astype(np.float64) - truth)
-        assert difference < LIMITS[precision] * np.linalg.norm(truth), name
+        # A result of one element may cancel to nearly 0: its error is that of its terms.
+        assert difference < LIMITS[precision] * max(np.linalg.norm(truth), 1.0), name
 
 
 SHAPES = [
