@@ -131,7 +131,7 @@ class Agent:
         """Do what is due at this time, after each event and each wait."""
         self._updater.advance(now_s)
         if self._presence.online:
-            request = self._updater.next_request(now_s)
+            request = self._updater.next_request(time.monotonic())  # `advance` may take long
             if request is not None:
                 self._presence.send(self._topics.blob_get, encode(request))
         self._report()

@@ -1,5 +1,6 @@
-"""Starts a command that does not outlive the agent: python -m device.agent.child PARENT_PID
-COMMAND...
+"""Starts a command that does not outlive the agent.
+
+    python -m device.agent.child PARENT_PID COMMAND...
 
 An agent that is killed cannot stop its pipeline, and a camera takes one reader only. The kernel is
 asked to kill this process when its parent ends, then it becomes the command.

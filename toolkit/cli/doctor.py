@@ -114,7 +114,7 @@ CHECKS: tuple[Check, ...] = (
         probes.driver,
         ("board",),
         (),
-        "segments on the GPU need it; without it they run on the CPU",
+        "GPU engines need it; without it only portable segments run, on the CPU",
         "on a Jetson flash JetPack; elsewhere install NVIDIA's driver, and in a container "
         "start it with the NVIDIA runtime",
     ),
@@ -123,7 +123,7 @@ CHECKS: tuple[Check, ...] = (
         probes.tensorrt,
         (),
         ("board",),
-        "the only way to the DLA; finalises its segments on the board",
+        "the only way to the DLA; this version of Tandem does not use it yet",
         "sudo apt-get install nvidia-jetpack python3-libnvinfer",
     ),
     Check(

@@ -55,6 +55,8 @@ EXTRA_OF_MODULE: Mapping[str, str] = {
     "onnx": "host",
     "onnx_ir": "host",
     "onnxscript": "host",
+    "highspy": "host",
+    "threadpoolctl": "host",
     "safetensors": "host",
     "amqtt": "host",
     "onnxruntime": "portable",

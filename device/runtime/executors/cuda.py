@@ -90,6 +90,7 @@ class CudaExecutor(Executor):
         self._ops = implementation.works
         self._timing_cache = timing_cache
         self._dims = engine.manifest.dims
+        self._closed = False
         self._captured: OrderedDict[tuple[int, ...], _Captured] = OrderedDict()
         try:
             self._gpu = LoadedSegment(engine, implementation)
@@ -104,12 +105,12 @@ class CudaExecutor(Executor):
 
     @property
     def tactics(self) -> tuple[int, ...]:
-        """The tactic of each tunable operation at the sizes of the last run."""
+        """The tactic of each tunable operation at the sizes used last."""
         return self._latest.tactics
 
     @property
     def profiler(self) -> Profiler:
-        """Times at the sizes of the last run."""
+        """Times at the sizes used last."""
         return CudaProfiler(self._gpu, self._latest)
 
     def run(
@@ -119,6 +120,7 @@ class CudaExecutor(Executor):
         sizes: Mapping[str, int],
     ) -> dict[str, Array]:
         """Launch the graph of these sizes and wait for it; see `Executor.run`."""
+        self._check_open()
         try:
             self._gpu.context.activate()
             captured = self._capture(sizes)
@@ -147,6 +149,7 @@ class CudaExecutor(Executor):
 
         Raises SessionError if the driver fails.
         """
+        self._check_open()
         try:
             self._gpu.context.activate()
             run = self._capture(sizes).run
@@ -156,11 +159,18 @@ class CudaExecutor(Executor):
 
     def close(self) -> None:
         """Release the GPU's memory, the stream and the graphs."""
+        self._captured.clear()
+        self._closed = True
         self._gpu.close()
 
     @property
     def _latest(self) -> SegmentRun:
+        self._check_open()
         return next(reversed(self._captured.values())).run
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionError(f"{self._where} is closed; open a new session")
 
     def _capture(self, sizes: Mapping[str, int]) -> _Captured:
         """Return the run and the graph of these sizes, captured now unless they are cached."""

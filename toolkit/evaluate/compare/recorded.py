@@ -1,6 +1,7 @@
 """A run recorded on a board, laid beside the emulation of the same inputs."""
 
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ def load_recorded(path: Path) -> Arrays:
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise BuildError(f"{path} holds one array; save the run with numpy.savez.")
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise BuildError(
             f"{path} cannot be read as .npz of arrays ({error}); save the run with numpy.savez."
         ) from error

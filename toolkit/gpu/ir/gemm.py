@@ -3,7 +3,7 @@
     y[i, m, n] = epilogue(sum_k left[i, m, k] right[i, k, n], residual[i, m, n])
 
 The loader of `left` reads a matrix, or the im2col matrix of a convolution, which is never stored.
-Emitters describe an operator once, as a `GemmProblem`; `toolkit.gpu.emit.schedules` turns it into
+Emitters describe an operator once, as a `GemmProblem`; `toolkit.gpu.emit.schedule` turns it into
 launches.
 """
 
