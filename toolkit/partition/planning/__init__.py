@@ -1,1 +1,11 @@
-"""The plan: what runs where and why, from rules, costs and the solver."""
+"""The plan: what runs where and why, from rules, costs and the solver.
+
+refusals                       which nodes the DLA refuses, and why
+formulate, loadables           graph, rules and costs -> the problem that the solver takes
+objectives                     what a plan can be best at
+placement                      solves it; a reason for every node
+plan, segments, workload       the plan of one or several models, its segments and crossings
+advice, figures, verdict       what to change; the plan beside GPU only and DLA with fallback
+cycles, traffic                clocks of DLA layers; frames simulated with contention
+plan_text, plan_json, plan_html, graph_drawing    the plan shown
+"""
