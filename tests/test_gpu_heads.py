@@ -153,6 +153,26 @@ def test_planes_of_int8_are_exact(rng: np.random.Generator) -> None:
         np.testing.assert_array_equal(found[name], truth, strict=True)
 
 
+@pytest.mark.parametrize("sm", [87, 90])
+@pytest.mark.parametrize("filters", [80, 128])
+def test_planes_stored_as_int8_are_exact(filters: int, sm: int, rng: np.random.Generator) -> None:
+    """sm_90 stores INT8 rows in the order of its MMA, but not NCHW."""
+    graph, step = Graph(rng, {"x0": (2, 64, 16, 16), "x1": (2, 64, 16, 8)}), np.float32(0.05)
+    heads = []
+    for x in graph.inputs:
+        y = graph.product("Conv", graph.rounded(x), (filters, 64, 1, 1))
+        shape = graph.constant(ints(2, filters, -1))
+        heads.append(graph.rounded(graph.add("Reshape", graph.add("Relu", y), shape), step))
+    joined = graph.rounded(graph.add("Concat", *heads, axis=2), step)
+    case = graph.case(graph.product("MatMul", joined, (384, 16), axis=1))
+    program = case.draft("int8", GpuTarget(sm=sm, sm_count=1))
+    assert "gemm strided nchw" in {launch.spec.title for launch in program.calls}
+    feeds = case.feeds(rng)
+    outputs = gpu_interpreter.run(program, feeds)
+    for name, truth in int8_reference.run(case.model(), feeds).items():
+        np.testing.assert_array_equal(outputs[name], truth, strict=True)
+
+
 @pytest.mark.parametrize("filters", [40, 72, 80, 96, 200])
 def test_blocks_of_a_power_of_two_and_a_few_filters(filters: int, rng: np.random.Generator) -> None:
     weights = {"w": normal(rng, filters, 20, 1, 1)}

@@ -34,7 +34,9 @@ Progress = Callable[[str, float], None]
 
 TIMEOUT_S = 60.0  # of one kernel; a few seconds are usual
 _KERNELS = Path(__file__).parents[1] / "kernels"
-_COMPILER = tuple(Path(__file__).with_name(name) for name in ("early_start.py", "worker.py"))
+_COMPILER = tuple(
+    Path(__file__).with_name(name) for name in ("cuda_source.py", "early_start.py", "worker.py")
+)
 _CACHED = msgspec.msgpack.Decoder(Compiled)
 
 

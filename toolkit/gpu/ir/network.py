@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 Attribute = int | float | str | tuple[int, ...] | tuple[float, ...]
 
 # Of one tensor: kernels index with 32 bits, beyond the last element too, as far as a block reaches;
-# those of `draft` have up to 8192 elements.
+# their blocks have up to 8192 elements.
 MAX_ELEMENTS = 2**31 - 2**14
 
 

@@ -33,7 +33,7 @@ With SPLIT_K over 1 each of as many blocks sums a share of k, and y holds the pa
 [part, row, group, column] in FP32 or INT32; `split_k_reduce` adds them.
 
 With MMA_WARPS, the number of warps, rows and columns are multiplied in the order of
-`kernels.mma_layout`, so that INT8 results need not go through shared memory; BLOCK_N is 64 or 128.
+`sm90.kernels.mma_layout`, so that INT8 results need not go through shared memory; BLOCK_N is 64 or 128.
 """
 
 import triton
@@ -152,6 +152,7 @@ def gemm(
         m = _output_row(window, rows, OUT)
         residual = load_residual(residual, m, n, rows, COLUMNS, R_STRIDES[2])
     if MMA_WARPS:
+        tl.static_assert(Y_COLUMN is None and TAIL_N == 0)
         store_mma(
             total, scale, residual, y, m, first, rows, LIMIT, Y_STRIDES[2], EPILOGUE, scalars,
             BLOCK_M, BLOCK_N, MMA_WARPS,

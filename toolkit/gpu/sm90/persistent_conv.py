@@ -60,6 +60,8 @@ def persistent_conv_tactics(ctx: LoweringContext, problem: GemmProblem) -> tuple
     blocks = ceil_div(pixels, _ROWS)
     programs = next(n for limit, n in _PROGRAMS.items() if filters.shape[0] <= limit)
     counts = [ctx.gpu.sm_count * n for n in programs if n <= room]
+    if not counts:
+        return ()
     if fixed(pixels):
         counts = [min(n, blocks) for n in counts]
     weights = ctx.pack_constant(packed, "int8")
