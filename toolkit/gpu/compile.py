@@ -101,8 +101,8 @@ def compile_segment(
         drafted = _fitted(replace(drafted, work=work), tactics.workspace_bytes)
     except BuildError as error:
         raise BuildError(f"segment {name}: {error}") from error
-    used = {c.spec for one in drafted.work for tactic in one.tactics for c in tactic}
-    compiled = {spec: one for spec, one in compiled.items() if spec in used}
+    used = {c.spec for op in drafted.work for tactic in op.tactics for c in tactic}
+    compiled = {spec: kernel for spec, kernel in compiled.items() if spec in used}
     return _written(name, drafted, compiled, gpu, notes)
 
 
@@ -133,9 +133,9 @@ def _keys(
     return [
         [
             tactic_key(_launches(t, compiled, index, drafted), kernels, sha256.__getitem__, point)
-            for t in one.tactics
+            for t in op.tactics
         ]
-        for one in drafted.work
+        for op in drafted.work
     ]
 
 
@@ -148,10 +148,11 @@ def _written(
 ) -> GpuSegment:
     """Return the implementation and its entries, with equal cubins stored once."""
     kernels, index = _kernels(compiled, gpu), _index(compiled)
-    cubins = {one.sha256: one for one in compiled.values()}
+    cubins = {kernel.sha256: kernel for kernel in compiled.values()}
     weights = f"cuda/{name}.weights"
     entries: dict[str, Array] = {
-        _cubin_entry(gpu, one): np.frombuffer(one.cubin, np.uint8) for one in cubins.values()
+        _cubin_entry(gpu, kernel): np.frombuffer(kernel.cubin, np.uint8)
+        for kernel in cubins.values()
     }
     entries[weights] = np.frombuffer(drafted.weights.ljust(1, b"\0"), np.uint8)
     implementation = Cuda(
@@ -159,13 +160,13 @@ def _written(
         kernels=kernels,
         works=tuple(
             TunableOp(
-                nodes=one.nodes,
+                nodes=op.nodes,
                 tactics=tuple(
                     Tactic(launches=_launches(tactic, compiled, index, drafted))
-                    for tactic in one.tactics
+                    for tactic in op.tactics
                 ),
             )
-            for one in drafted.work
+            for op in drafted.work
         ),
         weights=weights,
         workspace_bytes=_aligned(drafted.workspace_bytes),
@@ -186,15 +187,15 @@ def _kernels(compiled: Mapping[KernelSpec, Compiled], gpu: GpuTarget) -> tuple[C
     """Return the kernels of the engine, each cubin once."""
     return tuple(
         CompiledKernel(
-            cubin=_cubin_entry(gpu, one),
-            function=one.function,
-            threads=one.threads,
-            shared_bytes=one.shared_bytes,
-            registers=one.registers,
-            spill_bytes=one.spill_bytes,
-            waits=one.waits,
+            cubin=_cubin_entry(gpu, kernel),
+            function=kernel.function,
+            threads=kernel.threads,
+            shared_bytes=kernel.shared_bytes,
+            registers=kernel.registers,
+            spill_bytes=kernel.spill_bytes,
+            waits=kernel.waits,
         )
-        for one in {one.sha256: one for one in compiled.values()}.values()
+        for kernel in {kernel.sha256: kernel for kernel in compiled.values()}.values()
     )
 
 
@@ -216,8 +217,8 @@ def _launch(
     call: KernelLaunch, compiled: Compiled, index: Mapping[str, int], drafted: KernelProgram
 ) -> Launch:
     in_cuda = call.spec.source is not None and call.spec.source.in_cuda
-    given = {n: a for (n, _), a in zip(call.spec.signature, call.arguments, strict=True)}
-    arguments = tuple(_argument(given[name], drafted) for name in compiled.parameters)
+    by_name = {n: a for (n, _), a in zip(call.spec.signature, call.arguments, strict=True)}
+    arguments = tuple(_argument(by_name[name], drafted) for name in compiled.parameters)
     return Launch(
         kernel=index[compiled.sha256],
         grid=(amount(call.grid[0]), amount(call.grid[1]), amount(call.grid[2])),

@@ -35,8 +35,8 @@ def kernel_modules() -> dict[str, str]:
 
 def source_files() -> list[Path]:
     """Return the files that kernels of all generations are compiled from and with."""
-    found: list[Path] = []
+    files: list[Path] = []
     for part in parts("kernels"):
         folder = Path(str(part.__file__)).parent
-        found += sorted([*folder.glob("*.py"), *folder.parent.glob("overlap.py")])
-    return found
+        files += sorted([*folder.glob("*.py"), *folder.parent.glob("overlap.py")])
+    return files

@@ -110,16 +110,18 @@ def _drafted_everywhere(
     """Draft at every point, and return the first draft if all are the same."""
     first = draft(traces[0] if traces else None)
     for trace in traces[1:]:
-        other = draft(trace)
-        if other == first:
+        redrafted = draft(trace)
+        if redrafted == first:
             continue
-        found = find_difference(first.work, other.work) or Difference((), "has other constants")
-        nodes = ", ".join(map(repr, found.nodes)) or "the segment"
+        difference = find_difference(first.work, redrafted.work) or Difference(
+            (), "has other constants"
+        )
+        nodes = ", ".join(map(repr, difference.nodes)) or "the segment"
         why = (
-            f"{nodes} {found.what} at {point_text(traces[0].space)} and at "
+            f"{nodes} {difference.what} at {point_text(traces[0].space)} and at "
             f"{point_text(trace.space)}; fix the sizes with --shape"
         )
-        raise NotCoveredError(why, dict.fromkeys(found.nodes, why))
+        raise NotCoveredError(why, dict.fromkeys(difference.nodes, why))
     return first
 
 
@@ -217,8 +219,8 @@ def _emit(draft: LoweringContext, groups: Sequence[Group], emitters: Mapping[str
             emit(draft, group)
         except NotCoveredError as error:
             reasons |= dict.fromkeys(group.nodes, str(error))
-            made = (group.result, *(group.root.outputs if group.root else ()))
-            for name in made:  # what comes after is judged as if it were there
+            results = (group.result, *(group.root.outputs if group.root else ()))
+            for name in results:  # what comes after is judged as if it were there
                 if name not in draft.views:
                     draft.output_view(name)
     if reasons:

@@ -45,19 +45,19 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def report_segment(name: str, segment: GpuSegment) -> GpuReport:
     """Look at a compiled segment; raises CompileError for an SM that is not known."""
-    one = segment.implementation
+    cuda = segment.implementation
     nodes: dict[int, tuple[str, ...]] = {}
-    for work in one.works:
+    for work in cuda.works:
         for tactic in work.tactics:
             for launch in tactic.launches:
                 nodes.setdefault(launch.kernel, work.nodes)
     kernels = []
-    for at, kernel in enumerate(one.kernels):
-        found = (
+    for at, kernel in enumerate(cuda.kernels):
+        resident = (
             None
             if kernel.registers is None
             else occupancy(
-                one.sm,
+                cuda.sm,
                 threads=kernel.threads,
                 registers=kernel.registers,
                 shared_bytes=kernel.shared_bytes,
@@ -71,19 +71,19 @@ def report_segment(name: str, segment: GpuSegment) -> GpuReport:
                 shared_bytes=kernel.shared_bytes,
                 registers=kernel.registers,
                 spill_bytes=kernel.spill_bytes,
-                blocks=found.blocks if found else None,
-                occupancy=found.share if found else None,
-                bound_by=found.limit if found else None,
+                blocks=resident.blocks if resident else None,
+                occupancy=resident.share if resident else None,
+                bound_by=resident.limit if resident else None,
             )
         )
     return GpuReport(
         segment=name,
-        sm=one.sm,
-        works=len(one.works),
-        tactics=sum(len(work.tactics) for work in one.works),
+        sm=cuda.sm,
+        works=len(cuda.works),
+        tactics=sum(len(work.tactics) for work in cuda.works),
         workspace_bytes=segment.workspace_bytes,
         largest_live_bytes=segment.largest_live_bytes,
-        weights_bytes=segment.entries[one.weights].nbytes,
+        weights_bytes=segment.entries[cuda.weights].nbytes,
         kernels=tuple(kernels),
     )
 

@@ -210,13 +210,13 @@ def _with_fewest_refused(
         return plain
     fewest = len(best.refused)
     for step in STEPS[:-1]:
-        found = lower(in_steps(dims, step))
-        if len(found.refused) == fewest:
-            best = found
+        candidate = lower(in_steps(dims, step))
+        if len(candidate.refused) == fewest:
+            best = candidate
             break
     for place, dim in enumerate(dims):
-        found = lower((*best.dims[:place], dim, *best.dims[place + 1 :]))
-        best = found if len(found.refused) == fewest else best
+        candidate = lower((*best.dims[:place], dim, *best.dims[place + 1 :]))
+        best = candidate if len(candidate.refused) == fewest else best
     return best
 
 
@@ -238,12 +238,12 @@ def trace_segments(
     `extracted` are all segments in running order: sizes of one's inputs are those of another's
     results.
     """
-    found: dict[str, tuple[Trace, ...]] = {}
+    by_segment: dict[str, tuple[Trace, ...]] = {}
     traces = traces_of(dims, plugins)
     for piece in extracted:
-        found[piece.name] = traces
+        by_segment[piece.name] = traces
         traces = tuple(trace.after(piece.model) for trace in traces)
-    return found
+    return by_segment
 
 
 def _refused(segment: PlannedSegment, error: NotCoveredError) -> dict[str, str]:

@@ -92,9 +92,9 @@ def int8_factors(
 
 def _quantized_bias(ctx: LoweringContext, name: str, factors: Array) -> Array | None:
     """Return a bias divided by `factors`, rounded, as int64 for each column; None if too large."""
-    given = ctx.network.integers.get(name)
-    if given is not None and _has_accumulator_scale(given, factors):
-        return np.broadcast_to(given.values.reshape(-1).astype(np.int64), factors.shape)
+    stored = ctx.network.integers.get(name)
+    if stored is not None and _has_accumulator_scale(stored, factors):
+        return np.broadcast_to(stored.values.reshape(-1).astype(np.int64), factors.shape)
     real = ctx.network.constants[name].astype(np.float64)
     if real.size not in (1, factors.size) or (real.size > 1 and real.shape[-1] != factors.size):
         return None
@@ -105,7 +105,7 @@ def _quantized_bias(ctx: LoweringContext, name: str, factors: Array) -> Array | 
     return np.broadcast_to(steps.astype(np.int64), factors.shape)
 
 
-def _has_accumulator_scale(given: IntegerConstant, factors: Array) -> bool:
+def _has_accumulator_scale(stored: IntegerConstant, factors: Array) -> bool:
     """Whether a bias is INT32 with the scale of the accumulators."""
-    fits = given.values.dtype == np.int32 and given.values.size in (1, factors.size)
-    return fits and bool(np.allclose(given.scale, factors, rtol=_SCALE_TOLERANCE, atol=0))
+    fits = stored.values.dtype == np.int32 and stored.values.size in (1, factors.size)
+    return fits and bool(np.allclose(stored.scale, factors, rtol=_SCALE_TOLERANCE, atol=0))

@@ -285,10 +285,10 @@ def _note(
     name = str(value.name)
     shape = known.shapes.get(name) or _fixed_shape(value)
     if shape is None:
-        found = "unknown" if value.shape is None else str(value.shape)
+        shape_text = "unknown" if value.shape is None else str(value.shape)
         unknown[name] = (
-            f"tensor {name!r} has the shape {found}, which no formula gives; kernels are compiled "
-            "for known sizes, give them with --shape"
+            f"tensor {name!r} has the shape {shape_text}, which no formula gives; kernels are "
+            "compiled for known sizes, give them with --shape"
         )
         return
     elements = math.prod(shape)
@@ -312,9 +312,9 @@ def _fixed_shape(value: ir.Value) -> Shape | None:
 def _sizes_alone(node: ir.Node, known: Known, outputs: Collection[str]) -> bool:
     """Whether a node computes with sizes, whose results are known and stay in the segment.
 
-    The integers of a DequantizeLinear are wanted, not only what it makes of them.
+    The integers of a DequantizeLinear are needed, not only its result.
     """
     if node.op_type == "DequantizeLinear":
         return False
-    made = [str(value.name) for value in node.outputs]
-    return all(name in known.values and name not in outputs for name in made)
+    results = [str(value.name) for value in node.outputs]
+    return all(name in known.values and name not in outputs for name in results)

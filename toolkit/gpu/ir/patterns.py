@@ -112,9 +112,11 @@ class NetworkRewriter(NetworkBuilder):
     def commit(self, rule: Rule, replacement: Replacement[Operation]) -> None:
         """Keep a replacement; its last operation stands for the ONNX nodes of all replaced."""
         op, *also = replacement.replaced
-        names = dict.fromkeys([*(name for one in also for name in one.nodes), *op.others])
+        names = dict.fromkeys(
+            [*(name for operation in also for name in operation.nodes), *op.others]
+        )
         *first, last = replacement.nodes
-        self._replaced_by.update({one.outputs[0]: () for one in also})
+        self._replaced_by.update({operation.outputs[0]: () for operation in also})
         self._replaced_by[op.outputs[0]] = (*first, replace(last, others=tuple(names)))
 
     def roll_back(self) -> None:

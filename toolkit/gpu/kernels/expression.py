@@ -1,11 +1,11 @@
 """Element-wise expressions, evaluated inside every kernel that stores a result.
 
     v[0..n-1]  the operands: float32, integers of their own width, bools
-    v[n + i] = STEPS[i] of earlier values
+    v[n + i] = EPILOGUE[i] of earlier values
     result   = the last v
 
-A step is (operator, index of a value, ...); what follows the indices are numbers, or places of
-numbers that the kernel is given, so that kernels of one shape and other scales are one kernel.
+A step is (operator, index of a value, ...); what follows the indices are numbers, or indices of
+scalar arguments of the kernel, so that kernels of one shape and other scales are one kernel.
 Triton unrolls the steps while it compiles, so an expression costs its arithmetic and nothing else.
 """
 
@@ -235,8 +235,8 @@ def _apply_whole(v, STEP: tl.constexpr):
 def _cast(a, NAME: tl.constexpr):
     """Return a value in an element type of numpy's name; doubles are computed with as FP32.
 
-    A float loses its fraction; of a number that an integer type does not hold the low bits are
-    kept. What does not fit from a float is not defined, in ONNX as here.
+    A float loses its fraction; an integer type that is too small takes the low bits. A float out of
+    range is not defined, in ONNX as here.
     """
     if NAME == "bool":
         result = a != 0
@@ -279,17 +279,17 @@ def _clip(a, LOW: tl.constexpr, HIGH: tl.constexpr):
 @triton.jit
 def load_scalars(scalars, COUNT: tl.constexpr):
     """Return the first COUNT numbers for `evaluate`, so that a loop does not load them again."""
-    found = ()
+    values = ()
     for i in tl.static_range(COUNT):
-        found = found + (tl.load(scalars + i),)
-    return found
+        values = values + (tl.load(scalars + i),)
+    return values
 
 
 @triton.jit
 def evaluate(v, EPILOGUE: tl.constexpr, scalars=None):
     """Return the value of the last step; `v` is a tuple of blocks of one shape.
 
-    `numbers`: where they lie, or a tuple of them.
+    `scalars`: a pointer to them, or a tuple of them.
     """
     for i in tl.static_range(len(EPILOGUE)):
         v = v + (_apply(v, EPILOGUE[i], scalars),)
@@ -317,15 +317,15 @@ def first_sums(bias, column, COLUMNS: tl.constexpr, ROWS: tl.constexpr, WIDTH: t
 def load_columns(scalars, column, COLUMNS: tl.constexpr):
     """Return a number for each column, 0 where there is none; COLUMNS None: there are all."""
     if COLUMNS is None:
-        found = tl.load(scalars + column)
+        values = tl.load(scalars + column)
     else:
-        found = tl.load(scalars + column, mask=column < COLUMNS, other=0)
-    return found
+        values = tl.load(scalars + column, mask=column < COLUMNS, other=0)
+    return values
 
 
 @triton.jit
-def _places(row, column, rows, COLUMNS: tl.constexpr):
-    """Return which places of a block there are."""
+def _in_bounds(row, column, rows, COLUMNS: tl.constexpr):
+    """Return the mask of the elements of a block that exist."""
     inside = (row < rows)[:, None]
     if COLUMNS is not None:
         inside = inside & (column < COLUMNS)[None, :]
@@ -348,14 +348,14 @@ def add_product(total, a, b, PRECISION: tl.constexpr):
 def load_residual(
     residual, row, column, rows, COLUMNS: tl.constexpr, R_PITCH: tl.constexpr
 ):  # fmt: skip
-    """Return residual[row, column] for `store_rows`, None of None.
+    """Return residual[row, column] for `store_with_epilogue`, None of None.
 
     A kernel loads it before its products, so that memory answers while they are made.
     """
     if residual is not None:
-        inside = _places(row, column, rows, COLUMNS)
-        place = row[:, None] * R_PITCH + column[None, :]
-        residual = tl.load(residual + place, mask=inside, other=0)
+        inside = _in_bounds(row, column, rows, COLUMNS)
+        offset = row[:, None] * R_PITCH + column[None, :]
+        residual = tl.load(residual + offset, mask=inside, other=0)
     return residual
 
 
@@ -364,7 +364,7 @@ def apply_epilogue(
     total, bias, scale, residual, column, COLUMNS: tl.constexpr, EPILOGUE: tl.constexpr,
     scalars=None
 ):  # fmt: skip
-    """Return STEPS((total + bias[column]) scale[column], residual), as `store_rows` stores it."""
+    """Return EPILOGUE((total + bias[column]) scale[column], residual)."""
     if bias is not None:
         total += load_columns(bias, column, COLUMNS)[None, :]
     if scale is not None:
@@ -381,13 +381,13 @@ def store_with_epilogue(
     total, bias, scale, residual, y, row, column, rows, COLUMNS: tl.constexpr,
     Y_PITCH: tl.constexpr, EPILOGUE: tl.constexpr, scalars=None,
 ):  # fmt: skip
-    """Store y[row, column] = STEPS((total + bias[column]) scale[column], residual[row, column]).
+    """Store y[row, column] = EPILOGUE((total + bias[column]) scale[column], residual[row, column]).
 
     `total` is a block of row x column, float32, or with `scale` int32, as the bias then is;
-    `residual` is what `load_residual` gave. `bias`, `scale` and `residual` may be None. A pitch is
-    the distance of two rows in elements.
+    `residual` is what `load_residual` returns. `bias`, `scale` and `residual` may be None. A pitch
+    is the distance of two rows in elements.
     """
-    inside = _places(row, column, rows, COLUMNS)
+    inside = _in_bounds(row, column, rows, COLUMNS)
     total = apply_epilogue(total, bias, scale, residual, column, COLUMNS, EPILOGUE, scalars)
-    place = row[:, None] * Y_PITCH + column[None, :]
-    tl.store(y + place, total.to(y.dtype.element_ty), mask=inside)
+    offset = row[:, None] * Y_PITCH + column[None, :]
+    tl.store(y + offset, total.to(y.dtype.element_ty), mask=inside)

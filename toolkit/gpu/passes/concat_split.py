@@ -171,17 +171,17 @@ def _functions_of_parts(network: Network) -> Network:
     readers.update(network.outputs)
     builder = NetworkBuilder(network)
     producers: dict[str, Operation] = {}
-    gone: set[str] = set()
+    unread: set[str] = set()
     for op in network.operations:
         start = len(builder.operations)
         if _is_function(network, op) and _all_end(builder, producers, readers, op.inputs[0], False):
-            gone |= _move(builder, producers, op, op.inputs[0], op.outputs[0])
+            unread |= _move(builder, producers, op, op.inputs[0], op.outputs[0])
         else:
             builder.operations.append(op)
         for added in builder.operations[start:]:
             producers |= dict.fromkeys(added.outputs, added)
             readers.update({name: 1 for name in added.outputs if name not in readers})
-    builder.operations = [op for op in builder.operations if op.outputs[0] not in gone]
+    builder.operations = [op for op in builder.operations if op.outputs[0] not in unread]
     return builder.network()
 
 
@@ -219,21 +219,18 @@ def _move(
     name: str,
     output: str,
 ) -> set[str]:
-    """Add `op` of the parts of the tensor `name`, and join them to `output`; return what is left.
-
-    What is left are tensors that nobody reads any more.
-    """
+    """Add `op` of each part of tensor `name`, join them to `output`; return tensors now unread."""
     producer = producers[name]
     if producer.kind not in (*RESHAPES, "Concat"):
         builder.operations.append(replace(op, inputs=(name, *op.inputs[1:]), outputs=(output,)))
         return set()
-    gone = {name}
+    unread = {name}
     count = len(producer.inputs) if producer.kind == "Concat" else 1
     parts = []
     for part in producer.inputs[:count]:
         dtype, scale = builder.dtypes[output], builder.scales.get(output)
         parts.append(builder.tensor(f"{part} ({op.kind})", builder.shapes[part], dtype, scale))
-        gone |= _move(builder, producers, op, part, parts[-1])
+        unread |= _move(builder, producers, op, part, parts[-1])
     inputs = (*parts, *producer.inputs[count:])
     builder.operations.append(replace(producer, inputs=inputs, outputs=(output,)))
-    return gone
+    return unread

@@ -59,7 +59,7 @@ def _parsed(op: Operation) -> tuple[list[str], str] | None:
     labels = left.split(",")
     if not arrow:  # labels that come once, in alphabetic order
         result = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
-    if len(labels) != len(op.inputs) or any(len(set(one)) != len(one) for one in labels):
+    if len(labels) != len(op.inputs) or any(len(set(axes)) != len(axes) for axes in labels):
         return None
     return labels, result
 

@@ -86,7 +86,7 @@ def _function(
     node: onnx.NodeProto, schema: Schema, opset: int, types: Mapping[str, onnx.ValueInfoProto]
 ) -> onnx.FunctionProto:
     """Return the definition of an operator as a function of a domain of its own."""
-    at = [one for one in schema.all_function_opset_versions if one <= opset][-1]
+    at = [version for version in schema.all_function_opset_versions if version <= opset][-1]
     if at in schema.function_opset_versions:
         raw = schema.get_function_with_opset_version(at)
     else:
@@ -129,8 +129,8 @@ def _definition(node: ir.Node, schema: Schema, model: ir.Model) -> ir.Graph:
         functions=[function],
     )
     inlined = onnx.inliner.inline_local_functions(one_node)
-    for one in [one for one in inlined.graph.input if one.name in small]:
-        inlined.graph.input.remove(one)  # was there for its type alone
+    for constant in [value for value in inlined.graph.input if value.name in small]:
+        inlined.graph.input.remove(constant)  # was there for its type alone
     folded, _ = run_passes(ir.from_proto(inlined))
     _rename(folded.graph, node, {*read, *(str(value.name) for value in node.outputs)})
     return folded.graph

@@ -110,8 +110,8 @@ def _from_zero(builder: NetworkBuilder, op: Operation, at: int, axis: int) -> st
     if not zero:
         real = builder.tensor(f"{name} (real)", shape, "float32")
         return builder.add(op, "Cast", (name,), real, {"to": _FLOAT})
-    one = builder.constant(f"{name} (one)", np.ones((), np.float32))
-    return _dequantized(builder, op, (name, one, zero), axis)
+    unit_scale = builder.constant(f"{name} (one)", np.ones((), np.float32))
+    return _dequantized(builder, op, (name, unit_scale, zero), axis)
 
 
 def _shape(builder: NetworkBuilder, name: str) -> Shape:

@@ -34,7 +34,7 @@ def merge_layout_chains(network: Network) -> Network:
         if op.kind in _MOVES and counts[op.inputs[0]] == 1 and _is_move(producers, op.inputs[0])
     }
     builder = NetworkBuilder(network)
-    gone: set[str] = set()
+    merged: set[str] = set()
     for op in network.operations:
         builder.operations.append(op)
         if op.kind not in _MOVES or op.outputs[0] in inside:
@@ -46,8 +46,8 @@ def merge_layout_chains(network: Network) -> Network:
         if joined is not None:
             builder.operations.pop()
             _write(builder, chain, joined)
-            gone |= {inner.outputs[0] for inner in chain[:-1]}
-    builder.operations = [op for op in builder.operations if op.outputs[0] not in gone]
+            merged |= {inner.outputs[0] for inner in chain[:-1]}
+    builder.operations = [op for op in builder.operations if op.outputs[0] not in merged]
     return builder.network()
 
 
@@ -100,14 +100,14 @@ def _deal(
     dealt: list[list[int]] = []
     for size in shape:
         taken: list[int] = []
-        left = size
-        while left != 1:
+        quotient = size
+        while quotient != 1:
             atom = rest[0]
-            if left % sizes[atom]:
-                if sizes[atom] % left:
+            if quotient % sizes[atom]:
+                if sizes[atom] % quotient:
                     return None
-                _divide(atom, left, sizes, (atoms, rest, *dims))
-            left //= sizes[atom]
+                _divide(atom, quotient, sizes, (atoms, rest, *dims))
+            quotient //= sizes[atom]
             taken.append(rest.pop(0))
         dealt.append(taken)
     return dealt

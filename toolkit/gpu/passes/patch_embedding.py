@@ -21,27 +21,27 @@ def patches(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Mat
     source, weights = op.inputs[0], rewriter.constants[op.inputs[1]]
     if not _cuts(op, weights, rewriter.shapes[source]) or not reads_stored(rewriter, op):
         return None
-    readers = [one for one in graph.network.operations if op.outputs[0] in one.inputs]
-    if not readers or any(one.kind not in _MOVES for one in readers):
+    readers = [user for user in graph.network.operations if op.outputs[0] in user.inputs]
+    if not readers or any(reader.kind not in _MOVES for reader in readers):
         return None  # element-wise work would not meet the product that it ends
     rounding = graph.sole_producer(source, "RoundInt8")
-    given = source if rounding is None else rounding.inputs[0]
+    image = source if rounding is None else rounding.inputs[0]
     filters, channels, rows, columns = weights.shape
-    batch, _, height, width = rewriter.shapes[given]
+    batch, _, height, width = rewriter.shapes[image]
     dtype, scale = rewriter.dtypes[source], rewriter.scales.get(source)
-    before = rewriter.scales.get(given)
+    before = rewriter.scales.get(image)
     split = (batch, channels, height // rows, rows, width // columns, columns)
     order = (0, 2, 4, 1, 3, 5)
     ordered = tuple(split[at] for at in order)
-    name = rewriter.tensor(f"{given} (split)", split, dtype, before)
-    rewriter.add(op, "Reshape", (given,), name)
-    picture = rewriter.tensor(f"{given} (patches)", ordered, dtype, before)
-    rewriter.add(op, "Transpose", (name,), picture, {"perm": order})
+    name = rewriter.tensor(f"{image} (split)", split, dtype, before)
+    rewriter.add(op, "Reshape", (image,), name)
+    patched = rewriter.tensor(f"{image} (patches)", ordered, dtype, before)
+    rewriter.add(op, "Transpose", (name,), patched, {"perm": order})
     if rounding is not None:
         rounded = rewriter.tensor(f"{source} (patches)", ordered, dtype, scale)
-        picture = rewriter.add(rounding, rounding.kind, (picture,), rounded, rounding.attributes)
+        patched = rewriter.add(rounding, rounding.kind, (patched,), rounded, rounding.attributes)
     flat = rewriter.tensor(f"{source} (rows)", (*ordered[:3], weights[0].size), dtype, scale)
-    rewriter.add(op, "Reshape", (picture,), flat)
+    rewriter.add(op, "Reshape", (patched,), flat)
     tokens = rewriter.tensor(f"{op.outputs[0]} (tokens)", (*ordered[:3], filters), dtype)
     rewriter.add(op, "MatMul", (flat, _as_columns(rewriter, op.inputs[1]), *op.inputs[2:]), tokens)
     rewriter.add(op, "Transpose", (tokens,), op.outputs[0], {"perm": (0, 3, 1, 2)})
@@ -49,7 +49,7 @@ def patches(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Mat
 
 
 def _cuts(op: Operation, weights: Array, shape: tuple[int, ...]) -> bool:
-    """Whether the windows of a convolution of few channels are the patches of its picture."""
+    """Whether the windows of a convolution of few channels are the patches of its image."""
     if weights.ndim != 4 or weights.shape[1] > CHANNELS or op.integer("group", 1) != 1:
         return False
     taps = weights.shape[2:]
@@ -62,16 +62,18 @@ def _cuts(op: Operation, weights: Array, shape: tuple[int, ...]) -> bool:
 def _as_columns(rewriter: NetworkRewriter, name: str) -> str:
     """Add the filters as columns, real numbers and the integers that they were."""
     columns = rewriter.constant(f"{name} (columns)", _columns(rewriter.constants[name]))
-    given = rewriter.integers.get(name)
-    if given is not None:
-        axis = None if given.axis is None else 1
-        rewriter.integers[columns] = IntegerConstant(_columns(given.values), given.scale, axis)
+    quantized = rewriter.integers.get(name)
+    if quantized is not None:
+        axis = None if quantized.axis is None else 1
+        rewriter.integers[columns] = IntegerConstant(
+            _columns(quantized.values), quantized.scale, axis
+        )
     return columns
 
 
 def _columns(weights: Array) -> Array:
-    found: Array = weights.reshape(len(weights), -1).T
-    return found
+    columns: Array = weights.reshape(len(weights), -1).T
+    return columns
 
 
 PATCH_EMBEDDING_RULES: tuple[Rule, ...] = (patches,)

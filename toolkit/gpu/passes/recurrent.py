@@ -149,7 +149,7 @@ def _add_steps(add: _Adder, op: Operation) -> None:
     if y:
         batch, hidden = rewriter.shapes[runs[0][0].h]
         rows = [
-            add.joined([add.shaped(one.h, (1, 1, batch, hidden)) for one in states], 1)
+            add.joined([add.shaped(state.h, (1, 1, batch, hidden)) for state in states], 1)
             for states in zip(*in_time, strict=True)
         ]
         whole = add.joined(rows, 0, "" if last_dim else y)
@@ -172,7 +172,7 @@ def _run(add: _Adder, op: Operation, x: str, at: int) -> Iterator[_State]:
     weights = rewriter.constants[op.inputs[1]][at].T
     operands = (x, add.constant(weights), *([] if bias is None else [add.constant(bias)]))
     sums = add.add("MatMul", operands, (steps, batch, weights.shape[1]))
-    parts = [add.shaped(one, (batch, weights.shape[1])) for one in add.split(sums, steps, 0)]
+    parts = [add.shaped(part, (batch, weights.shape[1])) for part in add.split(sums, steps, 0)]
     state = _State(_initial(add, op, 5, at), _initial(add, op, 6, at))
     reverse = at == 1 or op.text("direction", "forward") == "reverse"
     for part in reversed(parts) if reverse else parts:

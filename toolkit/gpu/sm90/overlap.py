@@ -2,13 +2,13 @@
 
 Triton ends each step of a loop by waiting for its products where sums are not FP32 (rule 2.1 of
 `dotCanBeProperlyAsync` in its WGMMAPipeline.cpp), and for those of the step before where they are.
-Otherwise the two loops are the same: shared memory has one place more for operands than copies are
-under way, so the place that is written next was read by the step before. So INT32 sums may wait as
+Otherwise the two loops are the same: shared memory has one stage more for operands than copies are
+under way, so the stage that is written next was read by the step before. So INT32 sums may wait as
 FP32 ones do, and for the last step behind the loop. PTX ISA, "wgmma.wait_group".
 
 What that rests on is looked for in the text: both operands lie in shared memory, and copies begin
 behind a wait and a barrier after it. A wait is for products of a thread's own four warps; behind
-the barrier, those of all warps of the step before have ended, and their place may be written.
+the barrier, those of all warps of the step before have ended, and their stage may be written.
 """
 
 import re
@@ -24,7 +24,7 @@ _BARRIER = re.compile(r"\tbar\.sync\s+0;")
 _COPY = re.compile(r"\bcp\.async\.c[ag]\.")
 _STORE = re.compile(r"\bst(?:\.\w+)*\.shared|\bstmatrix")
 _REGISTER = re.compile(r"%r\d+\b")
-_FOR_LAST, _FOR_ALL = (f"\twgmma.wait_group.sync.aligned {left};" for left in (1, 0))
+_FOR_LAST, _FOR_ALL = (f"\twgmma.wait_group.sync.aligned {pending};" for pending in (1, 0))
 
 
 def with_overlap(ptx: str) -> str:
@@ -66,13 +66,13 @@ def _blocks(lines: Sequence[str]) -> Iterator[range]:
 
 def _of_int8(lines: Iterator[str]) -> bool:
     """Whether all products are of INT8, with both operands in shared memory."""
-    return all(map(_PRODUCT.match, (one for one in lines if one.startswith(_ANY_PRODUCT))))
+    return all(map(_PRODUCT.match, (line for line in lines if line.startswith(_ANY_PRODUCT))))
 
 
 def _sums(lines: Iterator[str]) -> set[str]:
     """Return the registers that products are added to."""
-    found = filter(None, map(_PRODUCT.match, lines))
-    return {name for product in found for name in _REGISTER.findall(product[1])}
+    products = filter(None, map(_PRODUCT.match, lines))
+    return {name for product in products for name in _REGISTER.findall(product[1])}
 
 
 def _only_adds(lines: Sequence[str], sums: set[str]) -> bool:

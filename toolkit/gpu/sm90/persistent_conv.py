@@ -111,7 +111,7 @@ def operand_order(weights: Array) -> Array:
     """Pack int8 weights (filter, channel, row, column) for `persistent_conv`: (filter, k).
 
     k is counted by tap row, tap column and channel, filled up to whole pieces, and of each piece
-    number 16 q + 8 s + 4 h + b is at place 32 s + 16 h + 4 q + b.
+    number 16 q + 8 s + 4 h + b is at position 32 s + 16 h + 4 q + b.
     """
     filters = weights.shape[0]
     flat = weights.transpose(0, 2, 3, 1).reshape(filters, -1)

@@ -1,16 +1,16 @@
-"""A convolution and the pooling after it, on channels-last tensors without a border.
+"""Direct convolution fused with max pooling, on channels-last tensors without a border.
 
-    y[p, f] = STEPS((max_t s[2 p + t - PAD, f] + bias[f]) scale[f])     t: the 3 x 3 of a window
+    y[p, f] = EPILOGUE((max_t s[2 p + t - PAD, f] + bias[f]) scale[f])     t: the 3 x 3 of a window
     s[q, f] = sum_r sum_k x[q + r, k] w[f, r, k]                        q: a pixel of s
 
 r is a row of taps and k what lies under it side by side, (tap column, channel). The stride of the
 convolution is 1, that of the pooling 2; PAD is 0 or 1.
 
-A block goes down its rows of x, and each is multiplied once: by all rows of taps, which are parts
-of TAPS rows of s in the making. The oldest is complete then. For the pooled row i it needs the rows
-2 i - PAD to 2 i - PAD + 2, the first of which it has from the pooled row before.
+A block goes down its rows of x and multiplies each once, by all rows of taps, which add to the
+accumulators of TAPS rows of s. The oldest is complete then. The pooled row i needs the rows
+2 i - PAD to 2 i - PAD + 2, the first of which is known from the pooled row before.
 
-A block has SEGMENTS segments of 7 pooled pixels. Such a segment needs 15 columns of s; 16 are made:
+A block has SEGMENTS segments of 7 pooled pixels. Each needs 15 columns of s and computes 16:
 
     columns of s        0 1 2 3 4 5 6 7 8 9 a b c d e f
     pooled pixels       0 0 0 1 1 2 2 3 3 4 4 5 5 6 6       and 2 also 1, 4 also 2, ...
@@ -27,7 +27,7 @@ import triton.language as tl
 
 from toolkit.gpu.kernels.expression import add_product, store_with_epilogue
 
-TAPS: tl.constexpr = tl.constexpr(4)  # rows of taps; those that are not there have weights of 0
+TAPS: tl.constexpr = tl.constexpr(4)  # rows of taps; absent rows have zero weights
 
 
 @triton.jit
@@ -56,12 +56,12 @@ def conv_max_pool(
     column = segment % IN_ROW * 14 - PAD_LEFT + n % 64 // 8 * 2 + n % 2
     column = tl.minimum(tl.maximum(column, 0), CONV_WIDTH - 1)
     k = tl.arange(0, BLOCK_K)
-    there = (k < RUN)[None, :]
+    in_bounds = (k < RUN)[None, :]
     a = x + ((segment // IN_ROW * HEIGHT * WIDTH + column) * CHANNELS)[:, None] + k[None, :]
 
     tap = tl.arange(0, TAPS * BLOCK_F) // BLOCK_F
     owner = tl.program_id(2) * BLOCK_F + tl.arange(0, TAPS * BLOCK_F) % BLOCK_F
-    present = ((tap < TAP_ROWS) & (owner < FILTERS))[:, None] & there
+    present = ((tap < TAP_ROWS) & (owner < FILTERS))[:, None] & in_bounds
     b = weights + (owner * W_PITCH + tap * RUN)[:, None] + k[None, :]
     w = tl.load(b, mask=present, other=0)
 
@@ -69,8 +69,8 @@ def conv_max_pool(
     segment = tl.program_id(0) * SEGMENTS + m // 8
     column = segment % IN_ROW * 7 + m % 8
     pixels = batch * OUT_HEIGHT * OUT_WIDTH
-    made = (segment < segments) & (column < OUT_WIDTH) & (m % 8 < 7)
-    p = tl.where(made, segment // IN_ROW * (OUT_HEIGHT * OUT_WIDTH) + column, pixels)
+    stored = (segment < segments) & (column < OUT_WIDTH) & (m % 8 < 7)
+    p = tl.where(stored, segment // IN_ROW * (OUT_HEIGHT * OUT_WIDTH) + column, pixels)
     f = tl.program_id(2) * BLOCK_F + tl.arange(0, BLOCK_F)
 
     first = tl.program_id(1) * ROWS
@@ -81,40 +81,40 @@ def conv_max_pool(
     s3 = none
     last = none
     for i in tl.static_range(TAPS):
-        taps = _row(a, there, top + i, HEIGHT, ROW, RUN == BLOCK_K)
+        taps = _row(a, in_bounds, top + i, HEIGHT, ROW, RUN == BLOCK_K)
         s1, s2, s3, last = _add_row(none, s1, s2, s3, w, taps, PRECISION)
     if top < 0:
         last = tl.full((BLOCK_F, 16 * SEGMENTS), LEAST, SUMS)
     for row in tl.range(first, tl.minimum(first + ROWS, OUT_HEIGHT), num_stages=STAGES):
         top = 2 * row - PAD_TOP
-        taps = _row(a, there, top + TAPS, HEIGHT, ROW, RUN == BLOCK_K)
+        taps = _row(a, in_bounds, top + TAPS, HEIGHT, ROW, RUN == BLOCK_K)
         s1, s2, s3, middle = _add_row(none, s1, s2, s3, w, taps, PRECISION)
-        taps = _row(a, there, top + TAPS + 1, HEIGHT, ROW, RUN == BLOCK_K)
+        taps = _row(a, in_bounds, top + TAPS + 1, HEIGHT, ROW, RUN == BLOCK_K)
         if HANGS:
             middle = tl.where(top + 1 < CONV_HEIGHT, middle, last)
-        best = _larger(last, middle)
+        maxima = _larger(last, middle)
         s1, s2, s3, last = _add_row(none, s1, s2, s3, w, taps, PRECISION)
         if HANGS:
-            best = _larger(best, tl.where(top + 2 < CONV_HEIGHT, last, best))
+            maxima = _larger(maxima, tl.where(top + 2 < CONV_HEIGHT, last, maxima))
         else:
-            best = _larger(best, last)
-        best = tl.trans(_largest_of_segments(best, SEGMENTS))
+            maxima = _larger(maxima, last)
+        maxima = tl.trans(_largest_of_segments(maxima, SEGMENTS))
         q = p + row * OUT_WIDTH
         store_with_epilogue(
-            best, bias, scale, None, y, q, f, pixels, FILTERS, Y_PITCH, EPILOGUE, scalars
+            maxima, bias, scale, None, y, q, f, pixels, FILTERS, Y_PITCH, EPILOGUE, scalars
         )  # fmt: skip
 
 
 @triton.jit
 def _row(
-    a, there, row, HEIGHT: tl.constexpr, ROW: tl.constexpr, WHOLE: tl.constexpr
+    a, in_bounds, row, HEIGHT: tl.constexpr, ROW: tl.constexpr, WHOLE: tl.constexpr
 ):  # fmt: skip
     """Return what lies under a row of taps as (k, pixel); rows outside x are never used."""
-    place = a + tl.minimum(tl.maximum(row, 0), HEIGHT - 1) * ROW
+    row_start = a + tl.minimum(tl.maximum(row, 0), HEIGHT - 1) * ROW
     if WHOLE:
-        taps = tl.load(place)
+        taps = tl.load(row_start)
     else:
-        taps = tl.load(place, mask=there, other=0)
+        taps = tl.load(row_start, mask=in_bounds, other=0)
     return tl.trans(taps)
 
 

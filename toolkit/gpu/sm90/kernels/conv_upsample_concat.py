@@ -1,15 +1,15 @@
-"""1x1 convolutions of a small picture that is repeated to the size of another, beside that one.
+"""1x1 convolution of the concatenation of an upsampled image and a larger one.
 
-    y[p, f] = STEPS((sum_k x[q(p), k] w[f, k] + sum_k z[p, k] w[f, X_CHANNELS + k] + bias[f])
-                    scale[f])
+    y[p, f] = EPILOGUE((sum_k x[q(p), k] w[f, k] + sum_k z[p, k] w[f, X_CHANNELS + k] + bias[f])
+                       scale[f])
 
 Row p is a pixel of z and of the result, q(p) the pixel of x at its row / ROW_FACTOR and its
-column / COLUMN_FACTOR. Neither the repeated picture nor what is joined of both is stored. INT8
-operands are summed in INT32, and scaled; others have no scale. BLOCK_K divides both numbers of
-channels.
+column / COLUMN_FACTOR. Neither the upsampled image nor the concatenation is stored. INT8 operands
+have INT32 accumulators and a scale; others have no scale. BLOCK_K divides X_CHANNELS and
+Z_CHANNELS.
 
-With LANES, the number of warps, pixels and filters are multiplied in the order of `kernels.lanes`;
-BLOCK_N is 64 or 128 then.
+With MMA_WARPS, the number of warps, pixels and filters are in the order of `kernels.mma_layout`,
+and BLOCK_N is 64 or 128.
 """
 
 import triton
@@ -43,8 +43,8 @@ def conv_upsample_concat(
         f = first + mma_columns(BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     pixels = batch * HEIGHT * WIDTH
-    there = (p < pixels)[:, None]
-    row = p // WIDTH // ROW_FACTOR  # of all pictures of x: ROW_FACTOR divides HEIGHT
+    in_bounds = (p < pixels)[:, None]
+    row = p // WIDTH // ROW_FACTOR  # of all images of x: ROW_FACTOR divides HEIGHT
     q = row * (WIDTH // COLUMN_FACTOR) + p % WIDTH // COLUMN_FACTOR
     a = x + q[:, None] * X_PITCH + k[None, :]
     b = weights + f[None, :] * W_PITCH + k[:, None]
@@ -54,14 +54,14 @@ def conv_upsample_concat(
     else:
         total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32 if scale is None else tl.int32)
     for start in range(0, X_CHANNELS, BLOCK_K):
-        left = tl.load(a + start, mask=there, other=0)
-        right = tl.load(b + start, mask=(f < FILTERS)[None, :], other=0)
-        total = add_product(total, left, right, PRECISION)
+        a_tile = tl.load(a + start, mask=in_bounds, other=0)
+        b_tile = tl.load(b + start, mask=(f < FILTERS)[None, :], other=0)
+        total = add_product(total, a_tile, b_tile, PRECISION)
     a = z + p[:, None] * Z_PITCH + k[None, :]
     for start in range(0, Z_CHANNELS, BLOCK_K):
-        left = tl.load(a + start, mask=there, other=0)
-        right = tl.load(b + X_CHANNELS + start, mask=(f < FILTERS)[None, :], other=0)
-        total = add_product(total, left, right, PRECISION)
+        a_tile = tl.load(a + start, mask=in_bounds, other=0)
+        b_tile = tl.load(b + X_CHANNELS + start, mask=(f < FILTERS)[None, :], other=0)
+        total = add_product(total, a_tile, b_tile, PRECISION)
 
     if MMA_WARPS:
         store_mma(

@@ -1,12 +1,12 @@
-"""First convolutions of few numbers: each pixel's window is read from the picture as it is given.
+"""Direct convolution of an image with few channels, as a first layer has.
 
-    y[p, f] = STEPS((sum_k GIVEN(a[p, k]) w[f, k] + bias[f]) scale[f])
+    y[p, f] = EPILOGUE((sum_k GIVEN(a[p, k]) w[f, k] + bias[f]) scale[f])
 
 Row p is an output pixel, f a filter; k runs over (tap row, tap column, channel), and a[p, k] is the
-picture under that tap, 0 outside it, with any strides. A thread reads the numbers of its pixels
-one by one, where neighbours read neighbours, and joins them to a row of the product's left
-operand; DEPTH is their count rounded up, with weights of 0. GIVEN makes 0 of 0. INT8 operands are
-summed in INT32, and scaled; others have no scale.
+image under that tap, 0 outside it, with any strides. A thread loads the elements of its pixels one
+by one, neighbouring threads from neighbouring addresses, and joins them to a row of the A operand.
+DEPTH is their count rounded up, with zero weights. GIVEN maps 0 to 0. INT8 operands have INT32
+accumulators and a scale; others have no scale.
 """
 
 import triton
@@ -39,23 +39,23 @@ def direct_conv(
     left = p % OUT_WIDTH * STRIDE_W - PAD_LEFT
     x += p // (OUT_HEIGHT * OUT_WIDTH) * STRIDES[0] + top * STRIDES[2] + left * STRIDES[3]
 
-    read = ()
+    elements = ()
     for i in tl.static_range(DEPTH):
         if i < TAP_ROWS * TAP_COLUMNS * CHANNELS:
             row = i // (TAP_COLUMNS * CHANNELS) * DILATION_H
             column = i // CHANNELS % TAP_COLUMNS * DILATION_W
             inside = (top + row >= 0) & (top + row < HEIGHT) & (p < pixels)
             inside = inside & (left + column >= 0) & (left + column < WIDTH)
-            place = x + (i % CHANNELS * STRIDES[1] + row * STRIDES[2] + column * STRIDES[3])
-            read = read + (tl.load(place, mask=inside, other=0).to(tl.float32),)
+            address = x + (i % CHANNELS * STRIDES[1] + row * STRIDES[2] + column * STRIDES[3])
+            elements = elements + (tl.load(address, mask=inside, other=0).to(tl.float32),)
         else:
-            read = read + (tl.zeros((BLOCK_M,), tl.float32),)
-    for level in tl.static_range(LEVELS):  # the numbers 2**(LEVELS - 1) apart, ..., 1 apart
-        joined = ()
+            elements = elements + (tl.zeros((BLOCK_M,), tl.float32),)
+    for level in tl.static_range(LEVELS):  # elements 2**(LEVELS - 1) apart, ..., 1 apart
+        pairs = ()
         for i in tl.static_range(DEPTH >> (level + 1)):
-            joined = joined + (tl.join(read[i], read[i + (DEPTH >> (level + 1))]),)
-        read = joined
-    a = evaluate((read[0].reshape(BLOCK_M, DEPTH),), GIVEN).to(weights.dtype.element_ty)
+            pairs = pairs + (tl.join(elements[i], elements[i + (DEPTH >> (level + 1))]),)
+        elements = pairs
+    a = evaluate((elements[0].reshape(BLOCK_M, DEPTH),), GIVEN).to(weights.dtype.element_ty)
     b = tl.load(weights + f[None, :] * W_PITCH + k[:, None], mask=(f < FILTERS)[None, :], other=0)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32 if scale is None else tl.int32)
     total = add_product(total, a, b, PRECISION)

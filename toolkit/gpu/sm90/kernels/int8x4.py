@@ -1,10 +1,10 @@
-"""Results of INT8 four at a time: a word holds those of four neighbouring columns.
+"""Packed int8x4 results: an INT32 holds four neighbouring columns.
 
-    word[m, j] = bytes y[m, 4 j], y[m, 4 j + 1], y[m, 4 j + 2], y[m, 4 j + 3]
+    packed[m, j] = bytes y[m, 4 j], y[m, 4 j + 1], y[m, 4 j + 2], y[m, 4 j + 3]
 
-Sums lie two and two with those of the row 8 below, so bytes that are put together in that order are
-moved once more when they are stored, and once when a residual is loaded. Words are not: each
-thread holds the four columns of a row, in four blocks of their own.
+The MMA layout pairs an accumulator with that of the row 8 below. Bytes packed in that order need a
+shuffle when they are stored, and when a residual is loaded. Packed int8x4 need none: each thread
+has the four columns of a row in four blocks of their own.
 """
 
 import triton
@@ -17,8 +17,8 @@ INT8X4_PER_BLOCK = tl.constexpr(16)  # 64 columns
 
 
 @triton.jit
-def _places(row, n, rows, COLUMNS: tl.constexpr, PITCH: tl.constexpr):
-    """Return the places of a block of words from column n on, and which of them there are."""
+def _offsets(row, n, rows, COLUMNS: tl.constexpr, PITCH: tl.constexpr):
+    """Return the offsets of a packed block from column n on, and the mask of those in bounds."""
     j = tl.arange(0, INT8X4_PER_BLOCK)
     inside = (row < rows)[:, None]
     if COLUMNS is not None:
@@ -31,17 +31,17 @@ def _places(row, n, rows, COLUMNS: tl.constexpr, PITCH: tl.constexpr):
 def load_int8x4(residual, row, n, rows, COLUMNS: tl.constexpr, R_PITCH: tl.constexpr):
     """Return 64 columns of a residual from column n on, [rows, 16] int32; None of None."""
     if residual is not None:
-        place, inside = _places(row, n, rows, COLUMNS, R_PITCH)
-        words = residual.to(tl.pointer_type(tl.int32))
-        residual = tl.load(words + place, mask=inside, other=0)
+        offset, inside = _offsets(row, n, rows, COLUMNS, R_PITCH)
+        pointer = residual.to(tl.pointer_type(tl.int32))
+        residual = tl.load(pointer + offset, mask=inside, other=0)
     return residual
 
 
 @triton.jit
-def store_int8x4(y, words, row, n, rows, COLUMNS: tl.constexpr, Y_PITCH: tl.constexpr):
-    """Store 64 columns from column n on; COLUMNS, pitches and places are multiples of four."""
-    place, inside = _places(row, n, rows, COLUMNS, Y_PITCH)
-    tl.store(y.to(tl.pointer_type(tl.int32)) + place, words, mask=inside)
+def store_int8x4(y, packed, row, n, rows, COLUMNS: tl.constexpr, Y_PITCH: tl.constexpr):
+    """Store 64 columns from column n on; COLUMNS, pitches and offsets are multiples of four."""
+    offset, inside = _offsets(row, n, rows, COLUMNS, Y_PITCH)
+    tl.store(y.to(tl.pointer_type(tl.int32)) + offset, packed, mask=inside)
 
 
 @triton.jit
@@ -49,9 +49,9 @@ def apply_epilogue_int8x4(
     total, scale, residual, n, COLUMNS: tl.constexpr, EPILOGUE: tl.constexpr, scalars,
     BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Return STEPS(total scale[n], residual) as words, [BLOCK_M, 16]; it ends in INT8.
+    """Return EPILOGUE(total scale[n], residual) as packed int8x4, [BLOCK_M, 16].
 
-    `total` [BLOCK_M, 64] holds the bias; `residual` is what `load_words` gave. The last step is
+    `total` [BLOCK_M, 64] holds the bias; `residual` is what `load_int8x4` returns. The last step is
     "relu_int8_by" or "round_int8_by".
     """
     column = n + tl.arange(0, 64)
@@ -89,13 +89,13 @@ def apply_epilogue_int8x4(
 
 
 @triton.jit
-def _floats(words):
-    """Return the four bytes of words as float32, as `as_float` does."""
+def _floats(packed):
+    """Return the four bytes of int8x4 as float32, as `as_float` does."""
     if INTERPRETED:
-        r0 = ((words << 24) >> 24).to(tl.float32)
-        r1 = ((words << 16) >> 24).to(tl.float32)
-        r2 = ((words << 8) >> 24).to(tl.float32)
-        r3 = (words >> 24).to(tl.float32)
+        r0 = ((packed << 24) >> 24).to(tl.float32)
+        r1 = ((packed << 16) >> 24).to(tl.float32)
+        r2 = ((packed << 8) >> 24).to(tl.float32)
+        r3 = (packed >> 24).to(tl.float32)
     else:
         r0, r1, r2, r3 = tl.inline_asm_elementwise(
             """{
@@ -106,7 +106,7 @@ def _floats(words):
             prmt.b32 $2, bytes, 0x4B000000, 0x7442;
             prmt.b32 $3, bytes, 0x4B000000, 0x7443;
             }""",
-            "=f,=f,=f,=f,r", [words], (tl.float32, tl.float32, tl.float32, tl.float32),
+            "=f,=f,=f,=f,r", [packed], (tl.float32, tl.float32, tl.float32, tl.float32),
             is_pure=True, pack=1,
         )  # fmt: skip
         r0, r1, r2, r3 = r0 - 8388736.0, r1 - 8388736.0, r2 - 8388736.0, r3 - 8388736.0
@@ -114,13 +114,13 @@ def _floats(words):
 
 
 @triton.jit
-def _rectified(words):
-    """Return 128 plus the four bytes of words, 0 to 127 each, as float32, for `scaled_rectified`.
+def _rectified(packed):
+    """Return 128 plus the four bytes of int8x4, 0 to 127 each, as float32, for `scaled_rectified`.
 
     The bytes are the upper digits of 128, so one PRMT makes each.
     """
     if INTERPRETED:
-        r0, r1, r2, r3 = _floats(words)
+        r0, r1, r2, r3 = _floats(packed)
         r0, r1, r2, r3 = r0 + 128.0, r1 + 128.0, r2 + 128.0, r3 + 128.0
     else:
         r0, r1, r2, r3 = tl.inline_asm_elementwise(
@@ -130,7 +130,7 @@ def _rectified(words):
             prmt.b32 $2, $4, 0x43000000, 0x7244;
             prmt.b32 $3, $4, 0x43000000, 0x7344;
             }""",
-            "=f,=f,=f,=f,r", [words], (tl.float32, tl.float32, tl.float32, tl.float32),
+            "=f,=f,=f,=f,r", [packed], (tl.float32, tl.float32, tl.float32, tl.float32),
             is_pure=True, pack=1,
         )  # fmt: skip
     return r0, r1, r2, r3
@@ -151,13 +151,13 @@ def _above(a, FACTOR):
 
 @triton.jit
 def _rounded(a0, a1, a2, a3):
-    """Return clip(rte(a), -128, 127) of four numbers as the bytes of a word, as `round_int8`."""
+    """Return clip(rte(a), -128, 127) of four numbers as int8x4, like `round_int8`."""
     if INTERPRETED:
         low = (near_int8(a0).to(tl.int32) & 255) | ((near_int8(a1).to(tl.int32) & 255) << 8)
         high = (near_int8(a2).to(tl.int32) & 255) | ((near_int8(a3).to(tl.int32) & 255) << 8)
-        words = low | (high << 16)
+        packed = low | (high << 16)
     else:
-        words = tl.inline_asm_elementwise(
+        packed = tl.inline_asm_elementwise(
             """{
             .reg .b32 first, second, third, fourth;
             cvt.rni.s32.f32 first, $1;
@@ -169,12 +169,12 @@ def _rounded(a0, a1, a2, a3):
             }""",
             "=r,f,f,f,f", [a0, a1, a2, a3], tl.int32, is_pure=True, pack=1,
         )  # fmt: skip
-    return words
+    return packed
 
 
 @triton.jit
-def unpack_int8x4(words, BLOCK_M: tl.constexpr):
-    """Return [BLOCK_M, 64] int8 of [BLOCK_M, 16] words; where both lie in registers it is free."""
-    low = tl.join(words.to(tl.int8), (words >> 16).to(tl.int8))
-    high = tl.join((words >> 8).to(tl.int8), (words >> 24).to(tl.int8))
+def unpack_int8x4(packed, BLOCK_M: tl.constexpr):
+    """Return [BLOCK_M, 64] int8 of [BLOCK_M, 16] int8x4; it is free in registers."""
+    low = tl.join(packed.to(tl.int8), (packed >> 16).to(tl.int8))
+    high = tl.join((packed >> 8).to(tl.int8), (packed >> 24).to(tl.int8))
     return tl.join(low, high).reshape(BLOCK_M, 64)

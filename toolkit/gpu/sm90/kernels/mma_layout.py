@@ -1,14 +1,14 @@
-"""Where tensor cores of sm_90 leave the sums of a block, and how they come to lie as in memory.
+"""The MMA layout of sm_90 accumulators, and operand orders that make it contiguous in memory.
 
-Of each 16 WARPS rows of sums, warp w holds rows 16 w to 16 w + 15; its lane l the rows l // 4 and
-l // 4 + 8 of those, and in each the columns 8 j + 2 (l % 4) and the next, for all j. A lane that
-loads and stores 16 bytes needs 16 columns side by side. Either sums go through shared memory, or,
-as here, the rows and columns of the operands are read in another order, which costs nothing:
+Of each 16 WARPS rows of accumulators, warp w holds rows 16 w to 16 w + 15; its thread l the rows
+l // 4 and l // 4 + 8 of those, and in each the columns 8 j + 2 (l % 4) and the next, for all j. A
+thread that loads and stores 16 bytes needs 16 adjacent columns. Either accumulators go through
+shared memory, or, as here, rows and columns of the operands are permuted, which costs nothing:
 
-    sum [r, c] is the result [sum_rows[r], sum_columns[c]]
+    accumulator [r, c] is the result [mma_rows[r], mma_columns[c]]
 
-so that lane l holds the columns 16 (l % 4) to 16 (l % 4) + 15 of each 64, and one access of a warp
-is 64 bytes of 8 rows. Of 16 or 32 columns it holds a quarter likewise. On other GPUs the results
+so that thread l holds the columns 16 (l % 4) to 16 (l % 4) + 15 of each 64, and one access of a
+warp is 64 bytes of 8 rows. Of 16 or 32 columns it holds a quarter likewise. Results on other GPUs
 are the same.
 """
 
@@ -37,19 +37,19 @@ def mma_columns(BLOCK_N: tl.constexpr):
 
 @triton.jit
 def row_places(row, A_ROW: tl.constexpr, A_PICTURE: tl.constexpr):
-    """Return where rows of a left operand begin.
+    """Return the offsets of rows of an A operand.
 
-    A_PICTURE None: A_ROW apart. Else rows are pixels A_ROW apart in lines and pictures that are so
-    far apart: (pixels of a line, of a picture, elements from line to line, to the next picture).
+    A_PICTURE None: A_ROW apart. Else rows are pixels A_ROW apart, and A_PICTURE is (pixels of
+    a line, pixels of an image, elements from line to line, from image to image).
     """
     if A_PICTURE is None:
-        place = row * A_ROW
+        offset = row * A_ROW
     else:
         pixel = row % A_PICTURE[1]
         line = pixel // A_PICTURE[0]
-        place = pixel % A_PICTURE[0] * A_ROW + line * A_PICTURE[2]
-        place += row // A_PICTURE[1] * A_PICTURE[3]
-    return place
+        offset = pixel % A_PICTURE[0] * A_ROW + line * A_PICTURE[2]
+        offset += row // A_PICTURE[1] * A_PICTURE[3]
+    return offset
 
 
 @triton.jit
@@ -69,10 +69,10 @@ def rows_in_sum_order(values, BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def operand_columns():
-    """Return for each of 64 columns of a left operand which column of the block it is.
+    """Return for each of 64 columns of an A operand which column of the block it is.
 
-    Of each 32 columns a lane holds the bytes 4 (l % 4) to 4 (l % 4) + 3, and those 16 further; they
-    are 8 of the 16 neighbours that it holds of a result.
+    Of each 32 columns a thread holds the bytes 4 (l % 4) to 4 (l % 4) + 3, and those 16 further;
+    they are 8 of the 16 neighbours that it holds of a result.
     """
     k = tl.arange(0, 64)
     return k // 4 % 4 * 16 + k // 32 * 8 + k // 16 % 2 * 4 + k % 4
@@ -99,18 +99,18 @@ def in_registers(a):
 def load_mma_residual(
     residual, row, n, rows, COLUMNS: tl.constexpr, R_PITCH: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """Return the residual of a block from column n on for `store_lanes`; None of None.
+    """Return the residual of a block from column n on for `store_mma`; None of None.
 
     `row` is [BLOCK_M]; each 64 columns are a block of their own.
     """
-    found = None
+    residuals = None
     if residual is not None:
-        found = ()
+        residuals = ()
         RUN: tl.constexpr = min(BLOCK_N, 64)
         for i in tl.static_range(BLOCK_N // RUN):
             column = n + i * RUN + tl.arange(0, RUN)
-            found = found + (load_residual(residual, row, column, rows, COLUMNS, R_PITCH),)
-    return found
+            residuals = residuals + (load_residual(residual, row, column, rows, COLUMNS, R_PITCH),)
+    return residuals
 
 
 @triton.jit
@@ -119,7 +119,7 @@ def store_mma(
     EPILOGUE: tl.constexpr, scalars, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     WARPS: tl.constexpr,
 ):  # fmt: skip
-    """Store what `store_rows` stores, of a block of sums whose operands were read in the order.
+    """Store what `store_with_epilogue` stores, of accumulators in the MMA order.
 
     The sums hold the bias. BLOCK_N is 16, 32, 64 or 128; each 64 columns are stored by themselves.
     """

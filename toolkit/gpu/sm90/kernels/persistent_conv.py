@@ -1,19 +1,19 @@
-"""Convolution of INT8 with few channels: weights stay in shared memory, pixels go to registers.
+"""Persistent weight-stationary INT8 convolution (implicit GEMM) with few channels.
 
-    y[p, f] = STEPS((sum_k a[p, k] w[f, k] + bias[f]) scale[f], residual[p, f])
+    y[p, f] = EPILOGUE((sum_k a[p, k] w[f, k] + bias[f]) scale[f], residual[p, f])
 
-as in `kernels.gemm`: k runs over (tap row, tap column, channel), and a[p, k] is the input
-under that tap, 0 outside the picture. With few filters tensor cores read shared memory as fast as
-they multiply, and copies into it take as long again. So a program keeps the weights of its filters
-there, goes through blocks of pixels, and loads a block straight to where the left operand lies in
-registers on sm_90. There a lane holds, of each 32 of k, four at 4 (l % 4) and four 16 behind them;
-a lane loads 16 bytes side by side. Both are one if k is counted in another order:
+k runs over (tap row, tap column, channel), and a[p, k] is the input under that tap, 0 outside the
+image. With few filters tensor cores read shared memory as fast as they multiply, and copies into it
+take as long again. So a program keeps the weights of its filters in shared memory and loads blocks
+of pixels straight into registers, in the A operand layout of sm_90. There thread l of a warp has,
+of each 32 of k, four at 4 (l % 4) and four 16 behind them, but it loads 16 adjacent bytes. Both
+agree if k is permuted:
 
-    place 32 s + 16 h + 4 q + b of each 64 of k holds number 16 q + 8 s + 4 h + b
+    position 32 s + 16 h + 4 q + b of each 64 of k holds number 16 q + 8 s + 4 h + b
 
-`kernels.lanes` says the same of rows and columns. On other GPUs the results are the same.
+`kernels.mma_layout` permutes rows and columns likewise. Results on other GPUs are the same.
 
-Weights are [filter, k], k in that order and filled up with zeros to whole 64.
+Weights are [filter, k] with k in that order, padded with zeros to a multiple of 64.
 """
 
 import triton
@@ -44,8 +44,8 @@ def persistent_conv(
 ):  # fmt: skip
     """Grid: (programs). CHANNELS is a multiple of 16, TAP_ROWS * TAP_COLUMNS less than 32.
 
-    Filters are multiplied in blocks of WIDTHS columns, and k in runs of (first, count) pieces of
-    64, one or two, each run a product of its own: loads of the next are under way while it is made.
+    Filters are multiplied in blocks of WIDTHS columns. Each of RUNS is (first, count) of one or
+    two pieces, 64 of k each; the next run is loaded while the product of one is computed.
     """
     weight_blocks = ()
     sums = ()
@@ -65,16 +65,16 @@ def persistent_conv(
         left = p % OUT_WIDTH * STRIDE_W - PAD_LEFT
         corner = ((image * HEIGHT + top) * WIDTH + left) * X_PITCH
         top = tl.where(p < pixels, top, -(2**24))  # rows past the last pixel read nothing
-        seen = tl.zeros((BLOCK_M,), tl.int32)  # a bit for each tap that lies in the picture
+        tap_mask = tl.zeros((BLOCK_M,), tl.int32)  # a bit for each tap inside the image
         for i in tl.static_range(TAP_ROWS * TAP_COLUMNS):
             h = top + i // TAP_COLUMNS * DILATION_H
             w = left + i % TAP_COLUMNS * DILATION_W
-            seen |= ((h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)).to(tl.int32) << i
-        before = ()
+            tap_mask |= ((h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)).to(tl.int32) << i
+        residuals = ()
         if residual is not None:
             for i in tl.static_range(len(WIDTHS)):
                 column = _before(WIDTHS, i)
-                before += (
+                residuals += (
                     load_mma_residual(residual, p, column, pixels, None, R_PITCH, WIDTHS[i]),
                 )
 
@@ -83,35 +83,37 @@ def persistent_conv(
             pieces = ()
             for i in tl.static_range(RUNS[run][1]):
                 piece = _piece(
-                    x, corner, seen, (RUNS[run][0] + i) * 64, CHANNELS, X_PITCH, WIDTH, TAP_COLUMNS,
-                    DILATION_H, DILATION_W,
+                    x, corner, tap_mask, (RUNS[run][0] + i) * 64, CHANNELS, X_PITCH, WIDTH,
+                    TAP_COLUMNS, DILATION_H, DILATION_W,
                 )  # fmt: skip
                 pieces = pieces + (in_operand_order(in_registers(piece), BLOCK_M, WARPS),)
-            operand = _beside(pieces, BLOCK_M)
-            added = ()
+            a_tile = _beside(pieces, BLOCK_M)
+            partial_sums = ()
             for i in tl.static_range(len(WIDTHS)):
-                right = weight_blocks[i * len(RUNS) + run]
-                added = added + (tl.dot(operand, right, totals[i], out_dtype=tl.int32),)
-            totals = added
+                b_tile = weight_blocks[i * len(RUNS) + run]
+                partial_sums = partial_sums + (
+                    tl.dot(a_tile, b_tile, totals[i], out_dtype=tl.int32),
+                )
+            totals = partial_sums
         for i in tl.static_range(len(WIDTHS)):
-            other = None
+            residual_tile = None
             if residual is not None:
-                other = before[i]
+                residual_tile = residuals[i]
             store_mma(
-                totals[i], scale, other, y, p, _before(WIDTHS, i), pixels, None, Y_PITCH, EPILOGUE,
-                scalars, BLOCK_M, WIDTHS[i], WARPS,
+                totals[i], scale, residual_tile, y, p, _before(WIDTHS, i), pixels, None, Y_PITCH,
+                EPILOGUE, scalars, BLOCK_M, WIDTHS[i], WARPS,
             )  # fmt: skip
 
 
 @triton.jit
 def _piece(
-    x, corner, seen, first: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr, WIDTH,
+    x, corner, tap_mask, first: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr, WIDTH,
     TAP_COLUMNS: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
 ):  # fmt: skip
     """Return a[p, first..first + 63]; 16 side by side lie under one tap."""
     k = first + tl.arange(0, 64)
     tap = first // CHANNELS if CHANNELS % 64 == 0 else tl.max_constancy(k // CHANNELS, [16])
-    inside = (seen[:, None] >> (tap if CHANNELS % 64 == 0 else tap[None, :]) & 1) != 0
+    inside = (tap_mask[:, None] >> (tap if CHANNELS % 64 == 0 else tap[None, :]) & 1) != 0
     row, column = tap // TAP_COLUMNS * DILATION_H, tap % TAP_COLUMNS * DILATION_W
     at = (row * WIDTH + column) * X_PITCH + k % CHANNELS
     at = tl.max_contiguous(tl.multiple_of(at, [16]), [16])

@@ -1,14 +1,14 @@
-"""Products of INT8 whose weights stay in shared memory, for the tensor cores of sm_90.
+"""Persistent weight-stationary INT8 GEMM for sm_90, optionally a back-to-back GEMM.
 
-    y[m, n] = STEPS((sum_k a[m, k] b[n, k] + bias[n]) scale[n], residual[m, n])
-    z[m, p] = Z_STEPS((sum_n y[m, n] z_b[p, n] + z_bias[p]) z_scale[p])
+    y[m, n] = EPILOGUE((sum_k a[m, k] b[n, k] + bias[n]) scale[n], residual[m, n])
+    z[m, p] = Z_EPILOGUE((sum_n y[m, n] z_b[p, n] + z_bias[p]) z_scale[p])
 
-z is optional. A program copies the weights of RUN blocks of columns to shared memory once, and then
-makes these columns of blocks of rows, as far apart as there are programs for other rows. Copies
-bring rows and residual of the next block meanwhile. Rows of a are multiplied from registers, and
-so is y: what a lane holds of a result is what a lane holds of a left operand, if n runs in the
-order of `operand_columns`. With z, RUN is all columns. BLOCK_N is 64, BLOCK_K is DEPTH or more,
-BLOCK_Z is 64 or 128 and Z_COLUMNS or more. `numbers` holds NUMBERS.
+z is optional. A program copies the weights of RUN blocks of columns to shared memory once. Then it
+computes these columns of its blocks of rows; their distance is the number of programs with the same
+columns. Copies bring rows and residual of the next block meanwhile. Rows of a are multiplied from
+registers, and so is y: with n in the order of `operand_columns`, the accumulator layout of a thread
+is its layout of the A operand. With z, RUN covers all columns. BLOCK_N is 64, BLOCK_K is DEPTH or
+more, BLOCK_Z is 64 or 128 and Z_COLUMNS or more. `scalars` holds SCALARS numbers.
 """
 
 import triton
@@ -44,7 +44,7 @@ def persistent_gemm(
     WARPS: tl.constexpr, RUN: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_Z: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (programs); each makes blocks of rows."""
+    """Grid: (programs); each computes blocks of rows."""
     k = tl.arange(0, BLOCK_K)
     RUNS: tl.constexpr = (COLUMNS + RUN * BLOCK_N - 1) // (RUN * BLOCK_N)
     LIMIT: tl.constexpr = None if COLUMNS % (RUN * BLOCK_N) == 0 else COLUMNS
@@ -56,26 +56,26 @@ def persistent_gemm(
     z_weights = ()
     for i in tl.static_range(RUN):
         column = first + i * BLOCK_N + mma_columns(BLOCK_N)
-        wanted = (k < DEPTH)[:, None] & (column < COLUMNS)[None, :]
-        place = k[:, None] + column[None, :] * B_COLUMN
-        weights = weights + (tl.load(b + place, mask=wanted, other=0),)
+        in_bounds = (k < DEPTH)[:, None] & (column < COLUMNS)[None, :]
+        offset = k[:, None] + column[None, :] * B_COLUMN
+        weights = weights + (tl.load(b + offset, mask=in_bounds, other=0),)
         if z_b is not None:
             column = i * BLOCK_N + operand_columns()
-            wanted = (z_column < Z_COLUMNS)[None, :] & (column < COLUMNS)[:, None]
-            place = z_column[None, :] * Z_B_COLUMN + column[:, None]
-            z_weights = z_weights + (tl.load(z_b + place, mask=wanted, other=0),)
+            in_bounds = (z_column < Z_COLUMNS)[None, :] & (column < COLUMNS)[:, None]
+            offset = z_column[None, :] * Z_B_COLUMN + column[:, None]
+            z_weights = z_weights + (tl.load(z_b + offset, mask=in_bounds, other=0),)
     blocks = (rows + BLOCK_M - 1) // BLOCK_M
     program = tl.program_id(0) // RUNS
     for block in tl.range(program, blocks, tl.num_programs(0) // RUNS, num_stages=STAGES):
         row = block * BLOCK_M + mma_rows(BLOCK_M, WARPS)
         m = block * BLOCK_M + tl.arange(0, BLOCK_M)
-        begin = row_places(row, A_ROW, A_PICTURE)
+        row_start = row_places(row, A_ROW, A_PICTURE)
         present = (row < rows)[:, None] & (k < DEPTH)[None, :]
-        left = in_registers(tl.load(a + begin[:, None] + k[None, :], mask=present, other=0))
+        a_tile = in_registers(tl.load(a + row_start[:, None] + k[None, :], mask=present, other=0))
         if residual is not None:
-            before = ()
+            residuals = ()
             for i in tl.static_range(RUN):
-                before = before + (
+                residuals = residuals + (
                     load_int8x4(residual, m, first + i * BLOCK_N, rows, LIMIT, R_PITCH),
                 )
         if z_b is not None:
@@ -83,16 +83,18 @@ def persistent_gemm(
         for i in tl.static_range(RUN):
             n = first + i * BLOCK_N
             total = first_sums(bias, n + mma_columns(BLOCK_N), LIMIT, BLOCK_M, BLOCK_N)
-            total = tl.dot(left, weights[i], total, out_dtype=tl.int32)
+            total = tl.dot(a_tile, weights[i], total, out_dtype=tl.int32)
             total = in_memory_order(total, BLOCK_M, WARPS)
-            other = None
+            residual_tile = None
             if residual is not None:
-                other = before[i]
-            made = apply_epilogue_int8x4(total, scale, other, n, LIMIT, EPILOGUE, scalars, BLOCK_M)
-            store_int8x4(y, made, m, n, rows, LIMIT, Y_PITCH)
+                residual_tile = residuals[i]
+            packed = apply_epilogue_int8x4(
+                total, scale, residual_tile, n, LIMIT, EPILOGUE, scalars, BLOCK_M
+            )
+            store_int8x4(y, packed, m, n, rows, LIMIT, Y_PITCH)
             if z_b is not None:
-                made = in_operand_order(unpack_int8x4(made, BLOCK_M), BLOCK_M, WARPS)
-                z_total = tl.dot(made, z_weights[i], z_total, out_dtype=tl.int32)
+                y_tile = in_operand_order(unpack_int8x4(packed, BLOCK_M), BLOCK_M, WARPS)
+                z_total = tl.dot(y_tile, z_weights[i], z_total, out_dtype=tl.int32)
         if z_b is not None:
             store_mma(
                 z_total, z_scale, None, z, m, 0, rows, Z_LIMIT, Z_PITCH, Z_EPILOGUE, z_scalars,

@@ -1,12 +1,12 @@
-"""Products of INT8 with little depth, for the tensor cores of sm_90: strips of rows.
+"""INT8 GEMM of small depth for the tensor cores of sm_90: a program computes a row panel.
 
-    y[m, n] = STEPS((sum_k a[m, k] b[n, k] + bias[n]) scale[n], residual[m, n])
+    y[m, n] = EPILOGUE((sum_k a[m, k] b[n, k] + bias[n]) scale[n], residual[m, n])
 
-A program reads a block of rows once, with all their depth, and multiplies it with RUN blocks of
-columns, one after the other. Copies to shared memory bring weights and residual of the next blocks
-while the sums of one are scaled and rounded: a product of so few steps has no other time for it.
-BLOCK_K is DEPTH or more. `numbers` holds NUMBERS of them. WORDS: results are made as
-`kernels.words` says, of blocks of 64 columns.
+A program loads a block of rows once, with its whole depth, and multiplies it by RUN blocks of
+columns in turn. Copies to shared memory bring weights and residual of the next blocks while the
+epilogue of one runs: a main loop of so few steps hides no loads. BLOCK_K is DEPTH or more,
+`scalars` holds SCALARS numbers. With INT8X4 the epilogue stores packed int8x4, as
+`kernels.int8x4` says, and BLOCK_N is 64.
 """
 
 import triton
@@ -39,7 +39,7 @@ def row_panel_gemm(
     k = tl.arange(0, BLOCK_K)
     row = m + mma_rows(BLOCK_M, WARPS)
     present = (row < rows)[:, None] & (k < DEPTH)[None, :]
-    left = tl.load(a + row[:, None] * A_ROW + k[None, :], mask=present, other=0)
+    a_tile = tl.load(a + row[:, None] * A_ROW + k[None, :], mask=present, other=0)
     m += tl.arange(0, BLOCK_M)
     WHOLE: tl.constexpr = COLUMNS % (RUN * BLOCK_N) == 0
     LIMIT: tl.constexpr = None if WHOLE else COLUMNS
@@ -47,22 +47,24 @@ def row_panel_gemm(
     for block in tl.range(RUN, num_stages=STAGES):
         n = first + block * BLOCK_N
         column = n + mma_columns(BLOCK_N)
-        wanted = (k < DEPTH)[:, None]
+        in_bounds = (k < DEPTH)[:, None]
         if not WHOLE:
-            wanted = wanted & (column < COLUMNS)[None, :]
-        right = tl.load(b + k[:, None] + column[None, :] * B_COLUMN, mask=wanted, other=0)
+            in_bounds = in_bounds & (column < COLUMNS)[None, :]
+        b_tile = tl.load(b + k[:, None] + column[None, :] * B_COLUMN, mask=in_bounds, other=0)
         if INT8X4:
-            before = load_int8x4(residual, m, n, rows, LIMIT, R_PITCH)
+            residuals = load_int8x4(residual, m, n, rows, LIMIT, R_PITCH)
         else:
-            before = load_mma_residual(residual, m, n, rows, LIMIT, R_PITCH, BLOCK_N)
+            residuals = load_mma_residual(residual, m, n, rows, LIMIT, R_PITCH, BLOCK_N)
         total = first_sums(bias, column, LIMIT, BLOCK_M, BLOCK_N)
-        total = tl.dot(left, right, total, out_dtype=tl.int32)
+        total = tl.dot(a_tile, b_tile, total, out_dtype=tl.int32)
         if INT8X4:
             total = in_memory_order(total, BLOCK_M, WARPS)
-            made = apply_epilogue_int8x4(total, scale, before, n, LIMIT, EPILOGUE, scalars, BLOCK_M)
-            store_int8x4(y, made, m, n, rows, LIMIT, Y_PITCH)
+            packed = apply_epilogue_int8x4(
+                total, scale, residuals, n, LIMIT, EPILOGUE, scalars, BLOCK_M
+            )
+            store_int8x4(y, packed, m, n, rows, LIMIT, Y_PITCH)
         else:
             store_mma(
-                total, scale, before, y, m, n, rows, LIMIT, Y_PITCH, EPILOGUE, scalars,
+                total, scale, residuals, y, m, n, rows, LIMIT, Y_PITCH, EPILOGUE, scalars,
                 BLOCK_M, BLOCK_N, WARPS,
             )  # fmt: skip
