@@ -287,7 +287,7 @@ def _scattered(
     for maps, row, column in np.ndindex(*corner.shape):
         order[corner[maps, row, column]] = maps, row, column
     rows, columns = (np.arange(size * block) for size in came[2:])
-    wanted = np.stack(
+    expected = np.stack(
         np.broadcast_arrays(
             corner[:, rows[:, None] % block, columns[None, :] % block],
             rows[:, None] // block,
@@ -295,4 +295,4 @@ def _scattered(
         ),
         axis=-1,
     )
-    return _scatter_blocks(rewriter, source, order) if np.array_equal(places, wanted) else None
+    return _scatter_blocks(rewriter, source, order) if np.array_equal(places, expected) else None

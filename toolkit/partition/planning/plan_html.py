@@ -67,7 +67,7 @@ def plan_html(shared: SharedPlan, advice: Mapping[str, Sequence[Advice]]) -> str
 
 
 def _nodes(plan: Plan) -> str:
-    """Return every node with its place and reason, folded away at first."""
+    """Return a collapsed table of every node with its processor and reason."""
     rows = "".join(
         f"<tr><td>{escape(row.node)}<td>{escape(row.op)}<td>{row.segment}"
         f"<td class=n>{row.predicted_us:.1f}<td>{escape(row.rule)}<td>{escape(row.reason)}"
