@@ -66,10 +66,10 @@ def _measured(job: BuildJob, data: Source) -> Calibrated:
     options, profile = job.options, job.target.profile
     prepared = prepare(job.graph, profile, job.plan)
     idle = _idle(prepared, job)
-    how = replace(options.ranges, on_gpu=profile.gpu is not None and profile.dla is None)
+    range_options = replace(options.ranges, on_gpu=profile.gpu is not None and profile.dla is None)
     if options.precision == "best":
-        how = best_options(how, prepared.model, idle)
-    ranges = measure_ranges(prepared.model, data, job.imported.sha256, how, job.report)
+        range_options = best_options(range_options, prepared.model, idle)
+    ranges = measure_ranges(prepared.model, data, job.imported.sha256, range_options, job.report)
     if options.save_table is not None:
         write_table(Path(options.save_table), ranges.table)
     prepared = replace(prepared, model=ranges.model)

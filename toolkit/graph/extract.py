@@ -43,14 +43,14 @@ def extract_segments(
     Constant nodes have no place in a plan; they go where they are read first.
     """
     reads = {node: values_read(node) for node in model.graph}
-    homes = _homes(reads, segment_of, names)
+    node_segments = _homes(reads, segment_of, names)
     members: dict[str, list[ir.Node]] = {name: [] for name in names}
     leaving: set[ir.Value] = set(model.graph.outputs)
-    for node, segment in homes.items():
+    for node, segment in node_segments.items():
         members[segment].append(node)
         for value in reads[node]:
             maker = value.producer()
-            if maker is not None and homes[maker] != segment:
+            if maker is not None and node_segments[maker] != segment:
                 leaving.add(value)
     return tuple(_extract(model, name, nodes, reads, leaving) for name, nodes in members.items())
 
@@ -60,15 +60,19 @@ def _homes(
 ) -> dict[ir.Node, str]:
     """Return the segment of each node; a node without one joins its first reader."""
     rank = {name: index for index, name in enumerate(names)}
-    homes: dict[ir.Node, str] = {}
+    node_segments: dict[ir.Node, str] = {}
     for node in reversed(reads):  # readers come after what they read
         segment = segment_of.get(str(node.name))
         if segment is None:
-            readers = [homes[r] for r in homes if any(v.producer() is node for v in reads[r])]
+            readers = [
+                node_segments[r]
+                for r in node_segments
+                if any(v.producer() is node for v in reads[r])
+            ]
             segment = min(readers, key=rank.__getitem__, default=None)
         if segment is not None:
-            homes[node] = segment
-    return {node: homes[node] for node in reads if node in homes}
+            node_segments[node] = segment
+    return {node: node_segments[node] for node in reads if node in node_segments}
 
 
 def values_read(node: ir.Node) -> list[ir.Value]:

@@ -140,7 +140,7 @@ def views(graph: ir.Graph, shapes: Mapping[str, Shape] | None = None) -> tuple[N
 
 def _topological(graph: ir.Graph) -> list[ir.Node]:
     nodes = list(graph)
-    place = {id(node): index for index, node in enumerate(nodes)}
+    position = {id(node): index for index, node in enumerate(nodes)}
     producer_of = {value.name: node for node in nodes for value in node.outputs if value.name}
     order: list[ir.Node] = []
     state: dict[int, bool] = {}
@@ -154,7 +154,7 @@ def _topological(graph: ir.Graph) -> list[ir.Node]:
                     id(producer_of[n]): producer_of[n] for n in _reads(node) if n in producer_of
                 }
                 todo = [p for p in parents.values() if id(p) not in state]
-                stack.extend(sorted(todo, key=lambda p: -place[id(p)]))
+                stack.extend(sorted(todo, key=lambda p: -position[id(p)]))
             else:
                 stack.pop()
                 if not state[id(node)]:

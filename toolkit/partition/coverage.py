@@ -183,8 +183,8 @@ def place_in_pieces(
     placements: Iterable[NodePlacement], pieces: Iterable[Piece]
 ) -> tuple[NodePlacement, ...]:
     """Return the plan's rows with the piece of each node."""
-    home = {node: piece.segment.name for piece in pieces for node in piece.segment.nodes}
-    return tuple(structs.replace(row, segment=home[row.node]) for row in placements)
+    segment_of = {node: piece.segment.name for piece in pieces for node in piece.segment.nodes}
+    return tuple(structs.replace(row, segment=segment_of[row.node]) for row in placements)
 
 
 def coverage_notes(pieces: Iterable[Piece], manifest: Manifest) -> tuple[str, ...]:
@@ -230,7 +230,7 @@ def _parts(
     segment: PlannedSegment, views: Sequence[NodeView], portable: set[str]
 ) -> tuple[PlannedSegment, ...]:
     """Return the fewest parts: portable ones on the "cpu", others on the "gpu"."""
-    home: dict[str, Processor] = {
+    processor_of: dict[str, Processor] = {
         node: "cpu" if node in portable else "gpu" for node in segment.nodes
     }
     readers: dict[str, list[str]] = {}
@@ -239,7 +239,7 @@ def _parts(
             readers.setdefault(tensor, []).append(view.name)
     network = Network(
         segment.name,
-        tuple(Task(node, {home[node]: 0.0}) for node in segment.nodes),
+        tuple(Task(node, {processor_of[node]: 0.0}) for node in segment.nodes),
         tuple(
             Flow(output.name, view.name, tuple(readers[output.name]))
             for view in views
@@ -247,7 +247,7 @@ def _parts(
             if output.name in readers
         ),
     )
-    cut = segments_of(network, home, {})
+    cut = segments_of(network, processor_of, {})
     return tuple(
         PlannedSegment(f"{segment.name}.{number}", part.processor, part.tasks)
         for number, part in enumerate(cut)

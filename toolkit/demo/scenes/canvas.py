@@ -89,8 +89,8 @@ class Canvas:
         for number in range(1, len(self.areas)):
             if self.visible[number] < max(MIN_VISIBLE * self.areas[number], 1):
                 continue
-            mine = self.owner == number
-            rows, columns = np.flatnonzero(mine.any(axis=1)), np.flatnonzero(mine.any(axis=0))
+            owned = self.owner == number
+            rows, columns = np.flatnonzero(owned.any(axis=1)), np.flatnonzero(owned.any(axis=0))
             corners = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
             boxes.append(Box(self.classes[number], *(float(v) for v in corners)))
         return tuple(boxes)

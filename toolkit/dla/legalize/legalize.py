@@ -175,7 +175,7 @@ class _DlaTarget:
         self._rewriter.roll_back()
 
     def decline(self, rule: Rewrite, node: ir.Node, reason: Reason) -> None:
-        """Record the reason for all nodes of the attempt; none of them is tried again."""
+        """Record the reason for all nodes of the attempt; the rule skips them in this round."""
         self._failed |= {(rule.id, member): reason for member in self._rewriter.replaced}
         self._note_declined(rule, node, reason)
 

@@ -74,10 +74,10 @@ def formulate(
         shared = _shares(price, own)
         shares += shared
         extra |= _extra(group, own, shared, off_dla)
-    home = {v.name: kernel.head.name for kernel in kernels for v in kernel.nodes}
+    task_of = {v.name: kernel.head.name for kernel in kernels for v in kernel.nodes}
     tasks = tuple(_tasks(kernels, off_dla, {**prices, first: shares}, costs))
     ends = frozenset(outputs) if first == "gpu" else None
-    flows = tuple(_flows(views, home, ends, costs, extra))
+    flows = tuple(_flows(views, task_of, ends, costs, extra))
     nodes = {kernel.head.name: kernel.nodes for kernel in kernels}
     return Formulated(Network(name, tasks, flows, rate_hz), nodes)
 
@@ -168,7 +168,7 @@ def _batch_lane(view: NodeView) -> str:
 
 def _flows(
     views: Sequence[NodeView],
-    home: Mapping[str, str],
+    task_of: Mapping[str, str],
     outputs: frozenset[str] | None,
     costs: CostModel,
     extra: Mapping[str, CrossingCost],
@@ -180,8 +180,8 @@ def _flows(
     readers: dict[str, list[str]] = {}
     for view in views:
         for name in view.reads:
-            readers.setdefault(name, []).append(home[view.name])
-    producer_of: dict[str, str] = {t.name: home[v.name] for v in views for t in v.outputs}
+            readers.setdefault(name, []).append(task_of[view.name])
+    producer_of: dict[str, str] = {t.name: task_of[v.name] for v in views for t in v.outputs}
     tensors: dict[str, TensorView] = {
         t.name: t for v in views for t in (*v.activations, *v.outputs)
     }

@@ -149,12 +149,12 @@ def _stayed(
     placed = solution.placement[candidate.name]
     network = formulated.network
     # Only for telling islands apart: "cpu" marks what could move.
-    homes: list[Processor] = [
+    markers: list[Processor] = [
         "cpu" if placed[t.name] == "gpu" and "dla0" in t.time_us else placed[t.name]
         for t in network.tasks
     ]
     reasons: dict[str, str] = {}
-    for piece in components(graph_of(network), homes, "cpu"):
+    for piece in components(graph_of(network), markers, "cpu"):
         tasks = [network.tasks[index] for index in piece]
         nodes = [view.name for task in tasks for view in formulated.nodes[task.name]]
         moved: dict[str, Processor] = {**placed, **{task.name: "dla0" for task in tasks}}

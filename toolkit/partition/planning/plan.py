@@ -285,11 +285,11 @@ def _kernel_costs(
     candidate: Candidate, placed: Placed
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return time and energy by node; the first node of a kernel carries the whole cost."""
-    homes = placed.solution.placement[candidate.name]
+    processor_of = placed.solution.placement[candidate.name]
     times, energies = {}, {}
     for task in placed.formulated[candidate.name].network.tasks:
-        times[task.name] = task.time_us[homes[task.name]]
-        energies[task.name] = task.energy_mj.get(homes[task.name], 0.0)
+        times[task.name] = task.time_us[processor_of[task.name]]
+        energies[task.name] = task.energy_mj.get(processor_of[task.name], 0.0)
     return times, energies
 
 
@@ -358,12 +358,12 @@ def _segment_costs(
 
 
 def _refusals(
-    home: Mapping[str, PlannedSegment], candidate: Candidate, placed: Placed
+    segment_of: Mapping[str, PlannedSegment], candidate: Candidate, placed: Placed
 ) -> tuple[Refusal, ...]:
     """Group the nodes that are not on the DLA by rule and hint (and operator, where it decides)."""
     groups: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
     for view in candidate.views:
-        processor = home[view.name].processor
+        processor = segment_of[view.name].processor
         if not processor.startswith("dla"):
             rule, reason, hint = _why(view.name, processor, candidate, placed)
             op = view.op if rule.startswith("op.") else ""

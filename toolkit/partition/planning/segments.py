@@ -16,15 +16,15 @@ def find_crossings(
 
     `segments` are in running order and hold every node of `views`.
     """
-    home = {node: segment for segment in segments for node in segment.nodes}
+    segment_of = {node: segment for segment in segments for node in segment.nodes}
     rank = {segment.name: index for index, segment in enumerate(segments)}
     readers: dict[str, list[PlannedSegment]] = {}
     for view in views:
         for tensor in view.reads:
-            readers.setdefault(tensor, []).append(home[view.name])
+            readers.setdefault(tensor, []).append(segment_of[view.name])
     crossings = []
-    for view in sorted(views, key=lambda view: rank[home[view.name].name]):
-        source = home[view.name]
+    for view in sorted(views, key=lambda view: rank[segment_of[view.name].name]):
+        source = segment_of[view.name]
         for output in view.outputs:
             users = [s for s in readers.get(output.name, ()) if s.processor != source.processor]
             targets = tuple(sorted({s.name for s in users}, key=rank.__getitem__))
