@@ -26,11 +26,11 @@ class PluginError(TandemError):
 
 
 def first_line(err: BaseException) -> str:
-    """Return what a library says of an error, without its own source files and signatures."""
+    """Return the message of a library's error without source paths and C++ signatures."""
     text = next((line.strip() for line in str(err).splitlines() if line.strip()), "")
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
-    if found := _CPP_PLACE.search(text):
-        text = text[: found.start()] + _after_signature(text[found.end() :])
+    if match := _CPP_PLACE.search(text):
+        text = text[: match.start()] + _after_signature(text[match.end() :])
     return re.sub(r"\s+", " ", text).strip()[:300] or type(err).__name__
 
 
@@ -39,9 +39,9 @@ _CPP_PLACE = re.compile(r"/\S+\.(?:cc|cpp|h|hpp):\d+:? ")
 
 def _after_signature(text: str) -> str:
     """Drop the C++ function that a message begins with, up to its balanced closing bracket."""
-    said = re.sub(r"^.*Assertion `.*` failed: ", "", text)
-    if said != text:
-        return said
+    message = re.sub(r"^.*Assertion `.*` failed: ", "", text)
+    if message != text:
+        return message
     depth = 0
     for index, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")

@@ -1,4 +1,4 @@
-"""The machine that `tandem doctor` looks at: every question to the outside, in one value.
+"""The machine that `tandem doctor` looks at: all access to the outside in one value.
 
 Probes take a `Machine` and ask nothing else, so that tests can hand them a Jetson.
 """
@@ -58,9 +58,9 @@ class Machine:
             return ""
 
     def first(self, *patterns: str) -> str:
-        """Find the first path below the root that matches a pattern, "" when none does."""
-        found = (path for pattern in patterns for path in sorted(self.root.glob(pattern)))
-        return str(next(found, ""))
+        """Return the first path below the root that matches a pattern, "" without a match."""
+        matches = (path for pattern in patterns for path in sorted(self.root.glob(pattern)))
+        return str(next(matches, ""))
 
 
 def this_machine() -> Machine:

@@ -62,9 +62,9 @@ def _placed(order: Sequence[Lifetime]) -> MemoryPlan:
 
 def _lowest_offset(life: Lifetime, placed: list[tuple[Lifetime, int]]) -> int:
     busy = sorted(
-        (offset, offset + other.bytes)
-        for other, offset in placed
-        if other.first <= life.last and life.first <= other.last
+        (offset, offset + neighbour.bytes)
+        for neighbour, offset in placed
+        if neighbour.first <= life.last and life.first <= neighbour.last
     )
     offset = 0
     for start, end in busy:

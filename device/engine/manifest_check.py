@@ -125,17 +125,17 @@ def _tensors(facts: Facts) -> Iterator[str]:
 
 
 def _given_dims(facts: Facts) -> Iterator[str]:
-    given: set[object] = set()
+    input_dims: set[object] = set()
     for name in facts.manifest.inputs:
         if name not in facts.tensors:
             yield f"inputs: {name!r} is not among the tensors"
             return
         if None in facts.tensors[name].shape:
             yield f"input {name!r} has a dimension of unknown size; give it a number or a name"
-        given.update(facts.tensors[name].shape)
+        input_dims.update(facts.tensors[name].shape)
     for tensor in facts.manifest.tensors:
         for dim in tensor.shape:
-            if isinstance(dim, str) and dim not in given:
+            if isinstance(dim, str) and dim not in input_dims:
                 yield f"tensor {tensor.name!r} uses the dimension {dim!r}, which no input sets"
 
 

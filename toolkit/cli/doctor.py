@@ -57,7 +57,7 @@ def examine(
         host, port = broker
         check = Check(
             name=f"broker {host}:{port}",
-            probe=lambda asked: probes.broker(asked, host, port),
+            probe=lambda probed: probes.broker(probed, host, port),
             needed_for=(job,),
             helps=(),
             why="events, updates and fleet commands travel over MQTT",

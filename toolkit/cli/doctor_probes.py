@@ -29,7 +29,7 @@ ELEMENTS: tuple[tuple[str, str, str, bool], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a probe; a `fix` that is not empty replaces that of the check."""
+    """The result of a probe; a non-empty `fix` replaces the check's."""
 
     status: Status
     found: str
@@ -66,14 +66,14 @@ def _profile(compatible: str) -> Profile | None:
     for profile in sorted(list_profiles(), key=lambda each: not each.name.endswith("-super")):
         numbers = re.findall(r"(p\d{4}-)(\d{4})((?:/\d{4})*)", profile.part)
         suffix = "-super" if profile.name.endswith("-super") else ""
-        for board, first, others in numbers:
-            if any(f"{board}{sku}{suffix}" in parts for sku in (first + others).split("/")):
+        for board, first, more_skus in numbers:
+            if any(f"{board}{sku}{suffix}" in parts for sku in (first + more_skus).split("/")):
                 return profile
     return None
 
 
 def python(machine: Machine) -> Finding:
-    """Compare the running Python with the oldest that Tandem takes."""
+    """Compare the running Python with the oldest supported one."""
     version = ".".join(map(str, machine.python))
     return Finding("ok" if machine.python >= (3, 10) else "missing", version)
 
@@ -101,9 +101,9 @@ def jetson(machine: Machine) -> Finding:
         return Finding("missing", "not a Jetson")
     profile = board.profile.name if board.profile else "no shipped profile"
     jetpack = f"JetPack {board.jetpack}" if board.jetpack else "JetPack not known"
-    found = f"{board.model}: {profile}, L4T {board.l4t or 'not known'} ({jetpack})"
+    summary = f"{board.model}: {profile}, L4T {board.l4t or 'not known'} ({jetpack})"
     known = board.profile is not None and board.jetpack in board.profile.jetpacks
-    return Finding("ok" if known else "warning", found)
+    return Finding("ok" if known else "warning", summary)
 
 
 def driver(machine: Machine) -> Finding:
@@ -131,23 +131,25 @@ def tensorrt(machine: Machine) -> Finding:
 def dla(machine: Machine) -> Finding:
     """Compare the DLA cores that TensorRT sees with those that the board's profile promises."""
     profile = board_of(machine).profile
-    asked = machine.isolated("tensorrt_module") if machine.module("tensorrt") else None
+    library = machine.isolated("tensorrt_module") if machine.module("tensorrt") else None
     if profile is None:
-        cores = asked["dla_cores"] if asked else "0"
+        cores = library["dla_cores"] if library else "0"
         return Finding("missing" if cores == "0" else "ok", f"{cores} cores")
     promised = profile.dla_cores
-    if asked is None:
+    if library is None:
         return Finding("ok", f"{promised} by profile {profile.name}; no TensorRT here to ask")
-    if int(asked["dla_cores"]) == promised:
+    if int(library["dla_cores"]) == promised:
         return Finding("ok", f"{promised}, as profile {profile.name} says")
-    found = f"TensorRT {asked['version']} sees {asked['dla_cores']}, {profile.name} has {promised}"
-    if dla_era(asked["version"]) == "none":
+    mismatch = (
+        f"TensorRT {library['version']} sees {library['dla_cores']}, {profile.name} has {promised}"
+    )
+    if dla_era(library["version"]) == "none":
         return Finding(
             "warning",
-            found,
+            mismatch,
             "TensorRT 10.8 to 11.3 know no DLA on Jetson: flash JetPack 6.2 or, on AGX Orin, 7.2.2",
         )
-    return Finding("warning", found)
+    return Finding("warning", mismatch)
 
 
 def dla_compiler(machine: Machine) -> Finding:
@@ -165,16 +167,16 @@ def opencv(machine: Machine) -> Finding:
     if loaded is None:
         state = "does not load" if machine.module("cv2") else "not installed"
         return Finding("missing", state)
-    found = f"{loaded['version']}, GStreamer: {loaded['gstreamer']}"
+    summary = f"{loaded['version']}, GStreamer: {loaded['gstreamer']}"
     system = machine.first("usr/lib/python3*/dist-packages/cv2*")
     if system and "/dist-packages/" not in loaded["file"]:
         return Finding(
             "warning",
-            f"{found}; the pip wheel at {loaded['file']} hides {system}",
+            f"{summary}; the pip wheel at {loaded['file']} hides {system}",
             "pip uninstall opencv-python opencv-python-headless "
             "(and a venv with --system-site-packages)",
         )
-    return Finding("ok", found)
+    return Finding("ok", summary)
 
 
 def gstreamer(machine: Machine) -> Finding:
@@ -186,25 +188,27 @@ def gstreamer(machine: Machine) -> Finding:
 def elements(machine: Machine) -> Finding:
     """Look for the GStreamer elements that pipelines use."""
     jetson = bool(board_of(machine).model)
-    asked = [row for row in ELEMENTS if jetson or not row[3]]
+    expected = [row for row in ELEMENTS if jetson or not row[3]]
     absent = [
-        row for row in asked if machine.command(("gst-inspect-1.0", "--exists", row[0])) is None
+        row for row in expected if machine.command(("gst-inspect-1.0", "--exists", row[0])) is None
     ]
     if not absent:
-        return Finding("ok", ", ".join(row[0] for row in asked))
-    found = ", ".join(f"no {name} ({purpose})" for name, purpose, _, _ in absent)
+        return Finding("ok", ", ".join(row[0] for row in expected))
+    missing = ", ".join(f"no {name} ({purpose})" for name, purpose, _, _ in absent)
     packages = " ".join(dict.fromkeys(row[2] for row in absent))
-    return Finding("warning", found, f"sudo apt-get install {packages}")
+    return Finding("warning", missing, f"sudo apt-get install {packages}")
 
 
 def module(*names: str) -> Callable[[Machine], Finding]:
-    """Build a probe that wants every one of some Python modules."""
+    """Build a probe that requires all of these Python modules."""
 
     def probe(machine: Machine) -> Finding:
         modules = {name: machine.module(name) for name in names}
-        found = [f"{name} {module.version}".rstrip() for name, module in modules.items() if module]
+        present = [
+            f"{name} {module.version}".rstrip() for name, module in modules.items() if module
+        ]
         absent = [f"no {name}" for name, module in modules.items() if not module]
-        return Finding("missing" if absent else "ok", ", ".join(found + absent))
+        return Finding("missing" if absent else "ok", ", ".join(present + absent))
 
     return probe
 

@@ -46,11 +46,11 @@ def manifest_text(manifest: Manifest) -> str:
     return "\n".join(lines)
 
 
-def _kernels(one: Cuda) -> str:
-    tactics = sum(len(work.tactics) for work in one.works)
+def _kernels(cuda: Cuda) -> str:
+    tactics = sum(len(work.tactics) for work in cuda.works)
     return (
-        f"  kernels for sm_{one.sm}: {len(one.works)} pieces of work, {tactics} tactics, "
-        f"{len(one.kernels)} kernels; workspace {one.workspace_bytes / 2**20:.2f} MiB"
+        f"  kernels for sm_{cuda.sm}: {len(cuda.works)} pieces of work, {tactics} tactics, "
+        f"{len(cuda.kernels)} kernels; workspace {cuda.workspace_bytes / 2**20:.2f} MiB"
     )
 
 

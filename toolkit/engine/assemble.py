@@ -123,9 +123,9 @@ def _crossings(
     for piece in lowered:
         for tensor in piece.outputs:
             targets = tuple(
-                other.name
-                for other in lowered
-                if tensor in other.inputs and processor[other.name] != processor[piece.name]
+                reader.name
+                for reader in lowered
+                if tensor in reader.inputs and processor[reader.name] != processor[piece.name]
             )
             if targets:
                 crossings.append(
@@ -146,7 +146,7 @@ def _memory(
             size = sizes[tensor]
             if not size:  # unknown before running, or empty
                 continue
-            readers = [index for index, other in enumerate(lowered) if tensor in other.inputs]
+            readers = [index for index, reader in enumerate(lowered) if tensor in reader.inputs]
             last = end if tensor in outputs else max(readers, default=first)
             lives.append(Lifetime(tensor, size, first, last))
     return plan_memory(lives)

@@ -66,7 +66,7 @@ __all__ = ["BuildOptions", "BuildResult", "Progress", "build_engine"]
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """The engine that was written, and everything to say about it.
+    """The engine that was written, and the report about it.
 
     `kept`: the nodes of an INT8 engine that stay in floating point, with the reasons. `gpu`: the
     kernels and the memory of each segment that has any.
@@ -125,7 +125,7 @@ def build_engine(
         calibration=calibrated.ranges,
         scale_rules=scale_rules,
         kept=calibrated.kept(),
-        gpu=tuple(report_segment(name, one) for name, one in covered.gpu.segments.items()),
+        gpu=tuple(report_segment(name, segment) for name, segment in covered.gpu.segments.items()),
     )
 
 
@@ -144,7 +144,7 @@ def plan_nodes(calibrated: Calibrated, job: BuildJob) -> Plan:
 
 
 def unified_ranges(calibrated: Calibrated, plan: Plan) -> UnifiedRanges:
-    """The ranges as DLA and GPU want them: equal where one range must serve several tensors."""
+    """Unify the ranges for DLA and GPU: tensors that must share a range get equal ones."""
     table = calibrated.table
     if table is None:
         return UnifiedRanges({}, (), ())
@@ -181,7 +181,7 @@ def _backend(job: BuildJob) -> GpuBackend | None:
 
 
 def _on_gpu(plan: Plan) -> frozenset[str]:
-    """The nodes that are planned on the GPU."""
+    """Return the nodes planned on the GPU."""
     return frozenset(node for s in plan.segments if s.processor == "gpu" for node in s.nodes)
 
 

@@ -18,7 +18,7 @@ from toolkit.quantize.ranges.table_file import fit_table, plain_notes, table_of_
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """The graph that the plan is made of, with its ranges and what to say about them.
+    """The graph to plan, with its ranges and their report.
 
     `table`: None where the precision is not INT8. `ranges`: how they were measured, None where they
     were given. `idle`: nodes that INT8 would not make faster, and why.
@@ -36,7 +36,7 @@ class Calibrated:
         return frozenset(self.table.keep_float if self.table is not None else ())
 
     def kept(self) -> dict[str, str]:
-        """Return why each of these nodes does."""
+        """Return the reason for each node in `keep_float`."""
         if self.table is None:
             return {}
         budget = self.ranges.budget if self.ranges is not None else None
@@ -62,14 +62,14 @@ def calibrate(job: BuildJob) -> Calibrated:
 
 
 def _measured(job: BuildJob, data: Source) -> Calibrated:
-    """Ranges measured over data, and written at once where that is asked for."""
+    """Measure ranges over data; write them to a table where requested."""
     options, profile = job.options, job.target.profile
     prepared = prepare(job.graph, profile, job.plan)
     idle = _idle(prepared, job)
-    how = replace(options.ranges, on_gpu=profile.gpu is not None and profile.dla is None)
+    range_options = replace(options.ranges, on_gpu=profile.gpu is not None and profile.dla is None)
     if options.precision == "best":
-        how = best_options(how, prepared.model, idle)
-    ranges = measure_ranges(prepared.model, data, job.imported.sha256, how, job.report)
+        range_options = best_options(range_options, prepared.model, idle)
+    ranges = measure_ranges(prepared.model, data, job.imported.sha256, range_options, job.report)
     if options.save_table is not None:
         write_table(Path(options.save_table), ranges.table)
     prepared = replace(prepared, model=ranges.model)
@@ -77,7 +77,7 @@ def _measured(job: BuildJob, data: Source) -> Calibrated:
 
 
 def _from_table(job: BuildJob) -> Calibrated:
-    """Ranges of a table, the model's own Q/DQ included, fitted to the rewritten graph."""
+    """Fit the ranges of a table, and of the model's Q/DQ, to the rewritten graph."""
     table, original, sha256 = job.options.table, job.imported.model, job.imported.sha256
     if job.plain is not None:
         table, original = table or table_of_plain(job.plain, sha256), job.plain.model
@@ -101,7 +101,7 @@ def _notes(job: BuildJob) -> tuple[str, ...]:
 
 
 def _idle(prepared: Prepared, job: BuildJob) -> dict[str, str]:
-    """The nodes that INT8 would not make faster, where the best precision is asked for."""
+    """Return the nodes that INT8 does not speed up, where "best" is requested."""
     if job.options.precision != "best":
         return {}
     return idle_nodes(prepared.model, job.target.profile, job.plan.power_mode)

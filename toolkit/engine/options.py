@@ -1,4 +1,4 @@
-"""What a build may be asked, and the job that its steps read."""
+"""Options of a build, and the job that its steps read."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """What a build may be asked beside the model and the profile.
+    """Options of a build beside the model and the profile.
 
     `precision` None: int8 with `data` or `table`, else fp16 (fp32 where there is no GPU). A Q/DQ
     model gives INT8 its ranges, unless there are `data`, `table` or `dummy_ranges`. "best": the

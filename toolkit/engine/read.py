@@ -18,7 +18,7 @@ from toolkit.quantize.ranges.table_file import has_qdq
 
 
 def silent(step: str, share: float) -> None:
-    """Report to nobody."""
+    """Discard progress reports."""
 
 
 def read_model(
@@ -41,10 +41,10 @@ def read_model(
 
 
 def _plain(model: ir.Model, options: BuildOptions) -> PlainModel | None:
-    """A Q/DQ model without its Q/DQ, where INT8 is asked for; None for others."""
-    wanted = options.precision in ("int8", "best")
-    wanted = wanted or (options.precision is None and _has_ranges(options))
-    return import_qdq(model, any_weight_scale=True) if wanted and has_qdq(model) else None
+    """Return a Q/DQ model without its Q/DQ where INT8 is requested; else None."""
+    wants_int8 = options.precision in ("int8", "best")
+    wants_int8 = wants_int8 or (options.precision is None and _has_ranges(options))
+    return import_qdq(model, any_weight_scale=True) if wants_int8 and has_qdq(model) else None
 
 
 def _has_ranges(options: BuildOptions) -> bool:
@@ -56,8 +56,8 @@ def _precision(
 ) -> Precision:
     has_ranges = _has_ranges(options) or (plain is not None and bool(plain.amax))
     default: Precision = "int8" if has_ranges else "fp16" if target.profile.gpu else "fp32"
-    asked = options.precision
-    precision = default if asked is None or asked == "best" else asked
+    requested = options.precision
+    precision = default if requested is None or requested == "best" else requested
     if precision != "int8":
         return precision
     if not has_ranges:

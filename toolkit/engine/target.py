@@ -1,4 +1,4 @@
-"""What an engine is built for: a profile and the JetPack on it."""
+"""The target of a build: a profile and its JetPack."""
 
 from dataclasses import dataclass
 

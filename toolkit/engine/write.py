@@ -18,7 +18,7 @@ from toolkit.errors import BuildError, first_line
 
 
 def check_destination(path: Path, model: Path) -> None:
-    """Refuse a place for the engine before the work, not after it; raises BuildError."""
+    """Check the output path before the build starts; raises BuildError."""
     if path.is_dir():
         raise BuildError(
             f"{path} is a folder; name the engine's file, such as {path / 'm.engine'}."
@@ -39,9 +39,9 @@ def write_proven(
     model: str,
     sample: Sample | None,
 ) -> None:
-    """Write the engine; it takes its name only if its segments load, and run `sample`.
+    """Write the engine under its final name once its segments load and run `sample`.
 
-    `model` is what errors call the model. Raises BuildError; nothing is left then.
+    `model` is what errors call the model. Raises BuildError and leaves no file.
     """
     unproven = path.with_name(f".{path.name}.{secrets.token_hex(4)}.unproven")
     try:
@@ -52,9 +52,9 @@ def write_proven(
         unproven.replace(path)
         sync_folder(path.parent)
     except SessionError as err:
-        said = first_line(err.__cause__) if err.__cause__ else str(err)
+        detail = first_line(err.__cause__) if err.__cause__ else str(err)
         raise BuildError(
-            f"{model} cannot be run: {said.replace(str(unproven), path.name)}"
+            f"{model} cannot be run: {detail.replace(str(unproven), path.name)}"
         ) from err
     except EngineError as err:
         cause = err.__cause__

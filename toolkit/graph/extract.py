@@ -1,4 +1,4 @@
-"""A model cut into segments, each a graph of its own, and their form as portable implementations.
+"""Extracts the segments of a model as separate graphs and serializes them as ONNX.
 
 Steps pass segments as `onnx_ir` models. `serialize_segment` writes the ONNX of one: large weights
 are entries of the engine file, once each, and the ONNX refers to them as external data; small
@@ -22,7 +22,7 @@ MAX_IR_VERSION = 10
 
 @dataclass(frozen=True, slots=True)
 class ExtractedSegment:
-    """One segment as a model of its own, which nothing changes.
+    """One segment as a separate, immutable model.
 
     `inputs` and `outputs` are tensor names; `weights` the large constants of `model` by name,
     which are entries of the engine file.
@@ -43,14 +43,14 @@ def extract_segments(
     Constant nodes have no place in a plan; they go where they are read first.
     """
     reads = {node: values_read(node) for node in model.graph}
-    homes = _homes(reads, segment_of, names)
+    node_segments = _homes(reads, segment_of, names)
     members: dict[str, list[ir.Node]] = {name: [] for name in names}
     leaving: set[ir.Value] = set(model.graph.outputs)
-    for node, segment in homes.items():
+    for node, segment in node_segments.items():
         members[segment].append(node)
         for value in reads[node]:
             maker = value.producer()
-            if maker is not None and homes[maker] != segment:
+            if maker is not None and node_segments[maker] != segment:
                 leaving.add(value)
     return tuple(_extract(model, name, nodes, reads, leaving) for name, nodes in members.items())
 
@@ -58,29 +58,35 @@ def extract_segments(
 def _homes(
     reads: dict[ir.Node, list[ir.Value]], segment_of: Mapping[str, str], names: Sequence[str]
 ) -> dict[ir.Node, str]:
-    """The segment of every node that has one, or is read."""
+    """Return the segment of each node; a node without one joins its first reader."""
     rank = {name: index for index, name in enumerate(names)}
-    homes: dict[ir.Node, str] = {}
+    node_segments: dict[ir.Node, str] = {}
     for node in reversed(reads):  # readers come after what they read
-        found = segment_of.get(str(node.name))
-        if found is None:
-            readers = [homes[r] for r in homes if any(v.producer() is node for v in reads[r])]
-            found = min(readers, key=rank.__getitem__, default=None)
-        if found is not None:
-            homes[node] = found
-    return {node: homes[node] for node in reads if node in homes}
+        segment = segment_of.get(str(node.name))
+        if segment is None:
+            readers = [
+                node_segments[r]
+                for r in node_segments
+                if any(v.producer() is node for v in reads[r])
+            ]
+            segment = min(readers, key=rank.__getitem__, default=None)
+        if segment is not None:
+            node_segments[node] = segment
+    return {node: node_segments[node] for node in reads if node in node_segments}
 
 
 def values_read(node: ir.Node) -> list[ir.Value]:
-    """What a node reads from outside itself, what its subgraphs capture included."""
+    """Return the values that a node reads, including those that its subgraphs capture."""
     inner = _subgraphs(node)
-    made = {value for graph in inner for value in graph.inputs}
-    made |= {value for graph in inner for value in graph.initializers.values()}
-    made |= {value for graph in inner for member in graph for value in member.outputs}
+    inner_values = {value for graph in inner for value in graph.inputs}
+    inner_values |= {value for graph in inner for value in graph.initializers.values()}
+    inner_values |= {value for graph in inner for member in graph for value in member.outputs}
     read = list(node.inputs)
     read += [value for graph in inner for member in graph for value in member.inputs]
     read += [value for graph in inner for value in graph.outputs]
-    return [value for value in dict.fromkeys(read) if value is not None and value not in made]
+    return [
+        value for value in dict.fromkeys(read) if value is not None and value not in inner_values
+    ]
 
 
 def serialize_segment(segment: ExtractedSegment) -> bytes:
@@ -138,8 +144,8 @@ def _extract(
 
 
 def _subgraphs(node: ir.Node) -> list[ir.Graph]:
-    """All graphs inside a node's attributes, nested ones too."""
-    found: list[ir.Graph] = []
+    """Return all graphs in a node's attributes, nested ones included."""
+    subgraphs: list[ir.Graph] = []
     for attr in node.attributes.values():
         graphs = (
             [attr.as_graph()]
@@ -149,10 +155,10 @@ def _subgraphs(node: ir.Node) -> list[ir.Graph]:
             else []
         )
         for graph in graphs:
-            found.append(graph)
+            subgraphs.append(graph)
             for inner in graph:
-                found += _subgraphs(inner)
-    return found
+                subgraphs += _subgraphs(inner)
+    return subgraphs
 
 
 def _check_boundary(segment: str, value: ir.Value) -> None:

@@ -1,4 +1,4 @@
-"""A frozen view of one node: what the rules and the costs read, with nothing left to resolve."""
+"""A frozen view of one node, fully resolved for rules and costs."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -102,9 +102,9 @@ def view(
 
     `shapes`: of tensors by name, instead of those that the graph gives them.
     """
-    other = shapes or {}
-    inputs = tuple(None if value is None else _tensor(value, other) for value in node.inputs)
-    outputs = tuple(_tensor(value, other) for value in node.outputs if value.name)
+    overrides = shapes or {}
+    inputs = tuple(None if value is None else _tensor(value, overrides) for value in node.inputs)
+    outputs = tuple(_tensor(value, overrides) for value in node.outputs if value.name)
     attributes = _attributes(node, opset if opset is not None else node.version)
     data, weight = _shape(inputs, 0), _shape(inputs, 1)
     window = resolve_window(node.op_type, dict(attributes), data, weight)
@@ -140,8 +140,8 @@ def views(graph: ir.Graph, shapes: Mapping[str, Shape] | None = None) -> tuple[N
 
 def _topological(graph: ir.Graph) -> list[ir.Node]:
     nodes = list(graph)
-    place = {id(node): index for index, node in enumerate(nodes)}
-    made = {value.name: node for node in nodes for value in node.outputs if value.name}
+    position = {id(node): index for index, node in enumerate(nodes)}
+    producer_of = {value.name: node for node in nodes for value in node.outputs if value.name}
     order: list[ir.Node] = []
     state: dict[int, bool] = {}
     for root in nodes:
@@ -150,9 +150,11 @@ def _topological(graph: ir.Graph) -> list[ir.Node]:
             node = stack[-1]
             if id(node) not in state:
                 state[id(node)] = False
-                parents = {id(made[n]): made[n] for n in _reads(node) if n in made}
+                parents = {
+                    id(producer_of[n]): producer_of[n] for n in _reads(node) if n in producer_of
+                }
                 todo = [p for p in parents.values() if id(p) not in state]
-                stack.extend(sorted(todo, key=lambda p: -place[id(p)]))
+                stack.extend(sorted(todo, key=lambda p: -position[id(p)]))
             else:
                 stack.pop()
                 if not state[id(node)]:
@@ -209,12 +211,12 @@ def _all_int(dims: Iterable[Dim]) -> bool:
 
 
 def _attributes(node: ir.Node, opset: int | None) -> tuple[tuple[str, Attribute], ...]:
-    found: dict[str, Attribute] = _defaults(node.op_type, node.domain, opset)
+    attributes: dict[str, Attribute] = _defaults(node.op_type, node.domain, opset)
     for name, attr in node.attributes.items():
         if attr.type in _PLAIN:
             value = attr.value
-            found[name] = tuple(value) if isinstance(value, (list, tuple)) else value
-    return tuple(sorted(found.items()))
+            attributes[name] = tuple(value) if isinstance(value, (list, tuple)) else value
+    return tuple(sorted(attributes.items()))
 
 
 _PLAIN = frozenset(
@@ -229,12 +231,12 @@ def _defaults(op: str, domain: str, opset: int | None) -> dict[str, Attribute]:
         schema = onnx.defs.get_schema(op, opset or newest, domain)
     except onnx.defs.SchemaError:  # an operator of another domain has no defaults to fill in
         return {}
-    found: dict[str, Attribute] = {}
+    defaults: dict[str, Attribute] = {}
     for name, attribute in schema.attributes.items():
         if attribute.default_value.name:
             value = onnx.helper.get_attribute_value(attribute.default_value)
-            found[name] = value.decode() if isinstance(value, bytes) else value
-    return found
+            defaults[name] = value.decode() if isinstance(value, bytes) else value
+    return defaults
 
 
 def _macs(
@@ -247,23 +249,27 @@ def _macs(
     """Count multiply-accumulates; an operator without a formula counts one per output element."""
     if op in MAC_FREE:
         return 0
-    made = outputs[0].elements if outputs else None
+    output_elements = outputs[0].elements if outputs else None
     data = inputs[0] if inputs else None
     weight = inputs[1] if len(inputs) > 1 else None
     if op in ("Conv", "ConvTranspose"):
         # A convolution works for each output, a transposed one for each input element.
-        moved = made if op == "Conv" else (data.elements if data is not None else None)
+        moved = output_elements if op == "Conv" else (data.elements if data is not None else None)
         taps = _known_product(weight.shape[1:]) if weight and weight.shape is not None else None
         return None if moved is None or taps is None else moved * taps
     if op in ("Gemm", "MatMul") and data is not None and data.shape:
         across = attributes.get("transA", 0) == 1
         inner = data.shape[0 if across else -1]
-        return made * inner if made is not None and isinstance(inner, int) else None
+        return (
+            output_elements * inner
+            if output_elements is not None and isinstance(inner, int)
+            else None
+        )
     if window is not None:
-        return None if made is None else made * math.prod(window.kernel)
+        return None if output_elements is None else output_elements * math.prod(window.kernel)
     if op.startswith(("Global", "Reduce")) or op == "Softmax":
         return data.elements if data is not None else None
-    return made
+    return output_elements
 
 
 def _known_product(dims: Shape) -> int | None:

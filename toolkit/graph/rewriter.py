@@ -109,20 +109,20 @@ def apply_rules(target: RewriteTarget[NodeT, RuleT], rules: Sequence[RuleT]) -> 
 def _apply(
     target: RewriteTarget[NodeT, RuleT], rule: RuleT, node: NodeT, replaced: dict[int, NodeT]
 ) -> bool:
-    """Try one rule on one node; return whether it applied. `replaced` grows by what it replaced."""
+    """Try one rule on one node; return whether it applied. Adds its old nodes to `replaced`."""
     excluded: frozenset[NodeT] = frozenset()
     while True:
         outcome = target.match(rule, node, excluded)
         if not isinstance(outcome, Replacement):
             reason = outcome
             break
-        if any(id(one) in replaced for one in outcome.replaced):
+        if any(id(member) in replaced for member in outcome.replaced):
             reason = "it includes a node that is replaced already"
             break
         refusal = target.accept(rule, outcome)
         if refusal is None:
             target.commit(rule, outcome)
-            replaced.update((id(one), one) for one in outcome.replaced)
+            replaced.update((id(member), member) for member in outcome.replaced)
             return True
         if not refusal.culprits - excluded or refusal.culprits >= set(outcome.replaced):
             reason = refusal.reason

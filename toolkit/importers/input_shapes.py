@@ -1,4 +1,4 @@
-"""The shapes of a model's inputs: whole ones as asked for, dynamic dimensions frozen or kept."""
+"""Fixes the shapes of a model's inputs: given shapes apply, other dynamic dimensions freeze."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,10 +11,10 @@ from toolkit.errors import ImportModelError
 def fix_shapes(
     model: ir.Model, path: Path, shapes: dict[str, tuple[int, ...]], kept: set[str]
 ) -> list[str]:
-    """Give every input a shape of numbers and of the dimensions that are `kept`, by name.
+    """Give every input a shape of numbers and the names in `kept`.
 
-    `shapes`: of whole inputs; a dimension of theirs has the same size in other inputs. A dynamic
-    first dimension that neither names becomes 1. Returns what was decided by itself. Raises
+    `shapes`: by input; a named dimension gets the same size in every input. Any other dynamic
+    first dimension becomes 1. Returns notes on these defaults. Raises
     ImportModelError: any other dynamic dimension, no shape, or one that does not fit; it names the
     input in the model at `path`.
     """
@@ -28,7 +28,7 @@ def fix_shapes(
             )
     frozen: dict[str, int] = {}
     # Whole shapes first: they say what is frozen in the others.
-    for name, value in sorted(inputs.items(), key=lambda one: one[0] not in shapes):
+    for name, value in sorted(inputs.items(), key=lambda item: item[0] not in shapes):
         notes += _fix_input(path, value, shapes.get(name), kept, frozen)
     if frozen or shapes:
         _rebind(model, frozen)
@@ -38,21 +38,21 @@ def fix_shapes(
 def _fix_input(
     path: Path,
     value: ir.Value,
-    wanted: tuple[int, ...] | None,
+    requested: tuple[int, ...] | None,
     kept: set[str],
     frozen: dict[str, int],
 ) -> list[str]:
     """Give one input a shape whose every dimension is a number or a kept name."""
     if value.shape is None:
-        if wanted is None:
+        if requested is None:
             raise ImportModelError(
                 f"{path.name}: input {value.name!r} has no shape; "
                 f"give one, such as --shape {value.name}=1x3x224x224."
             )
-        value.shape = ir.Shape(wanted)
+        value.shape = ir.Shape(requested)
         return []
     old = list(value.shape)
-    new = _wanted_dims(path, value, old, wanted)
+    new = _wanted_dims(path, value, old, requested)
     notes = []
     for axis, dim in enumerate(new):
         if isinstance(dim, int) or str(dim.value) in kept:
@@ -74,10 +74,10 @@ def _fix_input(
     for before, after in zip(old, new, strict=True):
         if isinstance(before, int) or not isinstance(after, int) or before.value is None:
             continue
-        if (other := frozen.setdefault(str(before.value), after)) != after:
+        if (frozen_size := frozen.setdefault(str(before.value), after)) != after:
             raise ImportModelError(
                 f"{path.name}: dimension {before.value!r} is {after} in the shape given for "
-                f"input {value.name!r} and {other} elsewhere; give it one size with --shape."
+                f"input {value.name!r} and {frozen_size} elsewhere; give it one size with --shape."
             )
     value.shape = ir.Shape(new)
     return notes
@@ -91,20 +91,20 @@ def _wanted_dims(
     path: Path,
     value: ir.Value,
     old: list[int | ir.SymbolicDim],
-    wanted: tuple[int, ...] | None,
+    requested: tuple[int, ...] | None,
 ) -> list[int | ir.SymbolicDim]:
-    if wanted is None:
+    if requested is None:
         return list(old)
-    fits = len(wanted) == len(old) and all(
+    fits = len(requested) == len(old) and all(
         not isinstance(before, int) or before == after
-        for before, after in zip(old, wanted, strict=False)
+        for before, after in zip(old, requested, strict=False)
     )
-    if not fits or min(wanted, default=1) < 1:
+    if not fits or min(requested, default=1) < 1:
         raise ImportModelError(
             f"{path.name}: input {value.name!r} has shape {_text(old)}, "
-            f"which {'x'.join(map(str, wanted))} does not fit."
+            f"which {'x'.join(map(str, requested))} does not fit."
         )
-    return list(wanted)
+    return list(requested)
 
 
 def _rebind(model: ir.Model, frozen: Mapping[str, int]) -> None:

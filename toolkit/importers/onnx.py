@@ -141,7 +141,7 @@ def _parse(data: bytes, path: Path) -> onnx.ModelProto:
 
 
 def _sort_nodes(graph: onnx.GraphProto) -> None:
-    """Put each node after those whose results it reads, as ONNX wants it.
+    """Sort the nodes topologically, as ONNX requires.
 
     onnxruntime runs any order, and its converter to FP16 writes new nodes at the end.
     """
@@ -150,7 +150,7 @@ def _sort_nodes(graph: onnx.GraphProto) -> None:
         at: {makers[name] for name in _names_read(node) if name in makers}
         for at, node in enumerate(graph.node)
     }
-    if all(before < at for at, found in needs.items() for before in found):
+    if all(before < at for at, producers in needs.items() for before in producers):
         return
     try:
         order = tuple(TopologicalSorter(needs).static_order())
@@ -174,7 +174,7 @@ def _names_read(node: onnx.NodeProto) -> Iterator[str]:
 def _at_known_opset(
     proto: onnx.ModelProto, path: Path, plugged: Collection[str]
 ) -> tuple[onnx.ModelProto, list[str]]:
-    """Return the model at TARGET_OPSET to NEWEST_RUN_OPSET where possible, and what was done."""
+    """Convert the model to TARGET_OPSET..NEWEST_RUN_OPSET where possible; return it and notes."""
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
     if opset is None:
         raise ImportModelError(f"{path.name} imports no standard ONNX opset; export it again.")
@@ -184,25 +184,27 @@ def _at_known_opset(
             f"{path.name} has opset {opset}; Tandem reads {OLDEST_OPSET} to {newest}: "
             f"export it with an opset in that range."
         )
-    wanted = min(max(opset, TARGET_OPSET), NEWEST_RUN_OPSET)
-    if opset == wanted:
+    target_opset = min(max(opset, TARGET_OPSET), NEWEST_RUN_OPSET)
+    if opset == target_opset:
         return proto, []
     # The converter drops functions. Those of plugins come in the place of the model's own later.
     plain = ir.to_proto(_inlined(proto, path, plugged)) if proto.functions else proto
     try:
-        converted = _converted(plain, wanted)
+        converted = _converted(plain, target_opset)
     except _REFUSALS as err:
         if opset >= MIN_OPSET:
             return proto, [f"opset {opset} kept: {first_line(err)}"]
         raise ImportModelError(
-            f"{path.name} has opset {opset} and cannot be raised to {wanted} "
+            f"{path.name} has opset {opset} and cannot be raised to {target_opset} "
             f"({first_line(err)}); export it with opset {MIN_OPSET} or newer."
         ) from err
-    return converted, [f"opset {opset} {'raised' if opset < wanted else 'lowered'} to {wanted}"]
+    return converted, [
+        f"opset {opset} {'raised' if opset < target_opset else 'lowered'} to {target_opset}"
+    ]
 
 
 def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """Convert without the large weights, which would be copied four times and change nothing."""
+    """Convert without the large weights: the converter would copy them four times."""
     weights = {
         tensor.name: tensor.raw_data
         for tensor in proto.graph.initializer
@@ -327,9 +329,9 @@ def _refuse_unsupported(model: ir.Model, path: Path) -> None:
     ]
     if foreign:
         node = foreign[0]
-        others = f" (and {len(foreign) - 1} more such nodes)" if len(foreign) > 1 else ""
+        more = f" (and {len(foreign) - 1} more such nodes)" if len(foreign) > 1 else ""
         raise ImportModelError(
             f"{path.name}: node {node.name!r} is {node.domain}::{node.op_type}, an operator that "
-            f"Tandem does not know{others}; export the model with standard ONNX operators, or add "
+            f"Tandem does not know{more}; export the model with standard ONNX operators, or add "
             "it with --plugin."
         )

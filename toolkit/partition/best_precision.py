@@ -29,7 +29,7 @@ DEFAULT_BUDGET = Budget("sqnr", "least", 20.0)
 
 
 def idle_nodes(graph: ir.Model, profile: Profile, power_mode: str | None) -> dict[str, str]:
-    """Return the nodes for which INT8 saves no time on a board's GPU, with the times that say so.
+    """Return the nodes for which INT8 saves no time on the GPU, with the predicted times.
 
     Raises ProfileError: the board has no such power mode.
     """
@@ -43,34 +43,36 @@ def idle_nodes(graph: ir.Model, profile: Profile, power_mode: str | None) -> dic
     kernel_of = {name: kernel for kernel in int8.kernels for name in kernel}
     rows = int8_nodes(graph)
     readers = Counter(name for node, row in rows for name in _operands(node, row))
-    found: dict[str, str] = {}
+    idle: dict[str, str] = {}
     for node, row in rows:
         kernel = kernel_of[str(node.name)]
         times = [sum(model.node(name, "gpu").time_us for name in kernel) for model in (int8, fp16)]
         operands = _operands(node, row)
         made_by = {kernel_of[name] for name in operands.values() if name in kernel_of}
-        slower = any(int8.node(one[0], "gpu").bound_by == "memory" for one in made_by - {kernel})
+        slower = any(
+            int8.node(producer[0], "gpu").bound_by == "memory" for producer in made_by - {kernel}
+        )
         alone = all(readers[name] == 1 for name in operands)
         if times[0] > (1 - LEAST_GAIN) * times[1] and alone and not slower:
-            found[str(node.name)] = (
+            idle[str(node.name)] = (
                 f"INT8 saves nothing: {times[0]:.1f} us, FP16 {times[1]:.1f} us predicted"
             )
-    return found
+    return idle
 
 
 def best_options(asked: RangeOptions, graph: ir.Model, idle: Mapping[str, str]) -> RangeOptions:
-    """Return what is asked with the idle nodes in floating point, and a budget for the others."""
+    """Return the options with idle nodes in floating point and a budget for the others."""
     keep = asked.keep_float | idle.keys()
-    others = any(str(node.name) not in keep for node, _ in int8_nodes(graph))
+    quantizes = any(str(node.name) not in keep for node, _ in int8_nodes(graph))
     return replace(
-        asked, keep_float=keep, budget=(asked.budget or DEFAULT_BUDGET) if others else None
+        asked, keep_float=keep, budget=(asked.budget or DEFAULT_BUDGET) if quantizes else None
     )
 
 
 def kept_nodes(
     keep_float: tuple[str, ...], idle: Mapping[str, str], budget: BudgetResult | None
 ) -> dict[str, str]:
-    """Return why each of the nodes that stay in floating point does."""
+    """Return the reason for each node that stays in floating point."""
     costs = {row.node: row.cost for row in budget.costs} if budget is not None else {}
     spent = budget.keep_float if budget is not None else frozenset()
 
@@ -83,12 +85,12 @@ def kept_nodes(
 
 
 def _operands(node: ir.Node, row: QuantizedOp) -> dict[str, str]:
-    """The activations that a node reads in INT8, with the nodes that make them."""
+    """Return the activations that a node reads in INT8, with their producers ("": an input)."""
     indexes = range(len(node.inputs)) if row.activations is None else row.activations
     values = (node.inputs[at] for at in indexes if at < len(node.inputs))
-    found = {}
+    operands = {}
     for value in values:
         if value is not None and is_activation(value):
             maker = value.producer()
-            found[str(value.name)] = "" if maker is None else str(maker.name)
-    return found
+            operands[str(value.name)] = "" if maker is None else str(maker.name)
+    return operands

@@ -1,4 +1,4 @@
-"""Which pieces of the GPU segments get kernels, and which run portable.
+"""Cuts GPU segments into pieces with kernels and pieces that run portable.
 
 A segment that kernels cover in part is cut into the fewest pieces that can run one after the other,
 each with kernels for all of its nodes or for none. What passes between two such pieces crosses
@@ -100,10 +100,10 @@ def cover_plan(planned: PlannedGraph) -> Covered:
 
 
 def _unsupported(planned: PlannedGraph) -> Mapping[str, str]:
-    """The nodes planned on the GPU of which the backend says at once that no kernel exists."""
+    """Return the GPU nodes for which the backend has no kernel, known before lowering."""
     if planned.backend is None:
         return {}
-    segments = (one for one in planned.plan.segments if one.processor == "gpu")
+    segments = (segment for segment in planned.plan.segments if segment.processor == "gpu")
     names = frozenset(node for segment in segments for node in segment.nodes)
     return unsupported_nodes(planned.backend, planned.graph, names)
 
@@ -136,7 +136,7 @@ def _cut_plan(planned: PlannedGraph, refused: Mapping[str, str]) -> tuple[Piece,
 
 
 def _shapes_at_best(planned: PlannedGraph) -> dict[str, Shape]:
-    """Return the shapes of all tensors at the sizes that blocks are chosen for.
+    """Return the shapes of all tensors at the sizes that tiles are chosen for.
 
     What a piece costs depends on sizes that the graph leaves open.
     """
@@ -170,25 +170,25 @@ def cut_segments(
     `planned` are in running order, and so are the pieces; those of segment "gpu.0" are called
     "gpu.0.0", "gpu.0.1" and so on. Segments without such nodes stay as they are.
     """
-    found: list[Piece] = []
+    pieces: list[Piece] = []
     for segment in planned:
         without = {name: refused[name] for name in segment.nodes if name in refused}
         nodes = set(segment.nodes) if without else ()
         inside = [view for view in views if view.name in nodes]
-        found += _cut(segment, inside, without, costs) if without else (Piece(segment),)
-    return tuple(found)
+        pieces += _cut(segment, inside, without, costs) if without else (Piece(segment),)
+    return tuple(pieces)
 
 
 def place_in_pieces(
     placements: Iterable[NodePlacement], pieces: Iterable[Piece]
 ) -> tuple[NodePlacement, ...]:
-    """Return the plan's rows with the piece that each node is now in."""
-    home = {node: one.segment.name for one in pieces for node in one.segment.nodes}
-    return tuple(structs.replace(row, segment=home[row.node]) for row in placements)
+    """Return the plan's rows with the piece of each node."""
+    segment_of = {node: piece.segment.name for piece in pieces for node in piece.segment.nodes}
+    return tuple(structs.replace(row, segment=segment_of[row.node]) for row in placements)
 
 
 def coverage_notes(pieces: Iterable[Piece], manifest: Manifest) -> tuple[str, ...]:
-    """Say of each piece without kernels which nodes keep it so, why, and what crosses."""
+    """Return a note for each piece without kernels: refused nodes, reasons and crossings."""
     return tuple(_note(piece, manifest) for piece in pieces if piece.portable)
 
 
@@ -230,7 +230,7 @@ def _parts(
     segment: PlannedSegment, views: Sequence[NodeView], portable: set[str]
 ) -> tuple[PlannedSegment, ...]:
     """Return the fewest parts: portable ones on the "cpu", others on the "gpu"."""
-    home: dict[str, Processor] = {
+    processor_of: dict[str, Processor] = {
         node: "cpu" if node in portable else "gpu" for node in segment.nodes
     }
     readers: dict[str, list[str]] = {}
@@ -239,18 +239,18 @@ def _parts(
             readers.setdefault(tensor, []).append(view.name)
     network = Network(
         segment.name,
-        tuple(Task(node, {home[node]: 0.0}) for node in segment.nodes),
+        tuple(Task(node, {processor_of[node]: 0.0}) for node in segment.nodes),
         tuple(
-            Flow(made.name, view.name, tuple(readers[made.name]))
+            Flow(output.name, view.name, tuple(readers[output.name]))
             for view in views
-            for made in view.outputs
-            if made.name in readers
+            for output in view.outputs
+            if output.name in readers
         ),
     )
-    found = segments_of(network, home, {})
+    cut = segments_of(network, processor_of, {})
     return tuple(
-        PlannedSegment(f"{segment.name}.{number}", one.processor, one.tasks)
-        for number, one in enumerate(found)
+        PlannedSegment(f"{segment.name}.{number}", part.processor, part.tasks)
+        for number, part in enumerate(cut)
     )
 
 
@@ -260,44 +260,47 @@ def _pays(
     views: Sequence[NodeView],
     costs: CostModel,
 ) -> bool:
-    """Whether kernels save more time than the crossings of a covered part take."""
+    """Whether the kernels of a part save more time than its crossings cost."""
     nodes = set(part.nodes)
     saved_us = sum(costs.node(n, "cpu").time_us - costs.node(n, "gpu").time_us for n in nodes)
-    sizes = {made.name: made for view in views for made in view.outputs}
+    sizes = {output.name: output for view in views for output in view.outputs}
     paid_us = sum(
-        costs.crossing(tensor_bytes(sizes[one.tensor], "fp32") or 0, "gpu", "cpu").time_us
-        for one in find_crossings(parts, views, lambda _: None)
-        if part.name in (one.source, *one.targets)
+        costs.crossing(tensor_bytes(sizes[crossing.tensor], "fp32") or 0, "gpu", "cpu").time_us
+        for crossing in find_crossings(parts, views, lambda _: None)
+        if part.name in (crossing.source, *crossing.targets)
     )
     return saved_us > paid_us
 
 
 def _note(piece: Piece, manifest: Manifest) -> str:
     reasons = list(dict.fromkeys(piece.refused.values()))
-    said = reasons[:_MOST_REASONS]
+    clauses = reasons[:_MOST_REASONS]
     if len(reasons) > _MOST_REASONS:
-        said.append(f"and {len(reasons) - _MOST_REASONS} more reasons")
+        clauses.append(f"and {len(reasons) - _MOST_REASONS} more reasons")
     if piece.along:
-        said.append(f"kernels for {len(piece.along)} more nodes would not save their crossings")
+        clauses.append(f"kernels for {len(piece.along)} more nodes would not save their crossings")
     into, out = _crossing_bytes(piece.segment.name, manifest)
     if into or out:
-        said.append(f"{into} bytes cross to the CPU and {out} back in every inference")
-    return f"segment {piece.segment.name} has no GPU kernels, it runs portable: {'; '.join(said)}"
+        clauses.append(f"{into} bytes cross to the CPU and {out} back in every inference")
+    return (
+        f"segment {piece.segment.name} has no GPU kernels, it runs portable: {'; '.join(clauses)}"
+    )
 
 
 def _crossing_bytes(name: str, manifest: Manifest) -> tuple[int, int]:
-    """Return the bytes that a segment reads from and hands to segments with kernels."""
+    """Return the bytes that cross into a segment from, and out to, segments with kernels."""
     kinds = {
-        s.name: {one.__struct_config__.tag for one in s.implementations} for s in manifest.segments
+        s.name: {item.__struct_config__.tag for item in s.implementations}
+        for s in manifest.segments
     }
     tensors = {tensor.name: tensor for tensor in manifest.tensors}
     ranges = {dim.name: dim for dim in manifest.dims}
     own = next(segment for segment in manifest.segments if segment.name == name)
-    others = [s for s in manifest.segments if "cuda" in kinds[s.name]]
-    made = {tensor for other in others for tensor in other.outputs}
-    read = {tensor for other in others for tensor in other.inputs}
+    accelerated = [s for s in manifest.segments if "cuda" in kinds[s.name]]
+    written = {tensor for segment in accelerated for tensor in segment.outputs}
+    read = {tensor for segment in accelerated for tensor in segment.inputs}
 
     def total(names: Iterable[str]) -> int:
-        return sum(largest_bytes(tensors[one], ranges) or 0 for one in names)
+        return sum(largest_bytes(tensors[item], ranges) or 0 for item in names)
 
-    return total(n for n in own.inputs if n in made), total(n for n in own.outputs if n in read)
+    return total(n for n in own.inputs if n in written), total(n for n in own.outputs if n in read)

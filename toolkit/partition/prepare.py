@@ -1,4 +1,4 @@
-"""The graph that a plan is made of: rewritten for the DLA where that brings nodes onto it.
+"""Prepares a graph for planning: applies the rewrites that move nodes onto the DLA.
 
 All rewrites are made and planned; those that the plan leaves on the GPU are undone, and all of them
 if the plan is better without: what a rewrite makes may run slower on the GPU than what was there.
@@ -22,7 +22,7 @@ TRIAL_SHARE = 0.4  # of the plan's own search time: trials only tell which rewri
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A graph to plan, with the rewrites that it has gone through.
+    """A graph to plan, with the rewrites applied to it.
 
     `ranges`: those given, and those of new tensors that follow from them. `unused` rewrites were
     possible, but the plan is better without; `declined` ones were not possible. `gain`: the share
@@ -44,7 +44,7 @@ def prepare(
     options: PlanOptions,
     ranges: Mapping[str, float] | None = None,
 ) -> Prepared:
-    """Return the graph as its plan wants it; `model` has gone through the passes.
+    """Return the graph to plan; `model` has gone through the passes.
 
     `ranges` None: they will be measured on the result. With ranges, rewrites whose new tensors
     would have none are left out.
@@ -90,14 +90,16 @@ def prepare(
 
 
 def _without_ranges(legal: Legalized, known: Mapping[str, float]) -> set[str]:
-    """The rewrites that make tensors whose range neither is known nor follows from others."""
-    found = infer_ranges(legal.model.graph, known)[0]
-    missing = set(calibrated_tensors(legal.model)) - set(found)
-    made = {
+    """Return the rewrites that add tensors whose range is neither known nor inferred."""
+    ranges = infer_ranges(legal.model.graph, known)[0]
+    missing = set(calibrated_tensors(legal.model)) - set(ranges)
+    outputs_of = {
         str(node.name): {str(value.name) for value in node.outputs} for node in legal.model.graph
     }
     return {
-        row.node for row in legal.applied if any(made.get(n, set()) & missing for n in row.nodes)
+        row.node
+        for row in legal.applied
+        if any(outputs_of.get(n, set()) & missing for n in row.nodes)
     }
 
 
@@ -107,6 +109,6 @@ def _trial(legal: Legalized, profile: Profile, options: PlanOptions) -> Plan:
 
 
 def _on_dla(legal: Legalized, trial: Plan) -> set[str]:
-    """The rewrites of which the trial plan has a node on the DLA."""
+    """Return the rewrites with a node on the DLA in the trial plan."""
     there = {row.node for row in trial.placements if row.processor.startswith("dla")}
     return {row.node for row in legal.applied if there.intersection(row.nodes)}

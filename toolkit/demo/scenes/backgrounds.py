@@ -47,7 +47,7 @@ def _crop(rng: Rng, photo: Image, width: int, height: int) -> Image:
 
 
 def crop_any(rng: Rng, photos: Sequence[Image], width: int, height: int) -> Image:
-    """Crop any of the photographs, at times in other tones than the few there are have."""
+    """Crop a random photograph; sometimes shift its tones for variety."""
     image = _crop(rng, photos[int(rng.integers(len(photos)))], width, height)
     if rng.random() < 0.5:
         image = image[..., rng.permutation(3)]
@@ -60,13 +60,13 @@ def crop_any(rng: Rng, photos: Sequence[Image], width: int, height: int) -> Imag
 
 
 def draw_background(rng: Rng, photos: Sequence[Image], width: int, height: int) -> Image:
-    """Show one photograph, one above another as wall and floor, or one melting into another."""
+    """Draw one photograph, two stacked as wall and floor, or a blend of two."""
     image, kind = crop_any(rng, photos, width, height), rng.random()
     if kind < 0.25:
         floor = int(height * rng.uniform(0.4, 0.8))
         image[floor:] = crop_any(rng, photos, width, height - floor)
     elif kind < 0.4:
         share = float(rng.uniform(0.2, 0.8))
-        other = crop_any(rng, photos, width, height)
-        image = np.asarray(cv2.addWeighted(image, share, other, 1 - share, 0), np.uint8)
+        overlay = crop_any(rng, photos, width, height)
+        image = np.asarray(cv2.addWeighted(image, share, overlay, 1 - share, 0), np.uint8)
     return image

@@ -1,4 +1,4 @@
-"""What a camera adds to a picture: exposure, blur, sensor noise and JPEG artefacts."""
+"""Camera effects on an image: exposure, blur, sensor noise and JPEG artefacts."""
 
 from statistics import NormalDist
 
@@ -15,7 +15,7 @@ _NORMAL = np.array([NormalDist().inv_cdf((i + 0.5) / 256) for i in range(256)])
 
 
 def expose(rng: Rng, image: Image) -> Image:
-    """Change gain and colour cast, lay a gradient and at times a soft shadow edge over all."""
+    """Change gain and colour cast, add a gradient and sometimes a soft shadow edge."""
     field = np.ones((24, 24), np.float32)
     slope = np.linspace(-1, 1, 24, dtype=np.float32) * rng.uniform(0, 0.3)
     field += slope[:, None] if rng.random() < 0.5 else slope[None, :]

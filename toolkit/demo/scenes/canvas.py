@@ -1,4 +1,4 @@
-"""A picture being painted, which knows how much of each object is still to be seen."""
+"""A canvas that tracks how much of each object is visible."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class Box:
 
 
 class Canvas:
-    """A picture being painted, and which object owns each pixel (0: none, k: the k-th)."""
+    """An image, and the object that owns each pixel (0: none, k: the k-th)."""
 
     def __init__(self, image: Image) -> None:
         self.image = image
@@ -37,7 +37,7 @@ class Canvas:
         self.visible = np.zeros(1, np.int64)
 
     def window(self, sprite: Sprite) -> tuple[slice, slice, slice, slice]:
-        """Slices of the picture (rows, columns) and of the sprite where the two overlap."""
+        """Return slices of the image (rows, columns) and of the sprite where the two overlap."""
         height, width, h, w = *self.image.shape[:2], *sprite.mask.shape[:2]
         top, left = max(sprite.y, 0), max(sprite.x, 0)
         bottom, right = max(min(sprite.y + h, height), top), max(min(sprite.x + w, width), left)
@@ -46,13 +46,13 @@ class Canvas:
         return rows, columns, *inner
 
     def fits(self, sprite: Sprite) -> bool:
-        """Say whether the sprite and all under it would stay visible enough to be named."""
+        """Whether the sprite and all objects under it stay visible enough to label."""
         rows, columns, inner_rows, inner_columns = self.window(sprite)
         solid = sprite.mask[inner_rows, inner_columns] > 127
         if np.count_nonzero(solid) < MIN_VISIBLE * np.count_nonzero(sprite.mask > 127):
             return False
-        left = self.visible - self._count(rows, columns, solid)
-        return bool(np.all(left[1:] >= MIN_VISIBLE * self.areas[1:]))
+        visible = self.visible - self._count(rows, columns, solid)
+        return bool(np.all(visible[1:] >= MIN_VISIBLE * self.areas[1:]))
 
     def paint(self, sprite: Sprite, class_id: int | None) -> None:
         """Paste a sprite; with `class_id` None it is clutter that hides objects."""
@@ -84,13 +84,13 @@ class Canvas:
         self.image[rows, columns] = self.image[rows, columns] * fade[..., None]
 
     def boxes(self) -> tuple[Box, ...]:
-        """Boxes tight around the visible pixels of every object that is visible enough."""
-        found = []
+        """Return tight boxes around the visible pixels of every object that is visible enough."""
+        boxes = []
         for number in range(1, len(self.areas)):
             if self.visible[number] < max(MIN_VISIBLE * self.areas[number], 1):
                 continue
-            mine = self.owner == number
-            rows, columns = np.flatnonzero(mine.any(axis=1)), np.flatnonzero(mine.any(axis=0))
+            owned = self.owner == number
+            rows, columns = np.flatnonzero(owned.any(axis=1)), np.flatnonzero(owned.any(axis=0))
             corners = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
-            found.append(Box(self.classes[number], *(float(v) for v in corners)))
-        return tuple(found)
+            boxes.append(Box(self.classes[number], *(float(v) for v in corners)))
+        return tuple(boxes)

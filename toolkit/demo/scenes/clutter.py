@@ -1,4 +1,4 @@
-"""Things of no class, to hide objects and to mislead."""
+"""Clutter: distractors of no class that occlude objects."""
 
 from collections.abc import Sequence
 
@@ -47,7 +47,7 @@ def _material(rng: Rng, photos: Sequence[Image], side: int) -> Image:
 def draw_clutter(
     rng: Rng, photos: Sequence[Image], width: int, height: int, longest: float
 ) -> Sprite:
-    """Draw a thing of no class up to `longest` pixels, to hide objects and to mislead."""
+    """Draw a distractor of no class, up to `longest` pixels long."""
     length = longest * float(np.exp(rng.uniform(np.log(0.15), 0)))
     thick = length * float(np.exp(rng.uniform(np.log(0.1), 0)))
     angle, side = rng.uniform(0, np.pi), int(length) + 4

@@ -1,4 +1,4 @@
-"""Pictures with the truth about them: a function of (seed, index) alone."""
+"""Images with ground truth, a function of (seed, index) alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ OBJECT_SIZE = (20.0, 160.0)  # longer side in pixels, for a scene 320 pixels wid
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A picture (uint8 [height, width, 3], BGR) and the objects in it."""
+    """An image (uint8 [height, width, 3], BGR) and the objects in it."""
 
     image: Image
     boxes: tuple[Box, ...]
 
 
 def _populate(rng: Rng, canvas: Canvas, photos: Sequence[Image]) -> None:
-    """Place objects and clutter; what would hide another too much is left out."""
+    """Place objects and clutter; skip what would occlude another object too much."""
     height, width = canvas.image.shape[:2]
     light, scale = pick_lamp(rng), min(width, height) / REFERENCE_WIDTH
     for _ in range(int(rng.integers(0, 6))):

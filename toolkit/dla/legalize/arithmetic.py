@@ -173,16 +173,16 @@ def where_constant(site: Site) -> Outcome:
     mask = site.array(0)
     if mask is None:
         return "the condition is computed, and booleans stay on the GPU"
-    rewriter, (_, kept, other) = site.rewriter, site.node.inputs
-    assert kept is not None
-    assert other is not None
-    for value in (kept, other):
+    rewriter, (_, if_true, if_false) = site.rewriter, site.node.inputs
+    assert if_true is not None
+    assert if_false is not None
+    for value in (if_true, if_false):
         if not finite(value):
             return f"'{value.name}' holds infinities, which 0 does not silence"
-    shares = [rewriter.constant(part.astype(np.float64), kept) for part in (mask, ~mask)]
+    shares = [rewriter.constant(part.astype(np.float64), if_true) for part in (mask, ~mask)]
     parts = [
         rewriter.add("Mul", [value, share])
-        for value, share in zip((kept, other), shares, strict=True)
+        for value, share in zip((if_true, if_false), shares, strict=True)
     ]
     return site.replaced_by(rewriter.add("Add", parts))
 

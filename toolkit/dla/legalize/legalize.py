@@ -175,8 +175,8 @@ class _DlaTarget:
         self._rewriter.roll_back()
 
     def decline(self, rule: Rewrite, node: ir.Node, reason: Reason) -> None:
-        """Note a reason for all nodes of the attempt: none of them needs another one."""
-        self._failed |= {(rule.id, one): reason for one in self._rewriter.replaced}
+        """Record the reason for all nodes of the attempt; the rule skips them in this round."""
+        self._failed |= {(rule.id, member): reason for member in self._rewriter.replaced}
         self._note_declined(rule, node, reason)
 
     def _note_declined(self, rule: Rewrite, node: ir.Node, reason: Reason) -> None:
@@ -191,7 +191,10 @@ class _DlaTarget:
         return view(node, self._opsets.get(node.domain))
 
     def _reads_refused(self, node: ir.Node, row: Rewrite) -> bool:
-        return any(one.op_type in row.reads and self.verdicts(one) for one in producers([node]))
+        return any(
+            producer.op_type in row.reads and self.verdicts(producer)
+            for producer in producers([node])
+        )
 
     def _refusal(
         self, superseded: list[ir.Node], known: Mapping[ir.Node, tuple[Verdict, ...]]
@@ -264,7 +267,7 @@ def _in_order(graph: ir.Graph, nodes: list[ir.Node]) -> list[ir.Node]:
 
 
 def _cuts(target: _DlaTarget) -> tuple[Cut, ...]:
-    """The nodes that make a tensor too long for the DLA of tensors that are not, and all below."""
+    """Return the first nodes whose output is too long for the DLA, with all nodes below."""
     cuts = []
     for node in target.graph:
         if node.op_type == "Constant" or not _too_long(target.verdicts(node)):
@@ -274,7 +277,7 @@ def _cuts(target: _DlaTarget) -> tuple[Cut, ...]:
             continue
         tensors = [v for v in node.inputs if v is not None and not v.is_initializer()]
         below = _below(node)
-        names = tuple(str(other.name) for other in target.graph if other in below)
+        names = tuple(str(member.name) for member in target.graph if member in below)
         cuts.append(Cut(str(node.name), tuple(str(v.name) for v in tensors), names))
     return tuple(cuts)
 

@@ -70,7 +70,7 @@ def binary(lifted: Lifted) -> ir.Value | str:
     images = [lifted.images[v] for v in lifted.node.inputs if v is not None and v in lifted.images]
     shape = sizes(lifted.node.outputs[0])
     size = image(images[0]) if images else None
-    if size is None or shape is None or any(image(other) != size for other in images):
+    if size is None or shape is None or any(image(operand) != size for operand in images):
         return "its operands are not of one shape"
     if int(np.prod(size)) != int(np.prod(shape)):
         return "its operands are broadcast"

@@ -111,8 +111,8 @@ def _elements_in_windows(size: int, count: int, window: Window, pad: int, axis: 
 def _split(size: int, before: int, after: int, count: int) -> list[tuple[int, int, int]]:
     """Split a window and its padding into `count` windows of at most 8."""
     steps = []
-    for left in range(count, 0, -1):
-        part = -(-(size - 1) // left)
+    for remaining in range(count, 0, -1):
+        part = -(-(size - 1) // remaining)
         pads = min(before, part), min(after, part)
         steps.append((part + 1, *pads))
         size, before, after = size - part, before - pads[0], after - pads[1]

@@ -276,18 +276,18 @@ def _gathered_at(order: NDArray[np.int64], goes: tuple[int, ...], block: int) ->
 def _scattered(
     rewriter: GraphRewriter, source: ir.Value, places: NDArray[np.int64], block: int
 ) -> ir.Value | None:
-    came = image(source)
-    if came is None or block > MAX_BLOCK:
+    source_shape = image(source)
+    if source_shape is None or block > MAX_BLOCK:
         return None
     # Output (c, b h + i, b w + j) takes input channel k at (h, w): read k off the first block.
     corner = places[:, :block, :block, 0]
-    if len(np.unique(corner)) != came[1] or corner.size != came[1]:
+    if len(np.unique(corner)) != source_shape[1] or corner.size != source_shape[1]:
         return None
-    order = np.empty((came[1], 3), np.int64)
+    order = np.empty((source_shape[1], 3), np.int64)
     for maps, row, column in np.ndindex(*corner.shape):
         order[corner[maps, row, column]] = maps, row, column
-    rows, columns = (np.arange(size * block) for size in came[2:])
-    wanted = np.stack(
+    rows, columns = (np.arange(size * block) for size in source_shape[2:])
+    expected = np.stack(
         np.broadcast_arrays(
             corner[:, rows[:, None] % block, columns[None, :] % block],
             rows[:, None] // block,
@@ -295,4 +295,4 @@ def _scattered(
         ),
         axis=-1,
     )
-    return _scatter_blocks(rewriter, source, order) if np.array_equal(places, wanted) else None
+    return _scatter_blocks(rewriter, source, order) if np.array_equal(places, expected) else None

@@ -55,7 +55,7 @@ def _padded(size: int) -> tuple[int, int, tuple[Step, ...]]:
 
 def paired(rows: tuple[Step, ...], columns: tuple[Step, ...]) -> tuple[tuple[Step, Step], ...]:
     """The steps of both axes side by side; the shorter list ends in windows of 1."""
-    one: Step = (1, 0, 0)
+    identity: Step = (1, 0, 0)
     count = max(len(rows), len(columns))
-    longer = [steps + (one,) * (count - len(steps)) for steps in (rows, columns)]
+    longer = [steps + (identity,) * (count - len(steps)) for steps in (rows, columns)]
     return tuple(zip(longer[0], longer[1], strict=True))

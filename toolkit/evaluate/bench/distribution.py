@@ -1,4 +1,4 @@
-"""Many times as a few figures."""
+"""Summary statistics of latencies."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """What a row of times says, in milliseconds.
+    """Statistics of a series of times, in milliseconds.
 
     p90 is the smallest time that at least 90 % of the times do not exceed (nearest rank, no
     interpolation): a time that was measured. The median is p50 by the same rule.

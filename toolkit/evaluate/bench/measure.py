@@ -1,4 +1,4 @@
-"""Runs an engine over and over and keeps the times.
+"""Runs an engine repeatedly and records the times.
 
 Latency is the time of `Session.infer` in the session's own arrays (`Session.arrays`), as a caller
 sees it: copies to and from the GPU, kernels and everything around them. The GPU's own times are
@@ -132,12 +132,12 @@ def measure(
 
 
 def random_feeds(session: Session, options: BenchOptions) -> dict[str, Array]:
-    """Return inputs: floats from the normal distribution, 8-bit integers from all, others zero.
+    """Return inputs: normal floats, uniform 8-bit integers, zeros for other types.
 
-    Larger integers are often indices, which must be inside something. Raises BenchError: a shape
-    is for no input, does not fit one, or asks for another size of a dimension than a second one.
+    Wider integers are often indices, for which 0 is in range. Raises BenchError: a shape names no
+    input, does not fit its input, or gives a dimension two sizes.
     """
-    asked: dict[str, int] = {}
+    requested: dict[str, int] = {}
     shapes = dict(options.shapes or {})
     names = [tensor.name for tensor in session.inputs]
     for name in shapes:
@@ -146,8 +146,8 @@ def random_feeds(session: Session, options: BenchOptions) -> dict[str, Array]:
                 f"--shape {name}: the engine has no such input; it has {', '.join(names)}"
             )
     for tensor in session.inputs:
-        _read_sizes(tensor, shapes.get(tensor.name), options.batch, asked)
-    sizes = {dim.name: dim.opt for dim in session.dims} | asked
+        _read_sizes(tensor, shapes.get(tensor.name), options.batch, requested)
+    sizes = {dim.name: dim.opt for dim in session.dims} | requested
     generator = np.random.default_rng(0)
     feeds: dict[str, Array] = {}
     for tensor in session.inputs:
@@ -161,9 +161,9 @@ def _read_sizes(
     tensor: TensorInfo,
     shape: tuple[int, ...] | None,
     batch: int | None,
-    asked: dict[str, int],
+    requested: dict[str, int],
 ) -> None:
-    """Take the sizes of dynamic dimensions from what was asked; the session checks ranges."""
+    """Add the requested sizes of dynamic dimensions to `requested`; the session checks ranges."""
     if shape is not None:
         fits = len(shape) == len(tensor.shape) and all(
             isinstance(dim, str) or dim == size
@@ -178,12 +178,12 @@ def _read_sizes(
         named = zip(tensor.shape, shape, strict=True)
         for dim, size in named:
             if isinstance(dim, str):
-                _ask(dim, size, tensor, asked)
+                _ask(dim, size, tensor, requested)
     if batch is None or not tensor.shape:
         return
     first = tensor.shape[0]
     if isinstance(first, str):
-        _ask(first, batch, tensor, asked)
+        _ask(first, batch, tensor, requested)
     elif first != batch:
         raise BenchError(
             f"--batch {batch}: input {tensor.name!r} has the fixed batch {first}; build with "
@@ -191,10 +191,10 @@ def _read_sizes(
         )
 
 
-def _ask(dim: str, size: int, tensor: TensorInfo, asked: dict[str, int]) -> None:
-    if asked.setdefault(dim, size) != size:
+def _ask(dim: str, size: int, tensor: TensorInfo, requested: dict[str, int]) -> None:
+    if requested.setdefault(dim, size) != size:
         raise BenchError(
-            f"dimension {dim!r} is asked to be {asked[dim]} and, for input {tensor.name!r}, "
+            f"dimension {dim!r} is asked to be {requested[dim]} and, for input {tensor.name!r}, "
             f"{size}; give --shape and --batch the same size"
         )
 
@@ -254,7 +254,7 @@ class _Run:
 
 
 def _together(runs: Sequence[_Run], options: BenchOptions) -> float:
-    """Let all run at once, each in a thread of its own; returns the seconds until the last ends."""
+    """Run all streams at once, a thread each; return the seconds until the last ends."""
     start = threading.Barrier(len(runs) + 1)
     threads = [threading.Thread(target=run.count, args=(options, start)) for run in runs]
     for thread in threads:
@@ -271,7 +271,7 @@ def _together(runs: Sequence[_Run], options: BenchOptions) -> float:
 
 
 def _load(run: _Run, under_load: Callable[[], None]) -> None:
-    """Call a function beside an engine at work, so that clocks are those of work."""
+    """Call a function while an engine runs, so that it sees the clocks under load."""
     run.warm_up(_LOAD_S)
     thread = threading.Thread(target=under_load)
     thread.start()
@@ -281,7 +281,7 @@ def _load(run: _Run, under_load: Callable[[], None]) -> None:
 
 
 def _gpu_times(engine: Engine, session: Session) -> tuple[GpuTimes, ...]:
-    """Time the GPU's segments by events, on what the last inference left in memory."""
+    """Time the GPU segments with events, on the data of the last inference."""
     rows = []
     for segment, executor in zip(engine.manifest.segments, session.executors, strict=True):
         if executor.profiler is not None:

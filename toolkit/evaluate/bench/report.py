@@ -34,7 +34,7 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bench_table(result: BenchResult, manifest: Manifest) -> Group:
-    """Return the report for people."""
+    """Return the report as text."""
     measured = result.measured
     shapes = ", ".join(f"{name} {'x'.join(map(str, s))}" for name, s in measured.shapes.items())
     parts: list[Any] = [
@@ -52,9 +52,9 @@ def bench_table(result: BenchResult, manifest: Manifest) -> Group:
 
 
 def bench_builtins(result: BenchResult) -> dict[str, Any]:
-    """Return the report for programs."""
-    made: dict[str, Any] = msgspec.to_builtins(result)
-    return made
+    """Return the report as JSON values."""
+    fields: dict[str, Any] = msgspec.to_builtins(result)
+    return fields
 
 
 def _times(measured: Measured) -> Table:
@@ -84,17 +84,17 @@ def _rows(gpu_times: GpuTimes) -> tuple[tuple[str, Distribution], ...]:
     )
 
 
-def _cells(one: Distribution) -> list[str]:
+def _cells(latency: Distribution) -> list[str]:
     values = (
-        one.min_ms,
-        one.mean_ms,
-        one.median_ms,
-        one.p90_ms,
-        one.p95_ms,
-        one.p99_ms,
-        one.max_ms,
+        latency.min_ms,
+        latency.mean_ms,
+        latency.median_ms,
+        latency.p90_ms,
+        latency.p95_ms,
+        latency.p99_ms,
+        latency.max_ms,
     )
-    return [*map(_digits, values), str(one.count)]
+    return [*map(_digits, values), str(latency.count)]
 
 
 def _digits(value: float) -> str:
@@ -102,12 +102,14 @@ def _digits(value: float) -> str:
     return f"{value:.3f}" if value < 100 else f"{value:.2f}"
 
 
-def _throughput(found: Measured) -> str:
-    text = f"throughput {found.throughput_qps:.1f} inferences/s"
-    if found.items > 1:
-        text += f", {found.throughput_qps * found.items:.1f} items/s at batch {found.items}"
-    streams = f" on {found.streams} streams" if found.streams > 1 else ""
-    return f"{text} ({found.inferences} in {found.wall_s:.2f} s{streams})"
+def _throughput(measured: Measured) -> str:
+    text = f"throughput {measured.throughput_qps:.1f} inferences/s"
+    if measured.items > 1:
+        text += (
+            f", {measured.throughput_qps * measured.items:.1f} items/s at batch {measured.items}"
+        )
+    streams = f" on {measured.streams} streams" if measured.streams > 1 else ""
+    return f"{text} ({measured.inferences} in {measured.wall_s:.2f} s{streams})"
 
 
 def _layers(layers: tuple[Layer, ...]) -> Table:

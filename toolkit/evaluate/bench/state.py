@@ -57,7 +57,7 @@ _PACKAGES = ("tandem-edge", "onnxruntime", "numpy")
 
 
 def readings(machine: Machine) -> Mapping[str, str]:
-    """Return what the machine says of itself now: run it while the engine is at work."""
+    """Return the current state of the machine; call it while the engine runs."""
     values = {**_cpu(machine), **_files(machine), **_nvpmodel(machine), **_nvidia_smi(machine)}
     return {name: value for name, value in values.items() if value}
 

@@ -1,4 +1,4 @@
-"""Graphs inside nodes (the branches of If, the bodies of Loop and Scan) return values of their own.
+"""Makes subgraphs (branches of If, bodies of Loop and Scan) compute their own outputs.
 
 ONNX lets a branch read the values around it, but not return one directly; an Identity makes it the
 branch's own. Graphs are cloned and run only in this form.
@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 
 def own_branch_outputs(model: ir.Model) -> None:
-    """Put an Identity before each output of a branch that the branch does not make itself."""
+    """Insert an Identity before each branch output that the branch does not compute."""
     for graph in model.graph.subgraphs():
         own = {*graph.inputs, *graph.initializers.values()}
         own |= {value for node in graph for value in node.outputs}

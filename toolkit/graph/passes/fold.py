@@ -1,4 +1,4 @@
-"""Fold what does not depend on the inputs, and drop nodes that do nothing.
+"""Folds constants and drops nodes that do nothing.
 
 f(c1, .., cn) = c      when every operand is a constant: c becomes an initializer
 Identity(x) = x, Dropout(x) = x at inference
@@ -38,17 +38,17 @@ def remove_no_ops(model: ir.Model) -> str:
 def fold_constants(model: ir.Model) -> str:
     """Evaluate nodes whose inputs are all constants; constants become initializers.
 
-    Repeats while shapes that became known by it let more be evaluated.
+    Repeats until nothing more folds: folding makes more shapes known.
     """
-    before = left = _count(model)
+    before = remaining = _count(model)
     budget = _FoldingBudget(MAX_FOLDED_ELEMENTS)
     while True:
         _fold_once(model, budget)
-        found = _count(model)
-        if found == left:
+        count = _count(model)
+        if count == remaining:
             break
-        left = found
-    return f"folded {before - left} nodes" if left < before else ""
+        remaining = count
+    return f"folded {before - remaining} nodes" if remaining < before else ""
 
 
 def _fold_once(model: ir.Model, budget: "_FoldingBudget") -> None:
@@ -81,13 +81,13 @@ def own_outputs(model: ir.Model) -> str:
 
 
 class _FoldingBudget:
-    """How many more elements folding may write."""
+    """The number of elements that folding may still write."""
 
     def __init__(self, elements: int) -> None:
         self._left = elements
 
     def take(self, node: ir.Node) -> bool:
-        """Whether a node may be evaluated; its outputs then count.
+        """Whether a node may be evaluated; if so, its outputs count against the budget.
 
         Q/DQ carry scales and are kept.
         """

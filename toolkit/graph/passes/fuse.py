@@ -1,4 +1,4 @@
-"""Fuse what only scales into the weights of the layer that it scales.
+"""Fuses scaling operators into the weights of the layer that they scale.
 
     alpha A B + beta C = A (alpha B) + (beta C)
 

@@ -1,4 +1,4 @@
-"""What to change in a model: what the plan would gain if the DLA took what a rule refuses.
+"""Advice on a model: what the plan gains if the DLA takes the nodes that a rule refuses.
 
 Each group of refused nodes is planned again as if the rule did not hold; the difference is the gain
 that a rewrite or another parameter can bring at most.
@@ -24,7 +24,7 @@ _CHOICES = frozenset({"", "P2", "K1", "G1"})
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One change: the rule and its nodes, the value that the plan would have, the share gained.
+    """One change: the rule, its nodes, the value of the changed plan and the share gained.
 
     `rewrites` names those that exist for these nodes, `how` says what would help: why a rewrite was
     not made, or what to change by hand.
@@ -43,27 +43,27 @@ def advise(
 ) -> tuple[Advice, ...]:
     """Return the changes to one model that would help its plan, the best first.
 
-    `declined`: the rewrites that were tried on it and not made.
+    `declined`: the rewrites that were tried on the model but not applied.
     """
-    candidate = next(one for one in shared.candidates if one.name == plan.name)
+    candidate = next(member for member in shared.candidates if member.name == plan.name)
     refused = [row for row in plan.refusals if row.rule not in _CHOICES]
     times = {row.node: row.predicted_us for row in plan.placements}
     refused.sort(key=lambda row: -sum(times[node] for node in row.nodes))
-    found = []
+    advice = []
     for row in refused[: max(1, MOST // len(shared.plans))]:
         value = _without(row, candidate, shared, plan, profile)
         gain = 1 - value / plan.search.value if plan.search.value > 0 else 0.0
         if gain >= LEAST_GAIN:
-            found.append(_advice(row, candidate, declined, value, gain))
-    return tuple(sorted(found, key=lambda advice: -advice.gain))
+            advice.append(_advice(row, candidate, declined, value, gain))
+    return tuple(sorted(advice, key=lambda advice: -advice.gain))
 
 
 def _advice(
     row: Refusal, candidate: Candidate, declined: Sequence[Declined], value: float, gain: float
 ) -> Advice:
-    tried = [one for one in declined if one.node in row.nodes]
+    tried = [attempt for attempt in declined if attempt.node in row.nodes]
     ops = {view.name: view for view in candidate.views}
-    names = [one.rewrite for one in tried]
+    names = [attempt.rewrite for attempt in tried]
     names += [name for node in row.nodes for name in would_help(ops[node])]
     how = row.hint or ("" if names else "no rewrite is known; another operator would do")
     if tried:
@@ -77,13 +77,14 @@ def _advice(
 def _without(
     row: Refusal, candidate: Candidate, shared: SharedPlan, plan: Plan, profile: Profile
 ) -> float:
-    """Return the value of the plan if the rule did not hold for its nodes."""
+    """Return the plan's value with the rule lifted from its nodes."""
     rest = {node: why for node, why in candidate.refused.items() if node not in row.nodes}
-    others = tuple(
-        replace(one, refused=rest) if one.name == plan.name else one for one in shared.candidates
+    candidates = tuple(
+        replace(member, refused=rest) if member.name == plan.name else member
+        for member in shared.candidates
     )
     placed = place(
-        others,
+        candidates,
         profile,
         goal_named(plan.search.objective),
         shared.placed.problem.limits,

@@ -24,7 +24,7 @@ from toolkit.partition.costs.model import CostModel, dla_parameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCycles:
-    """Clocks of one layer for one frame; `nodes` run as it, `bound_by` would have to be faster.
+    """Clocks of one layer for one frame: `nodes` are fused into it, `bound_by` limits it.
 
     `total` is the largest of array, output stage and memory.
     """
@@ -45,7 +45,7 @@ class LayerCycles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanCycles:
-    """All layers; `uncounted` nodes have none in the model; `source`: how firm the rates are."""
+    """Clocks of all layers; `uncounted`: nodes outside the cycle model; `source`: of the rates."""
 
     layers: tuple[LayerCycles, ...]
     uncounted: tuple[str, ...]
@@ -61,9 +61,9 @@ class PlanCycles:
 def cycles_of(
     segments: Sequence[PlannedSegment], nodes: Sequence[NodeView], costs: CostModel
 ) -> PlanCycles | None:
-    """Return the clocks of the DLA segments of a plan, None where there are none."""
+    """Return the clocks of the DLA segments of a plan; None without DLA segments."""
     board = costs.board
-    on_dla = [one for one in segments if one.processor.startswith("dla")]
+    on_dla = [segment for segment in segments if segment.processor.startswith("dla")]
     if not on_dla or board.dla is None:
         return None
     views = {view.name: view for view in nodes}
@@ -72,9 +72,9 @@ def cycles_of(
     for segment in on_dla:
         members = [views[name] for name in segment.nodes]
         for index, kernel in enumerate(fuse(members)):
-            found = _layer(kernel, segment.name, costs, first=index == 0)
-            if found is not None:
-                layers.append(found)
+            layer = _layer(kernel, segment.name, costs, first=index == 0)
+            if layer is not None:
+                layers.append(layer)
             elif kernel.kind != "free":
                 uncounted += [view.name for view in kernel.nodes]
     name = "xavier" if board.dla == "v1" else "orin"
@@ -93,10 +93,10 @@ def _layer(
     constants = load_costs()
     assert board.dla is not None  # the caller has DLA segments
     config, count = configuration(board.dla, round(constants.dla.arrays.value))
-    given = dla_parameters(constants)
+    parameters = dla_parameters(constants)
     precision: Precision = "int8" if costs.precision == "int8" else "fp16"
     v2 = board.dla == "v2"
-    per_clock = board.bandwidth * given.bandwidth_share[1 if v2 else 0] / board.dla_mhz
+    per_clock = board.bandwidth * parameters.bandwidth_share[1 if v2 else 0] / board.dla_mhz
     try:
         layer = None if kernel.kind == "free" else layer_of(kernel, precision, first=first)
         cycles = None if layer is None else estimate(layer, config, bytes_per_clock=per_clock)
@@ -104,15 +104,15 @@ def _layer(
         return None
     if cycles is None:
         return None
-    share = given.fp16_share if v2 and precision == "fp16" else 1.0
+    share = parameters.fp16_share if v2 and precision == "fp16" else 1.0
     arrays = count if kernel.kind == "matrix" else 1
-    array = cycles.mac / arrays / (given.array_efficiency * share)
+    array = cycles.mac / arrays / (parameters.array_efficiency * share)
     moved = cycles.bytes_read + cycles.bytes_written
     memory, once = moved / per_clock, (moved - cycles.bytes_refetched) / per_clock
-    others = max(array, cycles.output_stage)
+    compute = max(array, cycles.output_stage)
     bound: Bound = "MACs" if cycles.weights <= cycles.data else "weights streaming"
-    if memory > others:
-        bound = "memory" if once > others else "buffer"
+    if memory > compute:
+        bound = "memory" if once > compute else "buffer"
     elif cycles.output_stage > array:
         bound = "output stage"
     return LayerCycles(
@@ -122,7 +122,7 @@ def _layer(
         array=array,
         output_stage=cycles.output_stage,
         memory=memory,
-        total=max(others, memory),
+        total=max(compute, memory),
         bound_by=bound,
         macs=cycles.macs,
         bytes_read=cycles.bytes_read,
@@ -145,15 +145,15 @@ def render_cycles(cycles: PlanCycles | None) -> str:
         f"({cycles.source.certainty}: {cycles.source.text})",
         f"{'array':>10} {'output':>10} {'memory':>10} {'total':>10}  bound by           layer",
     ]
-    for one in cycles.layers:
-        counts = (one.array, one.output_stage, one.memory, one.total)
+    for layer in cycles.layers:
+        counts = (layer.array, layer.output_stage, layer.memory, layer.total)
         figures = " ".join(f"{count:>10.0f}" for count in counts)
-        more = f" and {len(one.nodes) - 1} more" if len(one.nodes) > 1 else ""
-        lines.append(f"{figures}  {one.bound_by:<17}  {one.nodes[0]} ({one.op}){more}")
+        more = f" and {len(layer.nodes) - 1} more" if len(layer.nodes) > 1 else ""
+        lines.append(f"{figures}  {layer.bound_by:<17}  {layer.nodes[0]} ({layer.op}){more}")
     totals = [
-        sum(one.array for one in cycles.layers),
-        sum(one.output_stage for one in cycles.layers),
-        sum(one.memory for one in cycles.layers),
+        sum(layer.array for layer in cycles.layers),
+        sum(layer.output_stage for layer in cycles.layers),
+        sum(layer.memory for layer in cycles.layers),
         cycles.total,
     ]
     figures = " ".join(f"{count:>10.0f}" for count in totals)

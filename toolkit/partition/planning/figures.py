@@ -1,4 +1,4 @@
-"""What a placement of one network takes per frame, in the words of a report."""
+"""Times, energy and rates of a placement of one network, for reports."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from toolkit.partition.solver.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One placement: the times of one frame, and how many a second with frames in flight.
+    """One placement: the times of one frame, and frames per second with frames in flight.
 
     `busiest_us` is the load of the busiest processor; `gpu_us` how long the GPU is busy, crossings
     included; `energy_mj` what running adds to the idle board.

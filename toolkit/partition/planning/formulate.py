@@ -1,4 +1,4 @@
-"""The graph, what the rules allow and what the board costs -> a placement problem's network.
+"""Turns a graph, its DLA refusals and its costs into a network of the placement problem.
 
 A task is a kernel: nodes that run as one. Where rules allow only some of its nodes on the DLA, the
 kernel has a part, and a task, for each run of nodes that may go there or may not. On the GPU the
@@ -74,16 +74,16 @@ def formulate(
         shared = _shares(price, own)
         shares += shared
         extra |= _extra(group, own, shared, off_dla)
-    home = {v.name: kernel.head.name for kernel in kernels for v in kernel.nodes}
+    task_of = {v.name: kernel.head.name for kernel in kernels for v in kernel.nodes}
     tasks = tuple(_tasks(kernels, off_dla, {**prices, first: shares}, costs))
     ends = frozenset(outputs) if first == "gpu" else None
-    flows = tuple(_flows(views, home, ends, costs, extra))
+    flows = tuple(_flows(views, task_of, ends, costs, extra))
     nodes = {kernel.head.name: kernel.nodes for kernel in kernels}
     return Formulated(Network(name, tasks, flows, rate_hz), nodes)
 
 
 def _parts(kernel: FusedKernel, off_dla: frozenset[str]) -> tuple[FusedKernel, ...]:
-    """Return the parts that the rules make of a kernel, in running order."""
+    """Split a kernel where the DLA rules cut it; parts are in running order."""
     runs = [tuple(run) for _, run in groupby(kernel.nodes, lambda v: v.name in off_dla)]
     return (kernel,) if len(runs) == 1 else tuple(part for run in runs for part in fuse(run))
 
@@ -111,16 +111,16 @@ def _extra(
     shared: Sequence[NodeCost],
     off_dla: frozenset[str],
 ) -> dict[str, CrossingCost]:
-    """Return what a part takes more behind one on the DLA, by the tensor that crosses to it."""
+    """Return the extra cost of each part that follows a DLA part, by crossing tensor."""
     extra: dict[str, CrossingCost] = {}
-    made: dict[str, int] = {}  # by parts that the DLA takes
+    dla_outputs: dict[str, int] = {}  # by parts that the DLA takes
     for index, part in enumerate(parts):
         if part.head.name not in off_dla:
-            made |= {t.name: index for v in part.nodes for t in v.outputs}
+            dla_outputs |= {t.name: index for v in part.nodes for t in v.outputs}
             continue
-        read = [t.name for t in part.reads if t.name in made]
+        read = [t.name for t in part.reads if t.name in dla_outputs]
         if read:
-            latest = max(read, key=made.__getitem__)
+            latest = max(read, key=dla_outputs.__getitem__)
             before = extra.get(latest, CrossingCost(0.0, 0.0))
             extra[latest] = CrossingCost(
                 before.time_us + max(0.0, own[index].time_us - shared[index].time_us),
@@ -138,8 +138,8 @@ def _tasks(
     processors, generation = tuple(prices), costs.board.dla
     for index, kernel in enumerate(kernels):
         stays = any(v.name in off_dla for v in kernel.nodes)
-        found = {p: prices[p][index] for p in (processors[:1] if stays else processors)}
-        yield _task(kernel, found, _stored(kernel, costs.precision, generation))
+        node_costs = {p: prices[p][index] for p in (processors[:1] if stays else processors)}
+        yield _task(kernel, node_costs, _stored(kernel, costs.precision, generation))
 
 
 def _stored(kernel: FusedKernel, precision: Precision, generation: Generation | None) -> int:
@@ -149,12 +149,12 @@ def _stored(kernel: FusedKernel, precision: Precision, generation: Generation | 
     return sum(stored_bytes(view, precision, generation) for view in kernel.nodes)
 
 
-def _task(kernel: FusedKernel, found: Mapping[Processor, NodeCost], stored: int) -> Task:
+def _task(kernel: FusedKernel, node_costs: Mapping[Processor, NodeCost], stored: int) -> Task:
     return Task(
         name=kernel.head.name,
-        time_us={p: cost.time_us for p, cost in found.items()},
-        energy_mj={p: cost.energy_mj for p, cost in found.items()},
-        memory_gbps={p: cost.bandwidth_gbps for p, cost in found.items()},
+        time_us={p: cost.time_us for p, cost in node_costs.items()},
+        energy_mj={p: cost.energy_mj for p, cost in node_costs.items()},
+        memory_gbps={p: cost.bandwidth_gbps for p, cost in node_costs.items()},
         weight_bytes=stored,
         lane=_batch_lane(kernel.nodes[0]),
     )
@@ -168,7 +168,7 @@ def _batch_lane(view: NodeView) -> str:
 
 def _flows(
     views: Sequence[NodeView],
-    home: Mapping[str, str],
+    task_of: Mapping[str, str],
     outputs: frozenset[str] | None,
     costs: CostModel,
     extra: Mapping[str, CrossingCost],
@@ -180,13 +180,13 @@ def _flows(
     readers: dict[str, list[str]] = {}
     for view in views:
         for name in view.reads:
-            readers.setdefault(name, []).append(home[view.name])
-    made: dict[str, str] = {t.name: home[v.name] for v in views for t in v.outputs}
+            readers.setdefault(name, []).append(task_of[view.name])
+    producer_of: dict[str, str] = {t.name: task_of[v.name] for v in views for t in v.outputs}
     tensors: dict[str, TensorView] = {
         t.name: t for v in views for t in (*v.activations, *v.outputs)
     }
     for name, tensor in tensors.items():
-        source = made.get(name)
+        source = producer_of.get(name)
         targets = tuple(dict.fromkeys(t for t in readers.get(name, ()) if t != source))
         leaves = outputs is not None and name in outputs
         if (source is None and outputs is None) or not (targets or leaves):

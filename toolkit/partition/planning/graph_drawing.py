@@ -1,4 +1,4 @@
-"""The graph as a picture: a box a node, coloured by processor, from left to right as data flows.
+"""Draws the graph: one box per node, coloured by processor, data flow from left to right.
 
 A long graph goes on in the next line, as text does.
 """
@@ -16,7 +16,7 @@ Spot = tuple[float, float]
 
 
 def draw_graph(plan: Plan, views: Sequence[NodeView], colours: Mapping[Processor, str]) -> str:
-    """Return the picture as SVG; a box tells its node, operator, processor and reason on hover."""
+    """Return the SVG; hovering over a box shows its node, operator, processor and reason."""
     rows = {row.node: row for row in plan.placements}
     spots = _spots(views)
     maker = {tensor.name: view.name for view in views for tensor in view.outputs}

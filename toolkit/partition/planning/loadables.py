@@ -1,4 +1,4 @@
-"""What the DLA's memory allows a plan (rules G6, G8 and G9), and what the plan's loadables take."""
+"""DLA memory limits of a plan (rules G6, G8 and G9), and the memory of its loadables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ def memory_of(
     segments: Sequence[PlannedSegment],
     tasks: Mapping[str, Sequence[NodeView]],
 ) -> DlaMemory | None:
-    """Return what the segments on the DLA take; None where the profile has no DLA."""
+    """Return the memory of the DLA segments; None where the profile has no DLA."""
     if profile.dla is None:
         return None
     loadables = []
@@ -80,7 +80,7 @@ def memory_of(
 
 
 def memory_text(memory: DlaMemory) -> list[str]:
-    """Return what each loadable takes of what it may."""
+    """Return the memory of each loadable beside its limit."""
     limits = memory.limits
     lines = [
         f"DLA memory: {len(memory.loadables)} of {limits.max_loadables} loadables a core "

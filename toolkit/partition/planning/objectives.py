@@ -1,4 +1,4 @@
-"""What a plan can be the best at: one row an objective, in the words of the command line."""
+"""Objectives of a plan, one row each, named as on the command line."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

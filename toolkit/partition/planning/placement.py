@@ -1,4 +1,4 @@
-"""Where each node of several networks on one board runs, why, and how that compares.
+"""Places the nodes of networks that share a board, with reasons and comparisons.
 
 The rules say what may run on the DLA, the costs what it takes, the solver what is best. What the
 solver leaves on the GPU although the DLA would take it gets its reason by trial: the island is
@@ -40,7 +40,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Placed:
-    """The networks as the solver saw them, what it found, and what else could be done.
+    """The placement problem, its solution, and the alternatives to it.
 
     `stayed`: network -> node -> why it is on the GPU although the DLA takes it.
     `figures`: network -> this plan, then the plans that need no solver.
@@ -66,20 +66,20 @@ def place(
     """
     processors = processors_of(profile)
     alternate = profile.dla_cores > 1 and (goal.frames_in_flight or len(candidates) > 1)
-    made = {
-        one.name: formulate(
-            one.name,
-            one.views,
-            one.refused,
-            one.costs,
+    formulations = {
+        candidate.name: formulate(
+            candidate.name,
+            candidate.views,
+            candidate.refused,
+            candidate.costs,
             processors,
-            outputs=one.outputs,
-            rate_hz=one.rate_hz,
+            outputs=candidate.outputs,
+            rate_hz=candidate.rate_hz,
         )
-        for one in candidates
+        for candidate in candidates
     }
     problem = problem_of(
-        [found.network for found in made.values()],
+        [formulation.network for formulation in formulations.values()],
         candidates[0].costs,
         processors,
         limits,
@@ -90,10 +90,13 @@ def place(
         raise PlanError(_too_much(problem, late, goal))
     return Placed(
         problem=problem,
-        formulated=made,
+        formulated=formulations,
         solution=solution,
         stayed={
-            one.name: _stayed(one, made[one.name], problem, solution, goal) for one in candidates
+            candidate.name: _stayed(
+                candidate, formulations[candidate.name], problem, solution, goal
+            )
+            for candidate in candidates
         },
         figures=_figures(problem, solution, goal),
     )
@@ -111,12 +114,12 @@ def processors_of(profile: Profile) -> tuple[Processor, ...]:
 
 def _too_much(problem: Problem, late: Sequence[str], goal: Goal) -> str:
     names = ", ".join(network.name for network in problem.networks)
-    found = f"the rates of {names} do not fit: {late[0]}; lower the rates"
-    return found if goal.aim == "utilisation" else f"{found}, or plan for throughput"
+    message = f"the rates of {names} do not fit: {late[0]}; lower the rates"
+    return message if goal.aim == "utilisation" else f"{message}, or plan for throughput"
 
 
 def _only(problem: Problem, goal: Goal) -> Solution:
-    """Return the one placement that a single processor leaves."""
+    """Return the only placement on a single processor."""
     placement = gpu_only(problem)
     costs = costs_of(problem, placement)
     busy = utilisation(problem, costs)[problem.processors[0]]
@@ -135,25 +138,25 @@ def _only(problem: Problem, goal: Goal) -> Solution:
 
 def _stayed(
     candidate: Candidate,
-    made: Formulated,
+    formulated: Formulated,
     problem: Problem,
     solution: Solution,
     goal: Goal,
 ) -> dict[str, str]:
-    """Say of each island that the DLA would take, but that is on the GPU, what moving it does."""
+    """Return, for each GPU island that the DLA accepts, the effect of moving it to the DLA."""
     if len(problem.processors) == 1:
         return {}
     placed = solution.placement[candidate.name]
-    network = made.network
+    network = formulated.network
     # Only for telling islands apart: "cpu" marks what could move.
-    homes: list[Processor] = [
+    markers: list[Processor] = [
         "cpu" if placed[t.name] == "gpu" and "dla0" in t.time_us else placed[t.name]
         for t in network.tasks
     ]
     reasons: dict[str, str] = {}
-    for piece in components(graph_of(network), homes, "cpu"):
+    for piece in components(graph_of(network), markers, "cpu"):
         tasks = [network.tasks[index] for index in piece]
-        nodes = [view.name for task in tasks for view in made.nodes[task.name]]
+        nodes = [view.name for task in tasks for view in formulated.nodes[task.name]]
         moved: dict[str, Processor] = {**placed, **{task.name: "dla0" for task in tasks}}
         trial: Placement = {**solution.placement, candidate.name: moved}
         reason = _compared(problem, solution, trial, goal, len(nodes))
@@ -168,13 +171,13 @@ def _compared(
     goal: Goal,
     count: int,
 ) -> str:
-    found = costs_of(problem, trial)
+    trial_costs = costs_of(problem, trial)
     island = (
         f"the DLA takes it, but with its island of {count} node{'s' if count > 1 else ''} there"
     )
-    if broken := violations(problem, trial, found):
+    if broken := violations(problem, trial, trial_costs):
         return f"{island} the plan breaks a limit ({broken[0]})"
-    value = value_of(problem, goal.aim, found)
+    value = value_of(problem, goal.aim, trial_costs)
     text, unit = goal.words(rated=all(net.rate_hz is not None for net in problem.networks))
     here, there = _sizes(solution.value, value)
     if here != there:
@@ -182,28 +185,28 @@ def _compared(
     return f"{island} the {text} would stay {here} {unit}"
 
 
-def _sizes(one: float, other: float) -> tuple[str, str]:
-    """Return two values with as many figures as it takes to tell them apart, 4 to 7."""
+def _sizes(current: float, alternative: float) -> tuple[str, str]:
+    """Format two values with the fewest digits, 4 to 7, that tell them apart."""
     for figures_ in range(4, 8):
-        texts = f"{one:.{figures_}g}", f"{other:.{figures_}g}"
+        texts = f"{current:.{figures_}g}", f"{alternative:.{figures_}g}"
         if texts[0] != texts[1]:
             break
     return texts
 
 
 def _figures(problem: Problem, solution: Solution, goal: Goal) -> dict[str, tuple[Figures, ...]]:
-    """This plan, all on the GPU, all that may on the DLA, and islands one by one while they pay."""
-    others: tuple[tuple[str, Placement], ...] = ()
+    """Return figures of the plan and of the baselines: GPU only, DLA with fallback, greedy."""
+    baselines: tuple[tuple[str, Placement], ...] = ()
     if len(problem.processors) > 1:
-        others = (
+        baselines = (
             ("GPU only", gpu_only(problem)),
             ("DLA with fallback", dla_with_fallback(problem)),
             ("greedy", greedy(problem, goal.aim)),
         )
     rows: dict[str, list[Figures]] = {network.name: [] for network in problem.networks}
-    for name, placement in (("this plan", solution.placement), *others):
+    for name, placement in (("this plan", solution.placement), *baselines):
         broken = tuple(violations(problem, placement, costs_of(problem, placement)))
         for network in problem.networks:
             cost = assess(problem, network, placement[network.name])
             rows[network.name].append(figures(name, problem, cost, broken))
-    return {name: tuple(found) for name, found in rows.items()}
+    return {name: tuple(compared) for name, compared in rows.items()}

@@ -28,7 +28,7 @@ SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SegmentCost:
-    """What a segment holds and takes; `macs` leaves out nodes of unknown shape.
+    """Size and cost of a segment; `macs` leaves out nodes of unknown shape.
 
     `crossings` counts the tensors that pass to or from another processor, `crossing_bytes` what
     they hold, where that is known.
@@ -67,7 +67,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What a plan may be asked beside the model and the profile.
+    """Options of a plan beside the model and the profile.
 
     `objective`: a row of `toolkit.partition.planning.objectives.GOALS`. `power_mode` None: the
     highest clocks. `max_crossings`: tensors that may pass between processors. `seconds` bound the
@@ -103,7 +103,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where every node of one model runs and why, how it is cut, and what that should take.
+    """Placements of one model with reasons, its segments, and their predicted costs.
 
     `placements` are in running order. `figures`: this plan first, then all on the GPU, all that may
     on the DLA, and a greedy choice. `simulated`: frames at the rate, or `in_flight` of them under
@@ -178,7 +178,8 @@ def plan_together(
     simulated = traffic(placed)
     return SharedPlan(
         plans=tuple(
-            _plan(one, placed, simulated, profile=profile, options=options) for one in candidates
+            _plan(candidate, placed, simulated, profile=profile, options=options)
+            for candidate in candidates
         ),
         candidates=candidates,
         placed=placed,
@@ -232,7 +233,7 @@ def _plan(
     options: PlanOptions,
 ) -> Plan:
     segments, rows = _segments(candidate, placed)
-    made = placed.formulated[candidate.name]
+    formulated = placed.formulated[candidate.name]
     sizes = {t.name: tensor_bytes(t, options.precision) for v in candidate.views for t in v.outputs}
     solution = placed.solution
     times, energies = _kernel_costs(candidate, placed)
@@ -255,7 +256,9 @@ def _plan(
         search=Search(
             options.objective, solution.value, solution.proven, solution.gap, solution.seconds
         ),
-        memory=memory_of(profile, placed.problem.limits, made.network, segments, made.nodes),
+        memory=memory_of(
+            profile, placed.problem.limits, formulated.network, segments, formulated.nodes
+        ),
         simulated=simulated.of(candidate.name),
         in_flight=in_flight(placed, candidate.name),
     )
@@ -268,25 +271,25 @@ def _segments(
     nodes = placed.formulated[candidate.name].nodes
     counts: dict[Processor, int] = {}
     segments = []
-    for found in placed.solution.segments:
-        if found.network != candidate.name:
+    for solved in placed.solution.segments:
+        if solved.network != candidate.name:
             continue
-        number = counts.get(found.processor, 0)
-        counts[found.processor] = number + 1
-        members = tuple(view.name for task in found.tasks for view in nodes[task])
-        segments.append(PlannedSegment(f"{found.processor}.{number}", found.processor, members))
+        number = counts.get(solved.processor, 0)
+        counts[solved.processor] = number + 1
+        members = tuple(view.name for task in solved.tasks for view in nodes[task])
+        segments.append(PlannedSegment(f"{solved.processor}.{number}", solved.processor, members))
     return tuple(segments), {node: s for s in segments for node in s.nodes}
 
 
 def _kernel_costs(
     candidate: Candidate, placed: Placed
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return time and energy by node; the first node of a kernel carries what the kernel takes."""
-    homes = placed.solution.placement[candidate.name]
+    """Return time and energy by node; the first node of a kernel carries the whole cost."""
+    processor_of = placed.solution.placement[candidate.name]
     times, energies = {}, {}
     for task in placed.formulated[candidate.name].network.tasks:
-        times[task.name] = task.time_us[homes[task.name]]
-        energies[task.name] = task.energy_mj.get(homes[task.name], 0.0)
+        times[task.name] = task.time_us[processor_of[task.name]]
+        energies[task.name] = task.energy_mj.get(processor_of[task.name], 0.0)
     return times, energies
 
 
@@ -318,7 +321,7 @@ def _placements(
 def _why(
     node: str, processor: Processor, candidate: Candidate, placed: Placed
 ) -> tuple[str, str, str]:
-    """Return rule, reason and hint of a node's place."""
+    """Return rule, reason and hint for the processor of a node."""
     if processor.startswith("dla"):
         return "", ALLOWED, ""
     verdict = candidate.refused.get(node)
@@ -355,12 +358,12 @@ def _segment_costs(
 
 
 def _refusals(
-    home: Mapping[str, PlannedSegment], candidate: Candidate, placed: Placed
+    segment_of: Mapping[str, PlannedSegment], candidate: Candidate, placed: Placed
 ) -> tuple[Refusal, ...]:
     """Group the nodes that are not on the DLA by rule and hint (and operator, where it decides)."""
     groups: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
     for view in candidate.views:
-        processor = home[view.name].processor
+        processor = segment_of[view.name].processor
         if not processor.startswith("dla"):
             rule, reason, hint = _why(view.name, processor, candidate, placed)
             op = view.op if rule.startswith("op.") else ""

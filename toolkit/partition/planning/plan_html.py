@@ -67,7 +67,7 @@ def plan_html(shared: SharedPlan, advice: Mapping[str, Sequence[Advice]]) -> str
 
 
 def _nodes(plan: Plan) -> str:
-    """Return every node with its place and reason, folded away at first."""
+    """Return a collapsed table of every node with its processor and reason."""
     rows = "".join(
         f"<tr><td>{escape(row.node)}<td>{escape(row.op)}<td>{row.segment}"
         f"<td class=n>{row.predicted_us:.1f}<td>{escape(row.rule)}<td>{escape(row.reason)}"
@@ -100,9 +100,9 @@ def _gantt(shared: SharedPlan) -> str:
     for interval in intervals:
         shade = interval.frame if len(names) == 1 else names.index(interval.network)
         colour = "#c3c8d0" if interval.segment == CROSSING else SHADES[shade % len(SHADES)]
-        what = "crossing" if interval.segment == CROSSING else f"segment {interval.segment}"
+        label = "crossing" if interval.segment == CROSSING else f"segment {interval.segment}"
         title = (
-            f"{interval.network} frame {interval.frame + 1}, {what}: "
+            f"{interval.network} frame {interval.frame + 1}, {label}: "
             f"{interval.start_us:.0f} to {interval.end_us:.0f} us"
         )
         x, width = left + interval.start_us * scale, (interval.end_us - interval.start_us) * scale
@@ -114,13 +114,13 @@ def _gantt(shared: SharedPlan) -> str:
     height = ROW * len(rows) + 18
     drawn.append(f"<text x={left} y={height - 4:.0f}>0</text>")
     drawn.append(f"<text x={WIDTH} y={height - 4:.0f} text-anchor=end>{end:.0f} us</text>")
-    picture = f"<svg viewBox='0 0 {WIDTH:.0f} {height:.0f}' width='100%'>{''.join(drawn)}</svg>"
+    svg = f"<svg viewBox='0 0 {WIDTH:.0f} {height:.0f}' width='100%'>{''.join(drawn)}</svg>"
     titles = [f"frame {number + 1}" for number in range(FRAMES)] if len(names) == 1 else names
     key = "".join(
         f"<span style='background:{SHADES[index % len(SHADES)]}'>{escape(name)}</span>"
         for index, name in enumerate(titles)
     )
-    return f"{picture}<p class=key>{key}<span style='background:#c3c8d0'>crossing</span></p>"
+    return f"{svg}<p class=key>{key}<span style='background:#c3c8d0'>crossing</span></p>"
 
 
 def _compared(rows: Sequence[Figures]) -> str:
@@ -135,9 +135,9 @@ def _compared(rows: Sequence[Figures]) -> str:
     for title, values in measures:
         drawn.append(f"<text x=0 y={y + 14:.0f} font-weight=bold>{title}</text>")
         y += 18
-        most = max(*values, 1e-9)
+        largest = max(*values, 1e-9)
         for index, (row, value) in enumerate(zip(rows, values, strict=True)):
-            width = 600 * value / most
+            width = 600 * value / largest
             colour = "#1f6f8b" if index == 0 else "#c3c8d0"
             drawn.append(
                 f"<text x=0 y={y + 12:.0f}>{escape(row.name)}</text>"

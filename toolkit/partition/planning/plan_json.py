@@ -1,4 +1,4 @@
-"""A plan for programs: everything that the text says, as JSON values."""
+"""A plan as JSON values, with all the content of the text report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -26,9 +26,11 @@ def shared_builtins(shared: SharedPlan, advice: Mapping[str, Sequence[Advice]]) 
         "plans": [
             {
                 **plan_builtins(plan, advice.get(plan.name, ())),
-                "dla_cycles": cycles_builtins(cycles_of(plan.segments, one.views, one.costs)),
+                "dla_cycles": cycles_builtins(
+                    cycles_of(plan.segments, candidate.views, candidate.costs)
+                ),
             }
-            for plan, one in zip(shared.plans, shared.candidates, strict=True)
+            for plan, candidate in zip(shared.plans, shared.candidates, strict=True)
         ],
         "utilisation": busy,
         "simulated_utilisation": dict(shared.simulated.utilisation),

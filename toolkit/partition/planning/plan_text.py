@@ -1,4 +1,4 @@
-"""A plan as plain text: the same for the same plan, so that it can be kept and compared."""
+"""A plan as plain text. Equal plans give equal text, so reports can be compared."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ SHOWN = 3  # names listed per row, the rest counted
 
 
 def render_plan(plan: Plan, advice: Sequence[Advice] = ()) -> str:
-    """Return the plan in words: what pays, segments, crossings, comparison, and why not the DLA."""
+    """Return the report: verdict, segments, crossings, comparison and DLA refusals."""
     lines = [_title(plan), "", verdict(plan), ""]
     lines += _segments(plan)
     lines += ["", *_crossings(plan)]
@@ -28,7 +28,7 @@ def render_plan(plan: Plan, advice: Sequence[Advice] = ()) -> str:
 
 
 def render_shared(shared: SharedPlan) -> str:
-    """Return how busy the models of a workload keep the processors, and what latency they meet."""
+    """Return the processor utilisation of a workload and the latency of each model."""
     problem, solution = shared.placed.problem, shared.placed.solution
     busy = utilisation(problem, costs_of(problem, solution.placement))
     rated = all(plan.rate_hz is not None for plan in shared.plans)
@@ -45,9 +45,9 @@ def render_shared(shared: SharedPlan) -> str:
     lines += [*table(rows, right=(1,)), ""]
     rows4 = [("model", "frames/s", "p50 us", "p99 us")]
     for plan in shared.plans:
-        found = plan.simulated
-        times = f"{found.p50_us:.0f}", f"{found.p99_us:.0f}"
-        rows4.append((plan.name, f"{found.throughput_hz:.1f}", *times))
+        simulated = plan.simulated
+        times = f"{simulated.p50_us:.0f}", f"{simulated.p99_us:.0f}"
+        rows4.append((plan.name, f"{simulated.throughput_hz:.1f}", *times))
     lines += ["simulated, with contention for the memory", *table(rows4, right=(1, 2, 3))]
     return "\n".join(lines)
 
@@ -114,11 +114,12 @@ def _compared(rows: Sequence[Figures]) -> list[str]:
 
 
 def _simulated(plan: Plan) -> str:
-    found = plan.simulated
+    simulated = plan.simulated
     how = "as they come" if plan.rate_hz is not None else f"{plan.in_flight} in flight"
     return (
-        f"simulated, {how}, with contention for the memory: {found.throughput_hz:.0f} frames/s, "
-        f"latency {found.p50_us:.0f} us at the median, {found.p99_us:.0f} us at p99"
+        f"simulated, {how}, with contention for the memory: "
+        f"{simulated.throughput_hz:.0f} frames/s, "
+        f"latency {simulated.p50_us:.0f} us at the median, {simulated.p99_us:.0f} us at p99"
     )
 
 

@@ -1,4 +1,4 @@
-"""Which nodes may not run on the DLA of a profile, and why: limits of one node, scales, choices.
+"""Finds the nodes that may not run on the DLA: limits of one node, scales, choices.
 
 What needs more than one node (loadables, sizes, whether it pays) is the solver's.
 """
@@ -40,7 +40,7 @@ def refusals(
     if profile.gpu is None or profile.dla is None:
         missing = "GPU" if profile.gpu is None else "DLA"
         return {v.name: _verdict(v.name, "", f"profile has no {missing}") for v in views}
-    found = {
+    verdicts = {
         node: _verdict(node, "G4.cut", f"the head is cut at '{cut.node}', above it")
         for cut in cuts
         for node in (cut.node, *cut.below)
@@ -50,8 +50,8 @@ def refusals(
             view, profile.dla, precision, tensorrt, has_scale=has_scale, keep_float=keep_float
         )
         if verdict is not None:
-            found[view.name] = verdict
-    return found
+            verdicts[view.name] = verdict
+    return verdicts
 
 
 def _first(

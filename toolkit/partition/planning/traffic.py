@@ -1,4 +1,4 @@
-"""A placement under traffic: its frames simulated, with queues and contention for the memory."""
+"""Simulates the frames of a placement, with queues and contention for the memory."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,14 @@ FRAMES = 200  # simulated of the slowest model; enough for a 99th percentile
 
 
 def traffic(placed: Placed) -> Report:
-    """Simulate the models at their rates, or as fast as they go with some frames in flight."""
+    """Simulate the models at their rates; without a rate, at full speed with frames in flight."""
     slowest_us = max(
         1e6 / network.rate_hz if network.rate_hz else _latency_us(placed, network.name)
         for network in placed.problem.networks
     )
     streams = [
-        _stream(placed, one.name, one.rate_hz, in_flight(placed, one.name))
-        for one in placed.problem.networks
+        _stream(placed, network.name, network.rate_hz, in_flight(placed, network.name))
+        for network in placed.problem.networks
     ]
     return _simulated(placed, streams, FRAMES * slowest_us, warmup_us=10 * slowest_us)
 
@@ -32,9 +32,9 @@ def in_flight(placed: Placed, name: str) -> int:
 
 
 def frames_at_once(placed: Placed, count: int) -> tuple[Interval, ...]:
-    """Return what frames of every model that come together, `count` of each, occupy, and when."""
+    """Return the intervals of `count` frames of each model that arrive together."""
     longest_us = sum(_latency_us(placed, network.name) for network in placed.problem.networks)
-    streams = [_stream(placed, one.name, None, count) for one in placed.problem.networks]
+    streams = [_stream(placed, network.name, None, count) for network in placed.problem.networks]
     report = _simulated(placed, streams, (count + 2) * longest_us, warmup_us=0.0)
     return tuple(interval for interval in report.intervals if interval.frame < count)
 

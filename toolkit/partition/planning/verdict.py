@@ -1,4 +1,4 @@
-"""Whether the DLA pays, said plainly: the plan against the GPU alone."""
+"""Compares the plan with the GPU alone: whether the DLA pays."""
 
 from toolkit.partition.planning.plan import Plan
 

@@ -45,7 +45,7 @@ def load_workload(path: Path) -> Workload:
     Raises PlanError: it cannot be read, holds something else, or names a model twice.
     """
     try:
-        found = msgspec.toml.decode(path.read_bytes(), type=Workload, dec_hook=_path)
+        workload = msgspec.toml.decode(path.read_bytes(), type=Workload, dec_hook=_path)
     except OSError as err:
         raise PlanError(
             f"{path}: cannot read the workload ({err.strerror}): check the path"
@@ -54,12 +54,12 @@ def load_workload(path: Path) -> Workload:
         raise PlanError(
             f"{path}: not a workload ({err}): write [[model]] tables with path and rate_hz"
         ) from err
-    titles = [model.title for model in found.model]
+    titles = [model.title for model in workload.model]
     if twice := next((title for title in titles if titles.count(title) > 1), None):
         raise PlanError(f"{path}: two models are called {twice!r}: give one a name of its own")
-    if len({model.rate_hz is None for model in found.model}) > 1:
+    if len({model.rate_hz is None for model in workload.model}) > 1:
         raise PlanError(f"{path}: some models have a rate_hz and some not: give it to all or none")
-    return Workload(model=tuple(_beside(path.parent, model) for model in found.model))
+    return Workload(model=tuple(_beside(path.parent, model) for model in workload.model))
 
 
 def _path(kind: type, value: object) -> Path:
