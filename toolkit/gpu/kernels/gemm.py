@@ -33,7 +33,8 @@ With SPLIT_K over 1 each of as many blocks sums a share of k, and y holds the pa
 [part, row, group, column] in FP32 or INT32; `split_k_reduce` adds them.
 
 With MMA_WARPS, the number of warps, rows and columns are multiplied in the order of
-`sm90.kernels.mma_layout`, so that INT8 results need not go through shared memory; BLOCK_N is 64 or 128.
+`sm90.kernels.mma_layout`, so that INT8 results need not go through shared memory; BLOCK_N is 64 or
+128.
 """
 
 import triton
