@@ -127,7 +127,7 @@ def _operands(problem: GemmProblem, tile: Tile) -> _Operands:
         return _im2col(problem, left, tile)
     if isinstance(left, Im2col3dLoader):
         return _im2col_3d(problem, left)
-    raise NotImplementedError(f"the tiled schedule has no loader for {type(left).__name__}")
+    raise TypeError(f"the tiled schedule has no loader for {type(left).__name__}")
 
 
 def _strided(problem: GemmProblem, left: DenseLoader) -> _Operands:
