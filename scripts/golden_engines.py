@@ -1,7 +1,7 @@
 """Hashes of engines before their kernels are compiled: `python -m scripts.golden_engines`.
 
 A change that moves and renames code must not change what builds make. Each case imports a model,
-plans it, cuts and lowers its segments and drafts the kernels' launches, as a build does, and hashes
+plans it, cuts it into segments and lowers them to kernel launches, as a build does, and hashes
 what comes out, in one field for each kind of thing. `--check` compares with what is kept in
 `tests/golden/engines.json`; without it, the file is written again.
 
@@ -70,7 +70,7 @@ PROCESSES = 2
 
 # New name -> name in the golden file. Empty them when the file is written again.
 RENAMED_KERNELS: Mapping[str, str] = {}
-RENAMED_PARAMETERS: Mapping[str, str] = {}
+RENAMED_PARAMETERS: Mapping[str, str] = {"A_IMAGE": "A_PICTURE", "PROLOGUE": "GIVEN"}
 RENAMED_STEPS: Mapping[str, str] = {}
 """Of all strings in constants: steps of endings, kinds of reductions and so on."""
 
@@ -268,27 +268,27 @@ class _Planned:
 def measure(case: Case) -> Golden:
     """Return what a build makes of a case."""
     planned = _planned(case)
-    covered, drafted = _covered(planned)
-    works = [work for one in drafted.values() for work in one.work]
-    tactics = [tactic for work in works for tactic in work.tactics]
+    covered, programs = _covered(planned)
+    operations = [op for program in programs.values() for op in program.ops]
+    tactics = [tactic for op in operations for tactic in op.tactics]
     calls = [call for tactic in tactics for call in tactic]
     kernels = Counter(_kernel(call) for call in calls)
     lanes = Counter(_kernel(call) for call in calls if _has_lanes(call))
     processors = Counter(segment.processor for segment in planned.plan.segments)
-    places = {name: _places(one) for name, one in drafted.items()}
+    places = {name: _places(program) for name, program in programs.items()}
     return Golden(
         processors=dict(sorted(processors.items())),
         rewrites=len(planned.calibrated.prepared.applied),
         portable=sum(piece.portable for piece in covered.pieces),
-        works=len(works),
+        works=len(operations),
         tactics=len(tactics),
         kernels=dict(sorted(kernels.items())),
         lanes=dict(sorted(lanes.items())),
         plan=_sha(_plan_text(planned.plan)),
         segments=_sha(_segments_text(covered)),
-        weights=_sha(_weights_text(covered, drafted)),
-        launches=_sha({n: _launches_text(one, places[n]) for n, one in drafted.items()}),
-        workspace=_sha({n: _workspace_text(one, places[n]) for n, one in drafted.items()}),
+        weights=_sha(_weights_text(covered, programs)),
+        launches=_sha({n: _launches_text(p, places[n]) for n, p in programs.items()}),
+        workspace=_sha({n: _workspace_text(p, places[n]) for n, p in programs.items()}),
     )
 
 
@@ -339,12 +339,12 @@ def _covered(planned: _Planned) -> tuple[Covered, dict[str, KernelProgram]]:
     calibrated, plan, job = planned.calibrated, planned.plan, planned.job
     programs: dict[str, KernelProgram] = {}
 
-    def record(name: str, drafted: KernelProgram, **_: object) -> GpuSegment:
-        programs[name] = drafted
+    def record(name: str, program: KernelProgram, **_: object) -> GpuSegment:
+        programs[name] = program
         cuda = Cuda(
             sm=0, kernels=(), works=(), weights="", workspace_bytes=0, inputs=(), outputs=()
         )
-        return GpuSegment(cuda, {}, (), drafted.workspace_bytes, drafted.largest_live_bytes)
+        return GpuSegment(cuda, {}, (), program.workspace_bytes, program.largest_live_bytes)
 
     backend = None
     if job.target.profile.gpu is not None:
@@ -389,44 +389,44 @@ def _segments_text(covered: Covered) -> object:
     return [pieces, models, dims]
 
 
-def _weights_text(covered: Covered, drafted: Mapping[str, KernelProgram]) -> object:
-    kept = {
-        one.name: {
+def _weights_text(covered: Covered, programs: Mapping[str, KernelProgram]) -> object:
+    constants = {
+        segment.name: {
             name: [str(array.dtype), list(array.shape), _sha_array(array)]
-            for name, array in one.weights.items()
+            for name, array in segment.weights.items()
         }
-        for one in covered.extracted
+        for segment in covered.extracted
     }
-    return [kept, {name: _sha_bytes(one.weights) for name, one in drafted.items()}]
+    return [constants, {name: _sha_bytes(p.weights) for name, p in programs.items()}]
 
 
 def _sha_array(array: np.ndarray) -> str:
     return _sha_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
-def _places(drafted: KernelProgram) -> dict[str, int]:
+def _places(program: KernelProgram) -> dict[str, int]:
     """Number the allocations by where they occur first."""
     found: dict[str, int] = {}
-    views = [*drafted.inputs.values(), *drafted.outputs.values()]
-    touched = [base for work in drafted.work for base in _bases(work)]
-    for base in [*touched, *(view.base for view in views), *drafted.offsets]:
+    views = [*program.inputs.values(), *program.outputs.values()]
+    touched = [base for op in program.ops for base in _bases(op)]
+    for base in [*touched, *(view.base for view in views), *program.offsets]:
         found.setdefault(base, len(found))
     return found
 
 
-def _bases(work: TunableOp) -> list[str]:
+def _bases(op: TunableOp) -> list[str]:
     return [
-        base for tactic in work.tactics for call in tactic for base in (*call.reads, *call.writes)
+        base for tactic in op.tactics for call in tactic for base in (*call.reads, *call.writes)
     ]
 
 
-def _launches_text(drafted: KernelProgram, places: Mapping[str, int]) -> object:
+def _launches_text(program: KernelProgram, places: Mapping[str, int]) -> object:
     return [
         [
-            list(work.nodes),
-            [[_call_text(call, places) for call in tactic] for tactic in work.tactics],
+            list(op.nodes),
+            [[_call_text(call, places) for call in tactic] for tactic in op.tactics],
         ]
-        for work in drafted.work
+        for op in program.ops
     ]
 
 
@@ -505,16 +505,16 @@ def _value(value: object) -> str:
     return "None"
 
 
-def _workspace_text(drafted: KernelProgram, places: Mapping[str, int]) -> object:
-    rows = sorted([places[b], _value(drafted.sizes[b]), at] for b, at in drafted.offsets.items())
+def _workspace_text(program: KernelProgram, places: Mapping[str, int]) -> object:
+    rows = sorted([places[b], _value(program.sizes[b]), at] for b, at in program.offsets.items())
     borders = [
         [
             [name, places[v.base], v.dtype, *map(_value, (v.shape, v.strides, v.offset, v.scale))]
             for name, v in views.items()
         ]
-        for views in (drafted.inputs, drafted.outputs)
+        for views in (program.inputs, program.outputs)
     ]
-    totals = [drafted.workspace_bytes, drafted.largest_live_bytes, drafted.dynamic]
+    totals = [program.workspace_bytes, program.largest_live_bytes, program.dynamic]
     return [rows, borders, totals]
 
 

@@ -169,7 +169,7 @@ def test_all_nodes_without_kernels_are_found_at_once(
         {"w": normal(rng, 8, 8, 1, 1)},
     )
     with pytest.raises(NotCoveredError, match="and 2 more reasons") as caught:
-        case.draft()
+        case.lower()
     assert sorted(caught.value.reasons) == ["AveragePool:c", "MaxPool:a", "MaxPool:y"]
 
 
@@ -190,7 +190,7 @@ def test_emitters_that_refuse_are_all_heard(
         {"w": normal(rng, 8, 8, 1, 1)},
     )
     with pytest.raises(NotCoveredError, match="closed today") as caught:
-        case.draft()
+        case.lower()
     assert sorted(caught.value.reasons) == ["MaxPool:a", "MaxPool:y"]
 
 

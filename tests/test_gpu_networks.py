@@ -133,8 +133,8 @@ def passed(model: ir.Model) -> ir.Model:
     return graph
 
 
-def draft(graph: ir.Model, precision: Precision) -> KernelProgram:
-    """Draft all of a network as one GPU segment; what no kernel computes raises."""
+def lower(graph: ir.Model, precision: Precision) -> KernelProgram:
+    """Lower all of a network as one GPU segment; what no kernel computes raises."""
     names = {str(node.name): "gpu0" for node in graph.graph}
     if precision == "int8":
         amax = dict.fromkeys(calibrated_tensors(graph), 4.0)
@@ -148,10 +148,10 @@ def draft(graph: ir.Model, precision: Precision) -> KernelProgram:
 def test_a_whole_network_has_kernels(name: str) -> None:
     graph = passed(NETWORKS_OF_THE_FIELD[name].model())
     for precision in ("fp32", "fp16", "int8"):
-        drafted = draft(graph, precision)
-        assert drafted.work
-        assert drafted.workspace_bytes >= drafted.largest_live_bytes
-        assert drafted.workspace_bytes < 1.2 * drafted.largest_live_bytes
+        program = lower(graph, precision)
+        assert program.ops
+        assert program.workspace_bytes >= program.largest_live_bytes
+        assert program.workspace_bytes < 1.2 * program.largest_live_bytes
 
 
 CASES = [
@@ -175,7 +175,7 @@ def test_a_small_network_gives_onnxruntime_s_numbers(
     feeds = {image.name: scene() if name == "detector" else rng.random(image.shape, np.float32)}
     names = [one.name for one in session.get_outputs()]
     truths = dict(zip(names, session.run(names, feeds), strict=True))
-    found = gpu_interpreter.run(draft(passed(model), precision), feeds)
+    found = gpu_interpreter.run(lower(passed(model), precision), feeds)
     for output, truth in truths.items():
         difference = np.linalg.norm(found[output].astype(np.float64) - truth)
         assert difference < LIMITS[precision] * np.linalg.norm(truth), output

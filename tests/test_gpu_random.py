@@ -19,7 +19,7 @@ LARGEST = 2000  # elements of a tensor
 
 def check(case: Case, rng: np.random.Generator) -> None:
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.draft("fp32"), feeds)
+    found = gpu_interpreter.run(case.lower("fp32"), feeds)
     for name, truth in case.truth(feeds).items():
         assert found[name].shape == truth.shape
         np.testing.assert_allclose(found[name], truth, rtol=2e-3, atol=2e-3, err_msg=name)
@@ -275,7 +275,7 @@ def test_a_concatenation_rounds_on_both_grids_that_follow_it(rng: np.random.Gene
     }
     case = Case(nodes, {"x": (1, 3, 4, 4), "w": (1, 2, 4, 4)}, weights, ("y", "z"))
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.draft("fp32"), feeds)
+    found = gpu_interpreter.run(case.lower("fp32"), feeds)
 
     def rounded(x: np.ndarray, scale: float) -> np.ndarray:  # onnxruntime leaves some out
         return np.clip(np.rint(x / scale), -128, 127) * scale

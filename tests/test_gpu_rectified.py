@@ -73,8 +73,8 @@ def test_a_clip_has_the_bits_of_the_formula(
     limits = (graph.constant(np.float32(0)), graph.constant(np.float32(6)))
     y = graph.rounded(graph.add("Clip", sums, *limits), np.float32(scale))
     case = graph.case(graph.product("Conv", y, (4, 24, 1, 1)))
-    segment = case.draft("int8")
-    constants = [dict(call.spec.constants) for call in segment.calls]
+    segment = case.lower("int8")
+    constants = [dict(call.spec.constants) for call in segment.launches]
     steps = {op for row in constants for op in row.get("EPILOGUE", row.get("EXPRESSION"))}
     assert ("relu_int8_by" in {step[0] for step in steps}) == (scale * 127 < 6)
     feeds = {"x": 5 * rng.normal(size=(2, 16, 5, 6)).astype(np.float32)}

@@ -49,13 +49,13 @@ def pointwise(
 def tactics_of(segment: KernelProgram, kernel: str) -> list[KernelProgram]:
     """The segment once for each tactic of a kernel that leaves sums where lanes have them."""
     found = []
-    for at, work in enumerate(segment.work):
-        for tactic in work.tactics:
+    for at, op in enumerate(segment.ops):
+        for tactic in op.tactics:
             constants = dict(tactic[0].spec.constants)
             if tactic[0].spec.title == kernel and constants.get("MMA_WARPS", 1):
-                chosen = list(segment.work)
-                chosen[at] = replace(work, tactics=(tactic,))
-                found.append(replace(segment, work=tuple(chosen)))
+                chosen = list(segment.ops)
+                chosen[at] = replace(op, tactics=(tactic,))
+                found.append(replace(segment, ops=tuple(chosen)))
     return found
 
 
@@ -70,7 +70,7 @@ def test_results_have_the_bits_of_the_formula(
     case = pointwise(rng, channels, filters, residual, (11, 13))
     feeds = {"x": rng.normal(size=(2, channels, 11, 13)).astype(np.float32)}
     truth = int8_reference.run(case.model(), feeds)
-    variants = tactics_of(case.draft("int8", HOPPER), kernel)
+    variants = tactics_of(case.lower("int8", HOPPER), kernel)
     assert variants
     for segment in variants[:2]:
         for name, wanted in truth.items():
@@ -97,8 +97,8 @@ def test_which_products_are_made_in_strips(
     case = pointwise(rng, channels, filters, residual, (11, 13))
     found = [
         dict(call.spec.constants)["BLOCK_M"]
-        for segment in tactics_of(case.draft("int8", HOPPER), "row_panel_gemm")
-        for call in segment.calls
+        for segment in tactics_of(case.lower("int8", HOPPER), "row_panel_gemm")
+        for call in segment.launches
         if call.spec.title == "row_panel_gemm"
         and (dict(call.spec.constants).get("residual", "") is not None) == residual
     ]
@@ -107,9 +107,9 @@ def test_which_products_are_made_in_strips(
 
 def test_few_rows_or_other_tensor_cores_make_no_strips(rng: np.random.Generator) -> None:
     case = pointwise(rng, 64, 256, True, (11, 13))
-    assert tactics_of(case.draft("int8", HOPPER), "row_panel_gemm")
-    assert not tactics_of(case.draft("int8", GpuTarget(sm=90, sm_count=132)), "row_panel_gemm")
-    assert not tactics_of(case.draft("int8", GpuTarget(sm=87, sm_count=1)), "row_panel_gemm")
+    assert tactics_of(case.lower("int8", HOPPER), "row_panel_gemm")
+    assert not tactics_of(case.lower("int8", GpuTarget(sm=90, sm_count=132)), "row_panel_gemm")
+    assert not tactics_of(case.lower("int8", GpuTarget(sm=87, sm_count=1)), "row_panel_gemm")
 
 
 def test_strips_of_a_dynamic_batch_have_the_same_bits(rng: np.random.Generator) -> None:
@@ -142,8 +142,8 @@ def test_results_do_not_go_through_shared_memory(
 ) -> None:
     """Operands, and of strips what is copied ahead, are all that lies there."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    segment = pointwise(rng, 64, 256, residual, (11, 13)).draft("int8", HOPPER)
-    calls = [call for one in tactics_of(segment, kernel) for call in one.calls]
+    segment = pointwise(rng, 64, 256, residual, (11, 13)).lower("int8", HOPPER)
+    calls = [call for one in tactics_of(segment, kernel) for call in one.launches]
     spec = next(
         call.spec
         for call in calls

@@ -22,8 +22,9 @@ from device.runtime.timing_cache import TimingCache, TimingCacheError
 from toolkit.cli.main import tandem
 from toolkit.errors import BuildError
 from toolkit.gpu.codegen.compile import has_compiler
-from toolkit.gpu.compile import GpuSegment, lower_gpu
+from toolkit.gpu.compile import GpuSegment, compile_segment
 from toolkit.gpu.ir.launch import KernelLaunch, KernelSpec, TunableOp
+from toolkit.gpu.lower import lower_segment
 from toolkit.gpu.report import memory_line, report_lines, report_segment
 from toolkit.gpu.schedule.tactics import TacticOptions, fastest_first, timed_text, times_for
 from toolkit.gpu.schedule.workspace import fit_workspace
@@ -49,9 +50,9 @@ def call(reads: str, writes: str) -> KernelLaunch:
     return KernelLaunch(SPEC, (1, 1, 1), (), tuple(reads.split()), tuple(writes.split()))
 
 
-def names(work: Sequence[TunableOp]) -> list[list[str]]:
+def names(ops: Sequence[TunableOp]) -> list[list[str]]:
     """What the last call of each tactic is named after: its grid's width."""
-    return [[str(tactic[-1].grid[0]) for tactic in one.tactics] for one in work]
+    return [[str(tactic[-1].grid[0]) for tactic in op.tactics] for op in ops]
 
 
 def numbered(*counts: int) -> tuple[TunableOp, ...]:
@@ -70,10 +71,10 @@ def cache(**times: float) -> TimingCache:
 
 
 def test_the_fastest_tactic_stays_alone_or_comes_first() -> None:
-    work, keys = numbered(3, 2), [["a", "b", "c"], ["d", "e"]]
+    ops, keys = numbered(3, 2), [["a", "b", "c"], ["d", "e"]]
     (times,) = cache(a=3.0, b=1.0, c=2.0, d=1.0).devices
-    assert names(fastest_first(work, keys, times, only=True)) == [["2"], ["1", "2"]]
-    assert names(fastest_first(work, keys, times, only=False)) == [["2", "1", "3"], ["1", "2"]]
+    assert names(fastest_first(ops, keys, times, only=True)) == [["2"], ["1", "2"]]
+    assert names(fastest_first(ops, keys, times, only=False)) == [["2", "1", "3"], ["1", "2"]]
 
 
 def test_times_are_those_of_the_gpu_of_this_kind_that_has_most() -> None:
@@ -128,16 +129,16 @@ def test_tactics_whose_scratch_breaks_the_limit_are_left_out(
     limit: int | None, tactics: int
 ) -> None:
     fitted = fit_workspace(SPLIT, SIZES, ["x"], ["z"], limit)
-    assert len(fitted.work[1].tactics) == tactics
+    assert len(fitted.ops[1].tactics) == tactics
     assert limit is None or fitted.workspace_bytes <= limit
-    assert (call("y", "z"),) in fitted.work[1].tactics
+    assert (call("y", "z"),) in fitted.ops[1].tactics
 
 
 def test_scratch_that_several_tactics_share_is_left_out_with_all_of_them() -> None:
     shared = tuple((call("x", s), call(s, "y")) for s in ("large", "large", "small"))
-    work = TunableOp(("both",), (*shared, (call("x", "y"),)))
-    fitted = fit_workspace((work,), SIZES, ["x"], ["y"], 512 + 1024)
-    assert fitted.work[0].tactics == work.tactics[2:]
+    op = TunableOp(("both",), (*shared, (call("x", "y"),)))
+    fitted = fit_workspace((op,), SIZES, ["x"], ["y"], 512 + 1024)
+    assert fitted.ops[0].tactics == op.tactics[2:]
 
 
 def test_a_workspace_that_cannot_keep_the_limit_is_refused_with_the_numbers() -> None:
@@ -157,17 +158,17 @@ def test_tensors_that_live_at_once_share_no_byte(
     sizes: list[int], edges: list[tuple[int, int]]
 ) -> None:
     count = len(sizes)
-    work = tuple(TunableOp((), ((call(f"t{a % count}", f"t{b % count}"),),)) for a, b in edges)
+    ops = tuple(TunableOp((), ((call(f"t{a % count}", f"t{b % count}"),),)) for a, b in edges)
     known = {f"t{at}": size for at, size in enumerate(sizes)}
     first, last = f"t{edges[0][0] % count}", f"t{edges[-1][1] % count}"
-    fitted = fit_workspace(work, known, [first], [last])
-    uses: dict[str, list[int]] = {first: [0], last: [len(work)]}
-    for at, one in enumerate(work):
+    fitted = fit_workspace(ops, known, [first], [last])
+    uses: dict[str, list[int]] = {first: [0], last: [len(ops)]}
+    for at, one in enumerate(ops):
         for base in one.touched:
             uses.setdefault(base, []).append(at)
     assert set(fitted.offsets) == set(uses)
     live = 0
-    for at in range(len(work) + 1):
+    for at in range(len(ops) + 1):
         held = [name for name, when in uses.items() if min(when) <= at <= max(when)]
         ends = [(fitted.offsets[name], fitted.offsets[name] + known[name]) for name in held]
         ordered = sorted(ends)
@@ -246,11 +247,12 @@ def test_a_build_with_the_board_s_times_carries_the_fastest_alone(
 
     def lower(tactics: TacticOptions) -> GpuSegment:
         gpu = GpuTarget(87, 8, exhaustive=tactics.exhaustive)
-        return lower_gpu(piece.name, piece.model, gpu=gpu, precision="fp16", tactics=tactics)
+        program = lower_segment(piece.model, gpu=gpu, precision="fp16")
+        return compile_segment(piece.name, program, gpu=gpu, tactics=tactics)
 
     plain = lower(TacticOptions())
     at, chosen = next(
-        (at, work) for at, work in enumerate(plain.implementation.works) if len(work.tactics) > 1
+        (at, op) for at, op in enumerate(plain.implementation.works) if len(op.tactics) > 1
     )
     sha256 = [one.sha256 for one in plain.kernels]
     keys = [
@@ -273,9 +275,9 @@ def test_a_build_with_the_board_s_times_carries_the_fastest_alone(
 def test_an_exhaustive_build_carries_more(rng: np.random.Generator) -> None:
     case = convolution(rng, (1, 64, 32, 32), 128, (3, 3), node("Relu", "c", "y"))
     few, every = (
-        case.draft("fp16", GpuTarget(87, 8, exhaustive=exhaustive)) for exhaustive in (False, True)
+        case.lower("fp16", GpuTarget(87, 8, exhaustive=exhaustive)) for exhaustive in (False, True)
     )
-    more = [len(b.tactics) - len(a.tactics) for a, b in zip(few.work, every.work, strict=True)]
+    more = [len(b.tactics) - len(a.tactics) for a, b in zip(few.ops, every.ops, strict=True)]
     assert max(more) > 0 <= min(more)
 
 
@@ -311,6 +313,6 @@ def test_a_build_refuses_a_workspace_that_is_too_small(
     assert all(0 < row["occupancy"] <= 1 for row in report["kernels"])
     shown = CliRunner().invoke(tandem, ["inspect", str(tmp_path / "m.engine")]).output
     assert (
-        f"kernels for sm_87: {report['works']} pieces of work, {report['tactics']} tactics, "
+        f"kernels for sm_87: {report['operations']} operations, {report['tactics']} tactics, "
         f"{len(report['kernels'])} kernels"
     ) in shown

@@ -116,7 +116,7 @@ def build(model: Path, profile: str = "laptop", **options: object) -> BuildResul
     return build_engine(model, profile, model.with_suffix(".engine"), given)
 
 
-def draft(
+def lower(
     model: Path,
     plugins: Sequence[Plugin] = STEREO,
     precision: str = "fp16",
@@ -168,18 +168,18 @@ def test_int8_ranges_are_measured_through_a_plugin(
 
 @pytest.mark.usefixtures("with_compiler")
 def test_an_operator_of_a_plugin_is_one_node_of_the_gpu(tmp_path: Path) -> None:
-    drafted = draft(stereo_model(tmp_path / "m.onnx", (1, 4, 5, 24), 4))
-    kernels = {work.nodes: work.tactics[0][-1].spec for work in drafted.work if work.nodes}
+    program = lower(stereo_model(tmp_path / "m.onnx", (1, 4, 5, 24), 4))
+    kernels = {op.nodes: op.tactics[0][-1].spec for op in program.ops if op.nodes}
     assert kernels["CostVolume:cost",].kernel == "cost_volume"
     assert kernels["SoftDisparity:soft",].kernel == "soft_disparity"
 
 
 @pytest.mark.usefixtures("with_compiler")
 def test_tensors_are_converted_to_the_types_that_a_kernel_takes(tmp_path: Path) -> None:
-    drafted = draft(stereo_model(tmp_path / "m.onnx", (1, 4, 5, 24), 4), precision="fp16")
+    program = lower(stereo_model(tmp_path / "m.onnx", (1, 4, 5, 24), 4), precision="fp16")
     types = {
         one.spec.kernel: [kind.split(":")[0] for _, kind in one.spec.signature]
-        for one in drafted.calls
+        for one in program.launches
     }
     assert types["cost_volume"] == ["*fp16", "*fp16", "*fp16", "i32", "i32"]
     assert types["soft_disparity"] == ["*fp32", "*fp32", "i32", "i32"]
@@ -195,7 +195,7 @@ def test_the_example_s_triton_kernel_computes_what_its_function_does(
         node = call(COST, "left right", "y", disparities=disparities)
         model = write(tmp_path / "m.onnx", [node], dict.fromkeys(("left", "right"), shape), 4)
         feeds = pictures(rng, shape)
-        found = gpu_interpreter.run(draft(model, precision=precision), feeds)["y"]
+        found = gpu_interpreter.run(lower(model, precision=precision), feeds)["y"]
         graph = import_model(model, plugins=STEREO).model
         session = ort.InferenceSession(ir.to_proto(graph).SerializeToString())
         (truth,) = session.run(None, feeds)
@@ -216,11 +216,11 @@ def test_the_example_s_triton_kernel_takes_every_size_of_a_range(
     sides = dict.fromkeys(("left", "right"), ("batch", 4, "height", "width"))
     node = call(COST, "left right", "y", disparities=6)
     model = write(tmp_path / "m.onnx", [node], sides, 4)
-    drafted = draft(model, precision="fp32", dims=dims)
+    program = lower(model, precision="fp32", dims=dims)
     between = tuple(int(rng.integers(dim.min, dim.max + 1)) for dim in dims)
     for batch, height, width in ((1, 2, 5), (3, 6, 90), between):
         feeds = pictures(rng, (batch, 4, height, width))
-        found = gpu_interpreter.run(drafted, feeds, (batch, height, width))["y"]
+        found = gpu_interpreter.run(program, feeds, (batch, height, width))["y"]
         np.testing.assert_allclose(found, cost_of(feeds, 6), rtol=1e-4, atol=1e-5)
 
 
@@ -232,7 +232,7 @@ def test_a_constant_that_follows_a_dynamic_dimension_is_refused(tmp_path: Path) 
     model = write(tmp_path / "m.onnx", [call(doubler(), "x", "y")], {"x": ("rows", 3)}, 2)
     dims = [DimRange(name="rows", min=1, opt=2, max=3)]
     with pytest.raises(NotCoveredError, match="'ROWS' of kernel odd follows a dynamic dimension"):
-        draft(model, [doubler(launches=launches)], dims=dims)
+        lower(model, [doubler(launches=launches)], dims=dims)
 
 
 @needs_triton
@@ -244,7 +244,7 @@ def test_the_example_s_kernels_compile_for_boards(
     gpu = replace(ORIN, sm=sm)
     specs = {
         one.spec.kernel: one.spec
-        for one in draft(stereo_model(tmp_path / "m.onnx", (1, 4, 5, 24), 4)).calls
+        for one in lower(stereo_model(tmp_path / "m.onnx", (1, 4, 5, 24), 4)).launches
         if one.spec.source is not None
     }
     found = find_compiler()
@@ -292,7 +292,9 @@ def test_what_compilers_say_names_kernel_operator_and_file(
         file = tmp_path / name
         file.write_text(text)
         plugin = doubler(launches=lambda node, f=file: [launch(node, f, y=node.outputs[0])])
-        (spec,) = [one.spec for one in draft(doubled(tmp_path), [plugin]).calls if one.spec.source]
+        (spec,) = [
+            one.spec for one in lower(doubled(tmp_path), [plugin]).launches if one.spec.source
+        ]
         with pytest.raises(CompileError) as caught:
             compile_kernels([spec], ORIN)
         for said in ("odd", "my.domain::Double", str(file), "sm_87"):
@@ -310,12 +312,12 @@ def test_a_kernel_file_that_changes_is_compiled_anew(
     for factor in (2, 3):
         file.write_text(f'extern "C" __global__ void odd(float* y) {{ y[0] *= {factor}; }}')
         plugin = doubler(launches=lambda node: [launch(node, file, y=node.outputs[0])])
-        specs = [c.spec for c in draft(doubled(tmp_path), [plugin]).calls if c.spec.source]
+        specs = [c.spec for c in lower(doubled(tmp_path), [plugin]).launches if c.spec.source]
         (compiled,) = compile_kernels(specs, ORIN)
         assert compiled is not None
         cubins.append(compiled.cubin)
     assert cubins[0] != cubins[1]
-    file.write_text("// changed after the draft")
+    file.write_text("// changed after lowering")
     shutil.rmtree(tmp_path / "cache")
     with pytest.raises(CompileError, match="changed during the build"):
         compile_kernels(specs, ORIN)
@@ -326,7 +328,7 @@ def test_without_a_cuda_compiler_the_node_runs_portable(
 ) -> None:
     monkeypatch.setattr(plugins_emit, "find_compiler", lambda: None)
     with pytest.raises(NotCoveredError, match="nvidia-cuda-nvrtc") as caught:
-        draft(stereo_model(tmp_path / "m.onnx", (1, 4, 5, 24), 4))
+        lower(stereo_model(tmp_path / "m.onnx", (1, 4, 5, 24), 4))
     assert list(caught.value.reasons) == ["SoftDisparity:soft"]
 
 
@@ -366,7 +368,7 @@ def test_kernels_see_attributes_with_their_defaults(
         seen.append(node.number("factor"))
         return [launch(node, EXAMPLE.with_name("cost_volume.py"), y=node.outputs[0])]
 
-    draft(doubled(tmp_path, **given), [doubler(launches=launches)])
+    lower(doubled(tmp_path, **given), [doubler(launches=launches)])
     assert seen == [factor]
 
 
@@ -460,7 +462,7 @@ def test_a_plugin_that_does_not_do_what_it_says_is_named(name: str, tmp_path: Pa
     plugins, attributes, said = REFUSED[name]
     model = doubled(tmp_path, **attributes)
     with pytest.raises(PluginError, match=said):
-        draft(model, plugins())
+        lower(model, plugins())
 
 
 def test_a_function_of_another_opset_is_refused_where_it_means_something_else(
@@ -473,7 +475,7 @@ def test_a_function_of_another_opset_is_refused_where_it_means_something_else(
         }"""
     plugin = doubler(function=parse_function(text))
     with pytest.raises(PluginError, match="ReduceSum of opset 12 is another one in opset 19"):
-        draft(doubled(tmp_path), [plugin])
+        lower(doubled(tmp_path), [plugin])
 
 
 FILES = {
