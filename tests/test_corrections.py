@@ -19,7 +19,7 @@ from calibration.compare import sqnr_db
 from calibration.dataset import memory_dataset
 from calibration.errors import CalibrationError
 from calibration.table import read_table
-from calibration.trt_cache import amax_of, read_cache
+from calibration.trt_cache import amax_of, decode_cache
 from device.engine.file import open_engine
 from toolkit.cli.main import tandem
 from toolkit.engine.build import BuildOptions, build_engine
@@ -241,7 +241,7 @@ def test_the_cache_holds_the_ranges_of_the_adjusted_model(
     asked = ("calibrate", path, "--data", folder, "--method", "minmax", "--equalise", "on")
     code, said = run(*asked, *parts)
     assert code == 0, said
-    found = amax_of(read_cache(cache))
+    found = amax_of(decode_cache(cache.read_text(), str(cache)))
     tensors = calibrated_tensors(prepared(path))
     seen, plain = dict.fromkeys(tensors, 0.0), dict.fromkeys(tensors, 0.0)
     for model, largest in ((adjusted, seen), (path, plain)):

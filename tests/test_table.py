@@ -244,28 +244,6 @@ def test_a_file_from_before_methods_per_tensor_still_loads():
     assert decode_table(json.dumps(content).encode(), "x") == _table()
 
 
-def test_a_table_says_which_method_chose_a_tensor():
-    table = msgspec.structs.replace(_table(), methods={"images": "percentile:99.9"})
-    assert table.method_of("images") == "percentile:99.9"
-    assert table.method_of("conv1:0") == "entropy"
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"methods": {"other": "mse"}}, "method for tensor 'other', which is not among its 2"),
-        ({"methods": {"images": ""}}, "not a calibration table"),
-        ({"keep_float": ["conv1", "conv2", "conv1"]}, "keeps 3 nodes.*only 2 different"),
-        ({"keep_float": [""]}, "not a calibration table"),
-        ({"samples": 0}, "measured on 0 samples, but is not marked as a dummy"),
-        ({"dummy": 1}, "not a calibration table"),
-    ],
-)
-def test_what_contradicts_itself_is_refused(changes, words):
-    with pytest.raises(CalibrationError, match=f"^x: .*{words}"):
-        decode_table(_file(**changes).encode(), "x")
-
-
 def test_a_dummy_says_so_in_its_file():
     table = msgspec.structs.replace(_table(), dummy=True, samples=0)
     assert json.loads(encode_table(table))["dummy"] is True
