@@ -28,9 +28,9 @@ def check_tactics(case: Case, kernel: str, gpu: GpuTarget) -> list[Mapping[str, 
 
     for at, op in enumerate(segment.ops):
         for tactic in uses(op):
-            works = [*segment.ops]
-            works[at] = replace(op, tactics=(tactic,))
-            found = gpu_interpreter.run(replace(segment, ops=tuple(works)), feeds)
+            ops = [*segment.ops]
+            ops[at] = replace(op, tactics=(tactic,))
+            found = gpu_interpreter.run(replace(segment, ops=tuple(ops)), feeds)
             for name, truth in truths.items():
                 assert len(np.unique(truth)) > 4
                 np.testing.assert_array_equal(found[name], truth, strict=True)

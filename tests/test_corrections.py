@@ -95,7 +95,7 @@ def test_steps_are_tried_by_default_where_a_search_runs(
 @pytest.mark.parametrize(
     ("asked", "loss", "kept"), [("auto", 0.0, False), ("auto", -0.2, True), ("on", 3.0, True)]
 )
-def test_equalisation_is_kept_by_its_effect_or_as_asked(
+def test_equalisation_is_applied_by_its_effect_or_as_requested(
     tmp_path: Path, rng: np.random.Generator, asked: str, loss: float, kept: bool
 ) -> None:
     plain = fitted(prepared(depthwise_net(tmp_path / "m.onnx", rng)), noise(rng, 2), noise(rng, 2))

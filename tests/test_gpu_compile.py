@@ -288,7 +288,7 @@ def test_a_compiler_that_does_not_start_is_an_error_of_the_build(
 
 
 @pytest.mark.usefixtures("slow_compiler")
-def test_work_that_compiles_for_ever_names_its_nodes() -> None:
+def test_an_operation_that_compiles_for_ever_names_its_nodes() -> None:
     ops = [op("a", ("fast",)), op("b", ("slow",)), op("c", ("other",))]
     with pytest.raises(NotCoveredError, match="kernel slow for sm_87 takes longer than 3 s") as e:
         compile_ops(ops, ORIN)

@@ -32,7 +32,7 @@ def check(program: KernelProgram, case: Case, rng: np.random.Generator) -> None:
         assert difference < LIMIT * np.linalg.norm(truth), name
 
 
-STEMS = {
+FIRST_CONVOLUTIONS = {
     "as in a ResNet": ((1, 3, 20, 17), 8, (7, 7), {"strides": [2, 2], "pads": [3, 3, 3, 3]}),
     "as in a VGG": ((2, 3, 9, 8), 5, (3, 3), {"pads": [1, 1, 1, 1]}),
     "patches": ((1, 3, 16, 12), 6, (4, 4), {"strides": [4, 4]}),
@@ -42,11 +42,9 @@ STEMS = {
 }
 
 
-@pytest.mark.parametrize("name", STEMS)
-def test_few_channels_are_read_from_a_picture_with_a_border(
-    name: str, rng: np.random.Generator
-) -> None:
-    shape, filters, taps, attributes = STEMS[name]
+@pytest.mark.parametrize("name", FIRST_CONVOLUTIONS)
+def test_few_channels_are_read_from_a_padded_image(name: str, rng: np.random.Generator) -> None:
+    shape, filters, taps, attributes = FIRST_CONVOLUTIONS[name]
     case = convolution(rng, shape, filters, taps, **attributes)
     program = case.lower()
     assert kernels(program)[:2] in (["pad", "gemm im2col"], ["space_to_depth", "gemm im2col"])
@@ -58,7 +56,7 @@ def test_columns_of_taps_apart_are_read_one_by_one(rng: np.random.Generator) -> 
     assert "pad" not in kernels(case.lower())
 
 
-WAYS = {
+CONVOLUTIONS = {
     "3x3": ((2, 24, 9, 8), 40, (3, 3), {"pads": [1, 1, 1, 1]}),
     "pointwise": ((2, 24, 9, 8), 40, (1, 1), {}),
     "depthwise": ((2, 12, 13, 6), 12, (3, 3), {"group": 12, "pads": [1, 1, 1, 1]}),
@@ -67,9 +65,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_every_tactic_gives_the_result(name: str, rng: np.random.Generator) -> None:
-    shape, filters, taps, attributes = WAYS[name]
+    shape, filters, taps, attributes = CONVOLUTIONS[name]
     case = convolution(rng, shape, filters, taps, **attributes)
     program = case.lower(gpu=EVERY)
     (at,) = [at for at, op in enumerate(program.ops) if len(op.tactics) > 1]
@@ -128,7 +126,7 @@ def test_an_average_over_many_pixels_is_made_in_parts(batch: int, rng: np.random
         check(replace(program, ops=tuple(ops)), case, rng)
 
 
-def test_many_pictures_are_averaged_at_once(rng: np.random.Generator) -> None:
+def test_many_images_are_averaged_at_once(rng: np.random.Generator) -> None:
     case = Case([node("GlobalAveragePool", "x", "y")], {"x": (65, 8, 20, 20)}, {})
     program = case.lower()
     assert kernels(program).count("global_average_pool") == 1

@@ -40,7 +40,7 @@ def run_every_tactic(program: KernelProgram, feeds: dict[str, np.ndarray]) -> li
 
 
 @pytest.mark.parametrize("name", WINDOWS)
-def test_a_window_is_read_from_the_picture(name: str, rng: np.random.Generator) -> None:
+def test_a_window_is_read_from_the_image(name: str, rng: np.random.Generator) -> None:
     shape, filters, taps, attributes = WINDOWS[name]
     case = convolution(rng, shape, filters, taps, node("Relu", "c", "y"), **attributes)
     feeds = case.feeds(rng)
@@ -52,7 +52,7 @@ def test_a_window_is_read_from_the_picture(name: str, rng: np.random.Generator) 
 
 @pytest.mark.parametrize("bias", ["", "int32"])
 @pytest.mark.parametrize("name", ["3x3 of stride 2", "3x3 of stride 1", "exactly 32 numbers"])
-def test_a_picture_is_rounded_as_it_is_read(name: str, bias: str, rng: np.random.Generator) -> None:
+def test_an_image_is_rounded_as_it_is_read(name: str, bias: str, rng: np.random.Generator) -> None:
     shape, filters, taps, attributes = WINDOWS[name]
     graph = Graph(rng, {"x": shape})
     weights = (filters, shape[1], *taps)

@@ -9,13 +9,13 @@ import numpy as np
 import onnx
 import pytest
 from gpu_dynamic_graphs import (
-    PICTURES,
+    IMAGE_CASES,
     SEQUENCES,
     attention,
     detector,
     half_and_back,
+    image_case,
     integer_network,
-    picture,
     residual_network,
 )
 from gpu_graphs import ORIN, Case, node
@@ -46,7 +46,7 @@ BATCH = DimRange(name="batch", min=1, opt=2, max=4)
 HEIGHT = DimRange(name="height", min=5, opt=8, max=13)
 WIDTH = DimRange(name="width", min=6, opt=9, max=12)
 TOKENS = DimRange(name="tokens", min=1, opt=9, max=20)
-PICTURE = (BATCH, HEIGHT, WIDTH)
+IMAGE_DIMS = (BATCH, HEIGHT, WIDTH)
 ROWS = (BATCH, TOKENS)
 
 
@@ -86,9 +86,9 @@ def check(case: Case, dims: Sequence[DimRange], rng: Rng, precision: str = "fp32
             assert difference <= LIMITS[precision] * np.linalg.norm(truth) + 1e-30, point
 
 
-@pytest.mark.parametrize("name", PICTURES)
-def test_pictures_of_any_size_in_the_range(name: str, rng: Rng) -> None:
-    check(PICTURES[name](rng), PICTURE, rng)
+@pytest.mark.parametrize("name", IMAGE_CASES)
+def test_images_of_any_size_in_the_range(name: str, rng: Rng) -> None:
+    check(IMAGE_CASES[name](rng), IMAGE_DIMS, rng)
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
@@ -97,8 +97,8 @@ def test_sequences_of_any_length_in_the_range(name: str, rng: Rng) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_residual_network_takes_pictures_of_any_size(precision: str, rng: Rng) -> None:
-    check(residual_network(rng), PICTURE, rng, precision)
+def test_a_residual_network_takes_images_of_any_size(precision: str, rng: Rng) -> None:
+    check(residual_network(rng), IMAGE_DIMS, rng, precision)
 
 
 def test_a_detector_takes_the_sizes_at_which_its_scales_fit(rng: Rng) -> None:
@@ -117,7 +117,7 @@ def test_a_detector_whose_range_holds_sizes_that_do_not_fit_is_refused(rng: Rng)
 
 
 def test_a_dimension_of_one_size_is_a_number(rng: Rng) -> None:
-    fixed = [DimRange(name=dim.name, min=dim.opt, opt=dim.opt, max=dim.opt) for dim in PICTURE]
+    fixed = [DimRange(name=dim.name, min=dim.opt, opt=dim.opt, max=dim.opt) for dim in IMAGE_DIMS]
     program, _ = lower(residual_network(rng), fixed)
     plain = Case(
         residual_network(np.random.default_rng(0)).nodes,
@@ -128,7 +128,7 @@ def test_a_dimension_of_one_size_is_a_number(rng: Rng) -> None:
 
 
 def test_memory_is_planned_for_the_largest_sizes(rng: Rng) -> None:
-    program, _ = lower(picture(node("Relu", "x", "y")), PICTURE)
+    program, _ = lower(image_case(node("Relu", "x", "y")), IMAGE_DIMS)
     largest = 4 * BATCH.max * 8 * HEIGHT.max * WIDTH.max
     assert program.workspace_bytes >= 2 * largest
     assert program.workspace_bytes < 2 * largest + 512
@@ -167,12 +167,12 @@ LOSSES: Mapping[str, Callable[[int], int]] = {
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_kernel_that_loses_a_formula_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = picture(node("Transpose", "x", "y", perm=[0, 1, 3, 2]))
+    case = image_case(node("Transpose", "x", "y", perm=[0, 1, 3, 2]))
     monkeypatch.setitem(table.EMITTERS, "Transpose", losing(lambda size: size))
-    lower(case, PICTURE)
+    lower(case, IMAGE_DIMS)
     monkeypatch.setitem(table.EMITTERS, "Transpose", losing(LOSSES[name]))
     with pytest.raises(NotCoveredError, match=r"'Transpose:y'.*batch=2.*batch=") as refusal:
-        lower(case, PICTURE)
+        lower(case, IMAGE_DIMS)
     assert set(refusal.value.reasons) == {"Transpose:y"}
 
 
@@ -184,7 +184,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 def test_int8_is_bit_by_bit_that_of_fixed_sizes(rng: Rng) -> None:
     case = integer_network(rng)
-    program, dims = lower(case, PICTURE, "int8")
+    program, dims = lower(case, IMAGE_DIMS, "int8")
     assert any(call.spec.exact for call in program.launches)
     for point in points(dims, rng):
         feeds = feeds_at(case, dims, point, rng)
@@ -196,7 +196,7 @@ def test_int8_is_bit_by_bit_that_of_fixed_sizes(rng: Rng) -> None:
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-def test_a_picture_is_resized_to_a_size_that_is_read_in_steps(mode: str, rng: Rng) -> None:
+def test_an_image_is_resized_to_a_size_that_is_read_in_steps(mode: str, rng: Rng) -> None:
     height = DimRange(name="height", min=6, opt=8, max=12)
     width = DimRange(name="width", min=6, opt=8, max=14)
     check(half_and_back(mode), in_steps((BATCH, height, width), 2), rng)
@@ -224,36 +224,38 @@ def test_an_engine_takes_the_least_steps_that_its_kernels_need(tmp_path: Path) -
 def test_an_engine_holds_formulas_and_arguments_in_the_order_of_the_kernel(
     tmp_path: Path, rng: Rng
 ) -> None:
-    case = picture(node("Relu", "x", "r"), node("Transpose", "r", "y", perm=[0, 2, 3, 1]))
+    case = image_case(node("Relu", "x", "r"), node("Transpose", "r", "y", perm=[0, 2, 3, 1]))
     onnx.save(case.model(), tmp_path / "m.onnx")
     path = tmp_path / "m.engine"
-    build_on_gpu(tmp_path / "m.onnx", path, profile="orin-nano-8gb", precision="fp32", dims=PICTURE)
+    build_on_gpu(
+        tmp_path / "m.onnx", path, profile="orin-nano-8gb", precision="fp32", dims=IMAGE_DIMS
+    )
     with open_engine(path) as engine:
         manifest = engine.manifest
-    assert manifest.dims == PICTURE
+    assert manifest.dims == IMAGE_DIMS
     one = next(i for i in manifest.segments[0].implementations if isinstance(i, Cuda))
     assert one.inputs[0].shape == ("d0", 8, "d1", "d2")
     assert one.outputs[0].shape == ("d0", "d1", "d2", 8)
     assert one.outputs[0].bytes == 4 * 8 * BATCH.max * HEIGHT.max * WIDTH.max
-    specs = [call.spec for call in lower(case, PICTURE)[0].launches]
+    specs = [call.spec for call in lower(case, IMAGE_DIMS)[0].launches]
     launches = [launch for op in one.works for launch in op.tactics[0].launches]
     for spec, launch in zip(specs, launches, strict=True):
         (compiled,) = compile_kernels([spec], GpuTarget(87, 8))
         assert set(compiled.parameters) == {name for name, _ in spec.signature}
         order = list(kernel_function(spec.kernel, None).arg_names)
-        places = [order.index(name.split(".")[0]) for name in compiled.parameters]
-        assert places == sorted(places)
+        positions = [order.index(name.split(".")[0]) for name in compiled.parameters]
+        assert positions == sorted(positions)
         numbers = {name for name, kind in spec.signature if kind.startswith("i32")}
         kinds = [isinstance(argument, Int32) for argument in launch.arguments]
         assert kinds == [name in numbers for name in compiled.parameters] + [False, False]
     with open_session(path) as session:
-        for point in points(PICTURE, rng):
-            feeds = feeds_at(case, PICTURE, point, rng)
+        for point in points(IMAGE_DIMS, rng):
+            feeds = feeds_at(case, IMAGE_DIMS, point, rng)
             np.testing.assert_array_equal(session.infer(feeds)["y"], case.truth(feeds)["y"])
 
 
 ON_THE_GPU: Mapping[str, tuple[Callable[[Rng], Case], tuple[DimRange, ...]]] = {
-    "residual": (residual_network, PICTURE),
+    "residual": (residual_network, IMAGE_DIMS),
     "detector": (
         detector,
         (

@@ -112,7 +112,7 @@ def kernels(rng: np.random.Generator, gpu: GpuTarget) -> dict[str, KernelSpec]:
     found: dict[str, KernelSpec] = {}
     programs = [case.lower("fp16", gpu) for case in cases(rng)]
     for program in (*programs, short_product(rng).lower("int8", gpu)):
-        for call in (call for op in program.ops for way in op.tactics for call in way):
+        for call in (call for op in program.ops for tactic in op.tactics for call in tactic):
             found.setdefault(call.spec.title, call.spec)
     return found
 

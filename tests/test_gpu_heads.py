@@ -134,7 +134,7 @@ def test_a_last_convolution_writes_its_output_as_it_leaves(
 
 
 @PRECISIONS
-def test_a_residual_is_no_plane(precision: str, rng: np.random.Generator) -> None:
+def test_a_residual_excludes_nchw_results(precision: str, rng: np.random.Generator) -> None:
     nodes = [node("Conv", "x w", "c"), node("Add", "c x", "y")]
     kernels = check(
         Case(nodes, {"x": (2, 8, 5, 5)}, {"w": normal(rng, 8, 8, 1, 1)}), precision, rng
@@ -142,7 +142,7 @@ def test_a_residual_is_no_plane(precision: str, rng: np.random.Generator) -> Non
     assert "gemm strided nchw" not in kernels
 
 
-def test_planes_of_int8_are_exact(rng: np.random.Generator) -> None:
+def test_nchw_results_of_int8_are_exact(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": (3, 20, 5, 7)})
     case = graph.case(graph.product("Conv", graph.rounded("x"), (21, 20, 1, 1)))
     program = case.lower("int8")
@@ -155,7 +155,9 @@ def test_planes_of_int8_are_exact(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("sm", [87, 90])
 @pytest.mark.parametrize("filters", [80, 128])
-def test_planes_stored_as_int8_are_exact(filters: int, sm: int, rng: np.random.Generator) -> None:
+def test_nchw_results_stored_as_int8_are_exact(
+    filters: int, sm: int, rng: np.random.Generator
+) -> None:
     """sm_90 stores INT8 rows in the order of its MMA, but not NCHW."""
     graph, step = Graph(rng, {"x0": (2, 64, 16, 16), "x1": (2, 64, 16, 8)}), np.float32(0.05)
     heads = []

@@ -178,14 +178,14 @@ def test_every_tactic_of_a_convolution_has_the_same_bits(sm: int, rng: np.random
     segment = program(case, GpuTarget(sm, sm_count=8, exhaustive=True))
     feeds = {"x": rng.normal(size=case.inputs["x"]).astype(np.float32)}
     ((name, truth),) = int8_reference.run(case.model(), feeds).items()
-    ways = [
+    tactics = [
         (at, tactic)
         for at, op in enumerate(segment.ops)
         for tactic in op.tactics
         if len(op.tactics) > 1
     ]
-    assert {len(tactic) for _, tactic in ways} == {1, 2}  # whole, and in parts
-    for at, tactic in ways:
+    assert {len(tactic) for _, tactic in tactics} == {1, 2}  # whole, and in parts
+    for at, tactic in tactics:
         assert all(call.spec.exact for call in tactic)
         ops = [*segment.ops]
         ops[at] = replace(ops[at], tactics=(tactic,))
@@ -210,7 +210,7 @@ def test_poolings_read_and_write_int8(name: str, rng: np.random.Generator) -> No
     assert stored_types(segment) == {"*i8"}
 
 
-def test_concatenations_lie_on_the_grid_of_their_reader(rng: np.random.Generator) -> None:
+def test_concatenations_have_the_scale_of_their_reader(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": (1, 6, 5, 5)})
     x = graph.rounded("x")
     parts = [
@@ -275,7 +275,7 @@ def test_a_real_bias_is_rounded_to_steps_of_the_sums(rng: np.random.Generator) -
 
 @pytest.mark.parametrize("beyond", [0.0, 405 / 1024, -3.0])
 @pytest.mark.parametrize("rounded", [False, True], ids=["as it is", "rounded"])
-def test_what_lies_beyond_a_picture_is_a_number_and_not_a_step_of_the_grid(
+def test_the_padding_value_is_a_real_number_and_not_an_integer_of_the_scale(
     beyond: float, rounded: bool, rng: np.random.Generator
 ) -> None:
     graph = Graph(rng, {"x": (1, 6, 4, 4)})
@@ -402,7 +402,9 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_grids_are_read_as_onnx_defines_them(name: str, rng: np.random.Generator) -> None:
+def test_other_sampling_grids_are_read_as_onnx_defines_them(
+    name: str, rng: np.random.Generator
+) -> None:
     other = OTHERS[name]
     graph = Graph(rng, {"x": (2, 6, 4, 5)})
     scale = graph.constant((2.0 ** rng.integers(-6, -3, other.scale)).astype(np.float32))
@@ -583,7 +585,7 @@ def check_everywhere(case: Case, dims: tuple[DimRange, ...], rng: np.random.Gene
             np.testing.assert_array_equal(found[name], truth, strict=True)
 
 
-def test_pictures_of_dynamic_sizes_are_exact(rng: np.random.Generator) -> None:
+def test_images_of_dynamic_sizes_are_exact(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": ("batch", 8, "height", 7)})
     x = graph.rounded("x")
     r = graph.rounded(graph.product("Conv", x, (8, 8, 3, 3), bias="int32", pads=[1] * 4))

@@ -41,7 +41,7 @@ def computed(network: Network) -> np.ndarray:
     return values[network.outputs[0]]
 
 
-def test_random_chains_move_every_number_to_the_same_place(rng: np.random.Generator) -> None:
+def test_random_chains_move_every_element_to_the_same_index(rng: np.random.Generator) -> None:
     rewritten = 0
     for _ in range(600):
         now = rng.choice([1, 2, 2, 3, 4, 5], 4).tolist()

@@ -112,10 +112,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_covered_is_named(name: str) -> None:
-    case, words = REFUSED[name]
+    case, message = REFUSED[name]
     with pytest.raises(NotCoveredError) as refusal:
         case.lower("fp16")
-    assert words in str(refusal.value)
+    assert message in str(refusal.value)
 
 
 def test_an_unknown_architecture_is_refused() -> None:
@@ -156,14 +156,14 @@ def test_views_reach_the_elements_that_numpy_reaches(rng: np.random.Generator) -
             assert np.array_equal(moved, same)
 
 
-def test_channels_last_is_seen_for_pictures_of_one_pixel() -> None:
+def test_channels_last_is_seen_for_images_of_one_pixel() -> None:
     view = View("x", "float16", (3, 8, 1, 1), (8, 1, 1, 1))
     assert view.pixel_pitch() == 8
     assert view.reshaped((3, 8)) is not None
     assert ORIN.fp32_precision == "tf32x3"
 
 
-def test_no_place_of_the_largest_tensor_is_counted_beyond_32_bits() -> None:
+def test_offsets_of_the_largest_tensor_fit_32_bits() -> None:
     """The last block reaches over the end: what it counts there must not wrap around."""
     (call,) = Case([node("Relu", "x", "y")], {"x": (MAX_ELEMENTS,)}, {}).lower("fp16").launches
     assert call.grid[0] * int(dict(call.spec.constants)["BLOCK"]) <= 2**31

@@ -251,7 +251,7 @@ def test_chains_write_into_a_concatenation(axis: int, rng: np.random.Generator) 
 
 @pytest.mark.parametrize("indices", [ints(2, 0, -1), ints(1, 3, 5), np.array(-2), ints(5, 3, 1)])
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_gathering_constant_places(
+def test_gathering_constant_indices(
     indices: np.ndarray, axis: int, rng: np.random.Generator
 ) -> None:
     case = Case([node("Gather", "x i", "y", axis=axis)], {"x": (6, 7, 8)}, {"i": indices})
@@ -305,11 +305,11 @@ def test_scattering_elements(reduction: str, axis: int, rng: np.random.Generator
     case = Case([scatter], inputs, {}, dtypes={"i": "int64"})
     size = inputs["x"][axis]
     order = np.argsort(rng.random((size, size)), axis=axis)  # each place once
-    places = order[:3, :4]
+    indices = order[:3, :4]
     if reduction != "none":
-        places = rng.integers(-size, size, (3, 4))  # also twice
+        indices = rng.integers(-size, size, (3, 4))  # also twice
     feeds = {n: rng.normal(size=s).astype(np.float32) for n, s in inputs.items()}
-    close(case, {**feeds, "i": places})
+    close(case, {**feeds, "i": indices})
 
 
 @pytest.mark.parametrize("reduction", ["none", "add"])
@@ -343,10 +343,16 @@ SIZES = {
     "mixed": ints(2, 3, 11, 3),
     "scales": np.array([1, 1, 1.7, 0.6], np.float32),
 }
-WAYS = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "half_pixel_symmetric")
+COORDINATE_MODES = (
+    "half_pixel",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
+    "half_pixel_symmetric",
+)
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", COORDINATE_MODES)
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 def test_resizing(mode: str, name: str, how: str, rng: np.random.Generator) -> None:
@@ -354,7 +360,7 @@ def test_resizing(mode: str, name: str, how: str, rng: np.random.Generator) -> N
     close(case, floats(rng, case), rel=2e-5)
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", COORDINATE_MODES)
 @pytest.mark.parametrize("name", ["up", "down", "mixed"])
 @pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
 def test_resizing_to_the_nearest(
@@ -377,8 +383,11 @@ def test_resizing_with_wider_filters(mode: str, outside: int, rng: np.random.Gen
 
 
 def test_resizing_a_region(rng: np.random.Generator) -> None:
-    way = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 9.0}
-    one = node("Resize", "x roi", "y", mode="linear", **way)
+    attributes = {
+        "coordinate_transformation_mode": "tf_crop_and_resize",
+        "extrapolation_value": 9.0,
+    }
+    one = node("Resize", "x roi", "y", mode="linear", **attributes)
     one.input[:] = ["x", "roi", "", "sizes"]
     weights = {"roi": np.array([0, 0, 0.2, -0.1, 1, 1, 1.3, 0.7], np.float32)}
     case = Case([one], {"x": (1, 2, 6, 7)}, {**weights, "sizes": ints(1, 2, 5, 9)})

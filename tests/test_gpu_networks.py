@@ -33,7 +33,7 @@ LIMITS: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2}
 
 @dataclass(frozen=True)
 class Whole:
-    """A network: how to get it, and the side of small pictures for it (None: as it is).
+    """A network: how to get it, and the side of small images for it (None: as it is).
 
     `quick`: its small version takes the interpreter seconds, not minutes.
     """
@@ -101,7 +101,7 @@ NETWORKS_OF_THE_FIELD = {
 
 
 def small(name: str) -> ir.Model:
-    """Return a network for small pictures; the passes infer the other shapes again."""
+    """Return a network for small images; the passes infer the other shapes again."""
     network = NETWORKS_OF_THE_FIELD[name]
     if network.side is None:
         return network.model()
@@ -111,14 +111,14 @@ def small(name: str) -> ir.Model:
 
 
 def scene() -> np.ndarray:
-    """Return a picture that the detector was made for: on noise all its scores are near 0."""
-    picture = cv2.imread(str(configs.ROOT / "scenes" / "heldout" / "000.jpg"))
-    blob, _ = preprocess(picture, PreprocessConfig(width=320, height=320))
+    """Return a image that the detector was made for: on noise all its scores are near 0."""
+    pixels = cv2.imread(str(configs.ROOT / "scenes" / "heldout" / "000.jpg"))
+    blob, _ = preprocess(pixels, PreprocessConfig(width=320, height=320))
     return blob
 
 
 def resized(model: ir.Model, side: int) -> ir.Model:
-    """Return a network for pictures of another size; shapes are inferred again by the passes."""
+    """Return a network for images of another size; shapes are inferred again by the passes."""
     (image,) = model.graph.inputs
     image.shape = ir.Shape((1, 3, side, side))
     for node in model.graph:

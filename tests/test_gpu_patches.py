@@ -52,7 +52,7 @@ def test_windows_that_overlap_or_reach_out_stay_convolutions(
     assert "gemm im2col" in kernels(patches(rng, **attributes), "fp16")
 
 
-def test_a_rounded_picture_is_put_in_order_as_it_is_rounded(rng: np.random.Generator) -> None:
+def test_an_image_is_reordered_as_it_is_rounded(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": (2, 3, 32, 48)})
     tokens = graph.product(
         "Conv", graph.rounded("x"), (20, 3, 16, 16), bias="int32", strides=[16, 16]

@@ -51,21 +51,19 @@ def test_results_have_the_bits_of_the_formula(
     assert_bits(case, feeds, tactics_of(case.lower("int8", HOPPER), "persistent_gemm")[-2:])
 
 
-@pytest.mark.parametrize("on_grid", [True, False])
-def test_no_words_are_read_of_a_residual_of_real_numbers(
-    on_grid: bool, rng: np.random.Generator
-) -> None:
+@pytest.mark.parametrize("quantized", [True, False])
+def test_a_float_residual_is_not_read_as_int8x4(quantized: bool, rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": (2, 64, 11, 14)})
     x = graph.rounded("x")
     other = graph.product("Conv", x, (128, 64, 1, 1))
-    other = graph.rounded(other) if on_grid else other
+    other = graph.rounded(other) if quantized else other
     y = graph.add("Add", graph.product("Conv", x, (128, 64, 1, 1), bias="int32"), other)
     case = graph.case(graph.product("Conv", graph.rounded(y, np.float32(0.03)), (4, 128, 1, 1)))
     program = case.lower("int8", HOPPER)
     op = next(one for one in program.ops if any(name.startswith("Add") for name in one.nodes))
-    words = [t for t in op.tactics if dict(t[0].spec.constants).get("INT8X4")]
-    words += [t for t in op.tactics if t[0].spec.title == "persistent_gemm"]
-    assert bool(words) == on_grid
+    int8x4_tactics = [t for t in op.tactics if dict(t[0].spec.constants).get("INT8X4")]
+    int8x4_tactics += [t for t in op.tactics if t[0].spec.title == "persistent_gemm"]
+    assert bool(int8x4_tactics) == quantized
 
 
 def test_a_dynamic_batch_has_the_same_bits(rng: np.random.Generator) -> None:

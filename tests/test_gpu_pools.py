@@ -106,7 +106,7 @@ def test_what_is_no_number_stays_in_a_pool(precision: str, rng: np.random.Genera
     np.testing.assert_array_equal(found, np.maximum(feeds["x"][..., :-1], feeds["x"][..., 1:]))
 
 
-def test_maxima_on_one_grid_are_stored_as_they_are(rng: np.random.Generator) -> None:
+def test_maxima_of_one_scale_are_stored_unchanged(rng: np.random.Generator) -> None:
     """What is rounded to the grid on which it lies is not computed with."""
     graph = Graph(rng, {"x": (1, 8, 6, 6)})
     scale = graph.scale()
@@ -116,7 +116,7 @@ def test_maxima_on_one_grid_are_stored_as_they_are(rng: np.random.Generator) -> 
     assert dict(pool.spec.constants)["EPILOGUE"] == ()
 
 
-def test_maxima_that_go_over_another_grid_are_rounded_to_it(rng: np.random.Generator) -> None:
+def test_maxima_of_another_scale_are_requantized(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": (2, 8, 6, 6)})
     scale = graph.scale()
     pooled = graph.add("MaxPool", graph.rounded("x", scale), kernel_shape=(3, 3))
@@ -124,7 +124,7 @@ def test_maxima_that_go_over_another_grid_are_rounded_to_it(rng: np.random.Gener
     check_every_tactic(case, "int8", rng)
 
 
-PLACES = {
+INDEX_CASES = {
     "direct_conv": ((2, 3, 8, 9), (2, 2), {"strides": [2, 2]}),
     "columns first": ((2, 3, 8, 9), (3, 2), {"strides": [2, 2], "storage_order": 1}),
     "overlapping": ((1, 4, 9, 8), (3, 3), {"pads": [1, 1, 1, 1]}),
@@ -133,9 +133,9 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("name", PLACES)
-def test_places_of_maxima(name: str, rng: np.random.Generator) -> None:
-    shape, taps, attributes = PLACES[name]
+@pytest.mark.parametrize("name", INDEX_CASES)
+def test_indices_of_maxima(name: str, rng: np.random.Generator) -> None:
+    shape, taps, attributes = INDEX_CASES[name]
     pool = helper.make_node(
         "MaxPool", ["x"], ["y", "z"], name="pool", kernel_shape=taps, **attributes
     )
@@ -147,7 +147,7 @@ def test_places_of_maxima(name: str, rng: np.random.Generator) -> None:
 
 
 @PRECISIONS
-def test_maxima_go_back_to_their_places(precision: str, rng: np.random.Generator) -> None:
+def test_maxima_are_unpooled_to_their_indices(precision: str, rng: np.random.Generator) -> None:
     pool = helper.make_node(
         "MaxPool", ["x"], ["p", "i"], name="pool", kernel_shape=[2, 2], strides=[2, 2]
     )

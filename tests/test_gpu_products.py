@@ -105,7 +105,7 @@ def test_constant_weights_are_packed_once(biased: bool, rng: np.random.Generator
     assert 64 * 48 * 2 <= len(program.weights) <= 64 * 48 * 2 + biased * bias_bytes
 
 
-def test_a_matrix_on_a_grid_by_a_vector_on_a_grid(rng: np.random.Generator) -> None:
+def test_an_int8_matrix_by_an_int8_vector(rng: np.random.Generator) -> None:
     nodes = []
     for name in ("x", "v"):
         nodes.append(node("QuantizeLinear", f"{name} scale zero", f"{name}i"))

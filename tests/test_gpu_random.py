@@ -235,7 +235,7 @@ def test_a_mask_with_more_rows_or_keys_than_the_scores(
     check(Case(nodes, inputs, {}), rng)
 
 
-def test_nearest_pixels_change_the_grid_of_int8(rng: np.random.Generator) -> None:
+def test_nearest_resize_requantizes_int8(rng: np.random.Generator) -> None:
     nodes = [
         node("QuantizeLinear", "x coarse zero", "p"),
         node("DequantizeLinear", "p coarse zero", "q"),
@@ -256,7 +256,7 @@ def test_nearest_pixels_change_the_grid_of_int8(rng: np.random.Generator) -> Non
     check(Case(nodes, {"x": (2, 3, 4, 6)}, weights, ("y", "z")), rng)
 
 
-def test_a_concatenation_rounds_on_both_grids_that_follow_it(rng: np.random.Generator) -> None:
+def test_a_concatenation_rounds_to_both_scales_that_follow_it(rng: np.random.Generator) -> None:
     nodes = [
         node("QuantizeLinear", "x fine zero", "p"),
         node("DequantizeLinear", "p fine zero", "q"),

@@ -44,7 +44,7 @@ def clip_then_round(low: float, high: float, scale: float) -> tuple[str, ...]:
         (0.0, 0.0, 1.0, False),
     ],
 )
-def test_a_clip_is_a_rectifier_where_its_top_is_the_grids(
+def test_a_clip_is_a_rectifier_where_its_top_is_the_range_of_the_scale(
     low: float, high: float, scale: float, one: bool
 ) -> None:
     expected = ("relu_int8",) if one else ("clip", "round_int8")
@@ -104,9 +104,9 @@ def test_integers_are_converted_before_they_are_rectified(tmp_path: Path) -> Non
     # In a process of its own: kernels of this one are interpreted.
     file = tmp_path / "rectify.py"
     file.write_text(RECTIFY)
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     root = str(Path(__file__).parents[1])
-    given = {**kept, "PYTHONPATH": root, "TRITON_CACHE_DIR": str(tmp_path)}
+    given = {**environment, "PYTHONPATH": root, "TRITON_CACHE_DIR": str(tmp_path)}
     made = subprocess.run(
         [sys.executable, file], env=given, capture_output=True, text=True, check=False
     )

@@ -43,8 +43,8 @@ def recurrence(
     shapes |= {name: state for name in ("h0", "c0") if name in used}
     outputs = outputs if op == "LSTM" else outputs[:2]
     node = helper.make_node(op, inputs, outputs, name="cell", hidden_size=HIDDEN, **attributes)
-    kept = {name: value for name, value in weights.items() if name in used}
-    return Case([node], shapes, kept, tuple(name for name in outputs if name))
+    used_weights = {name: value for name, value in weights.items() if name in used}
+    return Case([node], shapes, used_weights, tuple(name for name in outputs if name))
 
 
 def check(case: Case, precision: str, rng: np.random.Generator) -> None:

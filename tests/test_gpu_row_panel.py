@@ -91,7 +91,7 @@ def test_results_have_the_bits_of_the_formula(
         (64, 128, True, []),  # two blocks of columns
     ],
 )
-def test_which_products_are_made_in_strips(
+def test_which_products_use_row_panels(
     channels: int, filters: int, residual: bool, rows: list[int], rng: np.random.Generator
 ) -> None:
     case = pointwise(rng, channels, filters, residual, (11, 13))
@@ -105,14 +105,14 @@ def test_which_products_are_made_in_strips(
     assert list(dict.fromkeys(found)) == rows
 
 
-def test_few_rows_or_other_tensor_cores_make_no_strips(rng: np.random.Generator) -> None:
+def test_few_rows_or_other_tensor_cores_use_no_row_panels(rng: np.random.Generator) -> None:
     case = pointwise(rng, 64, 256, True, (11, 13))
     assert tactics_of(case.lower("int8", HOPPER), "row_panel_gemm")
     assert not tactics_of(case.lower("int8", GpuTarget(sm=90, sm_count=132)), "row_panel_gemm")
     assert not tactics_of(case.lower("int8", GpuTarget(sm=87, sm_count=1)), "row_panel_gemm")
 
 
-def test_strips_of_a_dynamic_batch_have_the_same_bits(rng: np.random.Generator) -> None:
+def test_row_panels_of_a_dynamic_batch_give_the_same_bits(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": ("batch", 32, 7, 6)})  # type: ignore[dict-item]
     x = graph.rounded("x")
     other = graph.rounded(graph.product("Conv", x, (160, 32, 3, 3), pads=[1] * 4))
@@ -122,10 +122,10 @@ def test_strips_of_a_dynamic_batch_have_the_same_bits(rng: np.random.Generator) 
     piece = case.segment()
     traces = traces_of(with_steps([piece.model], (BATCH,)))
     segment = lower_segment(piece.model, gpu=HOPPER, precision="fp32", traces=traces)
-    (strips, *_) = tactics_of(segment, "row_panel_gemm")
+    (row_panels, *_) = tactics_of(segment, "row_panel_gemm")
     for batch in (BATCH.min, BATCH.max):
         feeds = {"x": rng.normal(size=(batch, 32, 7, 6)).astype(np.float32)}
-        found = gpu_interpreter.run(strips, feeds, (batch,))
+        found = gpu_interpreter.run(row_panels, feeds, (batch,))
         for name, wanted in int8_reference.run(case.model(), feeds).items():
             np.testing.assert_array_equal(found[name], wanted, strict=True)
 

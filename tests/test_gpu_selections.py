@@ -21,8 +21,8 @@ def case(shape: tuple[int, ...], count: int, dtype: str = "float32", **attribute
 def best(x: np.ndarray, count: int, axis: int, largest: int) -> tuple[np.ndarray, np.ndarray]:
     """The first `count` in order; equal ones by their places."""
     keys = -x if largest else x
-    places = np.take(np.argsort(keys, axis=axis, kind="stable"), np.arange(count), axis)
-    return np.take_along_axis(x, places, axis), places
+    indices = np.take(np.argsort(keys, axis=axis, kind="stable"), np.arange(count), axis)
+    return np.take_along_axis(x, indices, axis), indices
 
 
 @pytest.mark.parametrize("largest", [0, 1])
@@ -44,9 +44,9 @@ def test_the_first_by_size(
     if dtype == "int64":
         x += 2**40
     found = gpu_interpreter.run(top.lower("fp16"), {"x": x})
-    values, places = best(x, count, axis, largest)
+    values, indices = best(x, count, axis, largest)
     assert np.array_equal(found["v"], values)
-    assert np.array_equal(found["i"], places)
+    assert np.array_equal(found["i"], indices)
 
 
 def test_onnxruntime_selects_the_same(rng: np.random.Generator) -> None:

@@ -36,7 +36,7 @@ def check(program: KernelProgram, case: Case, limit: float, rng: np.random.Gener
         assert difference < limit * np.linalg.norm(truth), name
 
 
-STEMS = {
+FIRST_CONVOLUTIONS = {
     "7x7": ((1, 3, 20, 17), 8, (7, 7), {"pads": [3, 3, 3, 3]}),
     "3x3": ((2, 3, 9, 8), 5, (3, 3), {"pads": [1, 1, 1, 1]}),
     "grey, even taps": ((1, 1, 9, 10), 4, (2, 4), {"pads": [0, 2, 1, 1]}),
@@ -58,11 +58,11 @@ def test_one_row_of_taps_is_no_single_point(
 
 
 @pytest.mark.parametrize("precision", LIMITS)
-@pytest.mark.parametrize("name", STEMS)
+@pytest.mark.parametrize("name", FIRST_CONVOLUTIONS)
 def test_stride_2_reads_blocks_of_pixels(
     name: str, precision: str, rng: np.random.Generator
 ) -> None:
-    shape, filters, taps, attributes = STEMS[name]
+    shape, filters, taps, attributes = FIRST_CONVOLUTIONS[name]
     case = convolution(rng, shape, filters, taps, strides=[2, 2], **attributes)
     program = case.lower(precision)
     assert kernels(program)[:2] == ["space_to_depth", "gemm im2col"]
@@ -151,7 +151,7 @@ def test_pooled_sums_of_int8_are_exact(name: str, gpu: GpuTarget, rng: np.random
         np.testing.assert_array_equal(found[output], truth, strict=True)
 
 
-def test_windows_of_any_place_and_size_are_pooled(rng: np.random.Generator) -> None:
+def test_windows_of_any_offset_and_size_are_pooled(rng: np.random.Generator) -> None:
     for _ in range(5):
         taps = tuple(int(n) for n in rng.integers(2, 9, 2))
         pads = [int(rng.integers(0, n)) for n in (*taps, *taps)]
@@ -169,7 +169,7 @@ def test_windows_of_any_place_and_size_are_pooled(rng: np.random.Generator) -> N
         check(program, case, LIMITS["fp16"], rng)
 
 
-KEPT = {
+NOT_FUSED = {
     "another window": ("Relu", {"kernel_shape": [2, 2], "strides": [2, 2]}),
     "another stride": ("Relu", {"kernel_shape": [3, 3], "strides": [1, 1]}),
     "pixels apart": ("Relu", {**POOL, "dilations": [2, 2]}),
@@ -178,9 +178,9 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", NOT_FUSED)
 def test_other_poolings_stay_kernels_of_their_own(name: str, rng: np.random.Generator) -> None:
-    between, window = KEPT[name]
+    between, window = NOT_FUSED[name]
     after = (node(between, "c", "r"), node("MaxPool", "r", "y", **window))
     case = convolution(rng, (1, 3, 20, 22), 6, (3, 3), *after, strides=[2, 2])
     program = case.lower("fp16", HOPPER)

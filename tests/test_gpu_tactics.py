@@ -179,14 +179,14 @@ def test_tensors_that_live_at_once_share_no_byte(
 
 def segment(*kernels: CompiledKernel) -> GpuSegment:
     launches = [Launch(kernel=at, grid=(1, 1, 1), arguments=()) for at in range(len(kernels))]
-    works = tuple(
+    ops = tuple(
         EngineOp(nodes=(f"node{at}",), tactics=(Tactic(launches=(one,)),))
         for at, one in enumerate(launches)
     )
     one = Cuda(
         sm=87,
         kernels=kernels,
-        works=works,
+        works=ops,
         weights="w",
         workspace_bytes=2**20,
         inputs=(),
@@ -259,7 +259,7 @@ def test_a_build_with_the_board_s_times_carries_the_fastest_alone(
         tactic_key(tactic.launches, plain.implementation.kernels, sha256.__getitem__)
         for tactic in chosen.tactics
     ]
-    times = {key: float(len(keys) - place) for place, key in enumerate(keys)}  # the last is fastest
+    times = {key: float(len(keys) - index) for index, key in enumerate(keys)}  # the last is fastest
     found = lower(TacticOptions(timings=cache(**times)))
     (tactic,) = found.implementation.works[at].tactics
     functions = [found.implementation.kernels[launch.kernel].cubin for launch in tactic.launches]
@@ -283,12 +283,12 @@ def test_an_exhaustive_build_carries_more(rng: np.random.Generator) -> None:
 
 def test_a_build_asks_for_a_timing_cache_that_is_there_and_whole(tmp_path: Path) -> None:
     path = tmp_path / "times.json"
-    words = ["build", str(tmp_path / "m.onnx"), "--timing-cache", str(path)]
-    missing = CliRunner().invoke(tandem, words)
+    arguments = ["build", str(tmp_path / "m.onnx"), "--timing-cache", str(path)]
+    missing = CliRunner().invoke(tandem, arguments)
     assert missing.exit_code == 2
     assert "tandem bench" in missing.output
     path.write_text("{")
-    damaged = CliRunner().invoke(tandem, words)
+    damaged = CliRunner().invoke(tandem, arguments)
     assert isinstance(damaged.exception, TimingCacheError)
 
 
@@ -298,16 +298,23 @@ def test_a_build_refuses_a_workspace_that_is_too_small(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     onnx.save(small(rng).model(), tmp_path / "m.onnx")
-    words = ["build", str(tmp_path / "m.onnx"), "--profile", "orin-nano-8gb", "--precision", "fp16"]
-    refused = CliRunner().invoke(tandem, [*words, "--workspace-mib", "0.001"])
+    arguments = [
+        "build",
+        str(tmp_path / "m.onnx"),
+        "--profile",
+        "orin-nano-8gb",
+        "--precision",
+        "fp16",
+    ]
+    refused = CliRunner().invoke(tandem, [*arguments, "--workspace-mib", "0.001"])
     assert isinstance(refused.exception, BuildError)
     assert str(refused.exception).startswith("segment gpu.0: the GPU workspace takes ")
     assert "MiB, the limit is 0.001; " in str(refused.exception)
     assert not (tmp_path / "m.engine").exists()
     enough = str(refused.exception).split("takes ")[1].split(" MiB")[0]
-    built = CliRunner().invoke(tandem, [*words, "--workspace-mib", enough, "--json"])
+    built = CliRunner().invoke(tandem, [*arguments, "--workspace-mib", enough, "--json"])
     assert built.exit_code == 0, built.output
-    built = CliRunner().invoke(tandem, [*words, "--workspace-mib", "1", "--json"])
+    built = CliRunner().invoke(tandem, [*arguments, "--workspace-mib", "1", "--json"])
     (report,) = json.loads(built.stdout)["gpu"]
     assert report["largest_live_bytes"] <= report["workspace_bytes"] <= 2**20
     assert all(0 < row["occupancy"] <= 1 for row in report["kernels"])

@@ -63,13 +63,15 @@ def each_tactic(program: KernelProgram) -> list[KernelProgram]:
         for i, one in enumerate(program.ops)
         if one.tactics[0][0].spec.title == "conv_upsample_concat"
     )
-    ways = (replace(program.ops[at], tactics=(tactic,)) for tactic in program.ops[at].tactics)
-    return [replace(program, ops=(*program.ops[:at], one, *program.ops[at + 1 :])) for one in ways]
+    choices = (replace(program.ops[at], tactics=(tactic,)) for tactic in program.ops[at].tactics)
+    return [
+        replace(program, ops=(*program.ops[:at], one, *program.ops[at + 1 :])) for one in choices
+    ]
 
 
 @pytest.mark.parametrize("attributes", [{}, HALF_PIXELS])
 @pytest.mark.parametrize("factors", [(2, 2), (3, 1), (1, 2)])
-def test_the_small_picture_is_read_itself(
+def test_the_small_image_is_read_itself(
     factors: tuple[int, int], attributes: dict[str, object], rng: np.random.Generator
 ) -> None:
     case = pyramid(rng, factors=factors, **attributes)
@@ -116,7 +118,7 @@ def test_channels_that_are_no_whole_steps_are_joined(
     )
 
 
-def test_a_repeated_picture_beside_itself_is_joined(rng: np.random.Generator) -> None:
+def test_a_repeated_image_beside_itself_is_joined(rng: np.random.Generator) -> None:
     case = pyramid(rng, channels=(64, 64))
     nodes = [case.nodes[0], node("Concat", "u u", "j", axis=1), *case.nodes[2:]]
     case = replace(case, nodes=nodes, inputs={"x": case.inputs["x"]})

@@ -86,7 +86,7 @@ def stereo_model(path: Path, shape: tuple[int, int, int, int], disparities: int)
     return write(path, nodes, {"left": shape, "right": shape}, 3)
 
 
-def pictures(rng: np.random.Generator, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+def random_feeds(rng: np.random.Generator, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
     return {n: rng.normal(size=shape).astype(np.float32) for n in ("left", "right")}
 
 
@@ -147,7 +147,7 @@ def test_the_example_computes_its_formulas_where_there_is_no_gpu(
     for _ in range(5):
         shape, disparities = sizes(rng)
         result = build(stereo_model(tmp_path / "m.onnx", shape, disparities))
-        feeds = pictures(rng, shape)
+        feeds = random_feeds(rng, shape)
         with open_session(result.path) as session:
             found = session.infer(feeds)["y"]
         truth = disparity_of(cost_of(feeds, disparities))
@@ -158,7 +158,7 @@ def test_int8_ranges_are_measured_through_a_plugin(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     shape = (1, 4, 5, 24)
-    samples = [pictures(rng, shape) for _ in range(3)]
+    samples = [random_feeds(rng, shape) for _ in range(3)]
     model = stereo_model(tmp_path / "m.onnx", shape, 4)
     result = build(model, "orin-nano-8gb", data=samples, ranges=RangeOptions("minmax"))
     assert result.calibration is not None
@@ -194,7 +194,7 @@ def test_the_example_s_triton_kernel_computes_what_its_function_does(
         shape, disparities = sizes(rng)
         node = call(COST, "left right", "y", disparities=disparities)
         model = write(tmp_path / "m.onnx", [node], dict.fromkeys(("left", "right"), shape), 4)
-        feeds = pictures(rng, shape)
+        feeds = random_feeds(rng, shape)
         found = gpu_interpreter.run(lower(model, precision=precision), feeds)["y"]
         graph = import_model(model, plugins=STEREO).model
         session = ort.InferenceSession(ir.to_proto(graph).SerializeToString())
@@ -219,7 +219,7 @@ def test_the_example_s_triton_kernel_takes_every_size_of_a_range(
     program = lower(model, precision="fp32", dims=dims)
     between = tuple(int(rng.integers(dim.min, dim.max + 1)) for dim in dims)
     for batch, height, width in ((1, 2, 5), (3, 6, 90), between):
-        feeds = pictures(rng, (batch, 4, height, width))
+        feeds = random_feeds(rng, (batch, 4, height, width))
         found = gpu_interpreter.run(program, feeds, (batch, height, width))["y"]
         np.testing.assert_allclose(found, cost_of(feeds, 6), rtol=1e-4, atol=1e-5)
 
@@ -510,7 +510,7 @@ def test_the_command_takes_plugin_files(tmp_path: Path, rng: np.random.Generator
     command += ["--plugin", str(EXAMPLE)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    feeds = pictures(rng, shape)
+    feeds = random_feeds(rng, shape)
     with open_session(model.with_suffix(".engine")) as session:
         found = session.infer(feeds)["y"]
     np.testing.assert_allclose(found, disparity_of(cost_of(feeds, 4)), rtol=1e-4, atol=1e-5)
@@ -536,7 +536,7 @@ def test_commands_that_read_a_model_take_plugins(tmp_path: Path, rng: np.random.
     model = stereo_model(tmp_path / "m.onnx", shape, 4)
     data = tmp_path / "data"
     data.mkdir()
-    np.savez(data / "0.npz", **pictures(rng, shape))
+    np.savez(data / "0.npz", **random_feeds(rng, shape))
     said = {}
     for name, *options in (("plan", "--profile", "orin-nx-16gb"), ("calibrate", "--data", data)):
         line = [sys.executable, "-m", "toolkit.cli", name, model, *options, "--plugin", EXAMPLE]
@@ -564,7 +564,7 @@ def test_the_example_computes_the_same_on_a_gpu(
     shape = (2, 32, 48, 96)
     model = stereo_model(tmp_path / "m.onnx", shape, 24)
     result = build(model, "h200", precision=precision)
-    feeds = pictures(rng, shape)
+    feeds = random_feeds(rng, shape)
     with open_session(result.path) as session:
         assert "cuda" in [one.implementation for one in session.reports]
         found = session.infer(feeds)["y"]
