@@ -480,15 +480,15 @@ def test_a_command_that_cannot_start_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "word"), [("name", "n\n"), ("version", "1\x1b[2J"), ("sha256", "0" * 64 + "\n")]
+    ("field", "value"), [("name", "n\n"), ("version", "1\x1b[2J"), ("sha256", "0" * 64 + "\n")]
 )
-def test_what_would_break_a_log_or_a_file_name_is_not_taken(place: str, word: str) -> None:
+def test_what_would_break_a_log_or_a_file_name_is_not_taken(field: str, value: str) -> None:
     blob = {"sha256": "0" * 64, "bytes": 1, "chunk_bytes": 65536, "index_sha256": "0" * 64}
     release = {"name": "n", "version": "1", "profile": "p", "blob": blob}
     document = {"format": 1, "request": "r", "release": release}
     assert decode(msgspec.json.encode(document), Desired).release.name == "n"
-    (blob if place in blob else release)[place] = word
-    with pytest.raises(ValueError, match=place):
+    (blob if field in blob else release)[field] = value
+    with pytest.raises(ValueError, match=field):
         decode(msgspec.json.encode(document), Desired)
 
 

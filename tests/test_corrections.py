@@ -146,7 +146,7 @@ def endless(rng: np.random.Generator) -> object:
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (too_few, "5 samples are too few to measure it"),
         (once_only, "an iterator gives them once"),
@@ -157,12 +157,12 @@ def test_what_cannot_be_judged_is_left_out_with_the_reason(
     tmp_path: Path,
     rng: np.random.Generator,
     data: Callable[[np.random.Generator], Samples],
-    words: str,
+    message: str,
 ) -> None:
     path = small_convnet(tmp_path / "m.onnx", rng)
     found = measure(path, data(rng), RangeOptions("auto"))
     assert [outcome.kept for outcome in found.corrections] == [False, False]
-    assert ranges_text(found).count(words) == 2
+    assert ranges_text(found).count(message) == 2
 
 
 def test_a_step_that_cannot_have_its_samples_is_refused(

@@ -206,7 +206,7 @@ def test_samples_feed_inputs_by_name_and_get_their_batch_axis():
 
 
 @pytest.mark.parametrize(
-    ("item", "words"),
+    ("item", "message"),
     [
         ({"y": np.ones(4)}, r"sample 1 feeds \['y'\], but the model's inputs are \['x'\]"),
         ("x", "sample 1 feeds str"),
@@ -216,8 +216,8 @@ def test_samples_feed_inputs_by_name_and_get_their_batch_axis():
         (np.full(4, np.nan, np.float32), "sample 1, input 'x', holds 4 NaN"),
     ],
 )
-def test_an_item_that_is_no_sample_is_named(item, words):
-    with pytest.raises(CalibrationError, match=words):
+def test_an_item_that_is_no_sample_is_named(item, message):
+    with pytest.raises(CalibrationError, match=message):
         list(open_data([*vectors(1), item], [VECTOR]))
 
 

@@ -160,7 +160,7 @@ def _npy(array):
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (_npy(np.zeros((1, 3, 2, 2))), "float64 of shape"),
         (_npy(np.zeros((1, 3, 2, 2), ">f4")), ">f4 of shape"),
@@ -250,7 +250,7 @@ def test_inputs_with_different_numbers_of_samples_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "words"),
+    ("names", "message"),
     [
         ([], "no picture, .npy or .npz files of 0"),
         (["readme.txt"], "no picture, .npy or .npz files of 1"),

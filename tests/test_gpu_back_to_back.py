@@ -164,7 +164,7 @@ def test_a_dynamic_batch_has_the_same_bits(rng: np.random.Generator) -> None:
         (Pair(filters=516), 90, 1, False),
         (Pair(channels=128, filters=256, second=128), 90, 1, True),
         (Pair(channels=128, filters=260, second=128), 90, 1, False),
-        (Pair(filters=129), 90, 1, False),  # words hold four columns
+        (Pair(filters=129), 90, 1, False),  # int8x4 packs four columns
         (Pair(), 90, 1, True),  # 220 rows: four blocks of 64 for three programs
         (Pair(), 90, 3, False),
         (Pair(), 87, 1, False),

@@ -51,7 +51,7 @@ def test_depthwise_dp4a_adds_a_residual(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     ("channels", "attributes"),
     [(6, {}), (8, {"dilations": [2, 1]}), (8, {"strides": [3, 3]})],
-    ids=["channels that are no words", "dilated", "strides of three"],
+    ids=["channels not divisible by four", "dilated", "strides of three"],
 )
 def test_other_depthwise_convolutions_do_not_use_dp4a(
     channels: int, attributes: dict[str, object], rng: np.random.Generator
@@ -68,7 +68,7 @@ def test_packed_weights_meet_their_pixels(rng: np.random.Generator) -> None:
     packed = packed_taps(weights, 4)
     assert packed.shape == (2, 4, 2, 3)
     taps = packed.view(np.int8).reshape(2, 4, 2, 3, 4).astype(int)
-    for o in range(4):  # the first tap lies o pixels behind a word's first
+    for o in range(4):  # the first tap lies o pixels behind the first of an int8x4
         sums = sum((taps[:, o, k] * pixels[:, 4 * k : 4 * k + 4]).sum(-1) for k in range(2))
         truth = (weights.astype(int) * pixels[:, None, o : o + 5]).sum(-1).T
         np.testing.assert_array_equal(sums, truth)

@@ -21,11 +21,11 @@ from device.engine.cuda_manifest import (
     Int32,
     Launch,
     Null,
-    Place,
     Tactic,
     TunableOp,
     Weights,
     Workspace,
+    WorkspaceTensor,
 )
 from device.engine.file import write_engine
 from device.engine.manifest import Manifest, TensorInfo, largest_bytes
@@ -48,7 +48,9 @@ def parts(batch: int | str = 1) -> Parts:
     sizes = {n: largest_bytes(tensors[n], ranges) or 0 for n in names}
     offsets = {name: 16384 * at for at, name in enumerate(sizes)}
     boundary_tensors = {
-        n: Place(tensor=n, offset=offsets[n], bytes=sizes[n], shape=formulas_of(tensors[n]))
+        n: WorkspaceTensor(
+            tensor=n, offset=offsets[n], bytes=sizes[n], shape=formulas_of(tensors[n])
+        )
         for n in sizes
     }
     implementation = Cuda(
@@ -168,10 +170,10 @@ CASES: dict[str, tuple[Callable[[Cuda], dict[str, object]], bool]] = {
     "integer too small": (arguments(Int32(-(2**31) - 1)), False),
     "another tensor": (part("inputs", tensor="elsewhere"), False),
     "no inputs": (lambda _: {"inputs": ()}, False),
-    "uneven place": (part("outputs", offset=4097), False),
-    "place before the workspace": (part("outputs", offset=-64), False),
-    "place after the workspace": (part("outputs", offset=2**30), False),
-    "place of another size": (part("outputs", bytes=4), False),
+    "unaligned tensor": (part("outputs", offset=4097), False),
+    "tensor before the workspace": (part("outputs", offset=-64), False),
+    "tensor after the workspace": (part("outputs", offset=2**30), False),
+    "tensor of another size": (part("outputs", bytes=4), False),
 }
 
 
@@ -187,9 +189,9 @@ DYNAMIC: dict[str, tuple[Callable[[Cuda], dict[str, object]], bool]] = {
     "an integer too large for four": (arguments(Int32("536870912*d0")), False),
     "the largest integer for four": (arguments(Int32("536870912*d0-1")), True),
     "division by zero": (arguments(Int32("7//(d0-1)")), False),
-    "a place of the weights": (arguments(Weights("16*d0-1")), True),
+    "an offset in the weights": (arguments(Weights("16*d0-1")), True),
     "after the weights": (arguments(Weights("16*d0")), False),
-    "a place of the workspace": (arguments(Workspace("4*(d0-1)")), True),
+    "an offset in the workspace": (arguments(Workspace("4*(d0-1)")), True),
     "before the workspace": (arguments(Workspace("2-d0")), False),
     "another batch": (part("inputs", shape=("d0+1", 3, 16, 16)), False),
     "half of a picture": (part("inputs", shape=("d0", 3, 16, 8)), False),

@@ -7,7 +7,7 @@ from gpu_graphs import Case, normal
 from onnx import helper
 
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.passes.recurrent import LONGEST
+from toolkit.gpu.passes.recurrent import MAX_STEPS
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -92,11 +92,11 @@ def test_a_step_of_an_lstm_is_a_product_and_few_expressions(rng: np.random.Gener
     assert kernels.count("elementwise") <= 5 * EPILOGUE
 
 
-@pytest.mark.parametrize("steps", [LONGEST, LONGEST + 1])
+@pytest.mark.parametrize("steps", [MAX_STEPS, MAX_STEPS + 1])
 def test_steps_up_to_the_limit(steps: int, rng: np.random.Generator) -> None:
     case = recurrence("RNN", rng, outputs=("", "h"), steps=steps)
-    if steps <= LONGEST:
+    if steps <= MAX_STEPS:
         case.lower("fp32")
         return
-    with pytest.raises(NotCoveredError, match=f"{steps} steps; kernels take {LONGEST}"):
+    with pytest.raises(NotCoveredError, match=f"{steps} steps; kernels take {MAX_STEPS}"):
         case.lower("fp32")

@@ -447,7 +447,7 @@ def _old_opset(proto: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "rule", "words"),
+    ("change", "rule", "message"),
     [
         (_asymmetric, "symmetric", "'QuantizeLinear_x' has the zero point 3"),
         (_unsigned, "signed", "'QuantizeLinear_x' has UINT8"),
@@ -467,10 +467,10 @@ def _old_opset(proto: onnx.ModelProto) -> None:
     ],
 )
 def test_the_check_finds_what_tensorrt_refuses(
-    tmp_path: Path, change: Callable[[onnx.ModelProto], None], rule: str, words: str
+    tmp_path: Path, change: Callable[[onnx.ModelProto], None], rule: str, message: str
 ) -> None:
     found = broken(change, tmp_path)
-    assert any(text.startswith(f"{rule}: ") and words in text for text in found), found
+    assert any(text.startswith(f"{rule}: ") and message in text for text in found), found
     assert {text.partition(":")[0] for text in found} == {rule}
 
 
@@ -489,7 +489,7 @@ def _simple(tmp_path: Path, opset: int = 19) -> ir.Model:
 def test_models_and_tables_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     model = _simple(tmp_path)
     quantized = export_qdq(model, {"x": 1.0})
-    for call, words in (
+    for call, message in (
         (lambda: export_qdq(model, {"x": 1.0}, "tensorrt"), "no Q/DQ target 'tensorrt'"),
         (lambda: check_qdq(model, "gpu"), "no Q/DQ target 'gpu'"),
         (lambda: export_qdq(model, {"y": 1.0}), "Tensor 'x', read by node 'conv'"),
@@ -505,7 +505,7 @@ def test_models_and_tables_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             "opset 18, but Q/DQ for tensorrt-dla .* need 19",
         ),
     ):
-        with pytest.raises(BuildError, match=words):
+        with pytest.raises(BuildError, match=message):
             call()
     export_qdq(_simple(tmp_path, 18), {"x": 1.0}, "tensorrt-gpu")
 

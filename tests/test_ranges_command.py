@@ -228,14 +228,14 @@ def test_dummy_ranges_do_not_turn_into_formats_that_cannot_say_so(
 def test_what_cannot_be_written_says_what_is_missing(tmp_path: Path, model: Path) -> None:
     path, out = tmp_path / "c", tmp_path / "out"
     write_cache(path, cache_of({"x": 1.0}, "8502"))
-    for args, words in (
+    for args, message in (
         (("--qdq", out), "none is given; add --model"),
         (("--plain", out), "is a TensorRT cache, which holds no model"),
         (("--cache", out, "--tensorrt", "ten"), "ten"),
         (("--against", tmp_path / "none"), "none: cannot read the INT8 ranges"),
         (("--table", tmp_path / "no" / "t.json"), "cannot write the calibration table"),
     ):
-        with pytest.raises(TandemError, match=words):
+        with pytest.raises(TandemError, match=message):
             tandem_ranges(path, *args)
         assert not out.exists()
 

@@ -116,7 +116,7 @@ def test_the_content_says_what_a_file_is(
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (b"", "begins with 'nothing'"),
         (b"x 1.0\n", r"begins with 'x 1.0\\n'"),
@@ -129,11 +129,11 @@ def test_the_content_says_what_a_file_is(
     ],
 )
 def test_what_holds_no_ranges_is_refused_with_the_file(
-    tmp_path: Path, data: bytes, words: str
+    tmp_path: Path, data: bytes, message: str
 ) -> None:
     path = tmp_path / "ranges"
     path.write_bytes(data)
-    with pytest.raises(TandemError, match=words) as caught:
+    with pytest.raises(TandemError, match=message) as caught:
         read_ranges(path)
     assert str(path) in str(caught.value)
 

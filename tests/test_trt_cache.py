@@ -130,7 +130,7 @@ def test_old_algorithms_are_read_but_not_written(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "message"),
     [
         ("x: 7fc00000", "line 3: the scale of tensor 'x' is nan"),
         ("x: 7f800000", "line 3: the scale of tensor 'x' is inf"),
@@ -147,9 +147,9 @@ def test_old_algorithms_are_read_but_not_written(algorithm: str) -> None:
         ("a\rb: 3c010204", r"line 3: a TensorRT cache cannot hold a tensor named 'a\\rb'"),
     ],
 )
-def test_a_wrong_line_is_named(line: str, words: str) -> None:
+def test_a_wrong_line_is_named(line: str, message: str) -> None:
     text = f"{HEADER}\na:b: 3c010204\n{line}\n"
-    with pytest.raises(CalibrationError, match=f"^my.cache, {words}") as caught:
+    with pytest.raises(CalibrationError, match=f"^my.cache, {message}") as caught:
         decode_cache(text, "my.cache")
     assert "\n" not in str(caught.value)
 

@@ -12,11 +12,11 @@ from device.engine.cuda_manifest import (
     Int32,
     Launch,
     Null,
-    Place,
     Tactic,
     TunableOp,
     Weights,
     Workspace,
+    WorkspaceTensor,
 )
 from device.engine.manifest import DimRange
 from device.runtime.cuda.tactics import tactic_key
@@ -32,7 +32,7 @@ from toolkit.gpu.ir.view import View
 from toolkit.gpu.lower import KernelProgram
 from toolkit.gpu.schedule.tactics import TacticOptions, fastest_first, timed_text, times_for
 from toolkit.gpu.schedule.workspace import fit_workspace
-from toolkit.gpu.shapes.sizes import amount, most
+from toolkit.gpu.shapes.sizes import amount, upper_bound
 from toolkit.gpu.target import GpuTarget
 
 # The last two parameters of every Triton kernel: scratch pointers, unused here.
@@ -152,8 +152,8 @@ def _segment_part(
         ),
         weights=weights,
         workspace_bytes=_aligned(program.workspace_bytes),
-        inputs=_places(program.inputs, program),
-        outputs=_places(program.outputs, program),
+        inputs=_workspace_tensors(program.inputs, program),
+        outputs=_workspace_tensors(program.outputs, program),
     )
     return GpuSegment(
         implementation,
@@ -216,12 +216,14 @@ def _argument(argument: IrArgument, program: KernelProgram) -> Argument:
     return Workspace(amount(program.offsets[argument.base] + argument.offset))
 
 
-def _places(views: Mapping[str, View], program: KernelProgram) -> tuple[Place, ...]:
+def _workspace_tensors(
+    views: Mapping[str, View], program: KernelProgram
+) -> tuple[WorkspaceTensor, ...]:
     return tuple(
-        Place(
+        WorkspaceTensor(
             tensor=name,
             offset=program.offsets[view.base],
-            bytes=most(_bytes(view)),
+            bytes=upper_bound(_bytes(view)),
             shape=tuple(map(amount, view.shape)) if program.dynamic else None,
         )
         for name, view in views.items()

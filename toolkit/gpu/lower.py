@@ -49,7 +49,7 @@ from toolkit.gpu.passes.quantized import read_quantized
 from toolkit.gpu.passes.space_to_depth import SPACE_TO_DEPTH_RULES
 from toolkit.gpu.schedule.workspace import fit_workspace
 from toolkit.gpu.shapes.inference import Trace
-from toolkit.gpu.shapes.sizes import most
+from toolkit.gpu.shapes.sizes import upper_bound
 from toolkit.gpu.support import ask_support
 from toolkit.gpu.target import GpuTarget
 from toolkit.plugins import Plugin
@@ -153,7 +153,7 @@ def _lower(
     outputs: dict[str, View] = {}
     for name in network.outputs:
         outputs[name] = _output(ctx, name, {view.base for view in outputs.values()})
-    sizes = {base: most(size) for base, size in ctx.allocations.items()}
+    sizes = {base: upper_bound(size) for base, size in ctx.allocations.items()}
     plan = fit_workspace(
         generation.fuse(ctx, ctx.ops),
         sizes,

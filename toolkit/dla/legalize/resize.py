@@ -37,7 +37,7 @@ NEAREST_MODES = (
     ("half_pixel", "round_prefer_floor"),
     ("half_pixel", "round_prefer_ceil"),
 )
-POWERS = {1, 2, 4, 8, 16}  # up to the longest pooling stride, rule pool.stride
+POOL_STRIDES = {1, 2, 4, 8, 16}  # up to the longest pooling stride, rule pool.stride
 
 
 def nearest(site: Site) -> Outcome:
@@ -80,7 +80,7 @@ def nearest_pool(site: Site) -> Outcome:
         return sizes
     steps = _steps(sizes)
     # Other scales are no exact binary fractions: then runtimes differ in the rows that they keep.
-    if steps is None or not set(steps) <= POWERS:
+    if steps is None or not set(steps) <= POOL_STRIDES:
         return "it does not shrink by powers of two that a pooling has as its stride"
     copied = [_copied(site, *pair) for pair in sizes]
     if any(

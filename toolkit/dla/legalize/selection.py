@@ -13,8 +13,8 @@ from toolkit.dla.legalize.graph_rewriter import Attributes, GraphRewriter
 from toolkit.dla.legalize.rewrite import Outcome, Site, constant_of, image
 from toolkit.graph.node_view import view
 
-CONV_WINDOW = 32  # longest convolution window, rule conv.kernel
-CONV_STRIDE = 8  # longest convolution stride, rule conv.stride
+MAX_CONV_WINDOW = 32  # longest convolution window, rule conv.kernel
+MAX_CONV_STRIDE = 8  # longest convolution stride, rule conv.stride
 
 
 def slice_conv(site: Site) -> Outcome:
@@ -188,12 +188,14 @@ def _selecting_window(size: int, elements: range) -> tuple[int, int, int] | str:
     """Return the window, the index of its 1 and the stride that select `elements` of an axis."""
     if elements.step < 0:
         return f"step {elements.step} turns an axis round"
-    step = elements.step if len(elements) > 1 else CONV_STRIDE  # one element: any stride will do
+    step = (
+        elements.step if len(elements) > 1 else MAX_CONV_STRIDE
+    )  # one element: any stride will do
     # The shortest window whose outputs, one a step, are as many as are kept.
     window = max(elements.start + 1, size - len(elements) * step + 1)
     if elements.start >= window or (size - window) // step + 1 != len(elements):
         return f"elements {elements.start} to {elements[-1]} of {size} cannot be kept by one window"
-    if window > CONV_WINDOW or step > CONV_STRIDE:
+    if window > MAX_CONV_WINDOW or step > MAX_CONV_STRIDE:
         return f"a window of {window} and a stride of {step} are too long"
     return window, elements.start, step
 

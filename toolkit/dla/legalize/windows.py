@@ -5,7 +5,7 @@ A step (k, before, after) pads an axis and reduces blocks of k, so n becomes (n 
 
 from functools import lru_cache
 
-POOL = 8  # longest pooling window of the DLA, rule pool.window
+MAX_POOL_WINDOW = 8  # longest pooling window of the DLA, rule pool.window
 
 Step = tuple[int, int, int]
 
@@ -14,7 +14,7 @@ Step = tuple[int, int, int]
 def exact_steps(size: int) -> tuple[Step, ...] | None:
     """The fewest windows of at most 8 whose product is `size`; None: it has a larger prime."""
     best: tuple[Step, ...] | None = () if size == 1 else None
-    for window in range(POOL, 1, -1):
+    for window in range(MAX_POOL_WINDOW, 1, -1):
         further_steps = exact_steps(size // window) if size % window == 0 else None
         if further_steps is not None and (best is None or len(further_steps) + 1 < len(best)):
             best = ((window, 0, 0), *further_steps)
@@ -40,7 +40,7 @@ def _padded(size: int) -> tuple[int, int, tuple[Step, ...]]:
     if size == 1:
         return 0, 1, ()
     best: tuple[int, int, tuple[Step, ...]] | None = None
-    for window in range(POOL, 1, -1):
+    for window in range(MAX_POOL_WINDOW, 1, -1):
         pad = -size % window
         if size + pad >= size * window:  # nothing gained
             continue

@@ -14,7 +14,7 @@ from toolkit.gpu.ir.view import Shape, View, channels_last, like
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.passes.upsampling import repeats_pixels
 from toolkit.gpu.schedule.loop_order import order_of
-from toolkit.gpu.shapes.sizes import Size, ceil_div, most
+from toolkit.gpu.shapes.sizes import Size, ceil_div, upper_bound
 
 _BLOCK = 512  # elements of a block
 _AXES_PER_LAUNCH = 2
@@ -101,7 +101,7 @@ def _axes(ctx: LoweringContext, op: Operation, shape: Shape, result: Shape) -> d
     for at, (axis, scale) in enumerate(zip(axes, scales, strict=True)):
         part = (region[at], region[at + len(axes)]) if crops and region else (0.0, 1.0)
         if scale != 1 or result[axis] != shape[axis] or part != (0.0, 1.0):
-            changed[axis] = Axis(most(shape[axis]), most(result[axis]), scale, part)
+            changed[axis] = Axis(upper_bound(shape[axis]), upper_bound(result[axis]), scale, part)
     return changed
 
 

@@ -13,7 +13,7 @@ from toolkit.gpu.errors import NotCoveredError, not_covered
 from toolkit.gpu.ir.network import Array, Attribute, Operation, Shape
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, UseDefGraph
 
-LONGEST = 512  # steps: each starts up to four kernels
+MAX_STEPS = 512  # steps: each starts up to four kernels
 # By operator: gates in the order of ONNX's weights, and the default activations.
 _GATES: Mapping[str, str] = {"RNN": "h", "GRU": "zrh", "LSTM": "iofc"}
 _DEFAULTS: Mapping[str, tuple[str, ...]] = {
@@ -132,8 +132,8 @@ def _check(rewriter: NetworkRewriter, op: Operation) -> None:
         lengths = rewriter.constants.get(op.input(4))
         if lengths is None or (lengths != steps).any():
             raise NotCoveredError(f"has sequences of other lengths than {steps}")
-    if steps > LONGEST:
-        raise NotCoveredError(f"has {steps} steps; kernels take {LONGEST}")
+    if steps > MAX_STEPS:
+        raise NotCoveredError(f"has {steps} steps; kernels take {MAX_STEPS}")
 
 
 def _add_steps(add: _Adder, op: Operation) -> None:
