@@ -72,9 +72,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def run(*words: str, **environment: str) -> str:
+def run(*command: str, **environment: str) -> str:
     done = subprocess.run(
-        words,
+        command,
         capture_output=True,
         text=True,
         check=False,

@@ -440,7 +440,7 @@ def _blocked(proto: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (lambda p: _put(p, "xz", np.int8(3)), r"'xD' .* zero point 3 in INT8"),
         (lambda p: _put(p, "xz", np.uint8(0)), r"'xD' .* zero point 0 in UINT8"),
@@ -462,13 +462,13 @@ def _blocked(proto: onnx.ModelProto) -> None:
     ],
 )
 def test_what_has_no_plain_equivalent_is_refused(
-    rng: np.random.Generator, change: Callable[[onnx.ModelProto], None], words: str
+    rng: np.random.Generator, change: Callable[[onnx.ModelProto], None], message: str
 ) -> None:
     w = rng.normal(size=(6, 5)).astype(np.float32)
     proto = product_model(w, np.abs(w).max(axis=0) / np.float32(127), 1)
     import_qdq(ir.from_proto(proto))
     change(proto)
-    with pytest.raises(ImportModelError, match=words) as caught:
+    with pytest.raises(ImportModelError, match=message) as caught:
         import_qdq(ir.from_proto(proto))
     assert "\n" not in str(caught.value)
 

@@ -174,8 +174,8 @@ def pitch_3d(view: View) -> int:
 
 def channels_last_strides_3d(shape: Shape) -> Shape:
     """Return the strides of a dense (N, C, ...) with channels fastest."""
-    rest = range(2, len(shape))
-    return like((len(shape) + 1, 0, *(len(shape) - at for at in rest)), shape)
+    spatial = range(2, len(shape))
+    return like((len(shape) + 1, 0, *(len(shape) - at for at in spatial)), shape)
 
 
 def _add(ctx: LoweringContext, group: Group, conv: _Conv3d) -> None:

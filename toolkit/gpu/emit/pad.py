@@ -23,7 +23,7 @@ def emit_pad(ctx: LoweringContext, group: Group) -> None:
     y = ctx.output_like(name, x)
     padded = [at for at in range(len(shape)) if before[at] != 0 or shape[at] != x.shape[at]]
     inner = tuple(0 if at in padded else stride for at, stride in enumerate(x.strides))
-    order = order_of(shape, [y.strides, inner], apart=padded)
+    order = order_of(shape, [y.strides, inner], separate=padded)
     launch = ctx.make_launch(
         "pad",
         (ceil_div(y.elements, _BLOCK), 1, 1),
@@ -32,7 +32,7 @@ def emit_pad(ctx: LoweringContext, group: Group) -> None:
             "SHAPE": (0, *order.shape[1:]),
             "Y_STRIDES": order.strides[0],
             "X_STRIDES": order.strides[1],
-            "DIMS": tuple(order.places[at] for at in padded),
+            "DIMS": tuple(order.positions[at] for at in padded),
             "BEFORE": tuple(before[at] for at in padded),
             "SIZES": tuple(x.shape[at] for at in padded),
             "BORDER_STRIDES": tuple(x.strides[at] for at in padded),

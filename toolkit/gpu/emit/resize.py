@@ -14,7 +14,7 @@ from toolkit.gpu.ir.view import Shape, View, channels_last, like
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.passes.upsampling import repeats_pixels
 from toolkit.gpu.schedule.loop_order import order_of
-from toolkit.gpu.shapes.sizes import Size, ceil_div, most
+from toolkit.gpu.shapes.sizes import Size, ceil_div, upper_bound
 
 _BLOCK = 512  # elements of a block
 _AXES_PER_LAUNCH = 2
@@ -101,7 +101,7 @@ def _axes(ctx: LoweringContext, op: Operation, shape: Shape, result: Shape) -> d
     for at, (axis, scale) in enumerate(zip(axes, scales, strict=True)):
         part = (region[at], region[at + len(axes)]) if crops and region else (0.0, 1.0)
         if scale != 1 or result[axis] != shape[axis] or part != (0.0, 1.0):
-            changed[axis] = Axis(most(shape[axis]), most(result[axis]), scale, part)
+            changed[axis] = Axis(upper_bound(shape[axis]), upper_bound(result[axis]), scale, part)
     return changed
 
 
@@ -192,7 +192,7 @@ def _add_resample(
             f"node {op.name!r} ({op.kind}) has the unknown mode {error}"
         ) from error
     inner = tuple(0 if at in axes else stride for at, stride in enumerate(x.strides))
-    order = order_of(y.shape, [y.strides, inner], apart=tuple(axes))
+    order = order_of(y.shape, [y.strides, inner], separate=tuple(axes))
     packed: dict[str, View | None] = dict.fromkeys(_TABLES)
     for index, weight, table in zip(_TABLES[::2], _TABLES[1::2], tables, strict=False):
         packed[index] = ctx.pack_constant(table.indices, "int32")
@@ -208,11 +208,11 @@ def _add_resample(
             "SHAPE": (0, *order.shape[1:]),
             "Y_STRIDES": order.strides[0],
             "X_STRIDES": order.strides[1],
-            "DIM_A": order.places[dims[0]],
+            "DIM_A": order.positions[dims[0]],
             "STRIDE_A": x.strides[dims[0]],
             "TAPS_A": taps[0],
             "SIZE_A": _dynamic(x.shape[dims[0]]),
-            "DIM_B": order.places[dims[-1]],
+            "DIM_B": order.positions[dims[-1]],
             "STRIDE_B": x.strides[dims[-1]],
             "TAPS_B": taps[1] if len(taps) > 1 else 1,
             "SIZE_B": _dynamic(x.shape[dims[-1]]),

@@ -60,7 +60,7 @@ def make_stem(
     padded = ctx.allocate(f"{name} (padded)", dtype, shape, channels_last(shape))
     padded = replace(padded, scale=view.scale)
     before = (0, 0, window.before[0], window.before[1])
-    order = order_of(shape, [padded.strides, (view.strides[0], 0, 0, 0)], apart=[1, 2, 3])
+    order = order_of(shape, [padded.strides, (view.strides[0], 0, 0, 0)], separate=[1, 2, 3])
     launch = ctx.make_launch(
         "pad",
         (ceil_div(padded.elements, _BLOCK), 1, 1),
@@ -69,7 +69,7 @@ def make_stem(
             "SHAPE": order.shape,
             "Y_STRIDES": order.strides[0],
             "X_STRIDES": order.strides[1],
-            "DIMS": tuple(order.places[at] for at in (1, 2, 3)),
+            "DIMS": tuple(order.positions[at] for at in (1, 2, 3)),
             "BEFORE": before[1:],
             "SIZES": view.shape[1:],
             "BORDER_STRIDES": view.strides[1:],
