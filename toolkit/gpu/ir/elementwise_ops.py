@@ -161,7 +161,7 @@ def _power(s: ExprBuilder, op: Operation) -> int:
     if not whole:
         return s.add("power", x, s.add("cast", s.value(exponent), "float32"))
     if not is_float(s.dtype(exponent)):
-        return s.add("whole_power", x, s.value(exponent))
+        return s.add("int_power", x, s.value(exponent))
     return s.add("cast", s.add("mixed_power", x, s.value(exponent)), s.dtype(base))
 
 
@@ -169,7 +169,7 @@ def _mod(s: ExprBuilder, op: Operation) -> int:
     """With `fmod` the remainder has the sign of the first operand, else that of the second."""
     if not op.integer("fmod", 0):
         return _plain("modulo", s, op)
-    return _typed("remainder", "whole_remainder", s, op)
+    return _typed("remainder", "int_remainder", s, op)
 
 
 def _shift(s: ExprBuilder, op: Operation) -> int:
@@ -219,7 +219,7 @@ OPERATORS: Mapping[str, Rule] = {
     "Clip": _clip,
     "Cos": partial(_plain, "cos"),
     "Cosh": partial(_plain, "cosh"),
-    "Div": partial(_typed, "div", "whole_div"),
+    "Div": partial(_typed, "div", "int_div"),
     "Elu": partial(_plain, "elu", attributes={"alpha": 1.0}),
     "Equal": partial(_plain, "equal"),
     "Erf": partial(_plain, "erf"),
@@ -227,7 +227,7 @@ OPERATORS: Mapping[str, Rule] = {
     "Floor": partial(_floats, "floor"),
     "Gelu": _gelu,
     "Greater": partial(_plain, "greater"),
-    "GreaterOrEqual": partial(_plain, "not_less"),
+    "GreaterOrEqual": partial(_plain, "greater_equal"),
     "HardSigmoid": partial(_plain, "hard_sigmoid", attributes={"alpha": 0.2, "beta": 0.5}),
     "HardSwish": partial(
         _formula, lambda s, x: s.add("mul", x, s.add("hard_sigmoid", x, 1 / 6, 0.5))
@@ -236,7 +236,7 @@ OPERATORS: Mapping[str, Rule] = {
     "IsNaN": partial(_plain, "is_nan"),
     "LeakyRelu": partial(_plain, "leaky_relu", attributes={"alpha": 0.01}),
     "Less": partial(_plain, "less"),
-    "LessOrEqual": partial(_plain, "not_greater"),
+    "LessOrEqual": partial(_plain, "less_equal"),
     "Log": partial(_plain, "log"),
     "Max": partial(_variadic, "max"),
     "Mean": _mean,
@@ -267,7 +267,7 @@ OPERATORS: Mapping[str, Rule] = {
     "Swish": _swish,
     "Tan": partial(_plain, "tan"),
     "Tanh": partial(_plain, "tanh"),
-    "ThresholdedRelu": partial(_plain, "thresholded", attributes={"alpha": 1.0}),
+    "ThresholdedRelu": partial(_plain, "thresholded_relu", attributes={"alpha": 1.0}),
     "Where": partial(_plain, "where"),
     "Xor": partial(_plain, "xor"),
 }

@@ -17,11 +17,11 @@ from toolkit.gpu.kernels.primitives import primitive, reads_scalar
 
 
 @triton.jit
-def _number(scalars, AT: tl.constexpr):
+def _scalar(scalars, INDEX: tl.constexpr):
     if isinstance(scalars, tl.tensor):
-        result = tl.load(scalars + AT)
+        result = tl.load(scalars + INDEX)
     else:
-        result = scalars[AT]
+        result = scalars[INDEX]
     return result
 
 
@@ -36,7 +36,7 @@ def _apply(v, STEP: tl.constexpr, scalars):
     if COUNT == 0:
         result = ROW[0](v[0].shape, *STEP[1:])
     elif reads_scalar(STEP[0]):
-        result = ROW[0](*operands, _number(scalars, STEP[COUNT + 1]))
+        result = ROW[0](*operands, _scalar(scalars, STEP[COUNT + 1]))
     else:
         result = ROW[0](*operands, *STEP[COUNT + 1 :])
     return result

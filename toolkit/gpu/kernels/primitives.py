@@ -23,7 +23,7 @@ def table():
         "constant": (constant, 0),
         "same": (same, 1),
         "cast": (cast, 1),
-        "bool": (is_nonzero, 1),
+        "is_nonzero": (is_nonzero, 1),
         "where": (tl.where, 3),
         # Arithmetic
         "neg": (tl.tensor.__neg__, 1),
@@ -82,7 +82,7 @@ def table():
         "celu": (celu, 1),
         "selu": (selu, 1),
         "shrink": (shrink, 1),
-        "thresholded": (thresholded, 1),
+        "thresholded_relu": (thresholded_relu, 1),
         # INT8
         "real": (dequantize, 1),
         "round_int8": (quantize, 1),
@@ -90,9 +90,9 @@ def table():
         "relu_int8": (relu_int8, 1),
         "rectified": (scaled_rectified, 1),
         # Integers
-        "whole_div": (tl.tensor.__floordiv__, 2),  # without its fraction, as in C
-        "whole_remainder": (tl.tensor.__mod__, 2),
-        "whole_power": (functions.integer_power, 2),
+        "int_div": (tl.tensor.__floordiv__, 2),  # without its fraction, as in C
+        "int_remainder": (tl.tensor.__mod__, 2),
+        "int_power": (functions.integer_power, 2),
         "bit_not": (tl.tensor.__invert__, 1),
         "shift_left": (tl.tensor.__lshift__, 2),
         "shift_right": (tl.tensor.__rshift__, 2),
@@ -100,8 +100,8 @@ def table():
         "equal": (tl.tensor.__eq__, 2),
         "less": (tl.tensor.__lt__, 2),
         "greater": (tl.tensor.__gt__, 2),
-        "not_greater": (tl.tensor.__le__, 2),
-        "not_less": (tl.tensor.__ge__, 2),
+        "less_equal": (tl.tensor.__le__, 2),
+        "greater_equal": (tl.tensor.__ge__, 2),
         "is_nan": (is_nan, 1),
         "is_infinite": (is_infinite, 1),
         "not": (is_zero, 1),
@@ -113,7 +113,7 @@ def table():
 
 @triton.constexpr_function
 def primitive(name):
-    """Return the row of the table for a step; "_by" after its name changes nothing here."""
+    """Return the row of the table for a step, whose name is that of the row, or "NAME_by"."""
     row = table().get(name.removesuffix("_by"))
     if row is None:
         raise ValueError(f"{name!r} is not a primitive operator")
@@ -122,7 +122,7 @@ def primitive(name):
 
 @triton.constexpr_function
 def reads_scalar(name):
-    """Whether the number of a step is the index of a scalar argument of the kernel ("NAME_by")."""
+    """Whether the number of a step, "NAME_by", is the index of a scalar argument of the kernel."""
     return name.endswith("_by")
 
 
@@ -177,13 +177,13 @@ def cast(x, DTYPE: tl.constexpr):
 
 @triton.jit
 def is_zero(x):
-    """x = 0."""
+    """x == 0."""
     return x == 0
 
 
 @triton.jit
 def is_nonzero(x):
-    """Whether x is not 0; NaN is not."""
+    """x != 0, which NaN is."""
     return x != 0
 
 
@@ -195,7 +195,7 @@ def is_nan(x):
 
 @triton.jit
 def is_infinite(x, POSITIVE: tl.constexpr, NEGATIVE: tl.constexpr):
-    """x = inf where POSITIVE, x = -inf where NEGATIVE."""
+    """x == inf where POSITIVE is true, x == -inf where NEGATIVE is."""
     above, below = x == float("inf"), x == float("-inf")
     return (above & POSITIVE) | (below & NEGATIVE)
 
@@ -288,7 +288,7 @@ def shrink(x, LAMBDA: tl.constexpr, BIAS: tl.constexpr):
 
 
 @triton.jit
-def thresholded(x, ALPHA: tl.constexpr):
+def thresholded_relu(x, ALPHA: tl.constexpr):
     """x above ALPHA, 0 elsewhere."""
     return tl.where(x > ALPHA, x, 0.0)
 
