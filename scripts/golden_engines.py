@@ -71,7 +71,15 @@ PROCESSES = 2
 # New name -> name in the golden file. Empty them when the file is written again.
 RENAMED_KERNELS: Mapping[str, str] = {}
 RENAMED_PARAMETERS: Mapping[str, str] = {}
-RENAMED_STEPS: Mapping[str, str] = {}
+RENAMED_STEPS: Mapping[str, str] = {
+    "greater_equal": "not_less",
+    "int_div": "whole_div",
+    "int_power": "whole_power",
+    "int_remainder": "whole_remainder",
+    "is_nonzero": "bool",
+    "less_equal": "not_greater",
+    "thresholded_relu": "thresholded",
+}
 """Of all strings in constants: steps of endings, kinds of reductions and so on."""
 
 # Kernels that no case makes, with the reason; all others must occur.

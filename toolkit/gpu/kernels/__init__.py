@@ -6,6 +6,7 @@ modules needs Triton, so only compiler workers do so; the same source runs on th
 interpreter (TRITON_INTERPRET=1).
 
     expression      element-wise expressions, loads and stores of epilogues
+    primitives      the table of what a step of an expression computes
     functions       elementary functions of FP32
     int8            INT8 values in registers
     mma_layout      the MMA layout of sm_90 accumulators
