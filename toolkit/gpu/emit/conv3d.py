@@ -6,10 +6,14 @@ from math import prod
 import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.epilogue import constant_weights, read_epilogue, weight_matrix
+from toolkit.gpu.emit.epilogue import constant_weights, pixel_pitch, read_epilogue, weight_matrix
 from toolkit.gpu.emit.schedule import add_gemm
-from toolkit.gpu.emit.windows import read_transposed_window, read_window, three
-from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.emit.windows import (
+    check_spatial_rank,
+    read_transposed_window,
+    read_window,
+    three,
+)
 from toolkit.gpu.ir.gemm import (
     Epilogue,
     GemmProblem,
@@ -19,7 +23,7 @@ from toolkit.gpu.ir.gemm import (
     Three,
 )
 from toolkit.gpu.ir.network import Array, Operation
-from toolkit.gpu.ir.view import Shape, View, like, row_major
+from toolkit.gpu.ir.view import Shape, View, channels_last, row_major
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.shapes.sizes import ceil_div
 
@@ -123,15 +127,6 @@ def _filters(ctx: LoweringContext, op: Operation) -> _Filters:
     return _Filters(packed_view, view.shape[2:])
 
 
-def check_spatial_rank(op: Operation, shape: Shape) -> None:
-    """Raise NotCoveredError unless (N, C, ...) has one to three dimensions more."""
-    if not 3 <= len(shape) <= 5:
-        raise NotCoveredError(
-            f"node {op.name!r} ({op.kind}) has {len(shape) - 2} spatial dimensions; kernels take "
-            "1 to 3"
-        )
-
-
 def _epilogue(ctx: LoweringContext, group: Group) -> Epilogue:
     op = group.root_operation
     columns = ctx.network.shapes[op.outputs[0]][1]
@@ -141,41 +136,10 @@ def _epilogue(ctx: LoweringContext, group: Group) -> Epilogue:
 def _operands(ctx: LoweringContext, group: Group) -> tuple[View, View, View | None]:
     """Return the input, the result and the residual, channels-last."""
     op = group.root_operation
-    x = channels_last_3d(ctx, op.inputs[0])
-    shape = ctx.network.shapes[group.result]
-    y = ctx.output_view(group.result, channels_last_strides_3d(shape))
+    x, _ = ctx.read_nhwc(op.inputs[0])
+    y = ctx.output_view(group.result, channels_last(ctx.network.shapes[group.result]))
     name = ctx.expression(op.outputs[0], group.after).operands[1:]
-    return x, y, channels_last_3d(ctx, name[0]) if name else None
-
-
-def channels_last_3d(ctx: LoweringContext, name: str) -> View:
-    """Return a tensor stored channels-last; copies if needed."""
-    view = ctx.read_float(name)
-    if _is_channels_last(view):
-        return view
-    return ctx.copy_view(view, channels_last_strides_3d(view.shape), view.dtype)
-
-
-def _is_channels_last(view: View) -> bool:
-    """Whether channels are side by side, and pixels dense."""
-    sizes, steps = (view.shape[0], *view.shape[2:]), (view.strides[0], *view.strides[2:])
-    expected = [pitch_3d(view) * prod(sizes[at + 1 :]) for at in range(len(sizes))]
-    dense = all(n == 1 or s == w for n, s, w in zip(sizes, steps, expected, strict=True))
-    return dense and (view.shape[1] == 1 or view.strides[1] == 1)
-
-
-def pitch_3d(view: View) -> int:
-    """Return the elements from one pixel to the next."""
-    for at in (*reversed(range(2, len(view.shape))), 0):
-        if view.shape[at] != 1:
-            return view.strides[at]
-    return view.shape[1]
-
-
-def channels_last_strides_3d(shape: Shape) -> Shape:
-    """Return the strides of a dense (N, C, ...) with channels fastest."""
-    rest = range(2, len(shape))
-    return like((len(shape) + 1, 0, *(len(shape) - at for at in rest)), shape)
+    return x, y, ctx.read_nhwc(name[0])[0] if name else None
 
 
 def _add(ctx: LoweringContext, group: Group, conv: _Conv3d) -> None:
@@ -215,10 +179,10 @@ def _add(ctx: LoweringContext, group: Group, conv: _Conv3d) -> None:
         right=conv.weights,
         right_strides=MatrixStrides(row, column, batch=group_stride, outer=phase),
         y=conv.y,
-        y_strides=MatrixStrides(pitch_3d(conv.y)),
+        y_strides=MatrixStrides(pixel_pitch(conv.y)),
         epilogue=conv.epilogue,
         residual=conv.residual,
-        residual_strides=MatrixStrides(0 if conv.residual is None else pitch_3d(conv.residual)),
+        residual_strides=MatrixStrides(0 if conv.residual is None else pixel_pitch(conv.residual)),
     )
     add_gemm(ctx, group.nodes, problem)
 

@@ -10,6 +10,7 @@ from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.epilogue import precision_of
 from toolkit.gpu.emit.schedule import Schedule
 from toolkit.gpu.emit.split_k import partial_sums, split_k_reduce_launch, split_k_refusal
+from toolkit.gpu.emit.windows import window_constants
 from toolkit.gpu.ir.gemm import (
     DenseLoader,
     GemmProblem,
@@ -145,7 +146,6 @@ def _strided(problem: GemmProblem, left: DenseLoader) -> _Operands:
 
 
 def _im2col(problem: GemmProblem, left: Im2colLoader, tile: Tile) -> _Operands:
-    window = left.window
     return _Operands(
         (left.groups, tile.split_k),
         {"batch": left.batch},
@@ -155,10 +155,7 @@ def _im2col(problem: GemmProblem, left: Im2colLoader, tile: Tile) -> _Operands:
             "SIZE": left.size,
             "OUT": left.output_size,
             "CHANNELS": left.channels,
-            "TAPS": window.kernel,
-            "STRIDE": window.strides,
-            "DILATION": window.dilations,
-            "PAD": window.before,
+            **window_constants(left.window),
             "A_STRIDES": (left.pitch,),
             "B_STRIDES": _all_strides(problem.right_strides),
         },

@@ -59,13 +59,7 @@ class Im2colLoader:
 
     def size_constants(self) -> dict[str, Constant]:
         """Return the sizes of input and output as constants of a kernel."""
-        return {
-            "HEIGHT": self.size[0],
-            "WIDTH": self.size[1],
-            "X_PITCH": self.pitch,
-            "OUT_HEIGHT": self.output_size[0],
-            "OUT_WIDTH": self.output_size[1],
-        }
+        return {"SIZE": self.size, "OUT": self.output_size, "X_PITCH": self.pitch}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,20 +11,16 @@ interpreter (TRITON_INTERPRET=1).
     mma_layout      accumulators in the order of memory
     strided_rows    offsets, loads and stores of strided tensors
     attention       fused attention
-    conv1x1_nchw    1x1 convolutions with an NCHW output
-    conv3d          convolutions over one or three dimensions, transposed ones
-    convolution     implicit GEMM, sums of split-K
     depthwise       depthwise convolutions
     depthwise_int8  depthwise INT8 convolutions by dp4a
     elementwise     element-wise expressions, copies, transposes
     gather          gather and scatter
+    gemm            GEMM, implicit GEMM of convolutions, sums of split-K
     grid_sample     GridSample
-    matmul          GEMM, batched GEMM
     max_pooling     max pooling over small windows
     normalization   normalization along rows, LRN
     pad             padding, space-to-depth
-    pooling         pooling over two dimensions, global average
-    pooling3d       pooling over one to three dimensions, max unpooling
+    pooling         pooling over one to three dimensions, max unpooling, global average
     reduction       reductions along rows, ArgMax and ArgMin
     resample        resampling by tables
     scan            running sums and products
