@@ -19,9 +19,6 @@ from toolkit.plugins import Constant
 Three = tuple[int, int, int]
 
 
-POINTWISE = Window(kernel=(1, 1), strides=(1, 1), dilations=(1, 1), pads=(0, 0, 0, 0))
-
-
 @dataclass(frozen=True, slots=True)
 class MatrixStrides:
     """Elements from one row, column, matrix, and group of matrices to the next."""
