@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass
 
-from toolkit.gpu.ir.gemm import Epilogue, Im2colLoader
+from toolkit.gpu.emit.epilogue import pixel_pitch
+from toolkit.gpu.ir.gemm import (
+    Epilogue,
+    GemmProblem,
+    GemmShape,
+    Im2colLoader,
+    Loader,
+    MatrixStrides,
+)
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View
 from toolkit.plugins import Constant
@@ -24,9 +32,7 @@ class Conv2d:
         """Return all operands but the weights, by the names of a kernel's parameters."""
         return {
             "x": self.left.view,
-            "bias": self.epilogue.bias,
-            "scale": self.epilogue.scale,
-            "scalars": self.epilogue.scalars,
+            **self.epilogue.operands(),
             "residual": self.residual,
             "y": self.y,
             "batch": self.left.batch,
@@ -41,3 +47,25 @@ class Conv2d:
             "R_PITCH": self.r_pitch,
             "EPILOGUE": self.epilogue.ops,
         }
+
+
+def pixel_product(
+    left: Loader, right: View, y: View, epilogue: Epilogue, depth: int
+) -> GemmProblem:
+    """Return a product whose rows are the pixels of `y`, and whose columns are its channels."""
+    return GemmProblem(
+        shape=GemmShape(
+            rows=y.shape[0] * y.shape[2] * y.shape[3],
+            columns=y.shape[1],
+            depth=depth,
+            unshared_depth=depth,
+            item_bytes=right.item_bytes,
+            stored_bytes=y.item_bytes,
+        ),
+        left=left,
+        right=right,
+        right_strides=MatrixStrides(*right.strides),
+        y=y,
+        y_strides=MatrixStrides(pixel_pitch(y)),
+        epilogue=epilogue,
+    )

@@ -29,7 +29,7 @@ def split_k_refusal(problem: GemmProblem) -> str | None:
 
 
 def partial_sums(ctx: LoweringContext, problem: GemmProblem, parts: int) -> GemmProblem:
-    """Return the problem that stores the sums of all parts, (parts, rows, columns), FP32 or INT32."""
+    """Return the problem that stores sums as (parts, rows, columns), FP32 or INT32."""
     left, shape = problem.left, problem.shape
     columns = shape.columns * shape.batch
     sizes = (parts, shape.rows, columns)

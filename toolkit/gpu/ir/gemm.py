@@ -120,6 +120,10 @@ class Epilogue:
     scale: View | None = None
     scalars: View | None = None
 
+    def operands(self) -> dict[str, View | None]:
+        """Return what it reads, by the names of a kernel's parameters."""
+        return {"bias": self.bias, "scale": self.scale, "scalars": self.scalars}
+
 
 IDENTITY = Epilogue((("same", 0),))  # stores the accumulators
 
@@ -167,9 +171,4 @@ class GemmProblem:
 
     def epilogue_operands(self) -> dict[str, View | None]:
         """Return what the epilogue reads, by the names of a kernel's parameters."""
-        return {
-            "bias": self.epilogue.bias,
-            "scale": self.epilogue.scale,
-            "scalars": self.epilogue.scalars,
-            "residual": self.residual,
-        }
+        return {**self.epilogue.operands(), "residual": self.residual}

@@ -98,9 +98,7 @@ def _launch(ctx: LoweringContext, conv: _ConvMaxPool, rows: int) -> KernelLaunch
         {
             "x": conv.x,
             "weights": conv.weights,
-            "bias": conv.epilogue.bias,
-            "scale": conv.epilogue.scale,
-            "scalars": conv.epilogue.scalars,
+            **conv.epilogue.operands(),
             "y": conv.y,
             "batch": batch,
         },

@@ -5,18 +5,13 @@ from math import prod
 import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.epilogue import (
-    constant_weights,
-    pixel_pitch,
-    precision_of,
-    read_epilogue,
-    weight_matrix,
-)
+from toolkit.gpu.emit.conv2d import pixel_product
+from toolkit.gpu.emit.epilogue import constant_weights, precision_of, read_epilogue, weight_matrix
 from toolkit.gpu.emit.int8_gemm import int8_weights
 from toolkit.gpu.emit.schedule import Schedule, add_gemm
 from toolkit.gpu.emit.windows import read_window_2d, window_constants
 from toolkit.gpu.ir.expressions import requantize_ops
-from toolkit.gpu.ir.gemm import DirectLoader, GemmProblem, GemmShape, MatrixStrides
+from toolkit.gpu.ir.gemm import DirectLoader, GemmProblem
 from toolkit.gpu.ir.launch import KernelLaunch, Tactic
 from toolkit.gpu.ir.view import channels_last
 from toolkit.gpu.passes.fusion import Group
@@ -49,23 +44,8 @@ def emit_direct_conv(ctx: LoweringContext, group: Group) -> None:
     result = ctx.network.shapes[group.result]
     window = read_window_2d(op, weights.shape[2:], x.shape, result)
     y = ctx.output_view(group.result, channels_last(result))
-    problem = GemmProblem(
-        shape=GemmShape(
-            rows=result[0] * result[2] * result[3],
-            columns=filters,
-            depth=depth,
-            unshared_depth=depth,
-            item_bytes=packed.item_bytes,
-            stored_bytes=y.item_bytes,
-        ),
-        left=DirectLoader(x, (result[2], result[3]), window, prologue),
-        right=packed,
-        right_strides=MatrixStrides(*packed.strides),
-        y=y,
-        y_strides=MatrixStrides(pixel_pitch(y)),
-        epilogue=epilogue,
-    )
-    add_gemm(ctx, group.nodes, problem)
+    left = DirectLoader(x, (result[2], result[3]), window, prologue)
+    add_gemm(ctx, group.nodes, pixel_product(left, packed, y, epilogue, depth))
 
 
 def _refusal(problem: GemmProblem, gpu: GpuTarget) -> str | None:
@@ -110,9 +90,7 @@ def _launch(
         {
             "x": x,
             "weights": problem.right,
-            "bias": problem.epilogue.bias,
-            "scale": problem.epilogue.scale,
-            "scalars": problem.epilogue.scalars,
+            **problem.epilogue.operands(),
             "y": problem.y,
             "batch": x.shape[0],
         },
