@@ -1,8 +1,11 @@
 """A 2-D convolution with its tensors channels-last, before a kernel is chosen."""
 
 from dataclasses import dataclass
+from math import prod
 
-from toolkit.gpu.emit.epilogue import pixel_pitch
+from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.epilogue import constant_weights, pixel_pitch, read_epilogue
+from toolkit.gpu.emit.int8_gemm import int8_weights
 from toolkit.gpu.ir.gemm import (
     Epilogue,
     GemmProblem,
@@ -13,6 +16,7 @@ from toolkit.gpu.ir.gemm import (
 )
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View
+from toolkit.gpu.passes.fusion import Group
 from toolkit.plugins import Constant
 
 
@@ -47,6 +51,29 @@ class Conv2d:
             "R_PITCH": self.r_pitch,
             "EPILOGUE": self.epilogue.ops,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Weights of a convolution, (filter, channel of a group, row, column), and its epilogue.
+
+    `is_int8`: an INT8 input is multiplied as it is stored. `residual`: the name of a tensor.
+    """
+
+    values: Array
+    is_int8: bool
+    epilogue: Epilogue
+    residual: str | None
+
+
+def read_filters(ctx: LoweringContext, group: Group, x_scale: float | None = None) -> Filters:
+    """Return the weights of a convolution; `x_scale` where its input is quantized on the way."""
+    op = group.root_operation
+    weights = constant_weights(ctx, op, 1)
+    filters, depth = weights.shape[0], prod(weights.shape[1:])
+    int8 = int8_weights(ctx, op, 0, filters, depth, x_scale=x_scale)
+    epilogue, residual = read_epilogue(ctx, group, op.input(2), filters, int8)
+    return Filters(int8.values if int8 else weights, int8 is not None, epilogue, residual)
 
 
 def pixel_product(

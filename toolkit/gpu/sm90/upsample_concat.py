@@ -1,9 +1,8 @@
 """1x1 convolutions of an upsampled tensor concatenated with another; neither result is stored."""
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.conv2d import pixel_product
-from toolkit.gpu.emit.epilogue import constant_weights, read_epilogue, weight_matrix
-from toolkit.gpu.emit.int8_gemm import int8_weights
+from toolkit.gpu.emit.conv2d import pixel_product, read_filters
+from toolkit.gpu.emit.epilogue import weight_matrix
 from toolkit.gpu.emit.schedule import Schedule, add_gemm
 from toolkit.gpu.emit.tiled_gemm import tile_constants
 from toolkit.gpu.ir.gemm import GemmProblem, UpsampleConcatLoader
@@ -20,17 +19,12 @@ from toolkit.gpu.target import GpuTarget
 def emit_conv_upsample_concat(ctx: LoweringContext, group: Group) -> None:
     """Add a ConvUpsampleConcat."""
     op = group.root_operation
-    weights = constant_weights(ctx, op, 1)
-    filters, depth = weights.shape[:2]
-    int8 = int8_weights(ctx, op, 0, filters, depth)
-    epilogue, _ = read_epilogue(ctx, group, op.input(2), filters, int8)
-    keep_int8 = int8 is not None
-    small, large = (ctx.read_nhwc(op.inputs[at], keep_int8=keep_int8) for at in (0, 3))
+    filters = read_filters(ctx, group)
+    small, large = (ctx.read_nhwc(op.inputs[at], keep_int8=filters.is_int8) for at in (0, 3))
     left = UpsampleConcatLoader(*small, *large)
-    values = (int8.values if int8 else weights).reshape(filters, depth)
-    packed = weight_matrix(ctx, values.T, left.view.dtype)
+    packed = weight_matrix(ctx, filters.values[:, :, 0, 0].T, left.view.dtype)
     y = ctx.output_view(group.result, channels_last(ctx.network.shapes[group.result]))
-    add_gemm(ctx, group.nodes, pixel_product(left, packed, y, epilogue, depth))
+    add_gemm(ctx, group.nodes, pixel_product(left, packed, y, filters.epilogue, packed.shape[0]))
 
 
 def _refusal(problem: GemmProblem, gpu: GpuTarget) -> str | None:
