@@ -123,10 +123,6 @@ class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             )
         return limit
 
-    def method_of(self, tensor: str) -> str:
-        """The row of METHODS that chose the amax of `tensor`."""
-        return self.methods.get(tensor, self.method)
-
     def scale(self, tensor: str) -> float:
         """The scale of `tensor`: x is about q * scale, q in [-127, 127]."""
         return scale_of(self.amax(tensor))

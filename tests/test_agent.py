@@ -287,7 +287,7 @@ def test_a_damaged_active_release_gives_way_to_the_one_before(
     assert report.update.sha256 == report.running.sha256
 
 
-def test_the_words_of_the_pipeline_are_passed_on(
+def test_output_of_the_pipeline_is_passed_on(
     broker: Mosquitto, board: AgentBox, tmp_path: Path
 ) -> None:
     with Watcher(broker.port) as watcher:
@@ -438,7 +438,9 @@ def test_rare_deaths_are_restarted_at_once() -> None:
         (-11, ("x",), "the pipeline was killed by SIGSEGV: x"),
     ],
 )
-def test_ends_are_told_in_words(status: int, tail: tuple[str, ...], sentence: str) -> None:
+def test_exits_are_described_in_a_sentence(
+    status: int, tail: tuple[str, ...], sentence: str
+) -> None:
     assert describe_exit(status, tail).startswith(sentence)
 
 

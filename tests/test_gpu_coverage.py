@@ -169,7 +169,7 @@ def test_all_nodes_without_kernels_are_found_at_once(
         {"w": normal(rng, 8, 8, 1, 1)},
     )
     with pytest.raises(NotCoveredError, match="and 2 more reasons") as caught:
-        case.draft()
+        case.lower()
     assert sorted(caught.value.reasons) == ["AveragePool:c", "MaxPool:a", "MaxPool:y"]
 
 
@@ -190,7 +190,7 @@ def test_emitters_that_refuse_are_all_heard(
         {"w": normal(rng, 8, 8, 1, 1)},
     )
     with pytest.raises(NotCoveredError, match="closed today") as caught:
-        case.draft()
+        case.lower()
     assert sorted(caught.value.reasons) == ["MaxPool:a", "MaxPool:y"]
 
 
@@ -422,14 +422,14 @@ def test_what_passes_between_pieces_lies_in_the_arena_while_it_lives(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     manifest = build(two_halves(tmp_path / "m.onnx", rng)).manifest
-    places = {one.tensor: (one.offset, one.offset + one.bytes) for one in manifest.memory.buffers}
+    extents = {one.tensor: (one.offset, one.offset + one.bytes) for one in manifest.memory.buffers}
     order = {name: at for at, s in enumerate(manifest.segments) for name in s.outputs}
     ends = {name: at for at, s in enumerate(manifest.segments) for name in s.inputs}
     ends |= dict.fromkeys(manifest.outputs, len(manifest.segments))
-    assert {"b", "c", "d"} <= places.keys()
-    for one, other in itertools.combinations(places, 2):
+    assert {"b", "c", "d"} <= extents.keys()
+    for one, other in itertools.combinations(extents, 2):
         alive = order[one] <= ends[other] and order[other] <= ends[one]
-        apart = places[one][1] <= places[other][0] or places[other][1] <= places[one][0]
+        apart = extents[one][1] <= extents[other][0] or extents[other][1] <= extents[one][0]
         assert apart or not alive
 
 

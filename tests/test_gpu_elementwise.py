@@ -77,7 +77,7 @@ COMPARISONS = ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual")
 
 
 def run(case: Case, feeds: dict[str, np.ndarray], precision: str = "fp32") -> np.ndarray:
-    return gpu_interpreter.run(case.draft(precision), feeds)["y"]
+    return gpu_interpreter.run(case.lower(precision), feeds)["y"]
 
 
 def reference(case: Case, feeds: dict[str, np.ndarray]) -> np.ndarray:
@@ -226,7 +226,7 @@ def test_logic(name: str, rng: np.random.Generator) -> None:
     case = Case(nodes, {"a": SHAPE, "b": (7,)}, {}, dtypes=dict.fromkeys("aby", "bool"))
     feeds = {"a": rng.random(SHAPE) < 0.5, "b": rng.random(7) < 0.5}
     agree(case, feeds)
-    assert len(case.draft().calls) == 1
+    assert len(case.lower().launches) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "uint8", "bool"])
@@ -354,7 +354,7 @@ def test_a_chain_is_one_kernel(name: str, rng: np.random.Generator) -> None:
     read = {one for part in FUSED[name] for one in part.input}
     weights = {n: np.array(v, np.float32) for n, v in SCALARS.items() if n in read}
     case = Case(FUSED[name], {"x": SHAPE}, weights)
-    assert len(case.draft().calls) == 1
+    assert len(case.lower().launches) == 1
     agree(case, {"x": uniform(rng, (-4, 4))})
 
 
@@ -365,7 +365,7 @@ def test_a_chain_ends_a_product(name: str, rng: np.random.Generator) -> None:
     weights["v"] = normal(rng, 7, 7)
     nodes = [node("MatMul", "u v", "x"), *FUSED[name]]
     case = Case(nodes, {"u": (7, 7)}, weights)
-    assert len(case.draft().calls) == 1
+    assert len(case.lower().launches) == 1
     agree(case, {"u": rng.normal(size=(7, 7)).astype(np.float32)}, rel=1e-4)
 
 
@@ -392,7 +392,7 @@ def test_a_constant_for_each_channel_is_part_of_a_convolution(
     constant = rng.uniform(0.5, 2, form).astype(np.float32)
     weights = {**case.weights, "k": constant, "v": normal(rng, 4, 8, 1, 1)}
     case = Case(case.nodes, case.inputs, weights)
-    assert len(case.draft().calls) == 3  # a border, and two convolutions
+    assert len(case.lower().launches) == 3  # a border, and two convolutions
     agree(case, {"x": rng.normal(size=(2, 3, 5, 5)).astype(np.float32)}, rel=1e-4)
 
 

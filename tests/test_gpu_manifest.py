@@ -47,7 +47,7 @@ def parts(batch: int | str = 1) -> Parts:
     names = (*segment.inputs, *segment.outputs)
     sizes = {n: largest_bytes(tensors[n], ranges) or 0 for n in names}
     offsets = {name: 16384 * at for at, name in enumerate(sizes)}
-    places = {
+    boundary_tensors = {
         n: Place(tensor=n, offset=offsets[n], bytes=sizes[n], shape=formulas_of(tensors[n]))
         for n in sizes
     }
@@ -74,8 +74,8 @@ def parts(batch: int | str = 1) -> Parts:
         ),
         weights="cuda/a.weights",
         workspace_bytes=16384 * len(sizes) + max(sizes.values()),
-        inputs=tuple(places[n] for n in segment.inputs),
-        outputs=tuple(places[n] for n in segment.outputs),
+        inputs=tuple(boundary_tensors[n] for n in segment.inputs),
+        outputs=tuple(boundary_tensors[n] for n in segment.outputs),
     )
     entries["cuda/a.cubin"] = np.frombuffer(b"\x7fELF", np.uint8)
     entries["cuda/a.weights"] = np.zeros(64, np.uint8)
@@ -234,7 +234,7 @@ def test_what_fits_at_the_ends_only_is_found_before_it_runs(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_limits_of_kernels_launches_and_places(name: str, tmp_path: Path) -> None:
+def test_limits_of_kernels_launches_and_tensors(name: str, tmp_path: Path) -> None:
     manifest, entries = parts()
     change, fine = CASES[name]
     one = manifest.segments[0].implementations[0]
@@ -261,14 +261,14 @@ def test_any_value_anywhere_is_accepted_or_refused(data: st.DataObject, batch: i
     """No value in the JSON of a cuda implementation raises anything but what it should."""
     manifest, entries = parts(batch)
     document = json.loads(msgspec.json.encode(manifest))
-    place: Any = document["segments"][0]["implementations"][0]
+    node: Any = document["segments"][0]["implementations"][0]
     while True:
-        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        keys = list(node) if isinstance(node, dict) else list(range(len(node)))
         key = data.draw(st.sampled_from(keys))
-        if not isinstance(place[key], dict | list) or not place[key] or data.draw(st.booleans()):
+        if not isinstance(node[key], dict | list) or not node[key] or data.draw(st.booleans()):
             break
-        place = place[key]
-    place[key] = data.draw(ODD)
+        node = node[key]
+    node[key] = data.draw(ODD)
     try:
         decoded = msgspec.json.decode(json.dumps(document), type=Manifest)
     except msgspec.DecodeError:

@@ -77,7 +77,7 @@ def test_what_refuses_in_the_middle_is_what_to_change(model):
     assert 0 < advice["gain"] <= 1
 
 
-def test_the_page_holds_every_node_and_both_pictures(model, tmp_path):
+def test_the_page_holds_every_node_and_both_images(model, tmp_path):
     page = tmp_path / "plan.html"
     assert run(model, "--html", page).exit_code == 0
     text = page.read_text()

@@ -83,9 +83,9 @@ def case(name: str, tmp_path: Path, rng: np.random.Generator) -> tuple[Path, dic
     """A model and a sample for it."""
     if name == "detector":
         preprocess = load_model(DETECTOR.with_suffix(".toml")).preprocess
-        pictures = configs.ROOT / "scenes" / "heldout"
+        image_folder = configs.ROOT / "scenes" / "heldout"
         specs = input_specs(prepared(DETECTOR))
-        samples = list(open_data(pictures, specs, preprocess, 20))
+        samples = list(open_data(image_folder, specs, preprocess, 20))
         return DETECTOR, dict(samples[int(rng.integers(len(samples)))])
     make = deep_convnet if name == "deep" else small_convnet
     path = make(tmp_path / "m.onnx", rng)

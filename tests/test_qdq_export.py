@@ -42,11 +42,11 @@ def exported(path: Path, amax: dict[str, float], target: str = "tensorrt-gpu") -
 
 
 def detector() -> tuple[ir.Model, dict[str, np.ndarray]]:
-    """The shipped detector and a picture for it."""
-    picture = read_image(CONFIGS / "scenes" / "calibration" / "000.jpg")
-    assert picture is not None
-    planes = picture[:320, :320, ::-1].transpose(2, 0, 1)[None].astype(np.float32) / 255
-    feeds = {"images": np.ascontiguousarray(planes)}
+    """The shipped detector and an image for it."""
+    image = read_image(CONFIGS / "scenes" / "calibration" / "000.jpg")
+    assert image is not None
+    channels_first = image[:320, :320, ::-1].transpose(2, 0, 1)[None].astype(np.float32) / 255
+    feeds = {"images": np.ascontiguousarray(channels_first)}
     return prepared(CONFIGS / "models" / "robot-objects.onnx"), feeds
 
 
@@ -151,7 +151,7 @@ def test_a_fused_add_is_nearer_to_the_engine_than_quantization_is_to_float(
         ("MatMul", {}, (2, 3, 6), (2, 3, 5), (2, 6, 5), None),
     ],
 )
-def test_products_compute_on_the_grids_of_the_formulas(
+def test_products_compute_with_the_scales_of_the_formulas(
     tmp_path: Path,
     rng: np.random.Generator,
     op: str,

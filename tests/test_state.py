@@ -224,7 +224,7 @@ def test_a_state_of_something_else_is_refused_and_kept(tmp_path, change, words):
     assert path.read_bytes() == before
 
 
-def test_merged_shards_have_no_place_to_go_on_from(tmp_path):
+def test_merged_shards_cannot_be_resumed(tmp_path):
     one, other = (observed(samples(2, seed)).state(MODEL) for seed in (1, 2))
     write_state(tmp_path / "s", merge_states(one, other))
     with pytest.raises(CalibrationError, match="merged from 2 shards"):

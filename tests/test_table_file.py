@@ -217,7 +217,7 @@ def test_a_table_of_another_model_is_refused(tmp_path: Path, rng: np.random.Gene
             build_engine(path, "laptop", tmp_path / "m.engine", BuildOptions(table=table))
 
 
-def test_nodes_kept_in_float_are_known_by_the_name_that_the_file_gives_them(
+def test_float_nodes_are_known_by_the_name_that_the_file_gives_them(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     path = batch_norm_net(tmp_path / "m.onnx", rng)

@@ -116,12 +116,12 @@ def _places(program: Cuda, segment: Segment, facts: Facts, where: str) -> Iterat
         ("inputs", segment.inputs, program.inputs),
         ("outputs", segment.outputs, program.outputs),
     )
-    for title, names, places in borders:
-        placed = tuple(place.tensor for place in places)
+    for title, names, tensors in borders:
+        placed = tuple(place.tensor for place in tensors)
         if placed != names:
             yield f"{where} places the {title} {list(placed)}, the segment has {list(names)}"
             return
-        for place in places:
+        for place in tensors:
             yield from _place(place, program, facts, where)
 
 
@@ -207,7 +207,7 @@ def _launch_at(
 ) -> Iterator[str]:
     """Check a launch at one set of sizes; raises ValueError for what is no formula."""
     grid = [evaluate(side, point) for side in launch.grid]
-    if any(not 1 <= n <= most for n, most in zip(grid, MAX_GRID, strict=True)):
+    if any(not 1 <= n <= limit for n, limit in zip(grid, MAX_GRID, strict=True)):
         yield f"{where} has the grid {grid}, the limits are 1 and {list(MAX_GRID)}"
     for argument in launch.arguments:
         if isinstance(argument, Int32):

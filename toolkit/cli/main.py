@@ -57,7 +57,6 @@ EXTRA_OF_MODULE: Mapping[str, str] = {
     "onnxscript": "host",
     "highspy": "host",
     "threadpoolctl": "host",
-    "safetensors": "host",
     "amqtt": "host",
     "onnxruntime": "portable",
     "cv2": "camera",

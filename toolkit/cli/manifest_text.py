@@ -47,9 +47,9 @@ def manifest_text(manifest: Manifest) -> str:
 
 
 def _kernels(cuda: Cuda) -> str:
-    tactics = sum(len(work.tactics) for work in cuda.works)
+    tactics = sum(len(op.tactics) for op in cuda.works)
     return (
-        f"  kernels for sm_{cuda.sm}: {len(cuda.works)} pieces of work, {tactics} tactics, "
+        f"  kernels for sm_{cuda.sm}: {len(cuda.works)} operations, {tactics} tactics, "
         f"{len(cuda.kernels)} kernels; workspace {cuda.workspace_bytes / 2**20:.2f} MiB"
     )
 

@@ -37,10 +37,11 @@ from device.engine.manifest import (
 from toolkit.dla.legalize.rewrite import Applied
 from toolkit.engine.assemble import assemble
 from toolkit.engine.calibrate import Calibrated, calibrate
-from toolkit.engine.options import BuildJob, BuildOptions, Progress
+from toolkit.engine.options import BuildJob, BuildOptions
 from toolkit.engine.read import read_model, silent
 from toolkit.engine.target import Target, choose_target
 from toolkit.engine.write import check_destination, write_proven
+from toolkit.gpu.codegen.compile import Progress
 from toolkit.gpu.codegen.cuda_source import find_compiler
 from toolkit.gpu.report import GpuReport, report_segment
 from toolkit.gpu.segments import NO_COMPILER, GpuBackend, find_backend

@@ -6,9 +6,10 @@ from pathlib import Path
 import onnx_ir as ir
 
 from device.engine.manifest import Precision
-from toolkit.engine.options import BuildJob, BuildOptions, Progress
+from toolkit.engine.options import BuildJob, BuildOptions
 from toolkit.engine.target import Target
 from toolkit.errors import BuildError
+from toolkit.gpu.codegen.compile import Progress
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.plugins.functions import give_shapes

@@ -31,7 +31,7 @@ class SegmentCompiler(Protocol):
     def __call__(
         self,
         name: str,
-        drafted: KernelProgram,
+        program: KernelProgram,
         *,
         gpu: GpuTarget,
         dims: Sequence[DimRange],
@@ -43,9 +43,9 @@ class SegmentCompiler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GpuBackend:
-    """The GPU that kernels are made for, and what they are made of.
+    """The target GPU of a build and the options of its kernels.
 
-    `dims`: the engine's dynamic dimensions; `compiler`: of the kernels of one segment.
+    `dims`: the engine's dynamic dimensions; `compiler`: compiles the kernels of one segment.
     """
 
     gpu: GpuTarget
@@ -126,9 +126,9 @@ def lower_gpu_segments(
     planned: Sequence[PlannedSegment],
     extracted: Sequence[ExtractedSegment],
 ) -> GpuPrograms:
-    """Lower the segments `planned`; `extracted` are all of the model, in running order.
+    """Lower the segments `planned`; `extracted`: all segments of the model, in running order.
 
-    Dynamic dimensions go in the least steps that leave the fewest nodes without kernels.
+    Dynamic dimensions get the smallest steps that leave the fewest nodes without a kernel.
     Raises PluginError: a plugin fails.
     """
     if not planned:
@@ -197,25 +197,25 @@ def _lower_all(
 def _with_fewest_refused(
     lower: Callable[[tuple[DimRange, ...]], GpuPrograms], dims: tuple[DimRange, ...]
 ) -> GpuPrograms:
-    """Lower with the least steps of the dimensions that leave the fewest nodes without kernels.
+    """Lower with the smallest steps of the dimensions that leave the fewest nodes without a kernel.
 
-    In steps, what is a half or a quarter of a size is so exactly, which some kernels need.
+    Steps make halves and quarters of a size exact, which some kernels need.
     """
-    plain = lower(dims)
+    unstepped = lower(dims)
     finest = in_steps(dims, STEPS[-1])
-    if not plain.refused or finest == dims:
-        return plain
+    if not unstepped.refused or finest == dims:
+        return unstepped
     best = lower(finest)
-    if len(best.refused) >= len(plain.refused):
-        return plain
+    if len(best.refused) >= len(unstepped.refused):
+        return unstepped
     fewest = len(best.refused)
     for step in STEPS[:-1]:
         candidate = lower(in_steps(dims, step))
         if len(candidate.refused) == fewest:
             best = candidate
             break
-    for place, dim in enumerate(dims):
-        candidate = lower((*best.dims[:place], dim, *best.dims[place + 1 :]))
+    for index, dim in enumerate(dims):
+        candidate = lower((*best.dims[:index], dim, *best.dims[index + 1 :]))
         best = candidate if len(candidate.refused) == fewest else best
     return best
 
@@ -233,10 +233,10 @@ def _notes(segments: Mapping[str, GpuSegment], dims: Sequence[DimRange]) -> tupl
 def trace_segments(
     extracted: Sequence[ExtractedSegment], dims: Sequence[DimRange], plugins: Sequence[Plugin] = ()
 ) -> dict[str, tuple[Trace, ...]]:
-    """Return what is known before each segment at the points at which it is drafted.
+    """Return what is known before each segment at every point of the dynamic dimensions.
 
-    `extracted` are all segments in running order: sizes of one's inputs are those of another's
-    results.
+    `extracted`: all segments in running order; the input sizes of a segment are result sizes of
+    earlier ones.
     """
     by_segment: dict[str, tuple[Trace, ...]] = {}
     traces = traces_of(dims, plugins)

@@ -88,10 +88,10 @@ def import_model(
     model = _to_ir(proto, path, plugged)
     _refuse_unsupported(model, path)
     notes += unused_plugins(model, plugins)
-    kept = tuple(dims)
-    notes += fix_shapes(model, path, dict(shapes or {}), {dim.name for dim in kept})
+    dynamic = tuple(dims)
+    notes += fix_shapes(model, path, dict(shapes or {}), {dim.name for dim in dynamic})
     used = dims_in_use(model)
-    for dim in kept:
+    for dim in dynamic:
         if dim.name not in used:
             known = ", ".join(sorted(used)) or "none"
             raise ImportModelError(
@@ -102,7 +102,7 @@ def import_model(
         name=path.name,
         sha256=hashlib.sha256(data).hexdigest(),
         model=model,
-        dims=kept,
+        dims=dynamic,
         notes=tuple(notes),
     )
 

@@ -165,14 +165,14 @@ def _spatial(
 def _steps(
     window: tuple[int, int],
     plan: Callable[[int], tuple[Step, ...] | None],
-    most: int | None,
+    max_steps: int | None,
 ) -> tuple[tuple[Step, Step], ...] | str:
     rows, columns = plan(window[0]), plan(window[1])
     text = f"{window[0]}x{window[1]}"
     if rows is None or columns is None:
         return f"{text} has no factors of at most {POOL}"
     steps = paired(rows, columns)
-    return f"{text} takes {len(steps)} windows" if most and len(steps) > most else steps
+    return f"{text} takes {len(steps)} windows" if max_steps and len(steps) > max_steps else steps
 
 
 def _window(shape: tuple[int, int, int, int], axes: frozenset[int]) -> tuple[int, int]:

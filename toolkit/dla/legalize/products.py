@@ -67,8 +67,8 @@ def _block(window: Window) -> int | str:
         return f"stride {stride} is within {CONV_STRIDE}"
     for block in range(2, CONV_STRIDE + 1):
         if stride % block == 0 and stride // block <= CONV_STRIDE:
-            rest = [pad % block for pad in window.pads or ()]
-            return block if not any(rest) else f"the padding is not made of blocks of {block}"
+            remainders = [pad % block for pad in window.pads or ()]
+            return block if not any(remainders) else f"the padding is not made of blocks of {block}"
     return f"stride {stride} is no product of two of at most {CONV_STRIDE}"
 
 

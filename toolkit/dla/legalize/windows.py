@@ -15,9 +15,9 @@ def exact_steps(size: int) -> tuple[Step, ...] | None:
     """The fewest windows of at most 8 whose product is `size`; None: it has a larger prime."""
     best: tuple[Step, ...] | None = () if size == 1 else None
     for window in range(POOL, 1, -1):
-        rest = exact_steps(size // window) if size % window == 0 else None
-        if rest is not None and (best is None or len(rest) + 1 < len(best)):
-            best = ((window, 0, 0), *rest)
+        further_steps = exact_steps(size // window) if size % window == 0 else None
+        if further_steps is not None and (best is None or len(further_steps) + 1 < len(best)):
+            best = ((window, 0, 0), *further_steps)
     return best
 
 
@@ -44,9 +44,9 @@ def _padded(size: int) -> tuple[int, int, tuple[Step, ...]]:
         pad = -size % window
         if size + pad >= size * window:  # nothing gained
             continue
-        count, product, rest = _padded((size + pad) // window)
+        count, product, further_steps = _padded((size + pad) // window)
         step = (window, pad // 2, pad - pad // 2)
-        candidate = (count + 1, product * window, (step, *rest))
+        candidate = (count + 1, product * window, (step, *further_steps))
         if best is None or candidate[:2] < best[:2]:
             best = candidate
     assert best is not None  # a window of 2 halves any size

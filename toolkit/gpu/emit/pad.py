@@ -42,14 +42,14 @@ def padded_copy(
 ) -> KernelLaunch:
     """Return the launch that copies x with padding, `before` it in each padded dimension."""
     inner = tuple(0 if at in before else stride for at, stride in enumerate(x.strides))
-    order = order_of(y.shape, [y.strides, inner], apart=before)
+    order = order_of(y.shape, [y.strides, inner], separate=before)
     return ctx.make_launch(
         "pad",
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {"x": x, "y": y, "elements": y.elements},
         {
             **order.constants("Y_STRIDES", "X_STRIDES"),
-            "DIMS": tuple(order.places[at] for at in before),
+            "DIMS": tuple(order.positions[at] for at in before),
             "BEFORE": tuple(before.values()),
             "SIZES": tuple(x.shape[at] for at in before),
             "BORDER_STRIDES": tuple(x.strides[at] for at in before),

@@ -192,7 +192,7 @@ def _add_resample(
             f"node {op.name!r} ({op.kind}) has the unknown mode {error}"
         ) from error
     inner = tuple(0 if at in axes else stride for at, stride in enumerate(x.strides))
-    order = order_of(y.shape, [y.strides, inner], apart=tuple(axes))
+    order = order_of(y.shape, [y.strides, inner], separate=tuple(axes))
     packed: dict[str, View | None] = dict.fromkeys(_TABLES)
     for index, weight, table in zip(_TABLES[::2], _TABLES[1::2], tables, strict=False):
         packed[index] = ctx.pack_constant(table.indices, "int32")
@@ -206,11 +206,11 @@ def _add_resample(
         {"x": x, **packed, "y": y, "elements": y.elements},
         {
             **order.constants("Y_STRIDES", "X_STRIDES"),
-            "DIM_A": order.places[dims[0]],
+            "DIM_A": order.positions[dims[0]],
             "STRIDE_A": x.strides[dims[0]],
             "TAPS_A": taps[0],
             "SIZE_A": _dynamic(x.shape[dims[0]]),
-            "DIM_B": order.places[dims[-1]],
+            "DIM_B": order.positions[dims[-1]],
             "STRIDE_B": x.strides[dims[-1]],
             "TAPS_B": taps[1] if len(taps) > 1 else 1,
             "SIZE_B": _dynamic(x.shape[dims[-1]]),

@@ -59,7 +59,7 @@ def tiled_launch(ctx: LoweringContext, problem: GemmProblem, tile: Tile) -> Kern
     """Return the launch of `gemm` with the problem's loader and layout."""
     operands = _operands(problem, tile)
     row_blocks = ceil_div(problem.shape.rows, tile.rows)
-    column_blocks = ceil_div(problem.shape.columns, tile.columns + tile.rest)
+    column_blocks = ceil_div(problem.shape.columns, tile.columns + tile.tail_columns)
     y, residual = problem.y_strides, problem.residual_strides
     return ctx.make_launch(
         "gemm",
@@ -83,7 +83,7 @@ def tiled_launch(ctx: LoweringContext, problem: GemmProblem, tile: Tile) -> Kern
             "WHOLE_BLOCKS": fixed(problem.shape.depth) and problem.shape.depth % tile.depth == 0,
             "SPLIT_K": tile.split_k,
             "MMA_WARPS": ctx.mma_warps(problem, tile, ctx.gpu),
-            "TAIL_N": tile.rest,
+            "TAIL_N": tile.tail_columns,
             **tile_constants(problem, tile, ctx.gpu),
         },
         writes=(problem.y,),
@@ -191,8 +191,8 @@ def _all_strides(strides: MatrixStrides) -> tuple[int, int, int, int]:
 
 def _two_width_tiles(columns: int, tile: Tile) -> tuple[Tile, ...]:
     """Return a tile for a few columns more than a power of two; none for other numbers."""
-    whole = power_of_two(columns) // 2
-    rest = max(_MIN_COLUMNS, power_of_two(columns - whole))
-    if not (_MIN_COLUMNS < whole <= _MAX_COLUMNS and 2 * rest <= whole):
+    main = power_of_two(columns) // 2
+    tail = max(_MIN_COLUMNS, power_of_two(columns - main))
+    if not (_MIN_COLUMNS < main <= _MAX_COLUMNS and 2 * tail <= main):
         return ()
-    return (replace(tile, rows=_NCHW_ROWS, columns=whole, rest=rest, warps=_NCHW_WARPS),)
+    return (replace(tile, rows=_NCHW_ROWS, columns=main, tail_columns=tail, warps=_NCHW_WARPS),)

@@ -8,14 +8,14 @@ interpreter (TRITON_INTERPRET=1).
     expression      element-wise expressions, loads and stores of epilogues
     functions       elementary functions of FP32
     int8            INT8 values in registers
-    mma_layout      accumulators in the order of memory
+    mma_layout      the MMA layout of sm_90 accumulators
     strided_rows    offsets, loads and stores of strided tensors
     attention       fused attention
     depthwise       depthwise convolutions
     depthwise_int8  depthwise INT8 convolutions by dp4a
     elementwise     element-wise expressions, copies, transposes
     gather          gather and scatter
-    gemm            GEMM, implicit GEMM of convolutions, sums of split-K
+    gemm            GEMM and implicit GEMM of all loaders, split-K reduction
     grid_sample     GridSample
     max_pooling     max pooling over small windows
     normalization   normalization along rows, LRN

@@ -55,13 +55,13 @@ def depthwise(
                     inside = inside[:, None] & (c < CHANNELS)[None, :]
                     offset = (under * SIZE[1] + column_tap * DILATION[1]) * X_PITCH
                     a = tl.load(x + offset, mask=inside, other=0).to(ACCUMULATOR)
-                    total = _add_row(
+                    total = _accumulate_row(
                         total, a, weights + column_tap * CHANNELS + c, c < CHANNELS, under,
                         TAPS[1] * CHANNELS, TAPS[0], STRIDE[0], DILATION[0], ROWS, ACCUMULATOR,
                     )  # fmt: skip
-    else:  # thousands unrolled compile for minutes
-        tl.static_assert(ROWS == 1, "large windows make one row at a time")
-        sums = total[0]
+    else:  # unrolling thousands of taps takes minutes to compile
+        tl.static_assert(ROWS == 1, "large windows compute one row per block")
+        accumulators = total[0]
         for tap in range(COUNT):
             under = tap // TAPS[1] * DILATION[0]
             aside = tap % TAPS[1] * DILATION[1]
@@ -70,8 +70,8 @@ def depthwise(
             inside = inside[:, None] & (c < CHANNELS)[None, :]
             a = tl.load(x + (under * SIZE[1] + aside) * X_PITCH, mask=inside, other=0)
             b = tl.load(weights + tap * CHANNELS + c, mask=c < CHANNELS, other=0)
-            sums += a.to(ACCUMULATOR) * b.to(ACCUMULATOR)[None, :]
-        total = (sums,)
+            accumulators += a.to(ACCUMULATOR) * b.to(ACCUMULATOR)[None, :]
+        total = (accumulators,)
 
     pixels = batch * OUT[0] * OUT[1]
     for i in tl.static_range(ROWS):
@@ -85,20 +85,20 @@ def depthwise(
 
 
 @triton.jit
-def _add_row(
+def _accumulate_row(
     total, a, weights, present, under: tl.constexpr, PITCH: tl.constexpr,
     TAP_ROWS: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr,
     ROWS: tl.constexpr, ACCUMULATOR: tl.constexpr,
 ):  # fmt: skip
     """Add the products of an input row, `under` rows below the first, to each output row."""
-    sums = ()
+    accumulators = ()
     for i in tl.static_range(ROWS):
         if _is_tap_row(under - i * STRIDE, TAP_ROWS, DILATION):
             b = tl.load(weights + (under - i * STRIDE) // DILATION * PITCH, mask=present, other=0)
-            sums = sums + (total[i] + a * b.to(ACCUMULATOR)[None, :],)
+            accumulators = accumulators + (total[i] + a * b.to(ACCUMULATOR)[None, :],)
         else:
-            sums = sums + (total[i],)
-    return sums
+            accumulators = accumulators + (total[i],)
+    return accumulators
 
 
 @triton.constexpr_function

@@ -35,14 +35,14 @@ def depthwise_int8(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of BLOCK patches of four channels). CHANNELS is a multiple of 4."""
-    ACROSS: tl.constexpr = (COLUMNS - 1) * STRIDE[1] + TAPS[1]  # input columns of a patch
-    DOWN: tl.constexpr = (ROWS - 1) * STRIDE[0] + TAPS[0]
-    QUADS: tl.constexpr = CHANNELS // 4
+    PATCH_COLUMNS: tl.constexpr = (COLUMNS - 1) * STRIDE[1] + TAPS[1]  # input columns of a patch
+    PATCH_ROWS: tl.constexpr = (ROWS - 1) * STRIDE[0] + TAPS[0]
+    CHANNEL_GROUPS: tl.constexpr = CHANNELS // 4
     patch = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    c = (patch % QUADS * 4)[:, None] + tl.arange(0, 4)[None, :]
+    c = (patch % CHANNEL_GROUPS * 4)[:, None] + tl.arange(0, 4)[None, :]
     patches = (OUT[1] + COLUMNS - 1) // COLUMNS
-    column = patch // QUADS % patches * COLUMNS
-    line = patch // (QUADS * patches)
+    column = patch // CHANNEL_GROUPS % patches * COLUMNS
+    line = patch // (CHANNEL_GROUPS * patches)
     lines = (OUT[0] + ROWS - 1) // ROWS
     image = line // lines
     row = line % lines * ROWS
@@ -54,10 +54,10 @@ def depthwise_int8(
     x += (corner * X_PITCH)[:, None] + c
 
     inputs = ()
-    for under in tl.static_range(DOWN):
+    for under in tl.static_range(PATCH_ROWS):
         inside = (top + under >= 0) & (top + under < SIZE[0])
         inputs = inputs + _pack_row(
-            x + under * SIZE[1] * X_PITCH, inside, left, SIZE[1], X_PITCH, ACROSS,
+            x + under * SIZE[1] * X_PITCH, inside, left, SIZE[1], X_PITCH, PATCH_COLUMNS,
             _last_start(COLUMNS, STRIDE[1], TAPS[1], SPACING), SPACING,
         )  # fmt: skip
 
@@ -88,21 +88,21 @@ def depthwise_int8(
 
 @triton.jit
 def _pack_row(
-    x, inside, left, WIDTH, X_PITCH: tl.constexpr, ACROSS: tl.constexpr, LAST_START: tl.constexpr,
-    SPACING: tl.constexpr,
+    x, inside, left, WIDTH, X_PITCH: tl.constexpr, PATCH_COLUMNS: tl.constexpr,
+    LAST_START: tl.constexpr, SPACING: tl.constexpr,
 ):  # fmt: skip
     """Load and pack an input row: the int8x4 at columns 0, SPACING, .. LAST_START."""
     pairs = ()
-    for at in tl.static_range(0, ACROSS, 2):
+    for at in tl.static_range(0, PATCH_COLUMNS, 2):
         first = _load_pixel(x, inside, left, at, WIDTH, X_PITCH)
-        if at + 1 < ACROSS:
+        if at + 1 < PATCH_COLUMNS:
             second = _load_pixel(x, inside, left, at + 1, WIDTH, X_PITCH)
             pairs = pairs + (_pack_pair(first, second),)
         else:  # the second pixel meets a weight of 0
             pairs = pairs + (_pack_pair(first, first),)
     packed = ()
     for at in tl.static_range(0, LAST_START + 1, SPACING):
-        if at + 2 < ACROSS:
+        if at + 2 < PATCH_COLUMNS:
             packed = packed + (_pack_int8x4(pairs[at // 2], pairs[at // 2 + 1]),)
         else:
             packed = packed + (_pack_int8x4(pairs[at // 2], pairs[at // 2]),)
@@ -128,7 +128,7 @@ def _add_taps(
     for o in tl.static_range(0, SPACING, STRIDE_W):
         for k in tl.static_range(_int8x4_count(o, TAP_COLUMNS)):
             taps = taps + (tl.load(weights + (o * MAX_COUNT + k) * CHANNELS),)
-    sums = ()
+    accumulators = ()
     for i in tl.static_range(ROWS):
         for j in tl.static_range(COLUMNS):
             total = totals[i * COLUMNS + j]
@@ -138,8 +138,8 @@ def _add_taps(
                 ]
                 tap = taps[_tap_index(j * STRIDE_W % SPACING, k, STRIDE_W, TAP_COLUMNS)]
                 total = _dot_int8x4(packed, tap, total)
-            sums = sums + (total,)
-    return sums
+            accumulators = accumulators + (total,)
+    return accumulators
 
 
 @triton.constexpr_function

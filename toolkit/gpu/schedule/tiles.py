@@ -79,7 +79,7 @@ class Tile:
     """`rows` x `columns` results of a block; a main loop step has `depth`.
 
     With `split_k` over 1 that many blocks share the depth, and a second kernel adds their sums.
-    `rest`: columns of a second, narrower tile of the same block.
+    `tail_columns`: columns of a second, narrower tile of the same block.
     """
 
     rows: int
@@ -88,7 +88,7 @@ class Tile:
     warps: int
     stages: int
     split_k: int = 1
-    rest: int = 0
+    tail_columns: int = 0
 
 
 def gemm_tiles(shape: GemmShape, gpu: GpuTarget, *, split_k: bool = False) -> tuple[Tile, ...]:
@@ -97,15 +97,15 @@ def gemm_tiles(shape: GemmShape, gpu: GpuTarget, *, split_k: bool = False) -> tu
     def ranked(tiles: list[Tile]) -> list[Tile]:
         return sorted(tiles, key=lambda tile: estimate_cycles(shape, tile, gpu))
 
-    sides = [sides for sides in _SHAPES if _is_candidate(shape, *sides, gpu=gpu)]
-    whole = ranked([_tile(shape, *one, gpu=gpu) for one in sides])
+    tile_shapes = [row for row in _SHAPES if _is_candidate(shape, *row, gpu=gpu)]
+    unsplit = ranked([_tile(shape, *tile_shape, gpu=gpu) for tile_shape in tile_shapes])
     split: list[Tile] = []
     if split_k and gpu.has_matrix_units and fixed(shape.rows):
-        split = [replace(tile, split_k=n) for tile in whole for n in _splits(shape, tile, gpu)]
+        split = [replace(tile, split_k=n) for tile in unsplit for n in _splits(shape, tile, gpu)]
     if gpu.exhaustive:
-        return tuple(ranked(whole + ranked(split)))
+        return tuple(ranked(unsplit + ranked(split)))
     count = _MAX_TACTICS if gpu.has_matrix_units else 1
-    return tuple(ranked(whole + ranked(split)[:_MAX_SPLIT_K_TACTICS])[:count])
+    return tuple(ranked(unsplit + ranked(split)[:_MAX_SPLIT_K_TACTICS])[:count])
 
 
 def estimate_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:

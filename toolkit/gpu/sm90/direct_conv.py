@@ -97,7 +97,7 @@ def _launch(
             "W_PITCH": problem.right_strides.column,
             "Y_PITCH": problem.y_strides.row,
             **window_constants(left.window),
-            "GIVEN": left.prologue,
+            "PROLOGUE": left.prologue,
             "EPILOGUE": problem.epilogue.ops,
             "PRECISION": precision_of(ctx.gpu, problem.right.dtype),
             "DEPTH": WINDOW_ELEMENTS,

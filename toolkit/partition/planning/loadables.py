@@ -19,7 +19,7 @@ KIB, MIB = 2**10, 2**20
 @dataclass(frozen=True, slots=True)
 class DlaMemory:
     """The loadables of a plan beside the limits that they keep; `sram_kib` is that of a core, or
-    of both where they share it (rule sram.v1).
+    of both where they share it (NvInfer.h 8.5).
     """
 
     loadables: tuple[Loadable, ...]

@@ -1,11 +1,11 @@
 """Direct convolution of an image with few channels, as a first layer has.
 
-    y[p, f] = EPILOGUE((sum_k GIVEN(a[p, k]) w[f, k] + bias[f]) scale[f])
+    y[p, f] = EPILOGUE((sum_k PROLOGUE(a[p, k]) w[f, k] + bias[f]) scale[f])
 
 Row p is an output pixel, f a filter; k runs over (tap row, tap column, channel), and a[p, k] is the
 image under that tap, 0 outside it, with any strides. A thread loads the elements of its pixels one
 by one, neighbouring threads from neighbouring addresses, and joins them to a row of the A operand.
-DEPTH is their count rounded up, with zero weights. GIVEN maps 0 to 0. INT8 operands have INT32
+DEPTH is their count rounded up, with zero weights. PROLOGUE maps 0 to 0. INT8 operands have INT32
 accumulators and a scale; others have no scale.
 """
 
@@ -21,7 +21,7 @@ def direct_conv(
     SIZE: tl.constexpr, OUT: tl.constexpr, CHANNELS: tl.constexpr, FILTERS: tl.constexpr,
     STRIDES: tl.constexpr, W_PITCH: tl.constexpr, Y_PITCH: tl.constexpr,
     TAPS: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, PAD: tl.constexpr,
-    GIVEN: tl.constexpr, EPILOGUE: tl.constexpr, PRECISION: tl.constexpr,
+    PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DEPTH: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of pixels). STRIDES are those of x along n, c, row, column; DEPTH is
@@ -51,7 +51,7 @@ def direct_conv(
         for i in tl.static_range(DEPTH >> (level + 1)):
             pairs = pairs + (tl.join(elements[i], elements[i + (DEPTH >> (level + 1))]),)
         elements = pairs
-    a = evaluate((elements[0].reshape(BLOCK_M, DEPTH),), GIVEN).to(weights.dtype.element_ty)
+    a = evaluate((elements[0].reshape(BLOCK_M, DEPTH),), PROLOGUE).to(weights.dtype.element_ty)
     b = tl.load(weights + f[None, :] * W_PITCH + k[:, None], mask=(f < FILTERS)[None, :], other=0)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32 if scale is None else tl.int32)
     total = add_product(total, a, b, PRECISION)
