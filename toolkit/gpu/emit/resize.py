@@ -205,9 +205,7 @@ def _add_resample(
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {"x": x, **packed, "y": y, "elements": y.elements},
         {
-            "SHAPE": (0, *order.shape[1:]),
-            "Y_STRIDES": order.strides[0],
-            "X_STRIDES": order.strides[1],
+            **order.constants("Y_STRIDES", "X_STRIDES"),
             "DIM_A": order.positions[dims[0]],
             "STRIDE_A": x.strides[dims[0]],
             "TAPS_A": taps[0],
