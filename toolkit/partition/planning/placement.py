@@ -185,7 +185,7 @@ def _compared(
     if broken := violations(problem, trial, trial_costs):
         return f"{island} the plan breaks a limit ({broken[0]})"
     value = value_of(problem, goal.aim, trial_costs)
-    text, unit = goal.words(rated=all(net.rate_hz is not None for net in problem.networks))
+    text, unit = goal.quantity(rated=all(net.rate_hz is not None for net in problem.networks))
     here, there = _sizes(solution.value, value)
     if here != there:
         return f"{island} the {text} would be {there} instead of {here} {unit}"

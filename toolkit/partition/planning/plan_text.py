@@ -171,7 +171,7 @@ def _portable(plan: Plan) -> list[str]:
 
 
 def _advice(plan: Plan, advice: Sequence[Advice]) -> list[str]:
-    text, unit = goal_named(plan.search.objective).words(rated=plan.rate_hz is not None)
+    text, unit = goal_named(plan.search.objective).quantity(rated=plan.rate_hz is not None)
     lines = [f"what to change (predicted {text}, now {plan.search.value:.4g} {unit})"]
     for row in advice:
         change = f"{row.value:.4g} {unit}, {row.gain:.1%} less"
