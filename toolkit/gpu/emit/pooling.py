@@ -11,7 +11,7 @@ from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.elementwise_ops import ExprOp
 from toolkit.gpu.ir.gemm import Three
 from toolkit.gpu.ir.launch import KernelLaunch
-from toolkit.gpu.ir.network import Operation
+from toolkit.gpu.ir.network import Operation, Shape
 from toolkit.gpu.ir.view import View, channels_last
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.passes.quantized import ROUND
@@ -141,20 +141,25 @@ def _max_pool(
     )
 
 
+def unpooled_shape(op: Operation, shape: Shape, result: Shape) -> Shape:
+    """Return the shape that the indices of a MaxUnpool count in; `result`: of its output."""
+    window = read_window(op, op.integers("kernel_shape", ()), shape, result)
+    sizes = zip(shape[2:], window.strides, window.kernel, window.before, window.after, strict=True)
+    return (
+        *shape[:2],
+        *((n - 1) * stride + tap - before - after for n, stride, tap, before, after in sizes),
+    )
+
+
 def emit_unpool(ctx: LoweringContext, group: Group) -> None:
     """Lower MaxUnpool: fill with 0, then scatter."""
     op = group.root_operation
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
-    window = read_window(op, op.integers("kernel_shape", ()), shape, result)
-    for at, (n, stride, tap) in enumerate(
-        zip(shape[2:], window.strides, window.kernel, strict=True), start=2
-    ):
-        whole = (n - 1) * stride + tap - window.before[at - 2] - window.after[at - 2]
-        if whole != result[at]:
-            raise NotCoveredError(
-                f"node {op.name!r} (MaxUnpool) writes {result[at]} along dimension {at} by indices "
-                f"in {whole}; kernels take equal sizes"
-            )
+    if unpooled_shape(op, shape, result) != result:
+        raise NotCoveredError(
+            f"node {op.name!r} (MaxUnpool) writes {list(result)} by indices in "
+            f"{list(unpooled_shape(op, shape, result))}; kernels take equal sizes"
+        )
     x, indices = ctx.read_row_major(op.inputs[0]), ctx.read_row_major(op.inputs[1])
     y = ctx.output_view(group.result)
     fill = ctx.make_launch(
