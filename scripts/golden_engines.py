@@ -71,16 +71,8 @@ PROCESSES = 2
 # New name -> name in the golden file. Empty them when the file is written again.
 RENAMED_KERNELS: Mapping[str, str] = {}
 RENAMED_PARAMETERS: Mapping[str, str] = {}
-RENAMED_STEPS: Mapping[str, str] = {
-    "greater_equal": "not_less",
-    "int_div": "whole_div",
-    "int_power": "whole_power",
-    "int_remainder": "whole_remainder",
-    "is_nonzero": "bool",
-    "less_equal": "not_greater",
-    "thresholded_relu": "thresholded",
-}
-"""Of all strings in constants: steps of endings, kinds of reductions and so on."""
+RENAMED_STEPS: Mapping[str, str] = {}
+"""Of all strings in constants: steps of epilogues, kinds of reductions and so on."""
 
 # Kernels that no case makes, with the reason; all others must occur.
 NOT_COVERED: Mapping[str, str] = {}
@@ -248,8 +240,8 @@ class Golden:
     """The expected results of a case: counts to read, then hashes.
 
     `kernels`: launches of each kernel in all tactics. `mma_layout`: those that store accumulators
-    in the MMA layout. `processors`: planned segments of each. `portable`: pieces of GPU segments
-    that have no kernels.
+    in the MMA layout. `processors`: planned segments of each. `portable`: GPU segments that
+    have no kernels.
     """
 
     processors: dict[str, int]
