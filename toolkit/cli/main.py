@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from device.errors import TandemError
+from device.start.packages import claim
 
 # name -> (module, command, what the overview says)
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
@@ -93,6 +94,7 @@ def tandem() -> None:
 
 def main() -> None:
     """Entry point: errors of Tandem become one sentence on standard error and exit status 1."""
+    claim()  # a plugin may put its folder on the path
     console = Console(stderr=True, soft_wrap=True)
     signal.signal(signal.SIGTERM, _end)
     try:
