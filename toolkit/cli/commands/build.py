@@ -139,7 +139,7 @@ def build(
     _refuse_unused(data, precision, of_calibration)
     need_folders(save_table)
 
-    from toolkit.cli.actions.build import as_builtins, build_text
+    from toolkit.cli.actions.build import as_builtins
     from toolkit.engine.build import BuildOptions, build_engine
     from toolkit.gpu.schedule.tactics import TacticOptions
     from toolkit.partition.planning.plan import PlanOptions
@@ -170,7 +170,7 @@ def build(
     )
     with progress_bar(model.name) as report:
         result = build_engine(model, profile, out or model.with_suffix(".engine"), options, report)
-    click.echo(json.dumps(as_builtins(result)) if as_json else build_text(result))
+    click.echo(json.dumps(as_builtins(result)) if as_json else result.report)
 
 
 def _refuse_two_sources(

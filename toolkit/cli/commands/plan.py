@@ -93,7 +93,7 @@ def plan(
     from toolkit.cli.actions import plan as action
 
     request = action.PlanRequest(
-        members=members,
+        members=tuple(map(action.member_of, members)),
         profile=profile,
         jetpack=jetpack,
         options=action.PlanOptions(
