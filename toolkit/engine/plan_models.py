@@ -122,10 +122,8 @@ def _load(
     if options.precision == "int8" and has_qdq(graph):
         plain = import_qdq(graph, any_weight_scale=True)
         graph, table = plain.model, table_of_plain(plain, imported.sha256)
-    if isinstance(member.table, CalibrationTable):
-        table = member.table
-    elif member.table is not None and options.precision == "int8":
-        table = read_ranges(member.table, shapes=member.shapes).table
+    if member.table is not None and options.precision == "int8":
+        table = _table(member.table, member.shapes)
     graph, _ = run_passes(graph)
     give_shapes(graph, request.plugins)
     ranges, keep = None, frozenset[str]()
@@ -144,6 +142,12 @@ def _load(
         cuts=prepared.cuts,
     )
     return LoadedModel(model, prepared, graph.graph)
+
+
+def _table(
+    table: Path | CalibrationTable, shapes: Mapping[str, tuple[int, ...]]
+) -> CalibrationTable:
+    return table if isinstance(table, CalibrationTable) else read_ranges(table, shapes=shapes).table
 
 
 def _always(name: str) -> bool:
