@@ -98,8 +98,8 @@ def main() -> None:
 
     network = tandem.Network("mnist")
     fc2 = network.add_fully_connected(populate(network, weights), 10, last)
-    network.mark_output(fc2, "scores")
-    print(f"{fc2.get_output(0).name}: {fc2.get_output(0).shape}")
+    scores = network.mark_output(fc2, "scores")
+    print(f"{scores.name}: {scores.dtype} {scores.shape}")
     result = tandem.build(
         network, arguments.out, profile=arguments.profile, precision=arguments.precision
     )

@@ -45,7 +45,7 @@ class NetworkBase:
         """Make a tensor an output of the network, under a name of yours."""
         output = tensor_of(tensor)
         if name is not None:
-            output = self._draft.rename(output, name)
+            self._draft.rename(output, name)
         self._draft.output(output)
         return output
 

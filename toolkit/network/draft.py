@@ -110,12 +110,11 @@ class Draft:
         self._graph.opset_imports[function.domain] = 1
         return self._added(node)
 
-    def rename(self, tensor: Tensor, name: str) -> Tensor:
+    def rename(self, tensor: Tensor, name: str) -> None:
         """Give a tensor another name; raises NetworkError if another tensor has it."""
         if any(value.name == name and value is not tensor.value for value in self._tensors):
             raise NetworkError(f"the network has a tensor {name!r} already; give another name")
         tensor.value.name = name
-        return self._known(tensor.value)
 
     def output(self, tensor: Tensor) -> None:
         """Make a tensor an output; raises NetworkError if it is one."""
@@ -143,13 +142,12 @@ class Draft:
         return tuple(self._known(value) for value in node.outputs)
 
     def _known(self, value: ir.Value) -> Tensor:
-        assert value.name is not None
         assert value.dtype is not None
         shape = None
         if value.shape is not None:
             sizes = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
             shape = tuple("?" if size is None else size for size in sizes)
-        tensor = Tensor(value.name, IO_DTYPES.get(value.dtype, value.dtype.name), shape, value)
+        tensor = Tensor(IO_DTYPES.get(value.dtype, value.dtype.name), shape, value)
         self._tensors[value] = tensor
         return tensor
 

@@ -1,6 +1,6 @@
 """What the methods of a network take and return."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -8,17 +8,25 @@ Shape = tuple[int | str, ...]
 """Sizes; a dynamic one is the name of its dimension."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Tensor:
     """A tensor of a network.
 
     `dtype` is a numpy name, such as "float32". `shape`: None where it depends on the data.
     """
 
-    name: str
     dtype: str
     shape: Shape | None
-    value: ir.Value = field(repr=False)
+    value: ir.Value
+
+    @property
+    def name(self) -> str:
+        """The name, which `mark_output` can change."""
+        assert self.value.name is not None
+        return self.value.name
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.name!r}, {self.dtype}, {self.sizes()})"
 
     def sizes(self) -> str:
         """Return the shape for messages, such as "1x3x224x224"."""
