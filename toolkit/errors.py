@@ -25,6 +25,10 @@ class BenchError(TandemError):
     """An engine cannot be measured as asked."""
 
 
+class DemoDataError(TandemError):
+    """The model or the pictures of the demo are not installed."""
+
+
 class PluginError(TandemError):
     """A plugin cannot be loaded, or does not do what it says."""
 
