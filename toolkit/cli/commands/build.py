@@ -15,6 +15,7 @@ from toolkit.cli.options.calibration import (
     range_options,
 )
 from toolkit.cli.options.choices import Switch
+from toolkit.cli.options.names import complete_profile
 from toolkit.cli.options.plan import plan_options
 from toolkit.cli.options.plugin import plugin_option
 from toolkit.cli.options.range_outputs import need_folders
@@ -48,7 +49,13 @@ def parse_dims(
     epilog="Example: tandem build model.onnx --profile agx-orin-64gb --data images/ -o m.engine"
 )
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--profile", default="laptop", show_default=True, help="See `tandem profiles`.")
+@click.option(
+    "--profile",
+    default="laptop",
+    show_default=True,
+    shell_complete=complete_profile,
+    help="See `tandem profiles`.",
+)
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="[default: MODEL.engine]")
 @click.option(
     "--precision",
