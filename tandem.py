@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from calibration.table import CalibrationTable, read_table, write_table
     from device.errors import TandemError
     from device.session import Session, open_session
-    from pipelines.config import load_labels, load_model
+    from pipelines.config import PreprocessConfig, load_labels, load_model
     from pipelines.run import Broker, FrameResult, run_pipeline
     from pipelines.sources.files import read_image
     from pipelines.stages.decode import Detections, decode, view_of
@@ -94,6 +94,7 @@ _MODULES = {
     "Plan": "toolkit.build",
     "PlanOptions": "toolkit.build",
     "PoolingType": "toolkit.network",
+    "PreprocessConfig": "pipelines.config",
     "RangeOptions": "toolkit.build",
     "ReduceOperation": "toolkit.network",
     "Session": "device.session",
@@ -137,6 +138,7 @@ __all__ = [
     "Plan",
     "PlanOptions",
     "PoolingType",
+    "PreprocessConfig",
     "RangeOptions",
     "ReduceOperation",
     "Session",
