@@ -32,6 +32,7 @@ from toolkit.engine.calibrate import Calibrated, calibrate
 from toolkit.engine.notes import gpu_notes, model_notes
 from toolkit.engine.options import BuildJob, BuildOptions
 from toolkit.engine.read import read_model, silent
+from toolkit.engine.report_text import build_text
 from toolkit.engine.segments import BuiltSegments, Quantizer, build_segments
 from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import Target, choose_target
@@ -41,6 +42,7 @@ from toolkit.gpu.codegen.cuda_source import find_compiler
 from toolkit.gpu.report import GpuReport, report_segment
 from toolkit.gpu.segments import GpuBackend, find_backend
 from toolkit.graph.passes import PassReport
+from toolkit.importers.onnx import ModelBytes, ModelSource
 from toolkit.partition.planning.plan import Model, Plan, SharedPlan, plan_together
 from toolkit.partition.planning.portable import KernelSupport
 from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION
@@ -74,9 +76,14 @@ class BuildResult:
     kept: Mapping[str, str] = field(default_factory=dict)
     gpu: tuple[GpuReport, ...] = ()
 
+    @property
+    def report(self) -> str:
+        """What runs where and why, calibration, notes and kernels, as text."""
+        return build_text(self)
+
 
 def build_engine(
-    model: str | Path,
+    model: ModelSource,
     profile: str,
     out: str | Path,
     options: BuildOptions | None = None,
@@ -90,7 +97,7 @@ def build_engine(
     options = options or BuildOptions()
     target = choose_target(profile, options.jetpack)
     path = Path(out)
-    check_destination(path, Path(model))
+    check_destination(path, None if isinstance(model, ModelBytes) else Path(model))
     job = read_model(model, target, options, on_progress or silent)
     calibrated = calibrate(job)
     backend = _backend(job)
