@@ -27,8 +27,9 @@ Progress = Callable[[str, float], None]
 class BuildOptions:
     """Options of a build beside the model and the profile.
 
-    `precision` None: int8 with `data` or `table`, else fp16 (fp32 where there is no GPU). A Q/DQ
-    model gives INT8 its ranges, unless there are `data`, `table` or `dummy_ranges`. "best": the
+    `precision` None: int8 with `data` or `table` and of a Q/DQ model, else fp16 (fp32 where there
+    is no GPU). A Q/DQ model gives INT8 its ranges, unless there are `data`, `table` or
+    `dummy_ranges`. "best": the
     same, but nodes that INT8 does not serve stay in floating point
     (`toolkit.partition.best_precision`). `data` is what `toolkit.quantize.ranges.data.open_data`
     takes: a folder or file of pictures or arrays, a video, or samples one after the other; `ranges`
