@@ -245,9 +245,8 @@ def test_an_output_that_is_an_identity_of_another_keeps_both_names(tmp_path: Pat
 def squeezing_branches(path: Path, size: int) -> Path:
     """If(flag): squeeze axis 1 of x [2, size], valid for size 1 only; else its mean there."""
     value = helper.make_tensor_value_info("t", 1, None)
-    axis = helper.make_node("Constant", [], ["axis"], value_ints=[1])
-    squeeze = helper.make_node("Squeeze", ["x", "axis"], ["t"])
-    squeezed = helper.make_graph([axis, squeeze], "then", [], [value])
+    squeeze = helper.make_node("Squeeze", ["x", "one"], ["t"])
+    squeezed = helper.make_graph([squeeze], "then", [], [value])
     value = helper.make_tensor_value_info("e", 1, None)
     mean = helper.make_node("ReduceMean", ["x", "one"], ["e"], keepdims=0)
     other = helper.make_graph([mean], "else", [], [value])
