@@ -25,9 +25,9 @@ from toolkit.quantize.ranges.measure import RangeOptions
 class BuildOptions:
     """Options of a build beside the model and the profile.
 
-    `precision`: None is int8 with `data` or `table`, else fp16 (fp32 without a GPU). A Q/DQ model
-    brings its INT8 ranges, unless there are `data`, `table` or `dummy_ranges`. "best" is the same,
-    but nodes that lose accuracy in INT8 stay in floating point
+    `precision`: None is int8 with `data` or `table` and of a Q/DQ model, else fp16 (fp32 without a
+    GPU). A Q/DQ model brings its INT8 ranges, unless there are `data`, `table` or `dummy_ranges`.
+    "best" is the same, but nodes that lose accuracy in INT8 stay in floating point
     (`toolkit.partition.best_precision`).
     `data`: what `toolkit.quantize.ranges.data.open_data` reads: images, arrays, a video, or an
     iterable of samples. `ranges`: how ranges are measured. `table` takes precedence over `data`.

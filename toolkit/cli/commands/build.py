@@ -61,7 +61,7 @@ def parse_dims(
     "--precision",
     type=click.Choice(["fp32", "fp16", "int8", "best"]),
     help="best: INT8, except for nodes that FP16 serves better. "
-    "[default: int8 with --data or --table, else fp16; fp32 without a GPU]",
+    "[default: int8 with --data or --table and of a Q/DQ model, else fp16; fp32 without a GPU]",
 )
 @calibration_options(required=False)
 @click.option(

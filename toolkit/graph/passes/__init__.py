@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from toolkit.graph.passes.fold import fold_constants, own_outputs, remove_no_ops
+from toolkit.graph.passes.fold import fold_constants, own_outputs, remove_no_ops, remove_unread
 from toolkit.graph.passes.fuse import fuse_batch_norms, fuse_gemm_factors
 from toolkit.graph.passes.shapes import infer_shapes
 
@@ -36,6 +36,7 @@ class PassReport:
 PASSES: tuple[Pass, ...] = (
     Pass("remove-no-ops", remove_no_ops),
     Pass("fold-constants", fold_constants),
+    Pass("remove-unread", remove_unread),
     Pass("fuse-batch-norms", fuse_batch_norms),
     Pass("fuse-gemm-factors", fuse_gemm_factors),
     Pass("own-outputs", own_outputs),

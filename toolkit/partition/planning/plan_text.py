@@ -81,7 +81,16 @@ def _segments(plan: Plan) -> list[str]:
                 segment.nodes[-1],
             )
         )
-    return table(rows, right=(1, 2, 3, 4, 5, 6))
+    bodies = [name for cost in plan.costs for name in cost.bodies]
+    return table(rows, right=(1, 2, 3, 4, 5, 6)) + _unpriced(bodies)
+
+
+def _unpriced(bodies: Sequence[str]) -> list[str]:
+    if not bodies:
+        return []
+    more = f" and {len(bodies) - SHOWN} more" if len(bodies) > SHOWN else ""
+    names = ", ".join(bodies[:SHOWN])
+    return [f"us and mJ leave out what these nodes run inside, which is not known: {names}{more}"]
 
 
 def _crossings(plan: Plan) -> list[str]:

@@ -14,7 +14,8 @@ class SegmentCost:
     """Size and cost of a segment; `macs` leaves out nodes of unknown shape.
 
     `crossings` counts the tensors that pass to or from another processor, `crossing_bytes` what
-    they hold, where that is known.
+    they hold, where that is known. `bodies`: nodes (If, Loop, Scan) whose time and energy leave
+    out what they run inside.
     """
 
     segment: str
@@ -24,6 +25,7 @@ class SegmentCost:
     energy_mj: float
     crossings: int
     crossing_bytes: int
+    bodies: tuple[str, ...] = ()
 
 
 def kernel_costs(candidate: Candidate, placed: Placed) -> tuple[dict[str, float], dict[str, float]]:
@@ -46,6 +48,7 @@ def segment_costs(
     """Return a row for each segment; `costs`: times and energies as `kernel_costs` returns them."""
     times, energies = costs
     macs = {view.name: view.macs or 0 for view in nodes}
+    with_body = {view.name for view in nodes if view.has_subgraph}
     rows = []
     for segment in segments:
         start_us = segment_us.get(segment.processor, 0.0)
@@ -59,6 +62,7 @@ def segment_costs(
                 energy_mj=sum(energies.get(name, 0.0) for name in segment.nodes),
                 crossings=len(passed),
                 crossing_bytes=sum(crossing.bytes or 0 for crossing in passed),
+                bodies=tuple(name for name in segment.nodes if name in with_body),
             )
         )
     return tuple(rows)
