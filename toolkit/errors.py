@@ -21,6 +21,18 @@ class BenchError(TandemError):
     """An engine cannot be measured as asked."""
 
 
+class InferError(TandemError):
+    """A model or an engine cannot be run on the inputs that were asked for."""
+
+
+class CompareError(TandemError):
+    """Two models, engines or saved outputs cannot be compared."""
+
+
+class SurgeonError(TandemError):
+    """A model cannot be cut or reduced as asked."""
+
+
 class PluginError(TandemError):
     """A plugin cannot be loaded, or does not do what it says."""
 

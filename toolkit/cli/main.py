@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     ),
     "ranges": ("toolkit.cli.commands.ranges", "ranges", "Convert and compare INT8 ranges."),
     "inspect": ("toolkit.cli.commands.inspect", "inspect", "Show what is inside an engine."),
+    "infer": ("toolkit.cli.commands.infer", "infer", "Run a model or an engine, keep its outputs."),
     "compare": (
         "toolkit.cli.commands.compare",
         "compare",

@@ -107,6 +107,44 @@ def import_model(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A model as its file has it: no conversion, no pass, only every node has a name.
+
+    `size_bytes` is that of the file alone; `external` are the files beside it that hold weights.
+    """
+
+    path: Path
+    sha256: str
+    size_bytes: int
+    model: ir.Model
+    external: tuple[str, ...] = ()
+
+
+def read_model_file(path: str | Path, plugins: Sequence[Plugin] = ()) -> ModelFile:
+    """Read an ONNX file as it is, to run it in onnxruntime, to inspect it or to cut it.
+
+    The weights of other files are loaded too; the functions of `plugins` are added.
+
+    Raises ImportModelError: the file is missing, damaged or no ONNX model.
+    """
+    path = Path(path)
+    data = _read(path)
+    external = sorted(
+        {entry.value for tensor in onnx.load_model_from_string(data).graph.initializer
+         for entry in tensor.external_data if entry.key == "location"}
+    )  # fmt: skip
+    proto = _parse(data, path)
+    add_functions(proto, plugins, reserved=KNOWN_DOMAINS)
+    try:
+        model = ir.from_proto(proto)
+    except _IR_REFUSALS as err:
+        raise _not_imported(path, err) from err
+    _name_nodes(model.graph)
+    digest = hashlib.sha256(data).hexdigest()
+    return ModelFile(path, digest, len(data), model, tuple(external))
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
