@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "compare": (
         "toolkit.cli.commands.compare",
         "compare",
-        "Compare FP32, GPU INT8 and DLA INT8.",
+        "Say whether two models, engines or outputs agree.",
     ),
     "bench": ("toolkit.cli.commands.bench", "bench", "Measure an engine on this machine."),
     "run": ("toolkit.cli.commands.run", "run", "Run a pipeline on this machine."),

@@ -170,6 +170,8 @@ def cover(
 
 
 def _backend(job: BuildJob) -> GpuBackend | None:
+    if not job.options.kernels:
+        return None
     return find_backend(
         job.target.profile,
         job.plan.precision,

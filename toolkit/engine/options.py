@@ -38,7 +38,7 @@ class BuildOptions:
     ones: the engine is good for timing only, and says so. `shapes` and `dims` as in
     `toolkit.importers.onnx.import_model`. `plan`: what the plan aims at; its precision and TensorRT
     are those of the build. `plugins`: operators that the model has beside those of ONNX. `tactics`:
-    what GPU kernels to choose among.
+    what GPU kernels to choose among; `kernels` False: make none, the engine runs portable.
     """
 
     precision: Precision | Literal["best"] | None = None
@@ -53,6 +53,7 @@ class BuildOptions:
     plan: PlanOptions = field(default_factory=PlanOptions)
     plugins: tuple[Plugin, ...] = ()
     tactics: TacticOptions = field(default_factory=TacticOptions)
+    kernels: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,4 +93,4 @@ def input_request(
         raise click.UsageError("--preprocess says how pictures become inputs; give --data.")
     from toolkit.evaluate.infer.inputs import InputRequest
 
-    return InputRequest(files, data, preprocess, seed or 0, samples, shapes, ranges)
+    return InputRequest(files, data, preprocess, seed, samples, shapes, ranges)

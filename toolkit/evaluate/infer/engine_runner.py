@@ -52,24 +52,28 @@ class EngineRunner:
 
     def tensors(self, feeds: Mapping[str, Array]) -> Arrays:
         """Return what the segments pass on and give, INT8 in real numbers; raises TandemError."""
-        values = fitted(feeds, self.inputs, self.title)
+        return self.passed(feeds)[0]
+
+    def passed(self, feeds: Mapping[str, Array]) -> tuple[Arrays, Arrays]:
+        """Return what the segments pass on and give, in real numbers and as it is stored.
+
+        The second holds the inputs too. Raises TandemError.
+        """
+        stored = fitted(feeds, self.inputs, self.title)
         ranges = {dim.name: dim for dim in self.session.dims}
-        sizes = check_feeds(values, self.session.inputs, ranges)
+        sizes = check_feeds(stored, self.session.inputs, ranges)
         infos = {tensor.name: tensor for tensor in self.manifest.tensors}
-        shown: Arrays = {}
-        for segment, executor in zip(
-            self.manifest.segments, self.session.executors, strict=True
-        ):
+        real: Arrays = {}
+        for segment, executor in zip(self.manifest.segments, self.session.executors, strict=True):
             results = executor.run(
-                {name: values[name] for name in segment.inputs},
+                {name: stored[name] for name in segment.inputs},
                 dict.fromkeys(segment.outputs),
                 sizes,
             )
             # An executor may hand out memory of its own, which the next run overwrites.
-            copies = {name: np.array(array) for name, array in results.items()}
-            values.update(copies)
-            shown.update({name: _real(array, infos[name]) for name, array in copies.items()})
-        return shown
+            stored.update({name: np.array(array) for name, array in results.items()})
+            real.update({name: _real(stored[name], infos[name]) for name in segment.outputs})
+        return real, stored
 
     def close(self) -> None:
         """Close session and file."""

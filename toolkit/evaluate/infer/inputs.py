@@ -26,21 +26,21 @@ class InputRequest:
     """What to run on: `files` (name of the input or "", file), a data set, or else random numbers.
 
     `samples`: how many random ones to make, or to take at most. `shapes` of inputs that have
-    dynamic dimensions; `ranges` (low, high) of random numbers by input.
+    dynamic dimensions; `ranges` (low, high) of random numbers by input. `seed` None: 0.
     """
 
     files: tuple[tuple[str, Path], ...] = ()
     data: Path | None = None
     preprocess: Path | None = None
-    seed: int = 0
+    seed: int | None = None
     samples: int | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
-    def random(self) -> bool:
-        """Whether the inputs are random."""
-        return not self.files and self.data is None
+    def stated(self) -> bool:
+        """Whether the user says what to run on; if not, it is random numbers of seed 0."""
+        return bool(self.files) or self.data is not None or self.seed is not None
 
 
 def make_samples(request: InputRequest, inputs: Sequence[Input]) -> list[Arrays]:
@@ -64,7 +64,7 @@ def describe(request: InputRequest, count: int) -> str:
         return f"{samples} of {', '.join(str(path) for _, path in request.files)}"
     if request.data is not None:
         return f"{samples} of {request.data}"
-    return f"{samples} at random, seed {request.seed}"
+    return f"{samples} at random, seed {request.seed or 0}"
 
 
 def _check_names(request: InputRequest, inputs: Sequence[Input]) -> None:
@@ -147,7 +147,7 @@ def _of_data(request: InputRequest, data: Path, inputs: Sequence[Input]) -> list
 
 
 def _random_sample(request: InputRequest, inputs: Sequence[Input], number: int) -> Arrays:
-    generator = np.random.default_rng((request.seed, number))
+    generator = np.random.default_rng((request.seed or 0, number))
     return {
         one.name: _random(
             generator,
