@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
         "compare",
         "Say whether two models, engines or outputs agree.",
     ),
+    "surgeon": ("toolkit.cli.commands.surgeon", "surgeon", "Cut a model, or reduce it."),
     "bench": ("toolkit.cli.commands.bench", "bench", "Measure an engine on this machine."),
     "run": ("toolkit.cli.commands.run", "run", "Run a pipeline on this machine."),
     "bundle": ("toolkit.cli.commands.bundle", "bundle", "Pack engine, pipeline and labels."),
