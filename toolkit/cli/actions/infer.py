@@ -1,10 +1,10 @@
-"""Run a model or an engine on the inputs of `tandem infer`."""
+"""Run a model or an engine on the inputs of `tandem infer`. For an engine it loads no onnx."""
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +13,9 @@ from toolkit.evaluate.infer.inputs import InputRequest, describe, make_samples
 from toolkit.evaluate.infer.open import open_runner
 from toolkit.evaluate.infer.runner import Array, Arrays
 from toolkit.evaluate.infer.saved import save_samples
-from toolkit.plugins import Plugin
+
+if TYPE_CHECKING:
+    from toolkit.plugins import Plugin
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ def infer_file(
     *,
     everything: bool = False,
     dla: Dla = "portable",
-    plugins: Sequence[Plugin] = (),
+    plugins: "Sequence[Plugin]" = (),
 ) -> InferResult:
     """Run a file on every sample. Raises TandemError."""
     runner = open_runner(path, dla=dla, plugins=plugins)

@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from device.runtime.session import Dla
 from toolkit.errors import InferError
 from toolkit.evaluate.infer.engine_runner import EngineRunner
 from toolkit.evaluate.infer.runner import Runner, kind_of
-from toolkit.plugins import Plugin
 
+if TYPE_CHECKING:
+    from toolkit.plugins import Plugin
 
-def open_runner(path: Path, *, dla: Dla = "portable", plugins: Sequence[Plugin] = ()) -> Runner:
+def open_runner(path: Path, *, dla: Dla = "portable", plugins: "Sequence[Plugin]" = ()) -> Runner:
     """Open a model or an engine. Raises TandemError: it is neither, or cannot be loaded."""
     kind = kind_of(path)
     if kind == "engine":

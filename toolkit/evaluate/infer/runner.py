@@ -20,7 +20,6 @@ SUFFIXES: Mapping[str, Kind] = {
     ".engine": "engine",
     ".npz": "arrays",
     ".npy": "arrays",
-    ".json": "arrays",
 }
 
 
