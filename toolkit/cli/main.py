@@ -22,6 +22,7 @@ from device.errors import TandemError
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "profiles": ("toolkit.cli.commands.profiles", "profiles", "List and explain device profiles."),
     "plan": ("toolkit.cli.commands.plan", "plan", "Say what runs where, why, and what it takes."),
+    "explain": ("toolkit.cli.commands.explain", "explain", "Explain a reason in a report."),
     "build": ("toolkit.cli.commands.build", "build", "Build an engine from an ONNX model."),
     "calibrate": (
         "toolkit.cli.commands.calibrate",

@@ -49,7 +49,7 @@ def set_shapes(model: ir.Model, shapes: Mapping[str, tuple[int, ...]], path: Pat
                 "correct the name given with --shape."
             )
         value = inputs[name]
-        old = list(value.shape) if value.shape is not None else [ir.SymbolicDim(None)] * len(shape)
+        old: list[int | ir.SymbolicDim] = list(value.shape or [ir.SymbolicDim(None)] * len(shape))
         new = _wanted_dims(path, value, old, shape)
         fixed |= {
             str(before.value): after

@@ -61,6 +61,10 @@ class _Search:
         self.nodes = [node for node in self.typed.graph if node.op_type != "Constant"]
         self._number = {node: number for number, node in enumerate(self.nodes)}
         self.best = tuple(range(len(self.nodes)))
+        self._readers: dict[ir.Value, set[ir.Node]] = {}
+        for node in self.nodes:
+            for value in values_read(node):
+                self._readers.setdefault(value, set()).add(node)
 
     def fails(self, part: tuple[int, ...]) -> bool:
         """Whether the command fails on a part; a part that is no valid model does not count."""
@@ -101,7 +105,7 @@ class _Search:
             if node in inside
             for value in node.outputs
             if value.name
-            and (value.is_graph_output() or not any(r in inside for r in self._readers(value)))
+            and (value.is_graph_output() or not self._readers.get(value, set()) & inside)
         ]
         if not borders or not outputs:
             return None
@@ -110,17 +114,6 @@ class _Search:
         except SurgeonError:
             return None
         return model if why_invalid(model) is None else None
-
-    def _readers(self, value: ir.Value) -> list[ir.Node]:
-        """Return the nodes of the main graph that read a value, through their subgraphs too."""
-        readers = []
-        for reader in value.consumers():
-            node: ir.Node | None = reader
-            while node is not None and node not in self._number:
-                node = node.graph.parent_node if isinstance(node.graph, ir.Graph) else None
-            if node is not None:
-                readers.append(node)
-        return readers
 
     def behind(self, number: int) -> tuple[int, ...]:
         """Return a node and all that it depends on."""

@@ -206,8 +206,8 @@ def _pairs(
         for name, other in zip(from_a, names, strict=True):
             yield name, (from_a[name], from_b[other])
         return
-    for side, own, other in ((a, from_a, from_b), (b, from_b, from_a)):
-        alone = [name for name in own if name not in other]
+    for side, own, others in ((a, from_a, from_b), (b, from_b, from_a)):
+        alone = [name for name in own if name not in others]
         if alone and not isinstance(side, SavedSide):
             notes[f"only {side.title} has the outputs {', '.join(alone)}"] = None
     for name in common:

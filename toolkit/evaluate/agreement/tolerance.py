@@ -57,7 +57,9 @@ class Tolerances:
         sqnr_db = _stated(self.sqnr_db, name)
         if atol is None and rtol is None:
             usual = DEFAULTS[precision] if sqnr_db is None else None
-            return Tolerance(*(usual or (None, None)), sqnr_db)
+            if usual is None:
+                return Tolerance(None, None, sqnr_db)
+            return Tolerance(usual[0], usual[1], sqnr_db)
         return Tolerance(atol or 0.0, rtol or 0.0, sqnr_db)
 
     def check_names(self, names: frozenset[str]) -> None:

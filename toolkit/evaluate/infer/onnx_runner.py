@@ -26,7 +26,7 @@ class OnnxRunner:
             _input(value, title) for value in model.graph.inputs if not value.is_initializer()
         )
         self.outputs: tuple[str, ...] = tuple(str(value.name) for value in model.graph.outputs)
-        self._session: Any = None
+        self._session: _Session | None = None
         self._all: tuple[str, ...] | None = None
 
     @property
