@@ -76,26 +76,29 @@ def test_every_id_of_a_plan_has_an_entry(tmp_path: Path, precision: str, profile
         assert rules - {""}
 
 
-def literals(module: ModuleType) -> Iterator[str]:
-    """The reasons in a module's source: texts returned, raised, or in tables, fields filled in."""
-    for node in ast.walk(ast.parse(inspect.getsource(module))):
-        if isinstance(node, ast.JoinedStr):
-            parts = [p.value if isinstance(p, ast.Constant) else "7" for p in node.values]
-            yield "".join(map(str, parts))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
+def literals(node: ast.AST) -> Iterator[str]:
+    """The texts in a module's source, with 7 in the place of what is filled in."""
+    if isinstance(node, ast.JoinedStr):
+        parts = [part.value if isinstance(part, ast.Constant) else 7 for part in node.values]
+        yield "".join(map(str, parts))
+        return
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    for child in ast.iter_child_nodes(node):
+        yield from literals(child)
 
 
 @pytest.mark.parametrize("module", [support, network], ids=["support", "network"])
 def test_every_reason_of_the_gpu_has_a_row(module: ModuleType) -> None:
     """A text that speaks of kernels, constants or a missing kernel is a reason."""
     is_reason = re.compile(r"; kernels|has no kernel|not constant|no known type")
+    tree = ast.parse(inspect.getsource(module))
     docstrings = {
         ast.get_docstring(node, clean=False)
-        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        for node in ast.walk(tree)
         if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
     }
-    texts = [t for t in literals(module) if is_reason.search(t) and t not in docstrings]
+    texts = [t for t in literals(tree) if is_reason.search(t) and t not in docstrings]
     assert len(texts) >= 4
     assert [text for text in texts if gpu_reason(text) is None] == []
 

@@ -5,8 +5,10 @@ compiler) when it runs. So `--help` is quick, and `doctor`, `inspect` and `bench
 """
 
 import importlib
+import logging
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from importlib.metadata import version
 from types import FrameType
@@ -17,6 +19,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from device.errors import TandemError
+from toolkit.cli.log import add_log_options, log_options, start
+
+LOG = logging.getLogger("tandem")
 
 # name -> (module, command, what the overview says)
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
@@ -78,6 +83,7 @@ class _Commands(click.Group):
             return None
         module, attribute, _ = COMMANDS[cmd_name]
         command: click.Command = getattr(importlib.import_module(module), attribute)
+        add_log_options(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -85,22 +91,30 @@ class _Commands(click.Group):
             formatter.write_dl([(name, row[2]) for name, row in COMMANDS.items()])
 
 
-@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    params=log_options(),
+)
 @click.version_option(version("tandem-edge"), prog_name="tandem")
-def tandem() -> None:
+@click.pass_context
+def tandem(ctx: click.Context) -> None:
     """Put ONNX models on Jetson-class boards: build, run, deploy.
 
     Example: tandem build model.onnx --profile agx-orin-64gb --data images/ -o model.engine
     """
+    start(ctx)
 
 
 def main() -> None:
     """Entry point: errors of Tandem become one sentence on standard error and exit status 1."""
     console = Console(stderr=True, soft_wrap=True)
     signal.signal(signal.SIGTERM, _end)
+    begin = time.perf_counter()
     try:
         tandem(standalone_mode=True)
     except TandemError as err:
+        LOG.debug("failed: %s", err, exc_info=err)
         console.print(f"[bold red]error:[/] {escape(str(err))}", highlight=False)
         sys.exit(1)
     except ModuleNotFoundError as err:
@@ -113,6 +127,8 @@ def main() -> None:
             highlight=False,
         )
         sys.exit(1)
+    finally:
+        LOG.info("ended after %.2f s", time.perf_counter() - begin)
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

@@ -8,6 +8,7 @@ What cannot be handled is refused here, with the node and the reason.
 """
 
 import hashlib
+import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
@@ -26,6 +27,8 @@ from toolkit.graph.passes.branches import own_branch_outputs
 from toolkit.importers.input_shapes import dims_in_use, fix_shapes
 from toolkit.plugins import Plugin
 from toolkit.plugins.functions import add_functions, unused_plugins
+
+LOG = logging.getLogger(__name__)
 
 # Models are raised to TARGET_OPSET, the first whose Q/DQ TensorRT takes on the DLA and for which
 # onnx has a reference of Q/DQ. Some operators have no converter: a model of at least MIN_OPSET,
@@ -98,6 +101,8 @@ def import_model(
                 f"{path.name} has no dynamic dimension {dim.name!r} (it has: {known}); "
                 "correct the name given with --dim."
             )
+    for note in notes:
+        LOG.info("%s: %s", path.name, note)
     return ImportedModel(
         name=path.name,
         sha256=hashlib.sha256(data).hexdigest(),

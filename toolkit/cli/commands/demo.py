@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
-    from toolkit.demo.steps import Report
+    from toolkit.cli.log import progress_shown
+from toolkit.demo.steps import Report
 
 
 @click.command(epilog="Example: tandem demo --profile orin-nx-16gb --source rtsp://10.0.0.7/stream")
@@ -70,6 +71,7 @@ def _progress() -> "Iterator[Report]":
         BarColumn(),
         TimeElapsedColumn(),
         console=Console(stderr=True),
+        disable=not progress_shown(),
     ) as bar:
         task = bar.add_task("", total=1.0)
 
