@@ -1,7 +1,7 @@
 """Render docs/RULES.md from the tables of rules.
 
-    python -m scripts.rules_page --write     replace the page
-    python -m scripts.rules_page --check     exit 1 if it is not up to date
+python -m scripts.rules_page --write     replace the page
+python -m scripts.rules_page --check     exit 1 if it is not up to date
 """
 
 import argparse

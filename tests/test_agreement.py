@@ -1,5 +1,6 @@
-"""`tandem compare A B`: figures against their definitions, verdicts, layers, the first difference."""
+"""`tandem compare A B`: figures, verdicts, layers, and the first node that differs."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -62,8 +63,7 @@ def test_figures_are_those_of_all_samples_together(rng: np.random.Generator) -> 
     assert found.beyond == (~np.isclose(a, b, rtol=1e-2, atol=1e-3)).sum()
     edges = [0.0, *(10.0**power for power in DECADES), math.inf]
     counts = [
-        int(((error > low) & (error <= high)).sum())
-        for low, high in zip(edges, edges[1:], strict=False)
+        int(((error > low) & (error <= high)).sum()) for low, high in itertools.pairwise(edges)
     ]
     assert list(found.histogram) == counts
     assert found.worst is not None
@@ -228,8 +228,12 @@ def test_an_int8_engine_is_judged_by_what_is_stated(net: Path, tmp_path: Path) -
 
 
 def test_other_names_are_matched_by_position_and_said(tmp_path: Path) -> None:
-    one = save(tmp_path / "a.onnx", [helper.make_node("Relu", ["x"], ["y"])], {"x": [4]}, {"y": [4]})
-    two = save(tmp_path / "b.onnx", [helper.make_node("Relu", ["u"], ["v"])], {"u": [4]}, {"v": [4]})
+    one = save(
+        tmp_path / "a.onnx", [helper.make_node("Relu", ["x"], ["y"])], {"x": [4]}, {"y": [4]}
+    )
+    two = save(
+        tmp_path / "b.onnx", [helper.make_node("Relu", ["u"], ["v"])], {"u": [4]}, {"v": [4]}
+    )
     done = run(one, two)
     assert done.exit_code == 0
     assert "inputs are matched by position: x -> u" in done.stdout
@@ -250,7 +254,10 @@ def test_other_shapes_differ(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("y.npz", "net.onnx"), "nothing says what they were computed on"),
-        (("y.npz", "net.onnx", "--random", "0", "--samples", "2"), "holds 1 samples, the inputs more"),
+        (
+            ("y.npz", "net.onnx", "--random", "0", "--samples", "2"),
+            "holds 1 samples, the inputs more",
+        ),
         (("other.onnx", "net.onnx"), "no output of the same name: p, q and y"),
         (("y.npz", "z.npz", "--bisect"), "neither A nor B is one"),
     ],

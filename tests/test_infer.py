@@ -135,7 +135,10 @@ def test_random_numbers_keep_to_type_and_range() -> None:
     assert {name: array.dtype.name for name, array in sample.items()} == {n: n for n in sample}
     assert abs(sample["float32"].mean()) < 0.1
     assert abs(sample["float32"].std() - 1) < 0.1
-    assert {(sample[n].min(), sample[n].max()) for n in ("uint8", "int8")} == {(0, 255), (-128, 127)}
+    assert {(sample[n].min(), sample[n].max()) for n in ("uint8", "int8")} == {
+        (0, 255),
+        (-128, 127),
+    }
     assert set(sample["int64"]) == {0, 1}
     request = InputRequest(ranges={"int64": (7, 9), "float32": (2, 3)})
     (sample,) = make_samples(request, inputs)

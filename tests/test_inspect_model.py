@@ -67,7 +67,7 @@ def test_a_dynamic_model_is_shown_as_it_is_or_at_a_shape(tmp_path: Path) -> None
 def test_arrays_are_listed(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **{"0:x": np.zeros((2, 3)), "1:x": np.zeros((4, 3))})
     assert run(tmp_path / "a.npz").stdout.split() == (
-        "sample 0 x: float64 2x3 sample 1 x: float64 4x3".split()
+        ["sample", "0", "x:", "float64", "2x3", "sample", "1", "x:", "float64", "4x3"]
     )
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from model_fixtures import small_convnet
 
+import toolkit.cli.main
 from toolkit.cli.main import COMMANDS
 
 
@@ -35,9 +37,10 @@ def test_verbose_says_each_step_on_standard_error(net: Path) -> None:
         assert "INFO tandem: net.onnx: plan\n" in done.stderr
         assert "DEBUG" not in done.stderr
         assert "INFO" not in done.stdout
-    assert "DEBUG toolkit.graph.passes: pass fuse-batch-norms: fused 1" in tandem(
-        *command, "-vv"
-    ).stderr
+    assert (
+        "DEBUG toolkit.graph.passes: pass fuse-batch-norms: fused 1"
+        in tandem(*command, "-vv").stderr
+    )
 
 
 def test_a_log_file_holds_everything_whatever_is_shown(net: Path, tmp_path: Path) -> None:
@@ -64,5 +67,5 @@ def test_a_log_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_takes_them(name: str) -> None:
     words = {"surgeon": ["extract"]}.get(name, [])
-    shown = tandem(name, *words, "--help").stdout
+    shown = CliRunner().invoke(toolkit.cli.main.tandem, [name, *words, "--help"]).stdout
     assert all(option in shown for option in ("--verbose", "--quiet", "--log FILE"))

@@ -1,4 +1,4 @@
-"""`tandem surgeon`: parts compute what the whole computes; a reduced model still fails, and is valid."""
+"""`tandem surgeon`: parts compute what the whole does; what is reduced is valid and still fails."""
 
 import json
 import signal
@@ -129,8 +129,8 @@ def test_a_branch_keeps_what_it_captures(tmp_path: Path) -> None:
     assert part.run({"a": a, "c": np.array(False)})["y"].tolist() == [-1, -2]
 
 
-# Operators stand in an ONNX file as they are written. Fails with 3 if all are there, and with 4 for a
-# Relu where that is asked for.
+# Operators stand in an ONNX file as they are written. Fails with 3 if all are there, and with 4 for
+# a Relu where that is asked for.
 FAILS_IF = """#!/bin/sh
 model=$1 ops=$2 relu=$3 missing=
 for op in $(echo "$ops" | tr , " "); do grep -q "$op" "$model" || missing=1; done
@@ -203,7 +203,7 @@ def test_an_interrupted_search_leaves_a_valid_model_that_fails(net: Path, tmp_pa
     out, runs = tmp_path / "small.onnx", tmp_path / "runs"
     script = tmp_path / "hangs.sh"
     script.write_text(
-        f'echo run >> {runs}\n[ $(grep -c run {runs}) -ge 4 ] && exec sleep 60\nexit 1\n'
+        f"echo run >> {runs}\n[ $(grep -c run {runs}) -ge 4 ] && exec sleep 60\nexit 1\n"
     )
     command = [sys.executable, "-m", "toolkit.cli", "surgeon", "reduce", net,
                "--check", f"sh {script}", "-o", out]  # fmt: skip

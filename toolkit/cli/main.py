@@ -35,7 +35,11 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
         "Measure INT8 ranges on real data.",
     ),
     "ranges": ("toolkit.cli.commands.ranges", "ranges", "Convert and compare INT8 ranges."),
-    "inspect": ("toolkit.cli.commands.inspect", "inspect", "Show what is inside a model or an engine."),
+    "inspect": (
+        "toolkit.cli.commands.inspect",
+        "inspect",
+        "Show what is inside a model or an engine.",
+    ),
     "infer": ("toolkit.cli.commands.infer", "infer", "Run a model or an engine, keep its outputs."),
     "compare": (
         "toolkit.cli.commands.compare",

@@ -12,7 +12,10 @@ from toolkit.graph.subgraph import with_shapes
 
 @dataclass(frozen=True, slots=True)
 class TensorLine:
-    """A tensor; a dimension is a number, the name of a dynamic one, or None. `bytes` None: unknown."""
+    """A tensor; a dimension is a number, the name of a dynamic one, or None.
+
+    `bytes` None: not known.
+    """
 
     name: str
     dtype: str
@@ -147,5 +150,8 @@ def _weights(graph: ir.Graph) -> dict[str, tuple[int, int]]:
         if tensor is not None:
             name = _NAMES.get(tensor.dtype, tensor.dtype.name.lower())
             count, size = totals.get(name, (0, 0))
-            totals[name] = (count + math.prod(int(d) for d in tensor.shape.numpy()), size + tensor.nbytes)
+            totals[name] = (
+                count + math.prod(int(d) for d in tensor.shape.numpy()),
+                size + tensor.nbytes,
+            )
     return totals

@@ -70,8 +70,8 @@ def find(text: str) -> tuple[Entry, ...]:
     similar = difflib.get_close_matches(wanted, ids, n=4, cutoff=0.5)
     nearest = f"; the nearest ids are {', '.join(similar)}" if similar else ""
     raise PlanError(
-        f"{wanted!r} is no rule, no operator that a rule names, and no reason of a report{nearest}; "
-        "`tandem explain` lists all"
+        f"{wanted!r} is no rule, no operator that a rule names, and no reason of a report"
+        f"{nearest}; `tandem explain` lists all"
     )
 
 
@@ -249,8 +249,8 @@ def page() -> str:
     lines = [
         "# Reasons and rules",
         "",
-        "Written by `python -m scripts.rules_page --write`. Every id that plans, builds and reports "
-        "show; `tandem explain RULE` shows one, `tandem explain OPERATOR` all that bind an "
+        "Written by `python -m scripts.rules_page --write`. Every id that plans, builds and "
+        "reports show; `tandem explain RULE` shows one, `tandem explain OPERATOR` all that bind an "
         "operator. `tandem plan --explain NODE` applies them to a node.",
         "",
         "Certainty: *documented* by the source; *observed* on boards or in logs; *recalled*: "

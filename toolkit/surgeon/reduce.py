@@ -13,6 +13,7 @@ The result fails and is valid, and leaving out any one of its nodes gives a part
 or is no valid model (unless it was interrupted).
 """
 
+import itertools
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -212,7 +213,4 @@ def _ddmin(search: _Search) -> None:
 def _complements(part: Sequence[int], chunks: int) -> list[tuple[int, ...]]:
     """Return the part without each of `chunks` equal chunks."""
     edges = [len(part) * number // chunks for number in range(chunks + 1)]
-    return [
-        (*part[:begin], *part[end:])
-        for begin, end in zip(edges, edges[1:], strict=False)
-    ]
+    return [(*part[:begin], *part[end:]) for begin, end in itertools.pairwise(edges)]

@@ -132,8 +132,8 @@ def _operators(summary: ModelSummary) -> list[str]:
 def _placements(plan: Plan, *, nodes: bool) -> list[str]:
     lines = [f"planned for {plan.profile}, {plan.precision} (`tandem plan` says what it takes)"]
     lines += [
-        f"  {segment.name} on {segment.processor}: {cost.nodes} nodes, {cost.macs / 1e6:.3f} MMACs, "
-        f"predicted {cost.predicted_us:.0f} us"
+        f"  {segment.name} on {segment.processor}: {cost.nodes} nodes, {cost.macs / 1e6:.3f} "
+        f"MMACs, predicted {cost.predicted_us:.0f} us"
         for segment, cost in zip(plan.segments, plan.costs, strict=True)
     ]
     if plan.refusals:

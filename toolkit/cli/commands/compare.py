@@ -54,10 +54,12 @@ _OF_ONE = {
     help="One engine: tensors of a run on a board, by name, of inputs in it or the first "
     "sample.")  # fmt: skip
 @click.option("--dla", type=click.Choice(["portable", "exact", "fast"]),
-    help="DLA segments: in onnxruntime, or the DLA's INT8 arithmetic, every stage in integers or a "
-    "shorter way proven to give the same bits. [default: portable of two files, fast of one]")  # fmt: skip
+    help="DLA segments: in onnxruntime, or in the DLA's INT8 arithmetic, every stage in integers "
+    "or a shorter way proven to give the same bits. [default: of two files portable, of one "
+    "fast]")  # fmt: skip
 @click.option("--scales", type=click.Choice(["hardware", "ideal"]),
-    help="One file: scales of the DLA, 16 bits and a shift, or exact. [default: hardware]")  # fmt: skip
+    help="One file: scales of the DLA, 16 bits and a shift or exact. "
+    "[default: hardware]")  # fmt: skip
 @click.option("--nodes", "every", is_flag=True, help="List every tensor.")
 @plugin_option
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")

@@ -6,7 +6,9 @@ from dataclasses import asdict
 import click
 
 
-@click.command(epilog="Examples: tandem explain G6; tandem explain shuffle.rank; tandem explain Resize")
+@click.command(
+    epilog="Examples: tandem explain G6; tandem explain shuffle.rank; tandem explain Resize"
+)
 @click.argument("what", required=False, metavar="[RULE]")
 @click.option("--json", "as_json", is_flag=True, help="Print the entries as JSON.")
 def explain(what: str | None, as_json: bool) -> None:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 @click.option("--save-inputs", type=click.Path(path_type=Path), metavar="OUT.npz",
     help="Write the inputs too, for --input.")  # fmt: skip
 @click.option("--all", "everything", is_flag=True,
-    help="Also the tensors between: of a model all, of an engine what its segments show.")  # fmt: skip
+    help="Also the tensors between: all of a model, those that segments of an engine "
+    "pass on.")  # fmt: skip
 @click.option("--dla", type=click.Choice(["portable", "exact", "fast"]), default="portable",
     show_default=True, help="Engine: the DLA's INT8 arithmetic in software, or not.")  # fmt: skip
 @plugin_option

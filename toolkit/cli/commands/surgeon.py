@@ -36,7 +36,7 @@ def surgeon() -> None:
     help="Where to write the part.")  # fmt: skip
 @_shape
 @click.option("--external", is_flag=True,
-    help="Keep weights in OUT.onnx.data. [default: as the model, or where they have to]")  # fmt: skip
+    help="Keep weights in OUT.onnx.data. [default: as the model does]")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def extract(
     model: Path,

@@ -120,20 +120,18 @@ class Bisection:
         if not asked:
             return None
         ours, theirs = self._run(asked)
-        for name in asked:
-            if name in ours and name in theirs and self._beyond(name, ours[name], theirs[name]):
-                if self._differs(name):  # by itself, too: other outputs change what is fused
-                    return name
-        return None
+        beyond = (
+            name for name in asked if name in ours and self._beyond(name, ours[name], theirs[name])
+        )
+        # By itself, too: other outputs change what is fused.
+        return next((name for name in beyond if self._differs(name)), None)
 
     def _differs(self, name: str) -> bool | None:
         """Whether a tensor, computed by itself, is beyond its tolerance; None: it is not shown."""
         if name not in self._verdicts:
             ours, theirs = self._run([name])
             shown = name in ours and name in theirs
-            self._verdicts[name] = (
-                self._beyond(name, ours[name], theirs[name]) if shown else None
-            )
+            self._verdicts[name] = self._beyond(name, ours[name], theirs[name]) if shown else None
         return self._verdicts[name]
 
     def _run(self, names: Sequence[str]) -> tuple[Arrays, Arrays]:
@@ -236,7 +234,9 @@ class Bisection:
         from toolkit.evaluate.infer.onnx_runner import OnnxRunner
 
         results = [
-            OnnxRunner(model, title).run({str(v.name): feeds[str(v.name)] for v in model.graph.inputs})
+            OnnxRunner(model, title).run(
+                {str(v.name): feeds[str(v.name)] for v in model.graph.inputs}
+            )
             for model, title in ((part, "the part of A"), (other, "the part of B"))
         ]
         return self._tally(name, results[0][name], results[1][name])

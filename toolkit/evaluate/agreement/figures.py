@@ -21,7 +21,7 @@ from toolkit.evaluate.agreement.tolerance import Tolerance
 
 Array = NDArray[Any]
 DECADES = tuple(range(-9, 4))
-"""Upper edges of the histogram's bins, as powers of ten; below the first and above the last open."""
+"""Upper edges of the histogram's bins, as powers of ten; one more bin lies above the last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,9 @@ from toolkit.evaluate.agreement.figures import DECADES, Figures
 
 BAR = 40  # characters
 SHOWN = 10  # tensors of --layers without --nodes
-_HEAD = f"{'max abs':>10} {'max rel':>10} {'mean abs':>10} {'SQNR dB':>8} {'cosine':>10} {'arg-max':>8}"
+_HEAD = (
+    f"{'max abs':>10} {'max rel':>10} {'mean abs':>10} {'SQNR dB':>8} {'cosine':>10} {'arg-max':>8}"
+)
 
 
 def compared_text(compared: Compared, *, every: bool) -> str:

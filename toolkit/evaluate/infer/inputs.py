@@ -185,7 +185,9 @@ def _random(
             return generator.standard_normal(shape, np.float32).astype(dtype)
         return generator.uniform(*limits, shape).astype(dtype)
     if limits is not None:
-        return generator.integers(int(limits[0]), int(limits[1]), shape, endpoint=True).astype(dtype)
+        return generator.integers(int(limits[0]), int(limits[1]), shape, endpoint=True).astype(
+            dtype
+        )
     if dtype.kind == "b":
         return generator.integers(0, 2, shape).astype(dtype)
     if dtype.itemsize == 1:

@@ -1,7 +1,6 @@
 """Runs an ONNX model in onnxruntime on the CPU, whole or up to some of its tensors."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import onnx_ir as ir
 

@@ -12,6 +12,7 @@ from toolkit.evaluate.infer.runner import Runner, kind_of
 if TYPE_CHECKING:
     from toolkit.plugins import Plugin
 
+
 def open_runner(path: Path, *, dla: Dla = "portable", plugins: "Sequence[Plugin]" = ()) -> Runner:
     """Open a model or an engine. Raises TandemError: it is neither, or cannot be loaded."""
     kind = kind_of(path)

@@ -131,5 +131,3 @@ def _converted(array: Array, expected: Input, title: str) -> Array:
     if whole and np.array_equal(array, array.astype(dtype)):
         return np.ascontiguousarray(array, dtype)
     raise InferError(f"{where} is {array.dtype}; it takes {expected.text}: convert it first")
-
-

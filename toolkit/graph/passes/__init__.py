@@ -13,7 +13,6 @@ from toolkit.graph.passes.fold import fold_constants, own_outputs, remove_no_ops
 from toolkit.graph.passes.fuse import fuse_batch_norms, fuse_gemm_factors
 from toolkit.graph.passes.shapes import infer_shapes
 
-
 LOG = logging.getLogger(__name__)
 
 
