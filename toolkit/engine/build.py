@@ -275,7 +275,8 @@ def _gpu_notes(
     backend: GpuBackend | None,
 ) -> tuple[str, ...]:
     notes = covered.gpu.notes + coverage_notes(covered.pieces, manifest)
-    if job.target.profile.gpu is None or not _on_gpu(plan) or backend is not None:
+    has_gpu_work = job.target.profile.gpu is not None and bool(_on_gpu(plan))
+    if backend is not None or not has_gpu_work or not job.options.kernels:
         return notes
     return (NO_COMPILER, *notes)
 

@@ -11,9 +11,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from toolkit.cli.log import progress_shown
+
 if TYPE_CHECKING:
-    from toolkit.cli.log import progress_shown
-from toolkit.demo.steps import Report
+    from toolkit.demo.steps import Report
 
 
 @click.command(epilog="Example: tandem demo --profile orin-nx-16gb --source rtsp://10.0.0.7/stream")

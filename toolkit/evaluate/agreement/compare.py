@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from toolkit.errors import CompareError
 from toolkit.evaluate.agreement.figures import Figures, Tally
-from toolkit.evaluate.agreement.sides import ModelSide, SavedSide, Side
+from toolkit.evaluate.agreement.sides import EngineSide, ModelSide, SavedSide, Side
 from toolkit.evaluate.agreement.tolerance import Tolerance, Tolerances, lower
 from toolkit.evaluate.infer.inputs import InputRequest, describe, make_samples
 from toolkit.evaluate.infer.runner import Array, Arrays, Precision
@@ -88,7 +88,7 @@ def compare_sides(
     nodes = _nodes(a, b)
     outputs = _Rows(tolerances, precision, nodes)
     between = _Rows(tolerances, precision, nodes)
-    notes: dict[str, None] = {}
+    notes: dict[str, None] = dict.fromkeys(_hidden(a, b)) if layers else {}
     for number, sample in enumerate(samples):
         feeds_b, renamed = feeds_for(b, sample)
         notes.update(dict.fromkeys(renamed))
@@ -109,6 +109,16 @@ def compare_sides(
         outputs=outputs.rows(),
         layers=between.rows() if layers else None,
         notes=tuple(notes),
+    )
+
+
+def _hidden(a: Side, b: Side) -> tuple[str, ...]:
+    """Say which segments of engines show only what they pass on."""
+    engines = (side for side in (a, b) if isinstance(side, EngineSide) and side.hidden)
+    return tuple(
+        f"{side.title} shows no tensors inside {', '.join(side.hidden)}, which onnxruntime does "
+        "not run here"
+        for side in engines
     )
 
 
