@@ -139,8 +139,9 @@ def options_of(command: click.Command) -> set[str]:
 
 # Options of other programs, and of processes that Tandem starts.
 FOREIGN = {
-    "--add", "--config", "--dump-resource-usage", "--exists", "--format", "--help", "--id", "--port",
-    "--query-gpu", "--system-site-packages", "--until-stdin-closes", "--version", "--write",
+    "--add", "--config", "--dump-resource-usage", "--exists", "--format", "--help", "--id",
+    "--port", "--query-gpu", "--system-site-packages", "--until-stdin-closes", "--version",
+    "--write",
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ CHANGED_WEIGHTS = (
 class CompareRequest:
     """The command line of `tandem compare`.
 
-    `samples`: how many to take of `data`. `recorded`: .npz of tensors from a board.
+    `samples`: how many to take of `data`. `recorded`: .npz of tensors from a board. `profile`:
+    build an INT8 engine of `model` for it, with the ranges of `table`, and compare that.
     """
 
     engine: Path
@@ -51,6 +52,9 @@ class CompareRequest:
     recorded: Path | None
     emulation: Emulation
     plugins: tuple[Plugin, ...]
+    profile: str | None = None
+    table: Path | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def compare_engine(request: CompareRequest, report: Report) -> tuple[Comparison, Recorded | None]:
@@ -75,18 +79,12 @@ def compare_engine(request: CompareRequest, report: Report) -> tuple[Comparison,
         return comparison, recorded
 
 
-def compare_model(
-    request: CompareRequest,
-    profile: str,
-    table: Path | None,
-    shapes: Mapping[str, tuple[int, ...]],
-    report: Report,
-) -> tuple[Comparison, Recorded | None]:
-    """Build an INT8 engine of `request.model`, without kernels, and compare that.
+def compare_model(request: CompareRequest, report: Report) -> tuple[Comparison, Recorded | None]:
+    """Build an INT8 engine of `request.model` for its profile, without kernels, and compare that.
 
-    Its ranges are those of `table`, or measured on the samples of the comparison. Raises
-    TandemError.
+    Its ranges are those of `request.table`, or measured on `request.data`. Raises TandemError.
     """
+    table, shapes = request.table, request.shapes
     if table is None and request.data is None:
         raise BuildError(
             f"INT8 of {request.model} needs ranges: give --data to measure them on, or --table."
@@ -104,7 +102,7 @@ def compare_model(
     )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{request.model.stem}.engine"
-        build_engine(request.model, profile, path, options, report)
+        build_engine(request.model, request.profile or "", path, options, report)
         return compare_engine(replace(request, engine=path), report)
 
 

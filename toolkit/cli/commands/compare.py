@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +13,8 @@ from toolkit.cli.options.tolerances import tolerance_options, tolerances_of
 
 if TYPE_CHECKING:
     from device.runtime.session import Dla, Scales
+    from toolkit.cli.actions.agreement import AgreementRequest
+    from toolkit.cli.actions.compare import CompareRequest
     from toolkit.plugins import Plugin
 
 SAMPLES = 8
@@ -100,23 +102,17 @@ def compare(
     """
     _refuse_other_form(ctx, _OF_ONE if b is not None else _OF_TWO, two=b is not None)
     if b is not None:
+        request = input_request(files, data, preprocess, seed, ranges, samples, shapes)
+        tolerances = tolerances_of(atol, rtol, min_sqnr)
         if out is not None and not bisect:
             raise click.UsageError("--out is where --bisect writes; give --bisect too.")
-        request = input_request(files, data, preprocess, seed, ranges, samples, shapes)
-        from toolkit.cli.actions.agreement import AgreementRequest, compare_files
+        from toolkit.cli.actions.agreement import AgreementRequest
 
         folder = (out or Path(BISECT_FOLDER)) if bisect else None
-        tolerances = tolerances_of(atol, rtol, min_sqnr)
-        with progress_bar(f"{a.name} and {b.name}") as report:
-            agreement = compare_files(
-                AgreementRequest(
-                    a, b, request, tolerances, layers, folder, dla or "portable", plugins
-                ),
-                report,
-            )
-        click.echo(json.dumps(agreement.builtins()) if as_json else agreement.text(every=every))
-        ctx.exit(0 if agreement.compared.agrees else 1)
-
+        pair = AgreementRequest(
+            a, b, request, tolerances, layers, folder, dla or "portable", plugins
+        )
+        ctx.exit(_two_files(pair, every=every, as_json=as_json))
     if (model is None) == (profile is None):
         raise click.UsageError(
             "Give two files to compare, or an engine with --model M.onnx, or a model with "
@@ -125,10 +121,8 @@ def compare(
     if dla == "portable":
         raise click.UsageError("--dla portable is for two files; one compares exact or fast.")
     from device.runtime.emulation.options import Emulation
-    from toolkit.cli.actions.compare import CompareRequest, compare_engine, compare_model
-    from toolkit.evaluate.compare.report import comparison_builtins, comparison_text
+    from toolkit.cli.actions.compare import CompareRequest
 
-    mode: Literal["exact", "fast"] = dla or "fast"
     loss = CompareRequest(
         engine=a,
         model=model or a,
@@ -136,14 +130,33 @@ def compare(
         samples=samples or SAMPLES,
         preprocess=preprocess,
         recorded=recorded,
-        emulation=Emulation(mode, scales or "hardware"),
+        emulation=Emulation(dla or "fast", scales or "hardware"),
         plugins=plugins,
+        profile=profile,
+        table=table,
+        shapes=shapes,
     )
-    with progress_bar(a.name) as report:
-        if profile is None:
-            comparison, tensors = compare_engine(loss, report)
-        else:
-            comparison, tensors = compare_model(loss, profile, table, shapes, report)
+    _one_file(loss, every=every, as_json=as_json)
+
+
+def _two_files(request: "AgreementRequest", *, every: bool, as_json: bool) -> int:
+    """Compare A and B, print it, and return the exit status."""
+    from toolkit.cli.actions.agreement import compare_files
+
+    with progress_bar(f"{request.a.name} and {request.b.name}") as report:
+        agreement = compare_files(request, report)
+    click.echo(json.dumps(agreement.builtins()) if as_json else agreement.text(every=every))
+    return 0 if agreement.compared.agrees else 1
+
+
+def _one_file(request: "CompareRequest", *, every: bool, as_json: bool) -> None:
+    """Print what the INT8 of one engine loses."""
+    from toolkit.cli.actions.compare import compare_engine, compare_model
+    from toolkit.evaluate.compare.report import comparison_builtins, comparison_text
+
+    with progress_bar(request.engine.name) as report:
+        run = compare_engine if request.profile is None else compare_model
+        comparison, tensors = run(request, report)
     if as_json:
         click.echo(json.dumps(comparison_builtins(comparison, tensors)))
     else:
