@@ -208,7 +208,7 @@ def test_freezes_a_dynamic_batch_and_says_so(tmp_path: Path) -> None:
     assert list(imported.model.graph.outputs[0].shape or ()) == [1, 3]
     assert imported.notes == (
         "input 'x': dynamic first dimension batch frozen to 1; "
-        "--dim batch=MIN:OPT:MAX keeps it dynamic",
+        "`tandem build --dim batch=MIN:OPT:MAX` keeps it dynamic",
     )
 
 
@@ -236,7 +236,9 @@ def test_refuses_shapes_that_disagree_on_a_dimension(tmp_path: Path) -> None:
 def test_refuses_other_dynamic_dimensions_and_says_what_to_give(tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     path = save(tmp_path / "m.onnx", nodes, {"x": [1, 3, "h", "w"]}, {"y": [1, 3, "h", "w"]})
-    with pytest.raises(ImportModelError, match=r"--shape x=1x3x224x224, or .* --dim h=MIN:OPT:MAX"):
+    with pytest.raises(
+        ImportModelError, match=r"--shape x=1x3x224x224, or .* `tandem build --dim h=MIN:OPT:MAX`"
+    ):
         import_model(path)
     fixed = import_model(path, shapes={"x": (1, 3, 64, 48)})
     assert list(fixed.model.graph.inputs[0].shape or ()) == [1, 3, 64, 48]

@@ -136,7 +136,7 @@ def test_a_plan_with_kernels_for_all_nodes_has_no_portable_ones(model):
 
 def test_missing_kernels_change_no_predicted_figure(partly, monkeypatch):
     (found,) = plan_of(partly, "--precision", "fp32")["plans"]
-    monkeypatch.setattr("toolkit.cli.actions.plan.ask_gpu", lambda *_: KernelSupport())
+    monkeypatch.setattr("toolkit.engine.plan_models.ask_gpu", lambda *_: KernelSupport())
     (whole,) = plan_of(partly, "--precision", "fp32")["plans"]
     assert [one["segment"] for one in whole["segments"]] == ["gpu.0"]
     assert found["compared"] == whole["compared"]

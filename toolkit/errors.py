@@ -29,6 +29,18 @@ class DemoDataError(TandemError):
     """The model or the pictures of the demo are not installed."""
 
 
+class InferError(TandemError):
+    """A model or an engine cannot be run on the inputs that were asked for."""
+
+
+class CompareError(TandemError):
+    """Two models, engines or saved outputs cannot be compared."""
+
+
+class SurgeonError(TandemError):
+    """A model cannot be cut or reduced as asked."""
+
+
 class PluginError(TandemError):
     """A plugin cannot be loaded, or does not do what it says."""
 

@@ -117,7 +117,7 @@ def build_engine(
         rewrites=calibrated.prepared.applied,
         notes=(
             *model_notes(manifest, calibrated, job),
-            *gpu_notes(built, manifest, backend),
+            *gpu_notes(built, manifest, backend, job.options),
             *scale_notes(scale_rules),
         ),
         calibration=calibrated.ranges,
@@ -177,6 +177,8 @@ def build_planned(
 
 
 def _backend(job: BuildJob) -> GpuBackend | None:
+    if not job.options.kernels:
+        return None
     return find_backend(
         job.target.profile,
         job.plan.precision,

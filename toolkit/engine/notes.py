@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from device.engine.cuda_manifest import Cuda
 from device.engine.manifest import UNCALIBRATED, Manifest, largest_bytes
 from toolkit.engine.calibrate import Calibrated
-from toolkit.engine.options import BuildJob
+from toolkit.engine.options import BuildJob, BuildOptions
 from toolkit.engine.segments import BuiltSegments
 from toolkit.gpu.segments import NO_COMPILER, GpuBackend
 from toolkit.graph.segment import PlannedSegment
@@ -30,11 +30,11 @@ def model_notes(manifest: Manifest, calibrated: Calibrated, job: BuildJob) -> tu
 
 
 def gpu_notes(
-    built: BuiltSegments, manifest: Manifest, backend: GpuBackend | None
+    built: BuiltSegments, manifest: Manifest, backend: GpuBackend | None, options: BuildOptions
 ) -> tuple[str, ...]:
     """Return notes on the kernels, and one for each GPU segment without any."""
     on_gpu = [segment for segment in built.plan.segments if segment.processor == "gpu"]
-    no_compiler = (NO_COMPILER,) if on_gpu and backend is None else ()
+    no_compiler = (NO_COMPILER,) if on_gpu and backend is None and options.kernels else ()
     portable = (_note(segment, manifest) for segment in on_gpu if segment.place == "portable")
     return (*no_compiler, *built.gpu.notes, *portable)
 

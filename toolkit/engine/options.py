@@ -36,7 +36,8 @@ class BuildOptions:
     is for timing only, and says so.
     `shapes`, `dims`: as in `toolkit.importers.onnx.import_model`. `plan`: objective and search of
     the plan; its precision and TensorRT version are those of the build. `plugins`: operators
-    beside those of ONNX. `tactics`: which GPU kernels to choose from.
+    beside those of ONNX. `tactics`: which GPU kernels to choose from; `kernels` False: none, the
+    engine runs portable.
     """
 
     precision: Precision | Literal["best"] | None = None
@@ -51,6 +52,7 @@ class BuildOptions:
     plan: PlanOptions = field(default_factory=PlanOptions)
     plugins: tuple[Plugin, ...] = ()
     tactics: TacticOptions = field(default_factory=TacticOptions)
+    kernels: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ What cannot be handled is refused here, with the node and the reason.
 """
 
 import hashlib
+import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from toolkit.graph.passes.branches import own_branch_outputs
 from toolkit.importers.input_shapes import dims_in_use, fix_shapes
 from toolkit.plugins import Plugin
 from toolkit.plugins.functions import add_functions, unused_plugins
+
+LOG = logging.getLogger(__name__)
 
 # Models are raised to TARGET_OPSET, the first whose Q/DQ TensorRT takes on the DLA and for which
 # onnx has a reference of Q/DQ. Some operators have no converter: a model of at least MIN_OPSET,
@@ -115,6 +118,8 @@ def import_model(
                 f"{path.name} has no dynamic dimension {dim.name!r} (it has: {known}); "
                 "correct the name given with --dim."
             )
+    for note in notes:
+        LOG.info("%s: %s", path.name, note)
     return ImportedModel(
         name=path.name,
         sha256=hashlib.sha256(data).hexdigest(),
@@ -122,6 +127,44 @@ def import_model(
         dims=dynamic,
         notes=tuple(notes),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A model as its file has it: no conversion, no pass, only every node has a name.
+
+    `size_bytes` is that of the file alone; `external` are the files beside it that hold weights.
+    """
+
+    path: Path
+    sha256: str
+    size_bytes: int
+    model: ir.Model
+    external: tuple[str, ...] = ()
+
+
+def read_model_file(path: str | Path, plugins: Sequence[Plugin] = ()) -> ModelFile:
+    """Read an ONNX file as it is, to run it in onnxruntime, to inspect it or to cut it.
+
+    The weights of other files are loaded too; the functions of `plugins` are added.
+
+    Raises ImportModelError: the file is missing, damaged or no ONNX model.
+    """
+    path = Path(path)
+    data = _read(path)
+    external = sorted(
+        {entry.value for tensor in onnx.load_model_from_string(data).graph.initializer
+         for entry in tensor.external_data if entry.key == "location"}
+    )  # fmt: skip
+    proto = _parse(data, path)
+    add_functions(proto, plugins, reserved=KNOWN_DOMAINS)
+    try:
+        model = ir.from_proto(proto)
+    except _IR_REFUSALS as err:
+        raise _not_imported(path, err) from err
+    _name_nodes(model.graph)
+    digest = hashlib.sha256(data).hexdigest()
+    return ModelFile(path, digest, len(data), model, tuple(external))
 
 
 def _read(path: Path) -> bytes:

@@ -3,6 +3,7 @@
 The order is data: `PASSES` is the pipeline that every build runs.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ import onnx_ir as ir
 from toolkit.graph.passes.fold import fold_constants, own_outputs, remove_no_ops, remove_unread
 from toolkit.graph.passes.fuse import fuse_batch_norms, fuse_gemm_factors
 from toolkit.graph.passes.shapes import infer_shapes
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,4 +63,5 @@ def run_passes(
             reports.append(PassReport(step.name, "", f"{type(err).__name__}: {err}"))
         else:
             model = changed
+        LOG.debug("pass %s: %s", step.name, reports[-1].changes or reports[-1].failure or "nothing")
     return model, tuple(reports)
