@@ -22,13 +22,13 @@ from toolkit.dla.rules.meanings import MEANINGS
 from toolkit.dla.rules.memory import CORE_RULES, LOADABLE_RULES
 from toolkit.dla.rules.notes import NOTES
 from toolkit.dla.rules.verdicts import RULES
+from toolkit.engine import reasons
 from toolkit.errors import PlanError
 from toolkit.gpu import support
 from toolkit.gpu.ir import network
 from toolkit.gpu.reasons import GPU_REASONS, gpu_reason
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
-from toolkit.partition import reasons
 from toolkit.partition.planning import refusals
 from toolkit.partition.planning.plan import Model, PlanOptions, make_plan
 from toolkit.quantize.scales.rules import SCALE_RULES
