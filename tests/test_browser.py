@@ -1,4 +1,4 @@
-"""The browser that other tests use: it runs scripts, and tells what a page asks for and gets wrong."""
+"""The browser of the tests runs scripts, and tells what a page requests and what fails."""
 
 from pathlib import Path
 
