@@ -170,6 +170,7 @@ class AgentBox:
         login: tuple[str, str] | None = None,
     ) -> None:
         """With a `source` the real pipeline runs, on it; without one the double."""
+        self.device = device
         self.state_dir = folder / "state"
         self.runs_file = folder / "runs.txt"
         self.log_file = folder / "agent.log"
