@@ -84,7 +84,7 @@ def _fix_input(
 
 
 def _option(dim: ir.SymbolicDim) -> str:
-    return f"--dim {dim.value}=MIN:OPT:MAX"
+    return f"`tandem build --dim {dim.value}=MIN:OPT:MAX`"
 
 
 def _new_dims(
