@@ -146,7 +146,7 @@ def test_freezes_a_dynamic_batch_and_says_so(tmp_path: Path) -> None:
     assert list(imported.model.graph.outputs[0].shape or ()) == [1, 3]
     assert imported.notes == (
         "input 'x': dynamic first dimension batch frozen to 1; "
-        "--dim batch=MIN:OPT:MAX keeps it dynamic",
+        "`tandem build --dim batch=MIN:OPT:MAX` keeps it dynamic",
     )
 
 
