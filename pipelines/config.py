@@ -199,7 +199,8 @@ def _allowed_values(kind: type[_Value], tree: object, key: str) -> tuple[str, ..
     """Return the values of a literal, or the tags of a union, at a path such as `decode.kind`."""
     here = _type_at(kind, tree, key)
     if isinstance(here, msgspec.inspect.UnionType):
-        return tuple(here_type.tag for here_type in here.types)
+        tables: Any = here.types
+        return tuple(table.tag for table in tables)
     return tuple(map(str, here.values))
 
 
