@@ -156,12 +156,11 @@ class _Rollout:
 
     def _on_message(self, message: Message) -> None:
         deployment = self._by_topic[message.topic]
-        before = deployment.progress
         try:
-            deployment.on_message(message, time.monotonic())
+            reported = deployment.on_message(message, time.monotonic())
         except ValueError:
             return  # of a newer agent, or not of an agent at all
-        if deployment.progress != before:
+        if reported:
             self._on_progress(deployment.progress)
 
     def _send(self, deployment: Deployment) -> None:

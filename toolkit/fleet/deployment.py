@@ -121,18 +121,22 @@ class Deployment:
         self._down_reason = reason
         self._pending.clear()
 
-    def on_message(self, message: Message, now_s: float) -> None:
-        """Take a message of one of `subscriptions`. Raises ValueError: it is not understood."""
+    def on_message(self, message: Message, now_s: float) -> bool:
+        """Take a message of one of `subscriptions`; return whether the device reported or ended.
+
+        Raises ValueError: it is not understood.
+        """
         if not message.payload or self.result is not None:
-            return
+            return False
         if message.topic == self.topics.blob_get:
             self._on_request(decode(message.payload, BlobGet), now_s)
         elif message.topic == self.topics.reported:
-            self._on_report(decode(message.payload, Reported), now_s)
+            return self._on_report(decode(message.payload, Reported), now_s)
         elif message.topic == self.topics.state:
             self._device_state = decode(message.payload, StateDocument).state
         else:
             self._on_desired(decode(message.payload, Desired), now_s)
+        return self.result is not None
 
     def take_part(self) -> int | str:
         """Return the next part that the device waits for."""
@@ -151,14 +155,15 @@ class Deployment:
         waiting = set(self._pending)
         self._pending.extend(part for part in parts if part not in waiting)
 
-    def _on_report(self, report: Reported, now_s: float) -> None:
+    def _on_report(self, report: Reported, now_s: float) -> bool:
         if report.update.request != self._desired.request:
-            return
+            return False
         self._heard_s = now_s
         self._update = report.update
         for phase in ("live", "rolled_back", "refused"):
             if report.update.phase == phase:
                 self._end(phase, report.update.reason, now_s)
+        return True
 
     def _on_desired(self, desired: Desired, now_s: float) -> None:
         if desired.request == self._desired.request:
