@@ -16,6 +16,7 @@ from calibration.mse import mse_amax
 from calibration.observer import Histogram
 from calibration.percentile import DEFAULT as DEFAULT_PERCENT
 from calibration.percentile import at_percent
+from device.choices import list_choices
 
 DEAD_AMAX = 127.0 * 2.0**-24
 """amax of a tensor that is always zero: any scale represents it, and this one (2^-24) is positive,
@@ -77,7 +78,7 @@ def method_named(method: str) -> Method:
     row = METHODS.get(name)
     if row is None:
         raise CalibrationError(
-            f"there is no calibration method '{method}': take one of {', '.join(METHODS)}"
+            f"there is no calibration method '{method}': take one of {list_choices(name, METHODS)}"
         )
     if not colon:
         return row

@@ -1,14 +1,14 @@
 """Device profiles: what a module has, in figures that each carry a source and a confidence."""
 
-import difflib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
 import configs
+from device.choices import list_choices
 from device.errors import ProfileError
 
 Confidence = Literal["high", "medium", "low", "unverified"]
@@ -112,7 +112,7 @@ class Profile(_Value, frozen=True, kw_only=True):
         for mode in self.power_modes:
             if mode.name.casefold() == name.casefold():
                 return mode
-        modes = ", ".join(mode.name for mode in self.power_modes) or "none"
+        modes = list_choices(name, (mode.name for mode in self.power_modes))
         raise ProfileError(
             f"profile {self.name!r} has no power mode {name!r}: use one of its modes ({modes})."
         )
@@ -198,7 +198,9 @@ def find_jetpack(version: str) -> JetPack:
     known = {jetpack.version: jetpack for jetpack in load_jetpacks()}
     if version in known:
         return known[version]
-    raise ProfileError(f"JetPack {version!r} is not known: use one of {', '.join(known)}.")
+    raise ProfileError(
+        f"JetPack {version!r} is not known: use one of {list_choices(version, known)}."
+    )
 
 
 def figures(value: msgspec.Struct, path: str = "") -> Iterator[tuple[str, Figure[Any]]]:
@@ -215,16 +217,11 @@ def _shipped(name: str) -> Path:
     path = PROFILES / f"{name}.toml"
     if path.is_file():
         return path
-    names = [shipped.stem for shipped in PROFILES.glob("*.toml")]
+    names = (shipped.stem for shipped in PROFILES.glob("*.toml"))
     raise ProfileError(
-        f"there is no device profile {name!r}{_nearest(name, names)}: "
-        "`tandem profiles` lists them, and a path to a TOML file works too."
+        f"there is no device profile {name!r}: use one of {list_choices(name, names)}, or the path "
+        "of a TOML file."
     )
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name.casefold(), sorted(names), n=1, cutoff=0.5)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _decode(path: Path, kind: type[T]) -> T:

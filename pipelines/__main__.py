@@ -31,7 +31,7 @@ STDERR = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a pipeline until it ends or SIGTERM comes; return the exit status."""
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     stop = threading.Event()
@@ -106,7 +106,8 @@ def _claim_stdout(stop: threading.Event) -> Callable[[ChildMessage], None]:
     return emit
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m pipelines", description="Run the pipeline of an unpacked bundle."
     )

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union
 import msgspec
 from msgspec import Meta
 
+from device.choices import list_choices
 from device.errors import ConfigError
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -173,9 +174,13 @@ def _explain(path: Path, tree: object, kind: type[_Value], message: str) -> str:
     key = where.strip("`").removeprefix("$").removeprefix(".")
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", reason)
     if unknown:
-        allowed = ", ".join(_allowed_keys(kind, tree, key))
+        allowed = list_choices(unknown[1], _allowed_keys(kind, tree, key))
         table = f"[{key}]" if key else "the top level"
         return f"{path}: unknown key {unknown[1]!r} in {table}: use one of {allowed}."
+    value = re.fullmatch(r"Invalid (?:enum )?value '(.*)'", reason)
+    if value:
+        allowed = list_choices(value[1], _allowed_values(kind, tree, key))
+        return f"{path}: {key} is {value[1]!r}: use one of {allowed}."
     missing = re.fullmatch(r"Object missing required field `(.*)`", reason)
     if missing:
         table = f"[{key}]" if key else "the top level"
@@ -184,7 +189,23 @@ def _explain(path: Path, tree: object, kind: type[_Value], message: str) -> str:
 
 
 def _allowed_keys(kind: type[_Value], tree: object, key: str) -> tuple[str, ...]:
-    """Return the keys of the table at a path such as `sinks[1]`, walking types and data at once."""
+    """Return the keys of the table at a path such as `sinks[1]`."""
+    here = _type_at(kind, tree, key)
+    names = tuple(field.encode_name for field in here.fields)
+    return (here.tag_field, *names) if here.tag_field else names
+
+
+def _allowed_values(kind: type[_Value], tree: object, key: str) -> tuple[str, ...]:
+    """Return the values of a literal, or the tags of a union, at a path such as `decode.kind`."""
+    here = _type_at(kind, tree, key)
+    if isinstance(here, msgspec.inspect.UnionType):
+        tables: Any = here.types
+        return tuple(table.tag for table in tables)
+    return tuple(map(str, here.values))
+
+
+def _type_at(kind: type[_Value], tree: object, key: str) -> Any:  # noqa: ANN401  (msgspec.inspect)
+    """Return the type at a path, walking types and data at once; the union for its tag."""
     here: Any = msgspec.inspect.type_info(kind)
     for step in re.findall(r"[^.\[\]]+", key):
         if step.isdigit():
@@ -194,9 +215,10 @@ def _allowed_keys(kind: type[_Value], tree: object, key: str) -> tuple[str, ...]
             tree = _item(tree, step)
         if isinstance(here, msgspec.inspect.UnionType):
             tag = _item(tree, "kind")
-            here = next(t for t in here.types if getattr(t, "tag", None) == tag)
-    names = tuple(field.encode_name for field in here.fields)
-    return (here.tag_field, *names) if here.tag_field else names
+            here = next((t for t in here.types if getattr(t, "tag", None) == tag), here)
+            if isinstance(here, msgspec.inspect.UnionType):
+                break  # its tag is what is wrong
+    return here
 
 
 def _item(tree: object, step: str | int) -> object:

@@ -9,6 +9,7 @@ source scripts/venv.sh
 
 # What the tests start as programs or load from the system, by Debian package name.
 debian_packages=(
+    chromium
     mosquitto
     ffmpeg
     gstreamer1.0-tools

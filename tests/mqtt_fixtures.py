@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from device.profile import PROFILES
 from device.protocol.documents import BlobGet, Reported, decode
 from device.protocol.mqtt import Link, LinkEvent, LinkSettings, LinkUp, Message, queue_putter
 from device.protocol.topics import Topics
@@ -145,6 +146,14 @@ class Mosquitto:
         self._log.close()
 
 
+def write_profile(folder: Path) -> Path:
+    """Write the profile of a board that is not shipped, as a user would, and return its path."""
+    shipped = (PROFILES / "laptop.toml").read_text()
+    path = folder / f"{PROFILE}.toml"
+    path.write_text(shipped.replace('name = "laptop"', f'name = "{PROFILE}"', 1))
+    return path
+
+
 class AgentBox:
     """A board: its folder, its agent.toml and the agent process that can be killed and started."""
 
@@ -155,11 +164,13 @@ class AgentBox:
         *,
         dev: bool = True,
         trial_timeout_s: float = 15.0,
+        device: str = DEVICE,
         profile: str = PROFILE,
         source: Path | None = None,
         login: tuple[str, str] | None = None,
     ) -> None:
         """With a `source` the real pipeline runs, on it; without one the double."""
+        self.device = device
         self.state_dir = folder / "state"
         self.runs_file = folder / "runs.txt"
         self.log_file = folder / "agent.log"
@@ -169,8 +180,9 @@ class AgentBox:
         self._pipeline = "real" if source is not None else str(double)
         self._launcher.write_text(AGENT_LAUNCHER)
         double.write_text(PIPELINE_DOUBLE)
+        board = profile if profile != PROFILE else write_profile(folder).name
         self.config.write_text(
-            f'device = "{DEVICE}"\nprofile = "{profile}"\nstate_dir = "state"\n'
+            f'device = "{device}"\nprofile = "{board}"\nstate_dir = "state"\n'
             f"dev = {str(dev).lower()}\n"
             f'[broker]\nhost = "127.0.0.1"\nport = {port}\n'
             + ("" if login is None else f'username = "{login[0]}"\npassword = "{login[1]}"\n')

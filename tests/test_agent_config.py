@@ -5,12 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from mqtt_fixtures import PROFILE, write_profile
 
 import configs
 from device.agent.config import load_agent_config
 from device.errors import ConfigError
 
-MINIMAL = 'device = "b-1"\nprofile = "p"\nstate_dir = "s"\n[broker]\nhost = "h"\n'
+MINIMAL = 'device = "b-1"\nprofile = "laptop"\nstate_dir = "s"\n[broker]\nhost = "h"\n'
 
 
 def write(folder: Path, text: str) -> Path:
@@ -55,6 +56,25 @@ def test_mistakes_are_named_with_the_file_and_the_key(
     with pytest.raises(ConfigError, match=message) as info:
         load_agent_config(write(tmp_path, text))
     assert str(tmp_path / "agent.toml") in str(info.value)
+
+
+def test_an_unknown_profile_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL.replace("laptop", "orin-nx-16"))
+    with pytest.raises(
+        ConfigError, match=r"profile: .*'orin-nx-16': use one of orin-nx-16gb, "
+    ) as info:
+        load_agent_config(path)
+    assert str(path) in str(info.value)
+    assert "agx-thor" in str(info.value)
+
+
+def test_a_board_of_ones_own_is_named_by_the_path_of_its_profile(tmp_path: Path) -> None:
+    profile = write_profile(tmp_path)
+    config = load_agent_config(write(tmp_path, MINIMAL.replace("laptop", profile.name)))
+    assert config.profile == PROFILE  # as engines name it
+    profile.unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_agent_config(tmp_path / "agent.toml")
 
 
 def test_a_file_that_is_not_text_is_a_config_error(tmp_path: Path) -> None:

@@ -2,27 +2,39 @@
 
 import hashlib
 import os
+import re
 import tarfile
+from contextlib import nullcontext
 from pathlib import Path
+from typing import get_args
 
+import msgspec
+import numpy as np
+import onnx
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mqtt_fixtures import make_bundle
 
-from device.errors import BundleError
+from device.engine.manifest import TensorInfo
+from device.errors import BundleError, PipelineError
 from device.update.bundle import (
     ENGINE,
     INFO,
     LABELS,
     MEMBERS,
     PIPELINE,
+    BundleInfo,
     extract_bundle,
     read_bundle_info,
     verify_folder,
     write_bundle,
 )
+from pipelines.config import Classification, DecodeConfig, PreprocessConfig
+from pipelines.stages.decode import DECODERS
+from pipelines.stages.decoder_outputs import OUTPUTS, check_outputs
+from toolkit.cli.commands.build import build as build_command
 from toolkit.cli.commands.bundle import bundle as bundle_command
 
 
@@ -169,3 +181,165 @@ def test_the_command_shows_an_example() -> None:
     result = CliRunner().invoke(bundle_command, ["--help"])
     assert result.exit_code == 0
     assert "Example: tandem bundle" in result.output
+
+
+def engine_of(folder: Path, outputs: dict[str, list[int]], size: int | str = 64) -> Path:
+    """Build an engine with an image input and the given outputs, by the command of a user."""
+    image = onnx.helper.make_tensor_value_info("images", 1, [1, 3, size, size])
+    nodes, results = [onnx.helper.make_node("ReduceMean", ["images"], ["mean"], keepdims=0)], []
+    weights = []
+    for name, shape in outputs.items():
+        weights.append(onnx.numpy_helper.from_array(np.array(shape, np.int64), f"{name}_shape"))
+        nodes.append(onnx.helper.make_node("Expand", ["mean", f"{name}_shape"], [name]))
+        results.append(onnx.helper.make_tensor_value_info(name, 1, shape))
+    graph = onnx.helper.make_graph(nodes, "heads", [image], results, weights)
+    opset = [onnx.helper.make_opsetid("", 17)]
+    model, engine = folder / "heads.onnx", folder / "heads.engine"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), model)
+    dynamic = [f"--dim={size}=32:64:96"] if isinstance(size, str) else []
+    command = [str(model), "--profile", "laptop", "--precision", "fp32", "-o", str(engine)]
+    built = CliRunner().invoke(build_command, [*command, *dynamic])
+    assert built.exit_code == 0, built.output
+    return engine
+
+
+GRID = 'kind = "ltrb_grid"\nboxes = "{}"\nscores = "{}"\nstrides = [8, 16, 32]'
+CLASSES = 'kind = "classification"\nscores = "{}"'
+
+
+def pack(folder: Path, engine: Path, decode: str, labels: int, size: int = 64) -> Result:
+    """Run `tandem bundle` with a pipeline of this [decode] table, and so many labels."""
+    pipeline, names = folder / "pipeline.toml", folder / "labels.txt"
+    pipeline.write_text(
+        'name = "p"\n[source]\nuri = "v4l2:///dev/video0"\n'
+        f"[preprocess]\nwidth = {size}\nheight = {size}\n[decode]\n{decode}\n"
+    )
+    names.write_text("".join(f"class {n}\n" for n in range(labels)))
+    arguments = [str(engine), "--pipeline", str(pipeline), "--labels", str(names)]
+    return CliRunner().invoke(bundle_command, [*arguments, "-o", str(folder / "out.bundle")])
+
+
+CELLS = 8 * 8 + 4 * 4 + 2 * 2
+HEADS = {"boxes": [1, 4, CELLS], "scores": [1, 3, CELLS], "classes": [1, 3, 1, 1]}
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return engine_of(tmp_path_factory.mktemp("heads"), HEADS)
+
+
+@pytest.mark.parametrize("decode", [GRID.format("boxes", "scores"), CLASSES.format("classes")])
+def test_files_that_fit_are_packed(heads: Path, tmp_path: Path, decode: str) -> None:
+    result = pack(tmp_path, heads, decode, labels=3)
+    assert result.exit_code == 0, result.output
+    assert verify_folder_of(tmp_path / "out.bundle", tmp_path).profile == "laptop"
+
+
+def verify_folder_of(bundle: Path, folder: Path) -> BundleInfo:
+    extract_bundle(bundle, folder / "out")
+    return verify_folder(folder / "out")
+
+
+YOLOV8 = {"output0": [1, 84, 8400]}
+SEGMENTATION = {"out": [1, 21, 64, 64]}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "decode", "labels", "size", "message"),
+    [
+        (
+            HEADS,
+            GRID.format("boxes", "scores"),
+            4,
+            64,
+            r"the engine knows 3 classes but labels.txt names 4",
+        ),
+        (HEADS, CLASSES.format("classes"), 2, 64, r"knows 3 classes but labels.txt names 2"),
+        (
+            HEADS,
+            GRID.format("boxs", "scores"),
+            3,
+            64,
+            r"boxes = 'boxs', which is no output .* use one of boxes, ",
+        ),
+        (HEADS, CLASSES.format("classes"), 3, 96, r"input 'images' is float32 \[1, 3, 64, 64\]"),
+        (
+            YOLOV8,
+            GRID.format("output0", "output0"),
+            80,
+            640,
+            r"'ltrb_grid' takes boxes \[1, 4, 8400\] \(rank 3, .*'output0' float32 \[1, 84, 8400\] "
+            r"\(rank 3\)",
+        ),
+        (
+            YOLOV8,
+            CLASSES.format("output0"),
+            84,
+            640,
+            r"takes scores \[1, classes\] \(rank 2, .*\[1, 84, 8400\] \(rank 3\).*Decoders: "
+            r"classification takes scores \[1, classes\]; ltrb_grid takes boxes",
+        ),
+        (
+            SEGMENTATION,
+            CLASSES.format("out"),
+            21,
+            64,
+            r"'out' float32 \[1, 21, 64, 64\] \(rank 4\)",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    heads: Path,
+    tmp_path: Path,
+    outputs: dict[str, list[int]],
+    decode: str,
+    labels: int,
+    size: int,
+    message: str,
+) -> None:
+    input_size = 640 if outputs is YOLOV8 else 64
+    engine = heads if outputs is HEADS else engine_of(tmp_path, outputs, input_size)
+    result = pack(tmp_path, engine, decode, labels, size)
+    assert isinstance(result.exception, BundleError), result.output
+    assert re.search(message, str(result.exception)), result.exception
+    assert str(engine) in str(result.exception)
+    assert not list(tmp_path.glob("*.bundle"))
+
+
+def test_a_dynamic_size_is_held_against_its_range(tmp_path: Path) -> None:
+    engine = engine_of(tmp_path, {"classes": [1, 3]}, size="side")
+    assert pack(tmp_path, engine, CLASSES.format("classes"), 3, size=96).exit_code == 0
+    (tmp_path / "out.bundle").unlink()
+    beyond = pack(tmp_path, engine, CLASSES.format("classes"), 3, size=97)
+    assert "takes 32 to 96 for 'side' where [preprocess] gives 97" in str(beyond.exception)
+    assert not (tmp_path / "out.bundle").exists()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "fits"),
+    [
+        ("float32", (1, 3), True),
+        ("float16", (1, 3), True),
+        ("int64", (1, 3), False),
+        ("float32", ("batch", 3), True),
+        ("float32", (1, None), True),
+        ("float32", (2, 3), False),
+        ("float32", (3,), False),
+        ("float32", (1, 3, 1, 1), True),
+        ("float32", (1, 3, 1, 2), False),
+    ],
+)
+def test_scores_of_a_classification(
+    dtype: str, shape: tuple[int | str | None, ...], fits: bool
+) -> None:
+    size = PreprocessConfig(width=64, height=64)
+    outputs = [TensorInfo(name="p", dtype=dtype, shape=shape)]
+    with nullcontext() if fits else pytest.raises(PipelineError, match="takes scores"):
+        check_outputs(Classification(scores="p"), size, outputs, ("a", "b", "c"))
+
+
+def test_every_decoder_says_what_it_takes() -> None:
+    assert set(OUTPUTS) == set(DECODERS) == set(get_args(DecodeConfig))
+    for config, decoder in OUTPUTS.items():
+        fields = {field.name: field.type for field in msgspec.structs.fields(config)}
+        assert {fields[output.key] for output in decoder.outputs} == {str}

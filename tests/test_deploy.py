@@ -2,10 +2,13 @@
 
 import os
 import select
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, free_port, make_bundle
@@ -18,7 +21,14 @@ from toolkit.cli.commands.build import build as build_command
 from toolkit.cli.commands.bundle import bundle as bundle_command
 from toolkit.cli.commands.deploy import deploy as deploy_command
 from toolkit.fleet.broker import start_broker
-from toolkit.fleet.deploy import BrokerAddress, DeployProgress, deploy_bundle, parse_broker
+from toolkit.fleet.deploy import (
+    BrokerAddress,
+    DeployProgress,
+    DeployResult,
+    deploy_bundle,
+    deploy_to_devices,
+    parse_broker,
+)
 
 
 @pytest.fixture
@@ -302,6 +312,93 @@ def test_the_command_exits_with_0_only_for_a_live_release(
     as_json = runner.invoke(deploy_command, [str(bad), *options, "--json"])
     assert as_json.exit_code == 1
     assert '"phase":"rolled_back"' in as_json.stdout
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, broker: Mosquitto) -> Iterator[Callable[..., AgentBox]]:
+    """Starts boards beside each other: each has a folder, an agent process and a profile."""
+    boxes: list[AgentBox] = []
+
+    def start(device: str, **options: Any) -> AgentBox:
+        (tmp_path / device).mkdir()
+        boxes.append(AgentBox(tmp_path / device, broker.port, device=device, **options))
+        boxes[-1].start()
+        return boxes[-1]
+
+    yield start
+    for box in boxes:
+        box.close()
+
+
+def test_several_devices_take_a_release_and_none_waits_for_a_slow_one(
+    tmp_path: Path, broker: Mosquitto, fleet: Callable[..., AgentBox]
+) -> None:
+    bundle = make_bundle(tmp_path / "in", engine_bytes=8 * 1024**2)
+    boards = {device: fleet(device) for device in ("slow", "b", "c")}
+    process = boards["slow"].process
+    assert process is not None
+    phases: dict[str, str] = {}
+    stopped = threading.Event()
+
+    def hold_one_up(progress: DeployProgress) -> None:
+        phases[progress.device] = progress.phase
+        if progress.device == "slow" and progress.sent_chunks >= 10 and not stopped.is_set():
+            stopped.set()
+            process.send_signal(signal.SIGSTOP)
+        if phases.get("b") == phases.get("c") == "live":
+            process.send_signal(signal.SIGCONT)
+
+    results = deploy_to_devices(
+        bundle, tuple(boards), address(broker.port), timeout_s=WAIT_S, on_progress=hold_one_up
+    )
+    assert stopped.is_set()
+    assert [(result.device, result.phase) for result in results] == [
+        (device, "live") for device in boards
+    ]
+    assert results[0].duration_s > max(results[1].duration_s, results[2].duration_s)
+    for box in boards.values():
+        assert verify_folder(box.state_dir / "slots" / "a").name == "good"
+
+
+def test_the_command_names_each_device_that_failed(
+    tmp_path: Path, broker: Mosquitto, fleet: Callable[..., AgentBox]
+) -> None:
+    bundle = make_bundle(tmp_path / "in")
+    fleet("good-1")
+    fleet("other", profile="orin-nano-8gb")
+    fleet("closed", dev=False)
+    named = [f"--device={name}" for name in ("good-1", "other", "closed", "absent")]
+    options = [*named, "--broker", f"127.0.0.1:{broker.port}", "--timeout", "8"]
+    runner = CliRunner()
+    done = runner.invoke(deploy_command, [str(bundle), *options])
+    assert isinstance(done.exception, DeployError)
+    assert "good 1 is live on good-1" in done.stdout
+    first, *lines = str(done.exception).split("\n  ")
+    assert first == "3 of 4 devices failed"
+    assert [line.partition(":")[0] for line in lines] == [
+        "good 1 was refused by other",
+        "good 1 was refused by closed",
+        "good 1 is not live on absent",
+    ]
+    assert "built for test-board, this device is orin-nano-8gb" in lines[0]
+    assert "not signed" in lines[1]
+    assert "no agent ever connected to this broker as absent" in lines[2]
+    # A line of progress for each device, with its last phase.
+    for line in ("good-1: live", "other: refused", "closed: refused", "absent: silent"):
+        assert line in done.stderr
+    as_json = runner.invoke(deploy_command, [str(bundle), *options[:3], *options[4:], "--json"])
+    results = [msgspec.json.decode(line, type=DeployResult) for line in as_json.stdout.splitlines()]
+    assert as_json.exit_code == 1
+    assert [(result.device, result.phase) for result in results] == [
+        ("good-1", "live"),
+        ("other", "refused"),
+        ("closed", "refused"),
+    ]
+
+
+def test_a_device_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(DeployError, match="board-1 is named twice"):
+        deploy_to_devices(make_bundle(tmp_path), ("board-1", "b", "board-1"), address(1))
 
 
 def test_a_pipeline_does_not_outlive_a_killed_agent(

@@ -506,7 +506,7 @@ def test_the_command_takes_plugin_files(tmp_path: Path, rng: np.random.Generator
     command = [sys.executable, "-m", "toolkit.cli", "build", str(model)]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
-    assert "add it with --plugin" in refused.stderr
+    assert "add it with `tandem build --plugin`" in refused.stderr
     command += ["--plugin", str(EXAMPLE)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -159,12 +159,12 @@ def test_power_modes_are_found_by_name_whatever_its_case() -> None:
 
 
 def test_a_missing_power_mode_names_those_there_are() -> None:
-    with pytest.raises(ProfileError, match="MAXN, 10W, 15W, 25W"):
+    with pytest.raises(ProfileError, match="10W, 15W, 25W, MAXN"):
         SHIPPED["orin-nx-16gb"].power_mode("90W")
 
 
 def test_an_unknown_profile_suggests_the_nearest() -> None:
-    with pytest.raises(ProfileError, match=r"orin-nx-16gb.*tandem profiles"):
+    with pytest.raises(ProfileError, match=r"use one of orin-nx-16gb, "):
         load_profile("orin-nx16gb")
 
 

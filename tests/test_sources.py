@@ -202,7 +202,7 @@ def test_camera_that_is_not_there_is_named():
 
 
 def test_unknown_scheme_lists_the_known_ones():
-    with pytest.raises(SourceError, match=r"unknown scheme 'http'.* v4l2://, rtsp://"):
+    with pytest.raises(SourceError, match=r"unknown scheme 'http'.* rtsp://, rtsps://"):
         open_source(SourceConfig(uri="http://u:p@cam/x"))
 
 

@@ -196,8 +196,8 @@ def serve(config: AgentConfig, row: ProcessRow = PIPELINE) -> None:
     agent.run()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command `tandem-agent`."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="tandem-agent",
         description="Runs the board's pipeline, reports over MQTT and takes releases from "
@@ -211,7 +211,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         choices=("DEBUG", "INFO", "WARNING", "ERROR"),
         help="what goes to stderr (default: INFO)",
     )
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command `tandem-agent`."""
+    arguments = make_parser().parse_args(argv)
     logging.basicConfig(
         level=arguments.log_level,
         stream=sys.stderr,

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from device.errors import ConfigError
+from device.errors import ConfigError, ProfileError
+from device.profile import load_profile
 from device.protocol.topics import DeviceId
 
 MqttVersion = Literal["auto", "5", "3.1.1"]
@@ -62,7 +63,11 @@ class AgentConfig(_Table, frozen=True, kw_only=True):
 
 
 def load_agent_config(path: Path) -> AgentConfig:
-    """Read agent.toml; ConfigError names the key. A relative state_dir is beside the file."""
+    """Read agent.toml; ConfigError names the key.
+
+    `profile` is the name of a shipped profile or the path of a profile's TOML file; the config has
+    its name. Relative paths are beside the file.
+    """
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -71,5 +76,16 @@ def load_agent_config(path: Path) -> AgentConfig:
         config = msgspec.toml.decode(text, type=AgentConfig)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
-    state_dir = path.resolve().parent / Path(config.state_dir).expanduser()
-    return msgspec.structs.replace(config, state_dir=str(state_dir))
+    folder = path.resolve().parent
+    state_dir = folder / Path(config.state_dir).expanduser()
+    profile = _profile_name(config.profile, path, folder)
+    return msgspec.structs.replace(config, state_dir=str(state_dir), profile=profile)
+
+
+def _profile_name(profile: str, path: Path, folder: Path) -> str:
+    """Return the name of a profile that exists: no release fits another one."""
+    is_file = profile.endswith(".toml")
+    try:
+        return load_profile(folder / Path(profile).expanduser() if is_file else profile).name
+    except ProfileError as error:
+        raise ConfigError(f"{path}: profile: {error}") from error

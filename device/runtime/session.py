@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from device.choices import list_choices
 from device.engine.file import Engine, PathLike, open_engine
 from device.engine.manifest import Buffer, DimRange, TensorInfo
 from device.errors import SessionError
@@ -60,6 +61,8 @@ class Session:
                 f"engine {engine.path} is for {manifest.profile}, this device is {profile}; "
                 f"build with --profile {profile}"
             )
+        _check_choice("dla", dla, get_args(Dla))
+        _check_choice("scales", scales, get_args(Scales))
         if threads is not None and threads < 1:
             raise SessionError(f"the session was given {threads} threads; give at least 1")
         self._tensors = {tensor.name: tensor for tensor in manifest.tensors}
@@ -230,6 +233,13 @@ def open_session(
             dla=dla,
             scales=scales,
             timing_cache=timing_cache,
+        )
+
+
+def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise SessionError(
+            f"the session was given {option} {value!r}: use one of {list_choices(value, choices)}"
         )
 
 

@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device.engine.manifest import TensorInfo
-from device.errors import PipelineError
 from device.protocol.messages import ChildMessage, Ready, Result, Stats
-from pipelines.config import LtrbGrid, PipelineConfig
+from pipelines.config import PipelineConfig
 from pipelines.frame import Frame
 from pipelines.runtime.metrics import Metrics
 from pipelines.sinks.events import encode_event, make_event
 from pipelines.sinks.table import Broker, FrameResult, Sink, SinkContext, open_sink
 from pipelines.sources.table import Source, open_source
-from pipelines.stages.decode import cell_count, decode, view_of
+from pipelines.stages.decode import decode, view_of
+from pipelines.stages.fit import check_fit
 from pipelines.stages.preprocess import Preprocessor
 from pipelines.vision import cv2
 
@@ -80,7 +80,7 @@ def run_pipeline(
     `emit` takes Ready, Result after the first frame, Stats once a second (from another thread) and
     at the end. `watch` sees every result. Raises TandemError where the pipeline cannot go on.
     """
-    check_model(config, model)
+    check_fit(config, model.session.inputs, model.session.outputs, model.labels)
     cv2.setNumThreads(1)  # a second thread gains nothing at these sizes and adds jitter
     runner = _Runner(config, model)
     runner.warm_up()
@@ -94,57 +94,6 @@ def run_pipeline(
             return _run_frames(source, runner, sinks, emit=emit, frames=frames, watch=watch)
         finally:
             reporter.close()
-
-
-def check_model(config: PipelineConfig, model: Model) -> None:
-    """Raise PipelineError unless engine, pipeline.toml and labels fit together."""
-    _check_input(config, model.session.inputs)
-    shapes = {info.name: info.shape for info in model.session.outputs}
-    names = [config.decode.scores]
-    if isinstance(config.decode, LtrbGrid):
-        names.append(config.decode.boxes)
-    for name in names:
-        if name not in shapes:
-            raise PipelineError(
-                f"[decode] of pipeline {config.name!r} wants the output {name!r}, which the engine"
-                f" does not have: use one of {', '.join(shapes)}."
-            )
-    classes = shapes[config.decode.scores][1:2]
-    if classes and isinstance(classes[0], int) and classes[0] != len(model.labels):
-        raise PipelineError(
-            f"the engine knows {classes[0]} classes but labels.txt names {len(model.labels)}: use"
-            " the labels that the model was trained with."
-        )
-    if isinstance(config.decode, LtrbGrid):
-        _check_cells(config, config.decode, shapes[config.decode.boxes])
-
-
-def _check_input(config: PipelineConfig, inputs: tuple[TensorInfo, ...]) -> None:
-    expected = (1, 3, config.preprocess.height, config.preprocess.width)
-    if len(inputs) != 1:
-        names = ", ".join(info.name for info in inputs)
-        raise PipelineError(
-            f"the engine takes {len(inputs)} inputs ({names}) where a pipeline gives one image:"
-            " export the model with a single image input."
-        )
-    shape = inputs[0].shape
-    fits = len(shape) == 4 and all(
-        not isinstance(dim, int) or dim == size for dim, size in zip(shape, expected, strict=True)
-    )
-    if not fits or inputs[0].dtype != "float32":
-        raise PipelineError(
-            f"the engine's input {inputs[0].name!r} is {inputs[0].dtype} {list(shape)} where"
-            f" [preprocess] gives float32 {list(expected)}: correct width and height there."
-        )
-
-
-def _check_cells(config: PipelineConfig, grid: LtrbGrid, shape: tuple[Any, ...]) -> None:
-    cells = cell_count(grid, config.preprocess.width, config.preprocess.height)
-    if len(shape) != 3 or (isinstance(shape[2], int) and shape[2] != cells):
-        raise PipelineError(
-            f"the engine's output {grid.boxes!r} is {list(shape)} where strides"
-            f" {list(grid.strides)} give [1, 4, {cells}]: correct the strides in [decode]."
-        )
 
 
 def _ready(config: PipelineConfig, model: Model) -> Ready:

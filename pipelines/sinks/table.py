@@ -81,8 +81,8 @@ class MqttOut:
     def __init__(self, config: MqttSink, context: SinkContext) -> None:
         if context.broker is None:
             raise PipelineError(
-                "the pipeline has an mqtt sink but no broker was named: give --mqtt-host and"
-                " --topic-prefix, or remove the sink from pipeline.toml."
+                "the pipeline has an mqtt sink but no broker was named: start `python -m pipelines`"
+                " with --mqtt-host and --topic-prefix, or remove the sink from pipeline.toml."
             )
         self._limit = RateLimit(config.max_hz)
         self._limited = 0

@@ -1,7 +1,8 @@
-"""An annotated video file, with the first codec that this machine's OpenCV can write."""
+"""An annotated video file, by the first encoder that works on this machine."""
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -9,23 +10,26 @@ import numpy as np
 from device.errors import PipelineError
 from pipelines.frame import Image
 from pipelines.sinks.draw import annotate
+from pipelines.sinks.encoders import (
+    NOT_IN_BROWSERS,
+    FrameWriter,
+    VideoFormat,
+    choose_encoder,
+)
 from pipelines.stages.decode import Decoded
 from pipelines.vision import cv2
-
-# Tried in this order: four-character code and file suffix.
-CODECS = (("mp4v", ".mp4"), ("avc1", ".mp4"), ("MJPG", ".avi"))
 
 _log = logging.getLogger(__name__)
 
 
 class VideoFileWriter:
-    """Encodes annotated frames; `failed` counts those that no codec took."""
+    """Encodes annotated frames; `failed` counts those that no encoder took."""
 
     def __init__(self, path: Path, fps: float) -> None:
         self.path = path
         self.failed = 0
         self._fps = fps
-        self._writer: cv2.VideoWriter | None = None
+        self._writer: FrameWriter | None = None
         self._size = (0, 0)
         try:
             path.open("ab").close()
@@ -45,32 +49,51 @@ class VideoFileWriter:
             self.failed += 1
             return
         annotated = annotate(image, decoded, labels, latency_ms)
-        self._writer.write(_fit(annotated, *self._size))
+        try:
+            self._writer.write(_fit(annotated, *self._size))
+        except PipelineError as error:
+            self.failed += 1
+            self._give_up(error)
 
     def close(self) -> None:
         """Finish the file; one without frames is removed."""
         if self._writer is not None:
-            self._writer.release()
+            try:
+                self._writer.close()
+            except PipelineError as error:
+                _log.error("%s is not complete: %s", self.path, error)
         elif self.path.exists() and self.path.stat().st_size == 0:
             self.path.unlink()
 
-    def _open(self, width: int, height: int) -> "cv2.VideoWriter | None":
-        self._size = (width & ~1, height & ~1)  # the codecs halve the colour planes
+    def _open(self, width: int, height: int) -> FrameWriter | None:
+        self._size = (max(2, width & ~1), max(2, height & ~1))  # colour planes are halved
+        video = VideoFormat(*self._size, self._fps)
         requested = self.path
-        codecs = [c for c in CODECS if c[1] == requested.suffix] or list(CODECS)
-        for code, suffix in (*codecs, CODECS[-1]):
-            path = requested.with_suffix(suffix)
-            fourcc = cv2.VideoWriter.fourcc(*code)
-            writer = cv2.VideoWriter(str(path), fourcc, self._fps, self._size)
-            if writer.isOpened():
-                if path != requested:
-                    _log.warning("%s is written as %s (%s)", requested, path, code)
-                    requested.unlink(missing_ok=True)
-                self.path = path
-                return writer
-        tried = ", ".join(code for code, _ in CODECS)
-        _log.error("%s: OpenCV can write none of %s here; frames are dropped", requested, tried)
-        return None
+        encoder, refused = choose_encoder(requested.suffix.lower(), video)
+        if encoder is None:
+            _log.error("%s cannot be encoded here (%s); frames are dropped", requested, refused)
+            return None
+        if requested.suffix.lower() not in encoder.suffixes:
+            self.path = requested.with_suffix(encoder.suffixes[0])
+            _log.warning("%s is written as %s", requested, self.path)
+            requested.unlink(missing_ok=True)
+        if encoder.in_browsers:
+            _log.info("%s is %s", self.path, encoder.name)
+        else:
+            _log.warning("%s is %s, and %s", self.path, encoder.name, NOT_IN_BROWSERS)
+        try:
+            return encoder.open(self.path, video)
+        except PipelineError as error:
+            _log.error("%s: %s; frames are dropped", self.path, error)
+            return None
+
+    def _give_up(self, error: PipelineError) -> None:
+        """Drop all further frames; the pipeline goes on."""
+        _log.error("%s: %s; frames are dropped", self.path, error)
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with suppress(PipelineError):  # what it says is in the log already
+                writer.close()
 
 
 def _fit(image: Image, width: int, height: int) -> Image:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
+from device.choices import list_choices
 from device.errors import SourceError
 from pipelines.config import SourceConfig
 from pipelines.frame import Frame
@@ -46,7 +47,7 @@ def open_source(config: SourceConfig, stop: threading.Event | None = None) -> So
     if scheme not in SOURCES:
         raise SourceError(
             f"source {redact(config.uri)!r} has the unknown scheme {scheme!r}: use a path or one of"
-            f" {', '.join(f'{known}://' for known in SOURCES)}."
+            f" {list_choices(f'{scheme}://', (f'{known}://' for known in SOURCES))}."
         )
     return SOURCES[scheme](config, stop or threading.Event())
 

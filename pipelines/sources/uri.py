@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
+from device.choices import list_choices
 from device.errors import SourceError
 
 CAMERA_KEYS = ("width", "height", "fps", "format")
@@ -55,13 +56,13 @@ def parse_camera(uri: str) -> Camera:
         if key not in CAMERA_KEYS:
             raise SourceError(
                 f"camera address {uri!r} has an unknown option {key!r}: use one of"
-                f" {', '.join(CAMERA_KEYS)}."
+                f" {list_choices(key, CAMERA_KEYS)}."
             )
     form = options.pop("format", "raw")
     if form not in CAMERA_FORMATS:
         raise SourceError(
             f"camera address {uri!r} asks for format {form!r}: use one of"
-            f" {', '.join(CAMERA_FORMATS)}."
+            f" {list_choices(form, CAMERA_FORMATS)}."
         )
     numbers = {key: _positive(uri, key, value) for key, value in options.items()}
     return Camera(

@@ -63,11 +63,6 @@ def decode(outputs: Outputs, config: DecodeConfig, view: View) -> Decoded:
     return DECODERS[type(config)](outputs, config, view)
 
 
-def cell_count(config: LtrbGrid, input_width: int, input_height: int) -> int:
-    """Return A, the number of cells of all levels together."""
-    return len(_cells(config.strides, input_width, input_height)[0])
-
-
 def _decode_ltrb_grid(outputs: Outputs, config: LtrbGrid, view: View) -> Detections:
     scores = _output(outputs, config.scores)[0]  # [C, A]
     distances = _output(outputs, config.boxes)[0]  # [4, A]

@@ -106,7 +106,7 @@ CHECKS: tuple[Check, ...] = (
         probes.jetson,
         (),
         ("board",),
-        "an engine is built for one profile; give that name to --profile",
+        "an engine is built for one profile; give that name to `tandem build --profile`",
         "only of use on a board: on it, see `tandem profiles` and flash a JetPack listed there",
     ),
     Check(

@@ -1,9 +1,11 @@
 """Steps 1 and 2 of the build: the model, folded and fused, and the precision of its engine."""
 
 from dataclasses import replace
+from typing import get_args
 
 import onnx_ir as ir
 
+from device.choices import list_choices
 from device.engine.manifest import Precision
 from toolkit.engine.options import BuildJob, BuildOptions
 from toolkit.engine.target import Target
@@ -77,6 +79,11 @@ def _precision(
     has_ranges = _has_ranges(options) or (plain is not None and bool(plain.amax))
     default: Precision = "int8" if has_ranges else "fp16" if target.profile.gpu else "fp32"
     requested = options.precision
+    choices = (*get_args(Precision), "best")
+    if requested is not None and requested not in choices:
+        raise BuildError(
+            f"there is no precision {requested!r}: use one of {list_choices(requested, choices)}"
+        )
     precision = default if requested is None or requested == "best" else requested
     if precision != "int8":
         return precision

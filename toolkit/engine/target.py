@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from device.choices import list_choices
 from device.errors import ProfileError
 from device.profile import JetPack, Profile, dla_era, find_jetpack, load_profile
 
@@ -30,7 +31,7 @@ def choose_target(profile: str, jetpack: str | None = None) -> Target:
     loaded = load_profile(profile)
     if jetpack is not None:
         if jetpack not in loaded.jetpacks:
-            takes = ", ".join(loaded.jetpacks) or "none"
+            takes = list_choices(jetpack, loaded.jetpacks)
             raise ProfileError(
                 f"JetPack {jetpack} does not support {loaded.name}; it takes: {takes}."
             )

@@ -86,8 +86,8 @@ def free_port() -> int:
 def port_in_use(port: int) -> str:
     """Return the message for a port in use."""
     return (
-        f"port {port} on {HOST} is in use: take the broker that runs there with --broker "
-        f"{HOST}:{port}, or start one on a free port, for example {free_port()}"
+        f"port {port} on {HOST} is in use: take the broker that runs there (`tandem deploy "
+        f"--broker {HOST}:{port}`), or start one on a free port, for example {free_port()}"
     )
 
 
@@ -126,12 +126,17 @@ def _end_with_stdin() -> None:
     os._exit(0)  # nothing is stored, so there is nothing to clean up
 
 
-def main() -> int:
-    """Run a broker in this process until SIGTERM or Ctrl-C."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m toolkit.fleet.broker", description=__doc__)
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="default: 1883")
     parser.add_argument("--until-stdin-closes", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    """Run a broker in this process until SIGTERM or Ctrl-C."""
+    arguments = make_parser().parse_args()
     # amqtt logs each client; tandem shows its own lines.
     logging.basicConfig(level=logging.CRITICAL)
     if arguments.until_stdin_closes:

@@ -409,7 +409,7 @@ def _remedy(proto: onnx.ModelProto) -> str:
         return "export it again"
     return (
         f"ONNX has no operator {foreign}: export the model with operators that it has, or give "
-        "this one a domain of its own and add it with --plugin"
+        "this one a domain of its own and add it with `tandem build --plugin`"
     )
 
 
@@ -453,5 +453,5 @@ def _refuse_unsupported(model: ir.Model, path: Path) -> None:
         raise ImportModelError(
             f"{path.name}: node {node.name!r} is {node.domain}::{node.op_type}, an operator that "
             f"Tandem does not know{more}; export the model with standard ONNX operators, or add "
-            "it with --plugin."
+            "it with `tandem build --plugin`."
         )

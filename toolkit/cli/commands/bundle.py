@@ -6,7 +6,6 @@ import click
 import msgspec
 
 from device.engine.manifest import UNCALIBRATED
-from device.update.bundle import write_bundle
 
 EPILOG = (
     "Example: tandem bundle person.engine --pipeline pipeline.toml --labels labels.txt "
@@ -40,25 +39,26 @@ def bundle(
 ) -> None:
     """Write a bundle: ENGINE with its pipeline and labels, ready for `tandem deploy`.
 
-    The same inputs give the same bytes.
+    The engine's input and outputs must fit the pipeline and the labels. The same files give the
+    same bytes.
     """
-    from device.engine.file import open_engine  # numpy is not needed to show the help
+    from toolkit.fleet.pack import pack_bundle  # numpy is not needed to show the help
 
-    with open_engine(engine) as opened:
-        profile = opened.manifest.profile
-        if opened.manifest.uncalibrated:
-            click.secho(UNCALIBRATED, fg="red", err=True)
-    info = write_bundle(
+    packed = pack_bundle(
         output,
         engine=engine,
         pipeline=pipeline,
         labels=labels,
         name=name or engine.stem,
         version=version,
-        profile=profile,
     )
+    info = packed.info
+    if packed.uncalibrated:
+        click.secho(UNCALIBRATED, fg="red", err=True)
     if as_json:
         click.echo(msgspec.json.encode(info).decode())
         return
     size = output.stat().st_size
-    click.echo(f"wrote {output}: {info.name} {info.version} for {profile}, {size / 1e6:.1f} MB")
+    click.echo(
+        f"wrote {output}: {info.name} {info.version} for {info.profile}, {size / 1e6:.1f} MB"
+    )

@@ -1,8 +1,8 @@
-"""`tandem deploy`: send a bundle to a device and wait until it runs there."""
+"""`tandem deploy`: send a bundle to devices and wait until it runs there."""
 
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -15,7 +15,7 @@ from device.errors import DeployError, EngineError
 from device.update.bundle import ENGINE, extract_bundle
 from toolkit.cli.log import progress_shown
 from toolkit.cli.options.finite import FiniteRange
-from toolkit.fleet.deploy import DeployProgress, DeployResult, deploy_bundle, parse_broker
+from toolkit.fleet.deploy import DeployProgress, DeployResult, deploy_to_devices, parse_broker
 
 # Phase in the device's report -> text for the user.
 PHASES = {
@@ -27,14 +27,28 @@ PHASES = {
     "live": "live",
     "rolled_back": "rolled back",
     "refused": "refused",
+    "superseded": "superseded",
+    "timeout": "silent",
 }
+# Result other than "live" -> how it reads before the device.
+FAILURES = {"rolled_back": "was rolled back on", "refused": "was refused by"}
 
-EPILOG = "Example: tandem deploy person.bundle --device board-1 --broker 192.168.1.10:1883"
+EPILOG = (
+    "Example: tandem deploy person.bundle --device board-1 --device board-2 "
+    "--broker 192.168.1.10:1883"
+)
 
 
 @click.command(epilog=EPILOG)
 @click.argument("bundle", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--device", required=True, metavar="ID", help="The device's id in agent.toml.")
+@click.option(
+    "--device",
+    "devices",
+    required=True,
+    multiple=True,
+    metavar="ID",
+    help="A device's id in agent.toml. Repeatable.",
+)
 @click.option("--broker", required=True, metavar="HOST:PORT", help="The MQTT broker.")
 @click.option("--username", help="User name for the broker.")
 @click.option(
@@ -49,35 +63,39 @@ EPILOG = "Example: tandem deploy person.bundle --device board-1 --broker 192.168
     type=FiniteRange(min=0.1),
     default=120.0,
     show_default=True,
-    help="Give up when the device is silent for this many seconds.",
+    help="Give a device up when it is silent for this many seconds.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each device.")
 def deploy(
     bundle: Path,
-    device: str,
+    devices: tuple[str, ...],
     broker: str,
     username: str | None,
     password: str | None,
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Deploy BUNDLE to a device and wait until it is live.
+    """Deploy BUNDLE to one or more devices and wait until it is live on all.
 
-    The device downloads what it lacks, starts the release on trial, and rolls back by itself if it
-    gives no result. Exit status 0 only if the release is live.
+    Each device downloads what it lacks, starts the release on trial, and rolls back by itself if it
+    gives no result. Exit status 0 only if the release is live on every device.
     """
     address = parse_broker(broker, username, password)
     _warn(bundle)
     if as_json:
-        result = deploy_bundle(bundle, device, address, timeout_s=timeout_s)
-        click.echo(msgspec.json.encode(result).decode())
-        if not result.live:
+        results = deploy_to_devices(bundle, devices, address, timeout_s=timeout_s)
+        for result in results:
+            click.echo(msgspec.json.encode(result).decode())
+        if not all(result.live for result in results):
             sys.exit(1)
         return
     with _progress() as progress:
-        show = _shower(progress)
-        result = deploy_bundle(bundle, device, address, timeout_s=timeout_s, on_progress=show)
-    click.echo(_sentence(result))
+        show = _shower(progress, devices)
+        results = deploy_to_devices(bundle, devices, address, timeout_s=timeout_s, on_progress=show)
+    for result in results:
+        if result.live:
+            click.echo(_sentence(result))
+    _raise_failures(results)
 
 
 def _warn(bundle: Path) -> None:
@@ -107,13 +125,14 @@ def _progress() -> Progress:
     )
 
 
-def _shower(progress: Progress) -> Callable[[DeployProgress], None]:
-    task = progress.add_task("", total=None, visible=False)  # shown with the first report
+def _shower(progress: Progress, devices: Sequence[str]) -> Callable[[DeployProgress], None]:
+    """Return what shows a line for each device, from its first report on."""
+    tasks = {device: progress.add_task("", total=None, visible=False) for device in devices}
 
     def show(state: DeployProgress) -> None:
         progress.update(
-            task,
-            description=PHASES.get(state.phase, state.phase),
+            tasks[state.device],
+            description=f"{state.device}: {PHASES.get(state.phase, state.phase)}",
             completed=state.received_bytes,
             total=state.total_bytes,
             visible=True,
@@ -123,14 +142,21 @@ def _shower(progress: Progress) -> Callable[[DeployProgress], None]:
 
 
 def _sentence(result: DeployResult) -> str:
-    """Return one line for a live release; raise DeployError with the reason for any other."""
+    """Return one line on a result."""
     what = f"{result.name} {result.version}"
     if not result.live:
-        word = {"rolled_back": "was rolled back on", "refused": "was refused by"}.get(
-            result.phase, "is not live on"
-        )
-        raise DeployError(f"{what} {word} {result.device}: {result.reason}")
+        words = FAILURES.get(result.phase, "is not live on")
+        return f"{what} {words} {result.device}: {result.reason}"
     return (
         f"{what} is live on {result.device} after {result.duration_s:.1f} s "
         f"({result.sent_bytes / 1e6:.1f} of {result.total_bytes / 1e6:.1f} MB sent)"
     )
+
+
+def _raise_failures(results: Sequence[DeployResult]) -> None:
+    """Raise DeployError with a line for each device on which the release is not live."""
+    failures = [_sentence(result) for result in results if not result.live]
+    if failures and len(results) > 1:
+        failures.insert(0, f"{len(failures)} of {len(results)} devices failed")
+    if failures:
+        raise DeployError("\n  ".join(failures))

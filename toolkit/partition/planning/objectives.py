@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from device.choices import list_choices
 from toolkit.errors import PlanError
 from toolkit.partition.solver.problem import Objective
 
@@ -47,5 +48,5 @@ def goal_named(name: str) -> Goal:
     Raises PlanError: there is none of that name.
     """
     if name not in GOALS:
-        raise PlanError(f"there is no objective {name!r}: take one of {', '.join(GOALS)}")
+        raise PlanError(f"there is no objective {name!r}: take one of {list_choices(name, GOALS)}")
     return GOALS[name]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from calibration.budget import Budget, BudgetResult, largest_int8_share
 from calibration.dataset import Sample
 from calibration.errors import CalibrationError
+from device.choices import list_choices
 from pipelines.config import ModelConfig
 from toolkit.quantize.corrections.corrections import FinalFit
 from toolkit.quantize.ranges.fit import Fit, trial_ranges
@@ -46,7 +47,8 @@ def find_budget(
     metric = METRICS.get(budget.metric)
     if metric is None:
         raise CalibrationError(
-            f"there is no metric '{budget.metric}' for a budget: take one of {', '.join(METRICS)}"
+            f"there is no metric '{budget.metric}' for a budget: take one of "
+            f"{list_choices(budget.metric, METRICS)}"
         )
     material = Material(fitted.trial, search.validation, search.detector, search.held_out)
     ranges = trial_ranges(fitted.trial, fitted.amax)

@@ -1,0 +1,59 @@
+"""Whether engine, pipeline.toml and labels fit together: at `tandem bundle` and at every start.
+
+It needs neither OpenCV nor a session.
+"""
+
+from collections.abc import Sequence
+
+from device.engine.manifest import DimRange, TensorInfo
+from device.errors import PipelineError
+from pipelines.config import PipelineConfig
+from pipelines.stages.decoder_outputs import check_outputs
+
+
+def check_fit(
+    config: PipelineConfig,
+    inputs: Sequence[TensorInfo],
+    outputs: Sequence[TensorInfo],
+    labels: Sequence[str],
+    dims: Sequence[DimRange] = (),
+) -> None:
+    """Raise PipelineError unless an engine with these tensors can run the pipeline.
+
+    `dims`: the sizes that its dynamic dimensions may take; one that is not given takes any.
+    """
+    _check_input(config, inputs, {dim.name: dim for dim in dims})
+    try:
+        check_outputs(config.decode, config.preprocess, outputs, labels)
+    except PipelineError as error:
+        raise PipelineError(f"pipeline {config.name!r}: {error}") from error
+
+
+def _check_input(
+    config: PipelineConfig, inputs: Sequence[TensorInfo], dims: dict[str, DimRange]
+) -> None:
+    expected = (1, 3, config.preprocess.height, config.preprocess.width)
+    if len(inputs) != 1:
+        names = ", ".join(info.name for info in inputs)
+        raise PipelineError(
+            f"the engine takes {len(inputs)} inputs ({names}) where a pipeline gives one image:"
+            " export the model with a single image input."
+        )
+    shape = inputs[0].shape
+    fits = len(shape) == 4 and all(
+        not isinstance(dim, int) or dim == size for dim, size in zip(shape, expected, strict=True)
+    )
+    if not fits or inputs[0].dtype != "float32":
+        raise PipelineError(
+            f"the engine's input {inputs[0].name!r} is {inputs[0].dtype} {list(shape)} where"
+            f" [preprocess] gives float32 {list(expected)}: correct width and height there."
+        )
+    for name, size in zip(shape, expected, strict=True):
+        dim = dims.get(name) if isinstance(name, str) else None
+        if dim is not None and not (dim.min <= size <= dim.max and size % dim.step == 0):
+            steps = f" in steps of {dim.step}" if dim.step > 1 else ""
+            raise PipelineError(
+                f"the engine's input {inputs[0].name!r} takes {dim.min} to {dim.max}{steps} for"
+                f" {name!r} where [preprocess] gives {size}: correct width and height there, or"
+                f" build with --dim {name}=MIN:OPT:MAX."
+            )

@@ -1,0 +1,175 @@
+"""Advice names options that the command has: every text with an `--option` is held against click.
+
+A text that names its command (`tandem build --data`) is checked against that one; any other against
+every command whose modules it belongs to.
+"""
+
+import argparse
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import click
+import grimp
+import pytest
+
+from device.agent.agent import make_parser as agent_parser
+from pipelines.__main__ import make_parser as pipeline_parser
+from toolkit.cli.main import COMMANDS, tandem
+from toolkit.fleet.broker import make_parser as broker_parser
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("toolkit", "calibration", "device", "pipelines")
+OPTION = re.compile(r"(?<![\w-])--[a-zA-Z][\w-]*")
+NAMED = re.compile(
+    r"\btandem ([a-z]+)|\b(tandem-agent)\b|(python -m pipelines)"
+    r"|\b(build|calibrate)(?: it| again)? with"
+)
+GIVEN = re.compile(r"given with (--[\w-]+)")  # by the user, so the command has it
+# Options of other programs.
+FOREIGN = {
+    "--system-site-packages",  # python -m venv
+    "--layerPrecisions",  # trtexec
+    "--add_unary_ew_scales_for_dla",  # NVIDIA's Q/DQ translator
+}
+# (package, command) -> why no message of it is printed by that command.
+SILENT = {
+    ("toolkit", "demo"): "its model and all options are its own",
+    ("pipelines", "demo"): "its model and all options are its own",
+    ("toolkit.importers.input_shapes", "compare"): "it gives the shapes of the engine",
+}
+PARSERS: Mapping[str, tuple[str, argparse.ArgumentParser]] = {
+    "tandem-agent": ("device.agent.agent", agent_parser()),
+    "python -m pipelines": ("pipelines.__main__", pipeline_parser()),
+    "python -m toolkit.fleet.broker": ("toolkit.fleet.broker", broker_parser()),
+}
+
+
+@dataclass(frozen=True)
+class Text:
+    """A literal of a module that mentions options; what an f-string fills in is `{}`."""
+
+    module: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line}"
+
+
+def texts(path: Path) -> Iterator[Text]:
+    """Every literal with an option and another word, without docstrings and parts of f-strings."""
+    tree = ast.parse(path.read_text())
+    skipped = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):  # docstrings
+            skipped |= {id(node.value)}
+        elif isinstance(node, ast.JoinedStr):
+            skipped |= {id(part) for part in node.values}
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+        elif isinstance(node, ast.JoinedStr):
+            text = "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values
+            )
+        else:
+            continue
+        if OPTION.search(text) and " " in text.strip():
+            yield Text(name.removesuffix(".__init__"), node.lineno, text)
+
+
+TEXTS = [
+    text
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
+    for text in texts(path)
+]
+
+
+@cache
+def options_of(command: str) -> frozenset[str]:
+    """The options of a command, of its subcommands too."""
+    if command in PARSERS:
+        return frozenset(OPTION.findall(PARSERS[command][1].format_help()))
+    found = tandem.get_command(click.Context(tandem), command)
+    assert found is not None, f"there is no command `tandem {command}`"
+    parts = [found, *(found.commands.values() if isinstance(found, click.Group) else ())]
+    options = {name for part in parts for p in part.params for name in (*p.opts, *p.secondary_opts)}
+    return frozenset({"--help", *options})
+
+
+@cache
+def imports() -> grimp.ImportGraph:
+    return grimp.build_graph(*PACKAGES, "configs")
+
+
+@cache
+def commands_with(module: str) -> tuple[str, ...]:
+    """The commands that import a module, at once or when they run."""
+    roots = {name: row[0] for name, row in COMMANDS.items()}
+    roots |= {name: row[0] for name, row in PARSERS.items()}
+    downstream = imports().find_downstream_modules(module) | {module}
+    return tuple(
+        name for name, root in roots.items() if root in downstream and not _silent(module, name)
+    )
+
+
+def _silent(module: str, command: str) -> bool:
+    return not module.startswith(("toolkit.demo", "toolkit.cli")) and any(
+        name == command and f"{module}.".startswith(f"{package}.") for package, name in SILENT
+    )
+
+
+def wrong_options(text: Text) -> list[str]:
+    """Return what the text names and the command that prints it, or that it names, has not."""
+    exempt = FOREIGN | set(GIVEN.findall(text.text))
+    wrong, start = [], 0
+    named: tuple[str, ...] = ()
+    for mention in OPTION.finditer(text.text):
+        for match in NAMED.finditer(text.text, start, mention.start()):
+            named = tuple(filter(None, match.groups()))
+        start = mention.start()
+        if mention[0] in exempt:
+            continue
+        wrong += [
+            f"`{command}` has no {mention[0]}"
+            for command in named or commands_with(text.module)
+            if mention[0] not in options_of(command)
+        ]
+    return wrong
+
+
+# Texts of shared options are part of each command's help, which the test below reads.
+@pytest.mark.parametrize(
+    "text", [text for text in TEXTS if not text.module.startswith("toolkit.cli.options")], ids=str
+)
+def test_a_text_names_options_that_there_are(text: Text) -> None:
+    assert not wrong_options(text), text.text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_help_text_names_options_that_there_are(command: str) -> None:
+    found = tandem.get_command(click.Context(tandem), command)
+    assert found is not None
+    help_text = found.get_help(click.Context(found, info_name=command))
+    for mention in set(OPTION.findall(help_text)) - FOREIGN:
+        assert mention in options_of(command), help_text
+
+
+def test_the_scan_finds_what_it_is_for() -> None:
+    assert len(TEXTS) > 50
+    build = Text("toolkit.engine.read", 1, "use `tandem build --data`, or --data")
+    assert wrong_options(build) == []
+    assert wrong_options(Text("toolkit.engine.read", 1, "`tandem bundle --data`")) == [
+        "`bundle` has no --data"
+    ]
+    assert wrong_options(Text("toolkit.cli.commands.deploy", 1, "give --data")) == [
+        "`deploy` has no --data"
+    ]

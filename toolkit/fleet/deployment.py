@@ -1,0 +1,206 @@
+"""The deployment of a release to one device: what its messages mean and which parts it waits for.
+
+It neither connects nor waits: `toolkit.fleet.deploy` passes it messages and the time.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+from device.protocol.documents import (
+    AgentState,
+    BlobGet,
+    Desired,
+    Reported,
+    StateDocument,
+    Update,
+    decode,
+)
+from device.protocol.mqtt import Message
+from device.protocol.topics import Topics
+from toolkit.fleet.blob import INDEX_PART, Blob
+
+ResultPhase = Literal["live", "rolled_back", "refused", "superseded", "timeout"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeployProgress:
+    """Progress of a deployment to one device.
+
+    `phase` is the device's, "waiting" before its first report, or that of the result.
+    """
+
+    device: str
+    phase: str
+    received_bytes: int
+    total_bytes: int
+    sent_chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeployResult:
+    """Result on one device; `reason` is empty for "live" and a sentence otherwise."""
+
+    device: str
+    name: str
+    version: str
+    sha256: str
+    phase: ResultPhase
+    reason: str
+    total_bytes: int
+    sent_bytes: int
+    duration_s: float
+
+    @property
+    def live(self) -> bool:
+        """Whether the device runs the release now."""
+        return self.phase == "live"
+
+
+class Deployment:
+    """One device's share of a rollout. `result` is None until the device has said how it ended."""
+
+    def __init__(
+        self, blob: Blob, desired: Desired, device: str, *, timeout_s: float, now_s: float
+    ) -> None:
+        self.topics = Topics(device)
+        self.result: DeployResult | None = None
+        self._blob = blob
+        self._desired = desired
+        self._timeout_s = timeout_s
+        self._pending: deque[int | str] = deque()
+        self._update: Update | None = None
+        self._device_state: AgentState | None = None
+        self._down_reason = ""
+        self._echoed = False  # our desired document came back: a later one supersedes it
+        self._sent_chunks = 0
+        self._sent_bytes = 0
+        self._started_s = now_s
+        self._heard_s = now_s
+
+    @property
+    def subscriptions(self) -> tuple[str, ...]:
+        """The topics whose messages are for this device."""
+        topics = self.topics
+        return topics.reported, topics.state, topics.desired, topics.blob_get
+
+    @property
+    def pending(self) -> bool:
+        """Whether the device waits for a part."""
+        return self.result is None and bool(self._pending)
+
+    @property
+    def progress(self) -> DeployProgress:
+        """How far the device is."""
+        update = self._update
+        phase = "waiting" if update is None else update.phase
+        return DeployProgress(
+            device=self.topics.device,
+            phase=phase if self.result is None else self.result.phase,
+            received_bytes=0 if update is None else update.received_bytes,
+            total_bytes=self._blob.spec.bytes,
+            sent_chunks=self._sent_chunks,
+        )
+
+    @property
+    def deadline_s(self) -> float:
+        """When the device has been silent for too long."""
+        return self._heard_s + self._timeout_s
+
+    def advance(self, now_s: float) -> None:
+        """Give up if the device has been silent for too long."""
+        if now_s >= self.deadline_s:
+            self._end("timeout", self._silence(), now_s)
+
+    def on_link_up(self) -> None:
+        """A connection begins: what is retained comes again."""
+        self._echoed, self._down_reason = False, ""
+
+    def on_link_down(self, reason: str) -> None:
+        """The connection was lost: the device asks again for what it lacks."""
+        self._down_reason = reason
+        self._pending.clear()
+
+    def on_message(self, message: Message, now_s: float) -> bool:
+        """Take a message of one of `subscriptions`; return whether the device reported or ended.
+
+        Raises ValueError: it is not understood.
+        """
+        if not message.payload or self.result is not None:
+            return False
+        if message.topic == self.topics.blob_get:
+            self._on_request(decode(message.payload, BlobGet), now_s)
+        elif message.topic == self.topics.reported:
+            return self._on_report(decode(message.payload, Reported), now_s)
+        elif message.topic == self.topics.state:
+            self._device_state = decode(message.payload, StateDocument).state
+        else:
+            self._on_desired(decode(message.payload, Desired), now_s)
+        return self.result is not None
+
+    def take_part(self) -> int | str:
+        """Return the next part that the device waits for."""
+        return self._pending.popleft()
+
+    def count_sent(self, part: int | str, size: int) -> None:
+        """Count a part that was sent."""
+        self._sent_bytes += size
+        self._sent_chunks += part != INDEX_PART
+
+    def _on_request(self, request: BlobGet, now_s: float) -> None:
+        parts = self._blob.parts_of(request)
+        if not parts:
+            return
+        self._heard_s = now_s
+        waiting = set(self._pending)
+        self._pending.extend(part for part in parts if part not in waiting)
+
+    def _on_report(self, report: Reported, now_s: float) -> bool:
+        if report.update.request != self._desired.request:
+            return False
+        self._heard_s = now_s
+        self._update = report.update
+        for phase in ("live", "rolled_back", "refused"):
+            if report.update.phase == phase:
+                self._end(phase, report.update.reason, now_s)
+        return True
+
+    def _on_desired(self, desired: Desired, now_s: float) -> None:
+        if desired.request == self._desired.request:
+            self._echoed = True
+        elif self._echoed:
+            newer = desired.release
+            reason = f"another deployment ({newer.name} {newer.version}) took its place"
+            self._end("superseded", reason, now_s)
+
+    def _silence(self) -> str:
+        """Return why the device is silent, as far as it is known."""
+        device, for_s = self.topics.device, f"for {self._timeout_s:g} s"
+        if self._down_reason:
+            return f"{self._down_reason} {for_s}"
+        if self._device_state is None:
+            return (
+                f"no agent ever connected to this broker as {device}: compare the id with device "
+                "in its agent.toml, and look whether tandem-agent runs"
+            )
+        if self._device_state != "online":
+            return (
+                f"the agent of {device} is {self._device_state}; the release stays desired and is "
+                "taken by `tandem deploy` once it is back"
+            )
+        phase = "waiting" if self._update is None else self._update.phase
+        return f"the agent of {device} said nothing {for_s} in the phase {phase}: see its log"
+
+    def _end(self, phase: ResultPhase, reason: str, now_s: float) -> None:
+        release = self._desired.release
+        self.result = DeployResult(
+            device=self.topics.device,
+            name=release.name,
+            version=release.version,
+            sha256=release.blob.sha256,
+            phase=phase,
+            reason=reason,
+            total_bytes=release.blob.bytes,
+            sent_bytes=self._sent_bytes,
+            duration_s=round(now_s - self._started_s, 3),
+        )
