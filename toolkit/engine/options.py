@@ -37,8 +37,9 @@ class BuildOptions:
     `dummy_ranges` stand in for measured
     ones: the engine is good for timing only, and says so. `shapes` and `dims` as in
     `toolkit.importers.onnx.import_model`. `plan`: what the plan aims at; its precision and TensorRT
-    are those of the build. `plugins`: operators that the model has beside those of ONNX. `tactics`:
-    what GPU kernels to choose among.
+    are those of the build. `accept_loss`: write the engine even if INT8 loses more at the outputs
+    than the limits of `toolkit.quantize.loss.metrics`. `plugins`: operators that the model has
+    beside those of ONNX. `tactics`: what GPU kernels to choose among.
     """
 
     precision: Precision | Literal["best"] | None = None
@@ -48,6 +49,7 @@ class BuildOptions:
     table: CalibrationTable | None = None
     save_table: str | Path | None = None
     dummy_ranges: bool = False
+    accept_loss: bool = False
     shapes: Mapping[str, tuple[int, ...]] | None = None
     dims: tuple[DimRange, ...] = ()
     plan: PlanOptions = field(default_factory=PlanOptions)

@@ -15,6 +15,7 @@ from calibration.dataset import Sample
 from calibration.observer import Histogram, merge
 from calibration.threshold import amax_by_method
 from calibration.trials import Assignment, mean_of
+from toolkit.quantize.loss.parts import output_tensors
 from toolkit.quantize.quantize import with_operands
 from toolkit.quantize.trials.metrics import AsJudged, OutputNoise
 from toolkit.quantize.trials.trial import TrialModel
@@ -31,14 +32,16 @@ MAX_CORRECTED_METHODS = 2
 
 @dataclass(frozen=True)
 class Halves:
-    """Histograms of two halves of the samples: the ranges of each are judged on the other.
+    """Histograms of two parts of the samples: the ranges of each are judged on the other.
 
-    `numbers`: indices of the validation samples in `held_out`.
+    `numbers`: indices of the validation samples in `held_out`. `both`: False if `held_out` is too
+    small to give ranges; then the other samples are judged with those of all.
     """
 
     first: Mapping[str, Histogram]
     held_out: Mapping[str, Histogram]
     numbers: NDArray[np.intp]
+    both: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def fit(
     `observation`, None: samples are judged with ranges measured on them too. `operands`: as in
     `toolkit.quantize.quantize.quantize`.
     """
-    candidates = amax_by_method(observation.histograms, methods)
+    candidates = _candidates(graph, observation.histograms, methods)
     trial = TrialModel(graph, operands=operands)
     as_judged = None if halves is None else _as_judged(graph, candidates, halves)
     noise = OutputNoise(trial, validation, exact, as_judged)
@@ -99,6 +102,21 @@ def fit(
     )
 
 
+def _candidates(
+    graph: ir.Model, histograms: Mapping[str, Histogram], methods: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """Method -> tensor -> amax; what the graph puts out is not clipped by any method.
+
+    Scores are peaked: nearly all are zero, and the few that are large are what they are for. A
+    method that weighs elements by their number clips just these, and no later layer makes up for
+    it.
+    """
+    outputs = [name for name in output_tensors(graph) if name in histograms]
+    unclipped = amax_by_method({name: histograms[name] for name in outputs}, ["minmax"])["minmax"]
+    by_method = amax_by_method(histograms, methods)
+    return {method: {**amax_of, **unclipped} for method, amax_of in by_method.items()}
+
+
 def merge_observations(first: Observation, held_out: Observation) -> Observation:
     """Merge the observations of both halves."""
     histograms = {
@@ -111,18 +129,20 @@ def merge_observations(first: Observation, held_out: Observation) -> Observation
 def _as_judged(
     graph: ir.Model, candidates: Mapping[str, Mapping[str, float]], halves: Halves
 ) -> AsJudged:
-    """Judge each sample with the range that the same method gives on the half without it."""
+    """Judge each sample with the range that the same method gives on the part without it."""
     held_out = frozenset(halves.numbers.tolist())
     tables: list[dict[tuple[str, float | None], float]] = []
-    for histograms in (halves.first, halves.held_out):
+    for histograms in (halves.first, *((halves.held_out,) if halves.both else ())):
         table: dict[tuple[str, float | None], float] = {}
-        for method, amax_of in amax_by_method(histograms, tuple(candidates)).items():
+        for method, amax_of in _candidates(graph, histograms, tuple(candidates)).items():
             requested = with_operands(graph, candidates[method])
             for tensor, amax in with_operands(graph, amax_of).items():
                 table.setdefault((tensor, requested[tensor]), amax)
         tables.append(table)
 
     def as_judged(assignment: Assignment, number: int) -> Assignment:
+        if number not in held_out and not halves.both:
+            return assignment
         table = tables[0 if number in held_out else 1]
         return {name: table.get((name, amax), amax) for name, amax in assignment.items()}
 

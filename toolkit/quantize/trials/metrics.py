@@ -1,7 +1,8 @@
 """Metrics of INT8 accuracy for trials, by name.
 
 A metric gives one number for ranges and nodes in floating point; larger is better. Output metrics
-compare with the float model and need no labels:
+compare with the float model and need no labels. An output o is a part of one where it holds several
+(`toolkit.quantize.loss.parts`), so that boxes do not hide scores:
 
     signal_o = sum |y_o|^2,  noise_o = sum |y_o' - y_o|^2   over all validation samples
     sqnr     = min over o of  10 log10(signal_o / noise_o)  dB
@@ -25,6 +26,7 @@ from calibration.errors import CalibrationError
 from calibration.trials import ALL, Assignment, SampleSelection
 from pipelines.config import ModelConfig
 from toolkit.graph.node_view import view
+from toolkit.quantize.loss.parts import split_outputs
 from toolkit.quantize.quantize import int8_nodes
 from toolkit.quantize.trials.score import HeldOut, score
 from toolkit.quantize.trials.trial import TrialModel
@@ -65,7 +67,7 @@ class Metric:
 
 
 class OutputNoise:
-    """INT8 error at the outputs, on fixed samples.
+    """INT8 error at the parts of the outputs, on fixed samples.
 
     Holds the float outputs of all samples as `exact`; a trial runs each sample once. `as_judged`
     may replace the ranges of a sample by those of the same methods without it.
@@ -92,7 +94,7 @@ class OutputNoise:
         self._samples = tuple(samples)
         if exact is None:
             all_nodes = frozenset(trial.nodes)
-            exact = [_floats(trial({}, sample, all_nodes)) for sample in self._samples]
+            exact = [self._parts(trial({}, sample, all_nodes)) for sample in self._samples]
         self.exact = tuple(exact)
         powers = {
             name: sum(_power(outputs[name]) for outputs in self.exact) for name in self.exact[0]
@@ -120,32 +122,54 @@ class OutputNoise:
 
     @cached_property
     def _weights_only(self) -> tuple[Outputs, ...]:
-        return tuple(_floats(self._trial({}, sample)) for sample in self._samples)
+        return tuple(self._parts(self._trial({}, sample)) for sample in self._samples)
 
     def sqnr_db(
         self, assignment: Assignment, keep_float: frozenset[str], samples: SampleSelection = ALL
     ) -> dict[str, float]:
-        """SQNR by output in dB, over the selected samples."""
+        """SQNR by part in dB, over the selected samples."""
         noise = dict.fromkeys(self._signal, 0.0)
         signal = dict.fromkeys(self._signal, 0.0)
         for number in self._numbers(samples):
-            ranges = self._as_judged(assignment, number)
-            outputs = self._trial(ranges, self._samples[number], keep_float)
+            outputs = self._run(assignment, number, keep_float)
             exact = self.exact[number]
             for name in noise:
                 noise[name] += _power(np.asarray(outputs[name], np.float64) - exact[name])
                 signal[name] += _power(exact[name])
         return {name: _decibels(signal[name], noise[name]) for name in noise}
 
+    def compared(
+        self, assignment: Assignment, keep_float: frozenset[str], samples: SampleSelection = ALL
+    ) -> tuple[list[Outputs], list[Outputs]]:
+        """Float and INT8 outputs of each selected sample, by part."""
+        numbers = self._numbers(samples)
+        actual = [self._run(assignment, number, keep_float) for number in numbers]
+        return [self.exact[number] for number in numbers], actual
+
+    def selected(
+        self, samples: SampleSelection = ALL
+    ) -> tuple[tuple[dict[str, NDArray[Any]], Outputs], ...]:
+        """The selected samples and their float outputs by part."""
+        return tuple((dict(self._samples[n]), self.exact[n]) for n in self._numbers(samples))
+
+    def _run(
+        self, assignment: Assignment, number: int, keep_float: frozenset[str] = frozenset()
+    ) -> Outputs:
+        ranges = self._as_judged(assignment, number)
+        return self._parts(self._trial(ranges, self._samples[number], keep_float))
+
+    def _parts(self, outputs: Outputs) -> dict[str, NDArray[Any]]:
+        return split_outputs(self._trial.parts, outputs)
+
     def _numbers(self, samples: SampleSelection) -> list[int]:
         return [int(number) for number in np.arange(len(self._samples))[samples]]
 
     def cosine(self, assignment: Assignment, keep_float: frozenset[str]) -> dict[str, float]:
-        """Cosine similarity by output, over all samples as one vector."""
+        """Cosine similarity by part, over all samples as one vector."""
         product = dict.fromkeys(self._signal, 0.0)
         power = dict.fromkeys(self._signal, 0.0)
         for sample, exact in zip(self._samples, self.exact, strict=True):
-            outputs = self._trial(assignment, sample, keep_float)
+            outputs = self._parts(self._trial(assignment, sample, keep_float))
             for name in product:
                 array = np.asarray(outputs[name], np.float64)
                 product[name] += float(np.vdot(array, exact[name]))
@@ -163,7 +187,7 @@ class OutputNoise:
         numbers = self._numbers(samples)
         errors = np.zeros(len(numbers))
         for position, number in enumerate(numbers):
-            outputs = self._trial(self._as_judged(assignment, number), self._samples[number])
+            outputs = self._run(assignment, number)
             for name, signal in self._signal.items():
                 noise = _power(np.asarray(outputs[name], np.float64) - references[number][name])
                 errors[position] += noise * len(self._samples) / signal
@@ -218,11 +242,6 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         )
     }
 )
-
-
-def _floats(outputs: Outputs) -> dict[str, NDArray[Any]]:
-    """Only floating-point outputs have noise."""
-    return {name: array for name, array in outputs.items() if array.dtype.kind == "f"}
 
 
 def _power(array: NDArray[Any]) -> float:
