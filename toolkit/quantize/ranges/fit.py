@@ -17,11 +17,11 @@ from calibration.threshold import amax_by_method
 from calibration.trials import Assignment, mean_of
 from toolkit.quantize.loss.parts import output_tensors
 from toolkit.quantize.quantize import with_operands
-from toolkit.quantize.trials.metrics import AsJudged, OutputNoise
+from toolkit.quantize.trials.metrics import NO_NODES, AsJudged, OutputNoise
 from toolkit.quantize.trials.trial import TrialModel
 
 Outputs = Mapping[str, NDArray[Any]]
-NO_NODES: frozenset[str] = frozenset()
+Progress = Callable[[int, int], None]
 AUTO_METHODS = (
     "minmax", "percentile:99.999", "percentile", "percentile:99.9", "mse", "entropy"
 )  # fmt: skip
@@ -79,6 +79,7 @@ def fit(
     exact: Sequence[Outputs] | None = None,
     halves: Halves | None = None,
     operands: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    on_progress: Progress = lambda done, total: None,
 ) -> Fit:
     """Try each method on all tensors, and choose the one whose worst output is best.
 
@@ -92,10 +93,10 @@ def fit(
     noise = OutputNoise(trial, validation, exact, as_judged)
     judges = slice(None) if halves is None else halves.numbers
     complete = {method: with_operands(graph, amax) for method, amax in candidates.items()}
-    figures = {
-        method: noise.sqnr_db(trial_ranges(trial, amax), NO_NODES, judges)
-        for method, amax in complete.items()
-    }
+    figures = {}
+    for done, (method, amax) in enumerate(complete.items()):
+        on_progress(done, len(complete))
+        figures[method] = noise.sqnr_db(trial_ranges(trial, amax), NO_NODES, judges)
     best = max(methods, key=lambda method: min(figures[method].values()))
     return Fit(
         graph, observation, candidates, trial, noise, best, complete[best], figures[best], halves
@@ -152,11 +153,13 @@ def _as_judged(
 def search_ranges(
     fitted: Fit,
     correct: Callable[[Fit], ir.Model] | None,
-    on_progress: Callable[[int, int], None],
+    on_start: Progress,
+    on_progress: Progress,
 ) -> Fit:
     """Choose for each tensor the candidate that adds the least error.
 
     `correct` returns the graph with biases corrected for the ranges of a fit; None: unchanged.
+    `on_start` reports methods tried on all tensors, `on_progress` trials of single tensors.
     """
     trial = fitted.trial
     by_tensor = {
@@ -166,11 +169,13 @@ def search_ranges(
         }
         for tensor in trial.tensors
     }
-    single = {
-        method: fitted.noise.errors({tensor: by_tensor[tensor][method] for tensor in trial.tensors})
-        for method in fitted.candidates
-    }
-    method, noise = _starting_method(fitted, by_tensor, single, correct)
+    single = {}
+    for done, method in enumerate(fitted.candidates):
+        on_start(done, 2 * len(fitted.candidates))
+        single[method] = fitted.noise.errors(
+            {tensor: by_tensor[tensor][method] for tensor in trial.tensors}
+        )
+    method, noise = _starting_method(fitted, by_tensor, single, correct, on_start)
     auto = choose_ranges(
         by_tensor, noise.errors, noise.own_errors,
         single=single, start=method, on_progress=on_progress,
@@ -185,6 +190,7 @@ def _starting_method(
     by_tensor: Mapping[str, Mapping[str, float]],
     single: Mapping[str, NDArray[np.float64]],
     correct: Callable[[Fit], ir.Model] | None,
+    on_progress: Progress,
 ) -> tuple[str, OutputNoise]:
     """The first method, and the model that measures it: with corrected biases if they help."""
     if correct is None:
@@ -192,7 +198,8 @@ def _starting_method(
     order = widest_first(by_tensor)
     lowest_error = sorted(order, key=lambda method: mean_of(single[method]))[:MAX_CORRECTED_METHODS]
     best, noise, error = order[0], fitted.noise, single[order[0]][fitted.judges]
-    for method in order:
+    for done, method in enumerate(order):
+        on_progress(len(order) + done, 2 * len(order))
         uncorrected_error = single[method][fitted.judges]
         if method != best and replaces(uncorrected_error, error, narrower=True):
             best, noise, error = method, fitted.noise, uncorrected_error

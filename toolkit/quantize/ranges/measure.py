@@ -278,8 +278,17 @@ def _fit(
     """Step 2; held-out samples are observed here."""
     nodes = {str(node.name) for node in graph.graph} if job.options.on_gpu else frozenset[str]()
     operands = operands_on_gpu(graph, nodes, job.options.keep_float)
+    on_progress = _share(job.report, "try methods")
     if not judges.held_out.size:
-        return fit(graph, first, job.methods, judges.validation, exact=exact, operands=operands)
+        return fit(
+            graph,
+            first,
+            job.methods,
+            judges.validation,
+            exact=exact,
+            operands=operands,
+            on_progress=on_progress,
+        )
     held_out_data = memory_dataset([judges.validation[number] for number in judges.held_out])
     run = shared_runner(graph, job.tensors)
     held_out = observe_run(run, held_out_data, job.tensors, _share(job.report, "calibrate"), None)
@@ -293,6 +302,7 @@ def _fit(
         exact=exact,
         halves=halves,
         operands=operands,
+        on_progress=on_progress,
     )
 
 
@@ -318,7 +328,8 @@ def _choose(job: _Job, fitted: Fit, learning: Sequence[Sample]) -> Fit:
     if job.options.method != AUTO:
         return fitted
     correct = partial(corrected_graph, samples=learning) if job.corrects else None
-    return search_ranges(fitted, correct, _share(job.report, "choose ranges"))
+    shares = (_share(job.report, step) for step in ("compare methods", "choose ranges"))
+    return search_ranges(fitted, correct, *shares)
 
 
 def _correct(

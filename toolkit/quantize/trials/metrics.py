@@ -37,6 +37,8 @@ Measure = Callable[[Assignment, frozenset[str]], float]
 AsJudged = Callable[[Assignment, int], Assignment]
 """(Requested ranges, sample index) -> the ranges that the sample is judged with."""
 Outputs = Mapping[str, NDArray[Any]]
+NO_NODES: frozenset[str] = frozenset()
+_Trial = tuple[frozenset[tuple[str, float | None]], int, frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class OutputNoise:
                 "more data"
             )
         self._trial = trial
+        self._known: dict[_Trial, Mapping[str, float]] = {}
         self._as_judged = as_judged or _as_requested
         self._samples = tuple(samples)
         if exact is None:
@@ -108,13 +111,19 @@ class OutputNoise:
 
     def errors(self, assignment: Assignment, samples: SampleSelection = ALL) -> NDArray[np.float64]:
         """e_s of `calibration.auto` against the float model for each of `samples`."""
-        return self._errors(assignment, samples, self.exact)
+        numbers = self._numbers(samples)
+        return self._summed([self._noise(assignment, number) for number in numbers])
 
     def own_errors(
         self, assignment: Assignment, samples: SampleSelection = ALL
     ) -> NDArray[np.float64]:
         """e_s against the model whose weights alone are INT8."""
-        return self._errors(assignment, samples, self._weights_only)
+        return self._summed(
+            [
+                _noise_between(self._run(assignment, number), self._weights_only[number])
+                for number in self._numbers(samples)
+            ]
+        )
 
     def of_model(self, trial: TrialModel) -> "OutputNoise":
         """The noise of a changed model against the same float outputs."""
@@ -131,11 +140,10 @@ class OutputNoise:
         noise = dict.fromkeys(self._signal, 0.0)
         signal = dict.fromkeys(self._signal, 0.0)
         for number in self._numbers(samples):
-            outputs = self._run(assignment, number, keep_float)
-            exact = self.exact[number]
+            noise_of = self._noise(assignment, number, keep_float)
             for name in noise:
-                noise[name] += _power(np.asarray(outputs[name], np.float64) - exact[name])
-                signal[name] += _power(exact[name])
+                noise[name] += noise_of[name]
+                signal[name] += _power(self.exact[number][name])
         return {name: _decibels(signal[name], noise[name]) for name in noise}
 
     def compared(
@@ -153,7 +161,7 @@ class OutputNoise:
         return tuple((dict(self._samples[n]), self.exact[n]) for n in self._numbers(samples))
 
     def _run(
-        self, assignment: Assignment, number: int, keep_float: frozenset[str] = frozenset()
+        self, assignment: Assignment, number: int, keep_float: frozenset[str] = NO_NODES
     ) -> Outputs:
         ranges = self._as_judged(assignment, number)
         return self._parts(self._trial(ranges, self._samples[number], keep_float))
@@ -181,17 +189,22 @@ class OutputNoise:
             for name in product
         }
 
-    def _errors(
-        self, assignment: Assignment, samples: SampleSelection, references: Sequence[Outputs]
-    ) -> NDArray[np.float64]:
-        numbers = self._numbers(samples)
-        errors = np.zeros(len(numbers))
-        for position, number in enumerate(numbers):
-            outputs = self._run(assignment, number)
-            for name, signal in self._signal.items():
-                noise = _power(np.asarray(outputs[name], np.float64) - references[number][name])
-                errors[position] += noise * len(self._samples) / signal
-        return errors
+    def _noise(
+        self, assignment: Assignment, number: int, keep_float: frozenset[str] = NO_NODES
+    ) -> Mapping[str, float]:
+        """Power of the error of each part in one sample; the same trial is run once."""
+        key = (frozenset(assignment.items()), number, keep_float)
+        if key not in self._known:
+            outputs = self._run(assignment, number, keep_float)
+            self._known[key] = _noise_between(outputs, self.exact[number])
+        return self._known[key]
+
+    def _summed(self, noises: Sequence[Mapping[str, float]]) -> NDArray[np.float64]:
+        """e_s of `calibration.auto` for each sample."""
+        share = {name: len(self._samples) / signal for name, signal in self._signal.items()}
+        return np.array(
+            [sum(noise[name] * factor for name, factor in share.items()) for noise in noises]
+        )
 
 
 def _as_requested(assignment: Assignment, number: int) -> Assignment:
@@ -242,6 +255,12 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         )
     }
 )
+
+
+def _noise_between(outputs: Outputs, exact: Outputs) -> dict[str, float]:
+    return {
+        name: _power(np.asarray(outputs[name], np.float64) - array) for name, array in exact.items()
+    }
 
 
 def _power(array: NDArray[Any]) -> float:
