@@ -95,7 +95,7 @@ class RangeOptions:
     INT8 (`toolkit.quantize.gpu_operands`).
     """
 
-    method: str = "entropy"
+    method: str = AUTO
     samples: int | None = None
     preprocess: PreprocessConfig | None = None
     budget: Budget | None = None
