@@ -15,6 +15,7 @@ from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
+from toolkit.partition.planning.plan import PlanOptions
 from toolkit.quantize.ranges.measure import RangeOptions, measure_ranges
 
 RUINOUS = "percentile:5"  # clips nearly all
@@ -110,3 +111,38 @@ def test_no_method_clips_the_few_scores_that_are_not_zero(
     drops = [loss for loss in ranges.judgement.losses if "top score" in loss.metric.name]
     assert drops
     assert ranges.sqnr_db.keys() == {"y[0:2]", "y[2:3]"}
+
+
+def detection_head(path: Path, rng: np.random.Generator) -> Path:
+    """x [1,3,32,32] -> y [1,5,32,32]: four boxes of some hundred pixels beside a sigmoid score."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["c"], "stem", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["r"], "relu"),
+        helper.make_node("Conv", ["r", "w1"], ["boxes"], "box_head"),
+        helper.make_node("Conv", ["r", "w2"], ["logits"], "score_head"),
+        helper.make_node("Sigmoid", ["logits"], ["scores"], "sigmoid"),
+        helper.make_node("Concat", ["boxes", "scores"], ["y"], "concat", axis=1),
+    ]
+    weights = {
+        "w0": rng.normal(size=(16, 3, 3, 3)).astype(np.float32),
+        "w1": rng.normal(scale=30, size=(4, 16, 1, 1)).astype(np.float32),
+        "w2": rng.normal(scale=0.2, size=(1, 16, 1, 1)).astype(np.float32),
+    }
+    return save(path, nodes, {"x": [1, 3, 32, 32]}, {"y": [1, 5, 32, 32]}, weights)
+
+
+def test_scores_never_share_the_scale_of_boxes_on_the_dla(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path, data = detection_head(tmp_path / "m.onnx", rng), samples(rng)
+    options = BuildOptions(
+        data=data, ranges=RangeOptions("minmax"), plan=PlanOptions(objective="gpu-relief")
+    )
+    result = build_engine(path, "agx-orin-64gb", tmp_path / "m.engine", options)
+    (concat,) = [row for row in result.manifest.plan if row.node == "concat"]
+    assert (concat.processor, concat.rule) == ("gpu", "K1")
+    assert "one scale" in result.kept["concat"]
+    assert "dla0" in {row.processor for row in result.manifest.plan}
+    assert result.loss is not None
+    scores = [loss.value for loss in result.loss.losses if loss.part == "y[4:5]"]
+    assert scores[0] > 25  # dB; one step of the boxes would be larger than any score

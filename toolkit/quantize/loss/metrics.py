@@ -213,7 +213,7 @@ def _are_boxes(boxes: NDArray[Any]) -> bool:
     """True if no box has a negative size and centres lie farther apart than boxes are large."""
     low, high = np.split(_corners(boxes, _are_corners(boxes)), 2, axis=1)
     size, centre = high - low, (low + high) / 2.0
-    return bool((size >= 0.0).all() and (np.ptp(centre, axis=0) > np.median(size, axis=0)).all())
+    return bool((size >= 0.0).all() and (np.ptp(centre, axis=0) > np.median(size, axis=0)).any())
 
 
 def _are_corners(boxes: NDArray[Any]) -> bool:
