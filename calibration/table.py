@@ -14,12 +14,11 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from calibration.errors import CalibrationError
+from device.engine.manifest import IMPORTED
 from device.files import replacing
 
 QMAX = 127.0
 """Symmetric INT8 uses -127 to 127."""
-IMPORTED = "imported"
-"""The method of imported ranges: how they were measured is not known."""
 MAX_AMAX = 3.4028234663852886e38
 """The largest float32: scales are float32 on every device."""
 MIN_AMAX = QMAX * 2.0**-126
@@ -122,10 +121,6 @@ class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
                 "calibrate this model again"
             )
         return limit
-
-    def method_of(self, tensor: str) -> str:
-        """The row of METHODS that chose the amax of `tensor`."""
-        return self.methods.get(tensor, self.method)
 
     def scale(self, tensor: str) -> float:
         """The scale of `tensor`: x is about q * scale, q in [-127, 127]."""

@@ -149,22 +149,6 @@ def decode_cache(text: str, where: str) -> TensorRTCache:
     return TensorRTCache(version, algorithm, scales)
 
 
-def read_cache(path: Path) -> TensorRTCache:
-    """Read a cache from a file."""
-    try:
-        text = path.read_bytes().decode()
-    except OSError as error:
-        raise CalibrationError(
-            f"{path}: cannot read the TensorRT cache ({error.strerror}): check the path"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise CalibrationError(
-            f"{path}: not a TensorRT cache (byte {error.start} is not UTF-8): an engine or table "
-            "of another tool cannot be read here"
-        ) from error
-    return decode_cache(text, str(path))
-
-
 def write_cache(path: Path, cache: TensorRTCache) -> None:
     """Write a cache so that `path` holds either the old or the new file, whatever happens."""
     data = encode_cache(cache).encode()

@@ -2,7 +2,8 @@
 
 ResNet-50, MobileNetV2 and EfficientNet-B0 are torchvision's; ViT-S is torchvision's
 VisionTransformer in the sizes of DeiT-S (Touvron et al., 2021); the detector has the blocks and
-sizes of YOLOv8n (a backbone of C2f and SPPF, a pyramid, boxes as 16 bins a side, 80 classes).
+sizes of YOLOv8n (a backbone of C2f and SPPF, a pyramid, boxes as 16 bins a side, 80 classes). Any
+other name is looked up in torchvision, then in timm.
 
 Plain random weights make a chaotic network. On noise its outputs are nearly the same for every
 image (two differ by 0.14 to 0.2 of their norm), and INT8 rounding errors are as large as the
@@ -53,8 +54,7 @@ def pictures(count: int, size: int, random: np.random.Generator) -> np.ndarray:
 def make_network(name: str, device: str = "cuda") -> Any:  # noqa: ANN401  (torch has no types here)
     """Return a network with random weights, the same in each call."""
     torch.manual_seed(0)
-    make = NETWORKS.get(name) or getattr(torchvision.models, name)
-    network = make(weights=None) if name not in NETWORKS else make()
+    network = _untrained(name)
     condition(network)
     network = network.to(device)
     random = np.random.default_rng(0)
@@ -66,6 +66,16 @@ def make_network(name: str, device: str = "cuda") -> Any:  # noqa: ANN401  (torc
             norm.train()
         network(seen)
     return network.eval()
+
+
+def _untrained(name: str) -> Any:  # noqa: ANN401
+    if name in NETWORKS:
+        return NETWORKS[name]()
+    if hasattr(torchvision.models, name):
+        return getattr(torchvision.models, name)(weights=None)
+    import timm  # only networks that torchvision lacks need it
+
+    return timm.create_model(name)
 
 
 def condition(network: nn.Module) -> None:

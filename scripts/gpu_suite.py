@@ -27,12 +27,12 @@ def target() -> GpuTarget:
 
 
 def run_compiled(program: KernelProgram, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Compile the first tactic of each piece of work, write an engine, and run it as a session.
+    """Compile the first tactic of each operation, write an engine, and run it as a session.
 
     Raises CompileError, EngineError and SessionError as these do; RuntimeError: no GPU ran it.
     """
-    first = tuple(replace(work, tactics=work.tactics[:1]) for work in program.work)
-    compiled = compile_segment("gpu0", replace(program, work=first), gpu=target())
+    first = tuple(replace(op, tactics=op.tactics[:1]) for op in program.ops)
+    compiled = compile_segment("gpu0", replace(program, ops=first), gpu=target())
     with tempfile.TemporaryDirectory(prefix="tandem-suite-") as folder:
         path = Path(folder) / "m.engine"
         write_engine(path, _manifest(program, compiled, feeds), compiled.entries)
@@ -60,7 +60,7 @@ def _manifest(program: KernelProgram, compiled: GpuSegment, feeds: Mapping[str, 
         processor="gpu",
         inputs=tuple(program.inputs),
         outputs=tuple(program.outputs),
-        nodes=tuple(dict.fromkeys(node for work in program.work for node in work.nodes)),
+        nodes=tuple(dict.fromkeys(node for op in program.ops for node in op.nodes)),
         implementations=(compiled.implementation,),
     )
     return Manifest(

@@ -1,4 +1,4 @@
-"""Graphs whose sizes are dynamic: single operators and small networks on pictures and rows."""
+"""Graphs whose sizes are dynamic: single operators and small networks on images and rows."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from onnx import helper
 Rng = np.random.Generator
 
 
-def picture(
+def image_case(
     *nodes: object, channels: int = 8, outputs: Sequence[str] = ("y",), **weights: np.ndarray
 ) -> Case:
     return Case(nodes, {"x": ("batch", channels, "height", "width")}, weights, outputs)
@@ -55,7 +55,7 @@ def residual_network(rng: Rng) -> Case:
         node("Flatten", "g", "h"),
         node("Gemm", "h z", "y", transB=1),
     ]
-    return picture(*nodes, **weights, z=normal(rng, 5, 16))
+    return image_case(*nodes, **weights, z=normal(rng, 5, 16))
 
 
 def detector(rng: Rng) -> Case:
@@ -90,7 +90,7 @@ def detector(rng: Rng) -> Case:
         "boxes": ints(7, -1),
         "parts": ints(4, 3),
     }
-    return picture(*nodes, **weights)
+    return image_case(*nodes, **weights)
 
 
 def attention(rng: Rng) -> Case:
@@ -159,14 +159,14 @@ def integer_network(rng: Rng) -> Case:
         *rounded("d", "d"),
         node("Identity", "dd", "y"),
     ]
-    return picture(*nodes, **weights)
+    return image_case(*nodes, **weights)
 
 
 def half_and_back(mode: str) -> Case:
     """Pictures at half their size, and then at their own, which is read."""
     resize = helper.make_node("Resize", ["p", "", "", "s"], ["y"], name="Resize:y", mode=mode)
     half = {"kernel_shape": [2, 2], "strides": [2, 2]}
-    return picture(
+    return image_case(
         node("MaxPool", "x", "h", **half),
         node("Relu", "h", "p"),
         node("Shape", "x", "n"),
@@ -199,99 +199,99 @@ def head(rng: Rng) -> Case:
     split = node("Split", "j parts", "boxes", axis=1)
     split.output.append("scores")
     nodes += [node("Concat", "r0 r1", "j", axis=2), split, node("Sigmoid", "scores", "p")]
-    return picture(*nodes, node("Concat", "boxes p", "y", axis=1), **weights)
+    return image_case(*nodes, node("Concat", "boxes p", "y", axis=1), **weights)
 
 
-PICTURES: dict[str, Callable[[Rng], Case]] = {
+IMAGE_CASES: dict[str, Callable[[Rng], Case]] = {
     "convolution": lambda r: conv(r, 12, (3, 3), pads=[1, 1, 1, 1]),
     "strided convolution": lambda r: conv(r, 12, (3, 3), pads=[1, 1, 1, 1], strides=[2, 2]),
     "convolution of all sizes": lambda r: conv(r, 6, (4, 3), auto_pad="SAME_UPPER", strides=[2, 2]),
     "pointwise convolution": lambda r: conv(r, 20, (1, 1)),
     "grouped convolution": lambda r: conv(r, 12, (3, 3), group=4),
     "depthwise convolution": lambda r: conv(r, 8, (3, 3), group=8, pads=[1, 1, 1, 1]),
-    "convolution with a residual": lambda r: picture(
+    "convolution with a residual": lambda r: image_case(
         node("Conv", "x w", "a", pads=[1, 1, 1, 1]),
         node("Add", "a x", "b"),
         node("Relu", "b", "y"),
         w=normal(r, 8, 8, 3, 3),
     ),
-    "transposed convolution": lambda r: picture(
+    "transposed convolution": lambda r: image_case(
         node("ConvTranspose", "x w", "y", strides=[2, 2], kernel_shape=[2, 2]),
         w=normal(r, 8, 6, 2, 2),
     ),
-    "maximum": lambda _: picture(
+    "maximum": lambda _: image_case(
         node("MaxPool", "x", "y", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
     ),
-    "maximum of the last, partial window": lambda _: picture(
+    "maximum of the last, partial window": lambda _: image_case(
         node("MaxPool", "x", "y", kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1)
     ),
-    "average": lambda _: picture(
+    "average": lambda _: image_case(
         node("AveragePool", "x", "y", kernel_shape=[3, 2], pads=[1, 0, 1, 1])
     ),
-    "average of the picture": lambda _: picture(node("GlobalAveragePool", "x", "y")),
-    "mean along rows": lambda _: picture(node("ReduceMean", "x a", "y", keepdims=0), a=ints(3)),
-    "largest": lambda _: picture(node("ReduceMax", "x a", "y"), a=ints(1, 2)),
-    "softmax of channels": lambda _: picture(node("Softmax", "x", "y", axis=1)),
-    "softmax of rows": lambda _: picture(node("Softmax", "x", "y", axis=-1)),
-    "largest of windows": lambda _: picture(
+    "average of the image": lambda _: image_case(node("GlobalAveragePool", "x", "y")),
+    "mean along rows": lambda _: image_case(node("ReduceMean", "x a", "y", keepdims=0), a=ints(3)),
+    "largest": lambda _: image_case(node("ReduceMax", "x a", "y"), a=ints(1, 2)),
+    "softmax of channels": lambda _: image_case(node("Softmax", "x", "y", axis=1)),
+    "softmax of rows": lambda _: image_case(node("Softmax", "x", "y", axis=-1)),
+    "largest of windows": lambda _: image_case(
         node("MaxPool", "x", "y", kernel_shape=[5, 5], pads=[2] * 4)
     ),
     "head of a detector": head,
-    "normalization of pictures": lambda r: picture(
+    "normalization of images": lambda r: image_case(
         node("InstanceNormalization", "x s b", "y"),
         s=r.normal(size=8).astype(np.float32),
         b=r.normal(size=8).astype(np.float32),
     ),
-    "chain": lambda r: picture(
+    "chain": lambda r: image_case(
         node("Mul", "x s", "a"),
         node("Sigmoid", "a", "b"),
         node("Mul", "a b", "y"),
         s=r.normal(size=(8, 1, 1)).astype(np.float32),
     ),
-    "concatenation of channels": lambda r: picture(
+    "concatenation of channels": lambda r: image_case(
         node("Conv", "x w", "a"), node("Concat", "a x", "y", axis=1), w=normal(r, 4, 8, 1, 1)
     ),
-    "concatenation of rows": lambda _: picture(
+    "concatenation of rows": lambda _: image_case(
         node("Relu", "x", "a"), node("Concat", "a x", "y", axis=2)
     ),
-    "halves": lambda _: picture(
+    "halves": lambda _: image_case(
         node("Relu", "x", "r"),
         helper.make_node("Split", ["r"], ["a", "b"], name="Split:a", axis=1, num_outputs=2),
         node("Mul", "a b", "y"),
     ),
-    "slice": lambda _: picture(
+    "slice": lambda _: image_case(
         node("Slice", "x s e a", "y"), s=ints(1, 2), e=ints(-1, 1 << 40), a=ints(2, 3)
     ),
-    "every second": lambda _: picture(
+    "every second": lambda _: image_case(
         node("Slice", "x s e a t", "y"), s=ints(0), e=ints(1 << 40), a=ints(3), t=ints(2)
     ),
-    "transposition": lambda _: picture(node("Transpose", "x", "y", perm=[0, 2, 3, 1])),
-    "zeros around": lambda _: picture(node("Pad", "x p", "y"), p=ints(0, 0, 1, 2, 0, 0, 0, 1)),
-    "mirrored": lambda _: picture(
+    "transposition": lambda _: image_case(node("Transpose", "x", "y", perm=[0, 2, 3, 1])),
+    "zeros around": lambda _: image_case(node("Pad", "x p", "y"), p=ints(0, 0, 1, 2, 0, 0, 0, 1)),
+    "mirrored": lambda _: image_case(
         node("Pad", "x p", "y", mode="reflect"), p=ints(0, 0, 1, 2, 0, 0, 0, 1)
     ),
-    "columns by number": lambda _: picture(node("Gather", "x i", "y", axis=3), i=ints(3, 1, 1)),
-    "running sums": lambda _: picture(node("CumSum", "x a", "y"), a=np.array(3)),
-    "tiles": lambda _: picture(node("Tile", "x r", "y"), r=ints(1, 2, 1, 3)),
-    "depth to space": lambda _: picture(node("DepthToSpace", "x", "y", blocksize=2)),
-    "resized": lambda _: picture(
+    "columns by number": lambda _: image_case(node("Gather", "x i", "y", axis=3), i=ints(3, 1, 1)),
+    "running sums": lambda _: image_case(node("CumSum", "x a", "y"), a=np.array(3)),
+    "tiles": lambda _: image_case(node("Tile", "x r", "y"), r=ints(1, 2, 1, 3)),
+    "depth to space": lambda _: image_case(node("DepthToSpace", "x", "y", blocksize=2)),
+    "resized": lambda _: image_case(
         helper.make_node("Resize", ["x", "", "s"], ["y"], name="Resize:y", mode="linear"),
         s=np.array([1, 1, 2, 1.5], np.float32),
     ),
-    "conv_upsample_concat": lambda _: picture(
+    "conv_upsample_concat": lambda _: image_case(
         upscaling("x", "y"), s=np.array([1, 1, 2, 2], np.float32)
     ),
-    "blocks of channels as pixels": lambda _: picture(
+    "blocks of channels as pixels": lambda _: image_case(
         node("DepthToSpace", "x", "y", blocksize=2)
     ),
-    "mean spread over the picture": lambda _: picture(
+    "mean spread over the image": lambda _: image_case(
         node("GlobalAveragePool", "x", "m"),
         node("Shape", "x", "s"),
         helper.make_node("Resize", ["m", "", "", "s"], ["r"], name="Resize:r", mode="linear"),
         node("Concat", "r x", "y", axis=1),
     ),
-    "flattened": lambda _: picture(node("Flatten", "x", "y", axis=2)),
-    "channels shuffled by sizes that are read": lambda _: picture(
+    "flattened": lambda _: image_case(node("Flatten", "x", "y", axis=2)),
+    "channels shuffled by sizes that are read": lambda _: image_case(
         node("Shape", "x", "s"),
         node("Gather", "s zero", "n"),
         node("Gather", "s two", "h"),
@@ -303,13 +303,13 @@ PICTURES: dict[str, Callable[[Rng], Case]] = {
         node("Reshape", "b u", "y"),
         zero=ints(0), two=ints(2), three=ints(3), groups=ints(2, 4), all=ints(8),
     ),
-    "expanded to a size that is read": lambda r: picture(
+    "expanded to a size that is read": lambda r: image_case(
         node("Shape", "x", "s"),
         node("Expand", "c s", "e"),
         node("Add", "x e", "y"),
         c=r.normal(size=(1, 8, 1, 1)).astype(np.float32),
     ),
-    "classifier": lambda r: picture(
+    "classifier": lambda r: image_case(
         node("Conv", "x w", "a", pads=[1, 1, 1, 1], strides=[2, 2]),
         node("GlobalAveragePool", "a", "b"),
         node("Flatten", "b", "c"),

@@ -53,7 +53,7 @@ class Case:
         (piece,) = extract_segments(model, names, ["gpu0"])
         return piece
 
-    def draft(self, precision: str = "fp32", gpu: GpuTarget = ORIN) -> KernelProgram:
+    def lower(self, precision: str = "fp32", gpu: GpuTarget = ORIN) -> KernelProgram:
         piece = self.segment()
         return lower_segment(piece.model, gpu=gpu, precision=precision)
 

@@ -1,4 +1,4 @@
-"""Runs drafted GPU segments on the CPU, in Triton's interpreter, on plain numpy memory.
+"""Runs lowered GPU segments on the CPU, in Triton's interpreter, on plain numpy memory.
 
 Import it before anything imports `toolkit.gpu.kernels`: kernels are made interpretable as they are
 decorated.
@@ -88,23 +88,23 @@ DTYPES = {row.pointer: row.name for row in ELEMENT_TYPES.values() if row.kind !=
 
 
 def run(
-    drafted: KernelProgram, feeds: Mapping[str, np.ndarray], point: Sequence[int] = ()
+    program: KernelProgram, feeds: Mapping[str, np.ndarray], point: Sequence[int] = ()
 ) -> dict[str, np.ndarray]:
     """Run a segment's launches in order on poisoned memory and return its outputs.
 
     `point`: the sizes of the dynamic dimensions; formulas are read as a device reads them.
     """
-    workspace = np.full(drafted.workspace_bytes, POISON, np.uint8)
-    weights = np.frombuffer(drafted.weights or b"\0", np.uint8)
-    for name, view in drafted.inputs.items():
-        at = drafted.offsets[view.base]
+    workspace = np.full(program.workspace_bytes, POISON, np.uint8)
+    weights = np.frombuffer(program.weights or b"\0", np.uint8)
+    for name, view in program.inputs.items():
+        at = program.offsets[view.base]
         data = np.ascontiguousarray(feeds[name], view.dtype)
         workspace[at : at + data.nbytes] = data.reshape(-1).view(np.uint8)
-    for launch in drafted.calls:
-        start(launch, drafted, workspace.ctypes.data, weights.ctypes.data, point)
+    for launch in program.launches:
+        start(launch, program, workspace.ctypes.data, weights.ctypes.data, point)
     outputs = {}
-    for name, view in drafted.outputs.items():
-        at = drafted.offsets[view.base]
+    for name, view in program.outputs.items():
+        at = program.offsets[view.base]
         shape = [evaluate(amount(n), point) for n in view.shape]
         size = int(np.prod(shape)) * view.item_bytes
         outputs[name] = workspace[at : at + size].view(view.dtype).reshape(shape).copy()
@@ -113,7 +113,7 @@ def run(
 
 def start(
     launch: KernelLaunch,
-    drafted: KernelProgram,
+    program: KernelProgram,
     workspace: int,
     weights: int,
     point: Sequence[int] = (),
@@ -122,7 +122,7 @@ def start(
         dtype = DTYPES.get(kind.removesuffix(":16"), "")
         if isinstance(argument, InTensor):
             offset = evaluate(amount(argument.offset), point)
-            return Pointer(workspace + drafted.offsets[argument.base] + offset, dtype)
+            return Pointer(workspace + program.offsets[argument.base] + offset, dtype)
         if isinstance(argument, InWeights):
             return Pointer(weights + evaluate(amount(argument.offset), point), dtype)
         return evaluate(amount(argument), point)

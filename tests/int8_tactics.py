@@ -17,20 +17,20 @@ from toolkit.gpu.target import GpuTarget
 
 def check_tactics(case: Case, kernel: str, gpu: GpuTarget) -> list[Mapping[str, object]]:
     """All tactics by this kernel are exact; return the constants of each."""
-    segment = case.draft("int8", gpu)
+    segment = case.lower("int8", gpu)
     rng = np.random.default_rng(len(case.nodes))
     feeds = {n: rng.normal(size=s).astype(np.float32) for n, s in case.inputs.items()}
     truths = int8_reference.run(case.model(), feeds)
     tried = []
 
-    def uses(work: TunableOp) -> list[tuple[object, ...]]:
-        return [t for t in work.tactics if any(call.spec.title == kernel for call in t)]
+    def uses(op: TunableOp) -> list[tuple[object, ...]]:
+        return [t for t in op.tactics if any(call.spec.title == kernel for call in t)]
 
-    for at, work in enumerate(segment.work):
-        for tactic in uses(work):
-            works = [*segment.work]
-            works[at] = replace(work, tactics=(tactic,))
-            found = gpu_interpreter.run(replace(segment, work=tuple(works)), feeds)
+    for at, op in enumerate(segment.ops):
+        for tactic in uses(op):
+            ops = [*segment.ops]
+            ops[at] = replace(op, tactics=(tactic,))
+            found = gpu_interpreter.run(replace(segment, ops=tuple(ops)), feeds)
             for name, truth in truths.items():
                 assert len(np.unique(truth)) > 4
                 np.testing.assert_array_equal(found[name], truth, strict=True)
@@ -39,7 +39,7 @@ def check_tactics(case: Case, kernel: str, gpu: GpuTarget) -> list[Mapping[str, 
 
 
 def check_dynamic(case: Case, kernel: str, gpu: GpuTarget, rng: np.random.Generator) -> None:
-    """One draft with this kernel is exact at the least, the largest and other sizes.
+    """One program with this kernel is exact at the least, the largest and other sizes.
 
     The input x has the dimensions "batch" and "height".
     """
@@ -50,7 +50,7 @@ def check_dynamic(case: Case, kernel: str, gpu: GpuTarget, rng: np.random.Genera
     piece = case.segment()
     traces = traces_of(with_steps([piece.model], dims))
     segment = lower_segment(piece.model, gpu=gpu, precision="int8", traces=traces)
-    assert kernel in [call.spec.title for call in segment.calls]
+    assert kernel in [call.spec.title for call in segment.launches]
     for point in ((1, 5), (4, 13), tuple(int(rng.integers(d.min, d.max + 1)) for d in dims)):
         sizes = {"batch": point[0], "height": point[1]}
         shape = [sizes.get(n, n) for n in case.inputs["x"]]

@@ -300,11 +300,11 @@ class Watcher:
             assert left_s > 0.0, f"no report {phase} {fields}, the last: {newest}"
             self.take(left_s)
 
-    def wait_state(self, word: str) -> None:
+    def wait_state(self, state: str) -> None:
         until = time.monotonic() + WAIT_S
-        while not (self.seen.states and f'"{word}"'.encode() in self.seen.states[-1]):
+        while not (self.seen.states and f'"{state}"'.encode() in self.seen.states[-1]):
             left_s = until - time.monotonic()
-            assert left_s > 0.0, f"never {word}, seen: {self.seen.states}"
+            assert left_s > 0.0, f"never {state}, seen: {self.seen.states}"
             self.take(left_s)
 
 

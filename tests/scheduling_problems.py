@@ -12,7 +12,7 @@ from toolkit.partition.solver.problem import Flow, Limits, Network, Problem, Tas
 
 TWO = ("gpu", "dla0")
 THREE = ("gpu", "dla0", "dla1")
-Homes = dict[str, str]
+Placement = dict[str, str]
 
 
 def random_network(
@@ -54,7 +54,7 @@ def prices(rng: np.random.Generator) -> tuple[dict[str, float], dict[str, float]
     return both[0], both[1]
 
 
-def all_placements(problem: Problem) -> Iterator[dict[str, Homes]]:
+def all_placements(problem: Problem) -> Iterator[dict[str, Placement]]:
     """Every placement of every network."""
     keys = [(net.name, task.name) for net in problem.networks for task in net.tasks]
     options = [
@@ -63,13 +63,15 @@ def all_placements(problem: Problem) -> Iterator[dict[str, Homes]]:
         for task in net.tasks
     ]
     for choice in itertools.product(*options):
-        placement: dict[str, Homes] = {net.name: {} for net in problem.networks}
-        for (network, task), home in zip(keys, choice, strict=True):
-            placement[network][task] = home
+        placement: dict[str, Placement] = {net.name: {} for net in problem.networks}
+        for (network, task), processor in zip(keys, choice, strict=True):
+            placement[network][task] = processor
         yield placement
 
 
-def fewest_segments(problem: Problem, net: Network, homes: Homes) -> tuple[float, dict[str, int]]:
+def fewest_segments(
+    problem: Problem, net: Network, placement_of: Placement
+) -> tuple[float, dict[str, int]]:
     """The cheapest starts, and how many on each processor, over all orders of single tasks."""
     needs = {task.name: set() for task in net.tasks}
     for flow in net.flows:
@@ -82,39 +84,39 @@ def fewest_segments(problem: Problem, net: Network, homes: Homes) -> tuple[float
         for (done, last), (cost, count, runs) in best.items():
             for task in needs.keys() - done:
                 if needs[task] <= done:
-                    home = homes[task]
-                    new = home != last
+                    processor = placement_of[task]
+                    new = processor != last
                     entry = (
-                        cost + new * start[home],
+                        cost + new * start[processor],
                         count + new,
-                        (*runs, home)[: len(runs) + new],
+                        (*runs, processor)[: len(runs) + new],
                     )
-                    key = (done | {task}, home)
+                    key = (done | {task}, processor)
                     longer[key] = min(longer.get(key, entry), entry)
         best = longer
     cost, _, runs = min(best.values())
     return cost, {p: runs.count(p) for p in problem.processors}
 
 
-def figures(problem: Problem, net: Network, homes: Homes) -> dict[str, Any]:
+def figures(problem: Problem, net: Network, placement_of: Placement) -> dict[str, Any]:
     """What a placement of one network costs, straight from the definitions."""
-    starts, segments = fewest_segments(problem, net, homes)
+    starts, segments = fewest_segments(problem, net, placement_of)
     load = {p: segments[p] * problem.segment_us.get(p, 0.0) for p in problem.processors}
     energy = sum(segments[p] * problem.segment_mj.get(p, 0.0) for p in problem.processors)
     for task in net.tasks:
-        load[homes[task.name]] += task.time_us[homes[task.name]]
-        energy += task.energy_mj[homes[task.name]]
+        load[placement_of[task.name]] += task.time_us[placement_of[task.name]]
+        energy += task.energy_mj[placement_of[task.name]]
     crossings, wait = 0, 0.0
     for flow in net.flows:
-        at = homes[flow.source] if flow.source else "gpu"
-        seen = {homes[t] for t in flow.targets} | ({"gpu"} if flow.output else set())
-        ways = {
+        at = placement_of[flow.source] if flow.source else "gpu"
+        seen = {placement_of[t] for t in flow.targets} | ({"gpu"} if flow.output else set())
+        directions = {
             "to_gpu" if there == "gpu" else "to_dla" if at == "gpu" else "between_dlas"
             for there in seen - {at}
         }
-        crossings += len(ways)
-        wait += sum(flow.crossing_us[way] for way in ways)
-        energy += sum(flow.crossing_mj[way] for way in ways)
+        crossings += len(directions)
+        wait += sum(flow.crossing_us[direction] for direction in directions)
+        energy += sum(flow.crossing_mj[direction] for direction in directions)
     latency = sum(load.values()) + wait
     if problem.crossing_on:
         load[problem.crossing_on] += wait

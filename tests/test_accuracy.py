@@ -57,7 +57,7 @@ def test_second_detection_of_one_object_is_a_miss():
     assert result.map50 == pytest.approx(0.5 * 1.0 + 0.5 * 2 / 3)
 
 
-def test_ranking_goes_over_all_pictures():
+def test_ranking_covers_all_images():
     predictions = [found((ELSEWHERE, 0.5, 0)), found((HERE, 0.9, 0))]
     assert mean_average_precision(predictions, [truth(), truth((HERE, 0))]).map50 == 1.0
     predictions = [found((ELSEWHERE, 0.95, 0)), found((HERE, 0.9, 0))]

@@ -112,7 +112,7 @@ def test_rows_that_change_nothing_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("factors", "changes", "words"),
+    ("factors", "changes", "message"),
     [
         ({"nowhere": (2.0,)}, {}, "Tensor 'nowhere' is to be equalised, but is none of the"),
         ({"link": (2.0,)}, {}, "channels, but 1 factors equalise it"),
@@ -121,14 +121,14 @@ def test_rows_that_change_nothing_are_left_out() -> None:
     ],
 )
 def test_what_the_model_lacks_is_refused_by_name(
-    model: ir.Model, factors: Rows, changes: Rows, words: str
+    model: ir.Model, factors: Rows, changes: Rows, message: str
 ) -> None:
     names = {
         "link": link_tensors(model)[0],
         "layer": str(find_bias_layers(model.graph)[0][0].node.name),
     }
     named = [{names.get(key, key): row for key, row in rows.items()} for rows in (factors, changes)]
-    with pytest.raises(BuildError, match=words):
+    with pytest.raises(BuildError, match=message):
         adjusted_for(model, table(*named), "b" * 64)
 
 

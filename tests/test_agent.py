@@ -287,7 +287,7 @@ def test_a_damaged_active_release_gives_way_to_the_one_before(
     assert report.update.sha256 == report.running.sha256
 
 
-def test_the_words_of_the_pipeline_are_passed_on(
+def test_output_of_the_pipeline_is_passed_on(
     broker: Mosquitto, board: AgentBox, tmp_path: Path
 ) -> None:
     with Watcher(broker.port) as watcher:
@@ -438,7 +438,9 @@ def test_rare_deaths_are_restarted_at_once() -> None:
         (-11, ("x",), "the pipeline was killed by SIGSEGV: x"),
     ],
 )
-def test_ends_are_told_in_words(status: int, tail: tuple[str, ...], sentence: str) -> None:
+def test_exits_are_described_in_a_sentence(
+    status: int, tail: tuple[str, ...], sentence: str
+) -> None:
     assert describe_exit(status, tail).startswith(sentence)
 
 
@@ -478,15 +480,15 @@ def test_a_command_that_cannot_start_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "word"), [("name", "n\n"), ("version", "1\x1b[2J"), ("sha256", "0" * 64 + "\n")]
+    ("field", "value"), [("name", "n\n"), ("version", "1\x1b[2J"), ("sha256", "0" * 64 + "\n")]
 )
-def test_what_would_break_a_log_or_a_file_name_is_not_taken(place: str, word: str) -> None:
+def test_what_would_break_a_log_or_a_file_name_is_not_taken(field: str, value: str) -> None:
     blob = {"sha256": "0" * 64, "bytes": 1, "chunk_bytes": 65536, "index_sha256": "0" * 64}
     release = {"name": "n", "version": "1", "profile": "p", "blob": blob}
     document = {"format": 1, "request": "r", "release": release}
     assert decode(msgspec.json.encode(document), Desired).release.name == "n"
-    (blob if place in blob else release)[place] = word
-    with pytest.raises(ValueError, match=place):
+    (blob if field in blob else release)[field] = value
+    with pytest.raises(ValueError, match=field):
         decode(msgspec.json.encode(document), Desired)
 
 

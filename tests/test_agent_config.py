@@ -33,7 +33,7 @@ def test_defaults(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         (MINIMAL + "prot = 1\n", r"unknown field `prot` - at `\$.broker`"),
         ("devices = 1\n" + MINIMAL, "unknown field `devices`"),
@@ -50,9 +50,9 @@ def test_defaults(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_named_with_the_file_and_the_key(
-    tmp_path: Path, text: str, words: str
+    tmp_path: Path, text: str, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=words) as info:
+    with pytest.raises(ConfigError, match=message) as info:
         load_agent_config(write(tmp_path, text))
     assert str(tmp_path / "agent.toml") in str(info.value)
 

@@ -197,17 +197,17 @@ def network(tmp_path: Path, rng: np.random.Generator) -> tuple[TrialModel, ir.Mo
 def search(trial: TrialModel, model: ir.Model, rng: np.random.Generator) -> AutoResult:
     from toolkit.quantize.ranges.observe import ActivationRunner
 
-    pictures = [
+    samples = [
         {"x": (rng.standard_t(2, size=(1, 3, 32, 32))).astype(np.float32)} for _ in range(16)
     ]
     seen = observe_tensors(
-        ActivationRunner(model, trial.tensors), memory_dataset(pictures[:8]), trial.tensors
+        ActivationRunner(model, trial.tensors), memory_dataset(samples[:8]), trial.tensors
     ).histograms
     candidates = {
         name: {method: choose_amax(histogram, method) for method in METHODS}
         for name, histogram in seen.items()
     }
-    noise = OutputNoise(trial, pictures[8:])
+    noise = OutputNoise(trial, samples[8:])
     result = choose_ranges(candidates, noise.errors, noise.own_errors)
     for method, error in result.single.items():
         everywhere = {name: found[method] for name, found in candidates.items()}

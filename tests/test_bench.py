@@ -34,8 +34,8 @@ def engine(tmp_path: Path) -> Path:
     return write_network(tmp_path / "m.engine", split_network())
 
 
-def bench(*words: object) -> Result:
-    return CliRunner().invoke(tandem, ["bench", *map(str, words)])
+def bench(*arguments: object) -> Result:
+    return CliRunner().invoke(tandem, ["bench", *map(str, arguments)])
 
 
 @given(st.lists(st.floats(1e-4, 1e4), min_size=1, max_size=300))
@@ -219,8 +219,8 @@ def machine(root: Path, files: Mapping[str, str], commands: Mapping[str, str]) -
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
 
-    def command(words: Sequence[str]) -> str | None:
-        return commands.get(words[0])
+    def command(arguments: Sequence[str]) -> str | None:
+        return commands.get(arguments[0])
 
     return dataclasses.replace(this_machine(), root=root, command=command)
 

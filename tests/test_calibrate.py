@@ -110,7 +110,7 @@ def test_an_unknown_method_is_refused_before_the_model_runs():
 
 
 @pytest.mark.parametrize(
-    ("tensors", "count", "words"),
+    ("tensors", "count", "message"),
     [
         (["conv9"], 1, "no tensor 'conv9' in sample 0"),
         (["index"], 1, "'index' is int64"),
@@ -119,8 +119,8 @@ def test_an_unknown_method_is_refused_before_the_model_runs():
         (["x"], 0, "held no sample"),
     ],
 )
-def test_what_cannot_be_calibrated_is_named(tensors, count, words):
-    with pytest.raises(CalibrationError, match=words):
+def test_what_cannot_be_calibrated_is_named(tensors, count, message):
+    with pytest.raises(CalibrationError, match=message):
         calibrate(run, memory_dataset(samples(count)), tensors, model_sha256=MODEL)
 
 

@@ -78,7 +78,7 @@ def test_layout_and_mixed_dtypes_do_not_matter():
 
 
 @pytest.mark.parametrize(
-    ("reference", "test", "words"),
+    ("reference", "test", "message"),
     [
         (np.zeros((2, 3)), np.zeros((3, 2)), r"y have shapes \[2, 3\] and \[3, 2\]"),
         (np.zeros(0), np.zeros(0), "y are empty"),
@@ -87,6 +87,6 @@ def test_layout_and_mixed_dtypes_do_not_matter():
         (np.ones(2, np.complex64), np.ones(2, np.complex64), "y hold complex64"),
     ],
 )
-def test_what_cannot_be_compared_is_named(reference, test, words):
-    with pytest.raises(CalibrationError, match=words):
+def test_what_cannot_be_compared_is_named(reference, test, message):
+    with pytest.raises(CalibrationError, match=message):
         compare(reference, test, "y")

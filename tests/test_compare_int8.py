@@ -40,7 +40,7 @@ def _rows(**changes):
     return [replace(row, sqnr_db=changes.get(name, row.sqnr_db)) for name, row in rows.items()]
 
 
-def test_closeness_is_that_of_all_pictures_together():
+def test_closeness_is_that_of_all_images_together():
     rng = np.random.default_rng()
     exact = [rng.normal(size=(1, 7)).astype(np.float32) * scale for scale in (1, 10, 100)]
     found = [one + rng.normal(size=one.shape).astype(np.float32) for one in exact]
@@ -104,7 +104,7 @@ def test_every_output_is_judged_for_itself():
     assert "logits" not in verdict
 
 
-def test_the_table_says_which_corrections_were_kept():
+def test_the_table_lists_the_applied_corrections():
     row = replace(_row(TANDEM, "auto", SYMMETRIC, 22.04), corrections=("equalisation",))
     line = table([row])[-1]
     assert line == (

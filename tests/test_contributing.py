@@ -49,8 +49,8 @@ def lint(path: Path, folder: Path) -> None:
     """Check the form of a changed file; what it imports may come in the next block."""
     for command in (("check", "--ignore", "F821"), ("format", "--check")):
         arguments = [sys.executable, "-m", "ruff", *command, str(path)]
-        done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        result = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stdout + result.stderr
 
 
 def run(line: str, folder: Path) -> None:
@@ -59,7 +59,7 @@ def run(line: str, folder: Path) -> None:
     module = {"pytest": "pytest", "tandem": "toolkit.cli"}[program]
     command = [sys.executable, "-m", module, *arguments]
     path = os.pathsep.join([str(folder), str(folder / "tests")])
-    done = subprocess.run(
+    result = subprocess.run(
         command,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path},
@@ -67,8 +67,8 @@ def run(line: str, folder: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "skipped" not in done.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "skipped" not in result.stdout
 
 
 def test_there_is_a_recipe_for_each_kind_of_row() -> None:

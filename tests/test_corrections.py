@@ -19,7 +19,7 @@ from calibration.compare import sqnr_db
 from calibration.dataset import memory_dataset
 from calibration.errors import CalibrationError
 from calibration.table import read_table
-from calibration.trt_cache import amax_of, read_cache
+from calibration.trt_cache import amax_of, decode_cache
 from device.engine.file import open_engine
 from toolkit.cli.main import tandem
 from toolkit.engine.build import BuildOptions, build_engine
@@ -95,7 +95,7 @@ def test_steps_are_tried_by_default_where_a_search_runs(
 @pytest.mark.parametrize(
     ("asked", "loss", "kept"), [("auto", 0.0, False), ("auto", -0.2, True), ("on", 3.0, True)]
 )
-def test_equalisation_is_kept_by_its_effect_or_as_asked(
+def test_equalisation_is_applied_by_its_effect_or_as_requested(
     tmp_path: Path, rng: np.random.Generator, asked: str, loss: float, kept: bool
 ) -> None:
     plain = fitted(prepared(depthwise_net(tmp_path / "m.onnx", rng)), noise(rng, 2), noise(rng, 2))
@@ -146,7 +146,7 @@ def endless(rng: np.random.Generator) -> object:
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (too_few, "5 samples are too few to measure it"),
         (once_only, "an iterator gives them once"),
@@ -157,12 +157,12 @@ def test_what_cannot_be_judged_is_left_out_with_the_reason(
     tmp_path: Path,
     rng: np.random.Generator,
     data: Callable[[np.random.Generator], Samples],
-    words: str,
+    message: str,
 ) -> None:
     path = small_convnet(tmp_path / "m.onnx", rng)
     found = measure(path, data(rng), RangeOptions("auto"))
     assert [outcome.kept for outcome in found.corrections] == [False, False]
-    assert ranges_text(found).count(words) == 2
+    assert ranges_text(found).count(message) == 2
 
 
 def test_a_step_that_cannot_have_its_samples_is_refused(
@@ -241,7 +241,7 @@ def test_the_cache_holds_the_ranges_of_the_adjusted_model(
     asked = ("calibrate", path, "--data", folder, "--method", "minmax", "--equalise", "on")
     code, said = run(*asked, *parts)
     assert code == 0, said
-    found = amax_of(read_cache(cache))
+    found = amax_of(decode_cache(cache.read_text(), str(cache)))
     tensors = calibrated_tensors(prepared(path))
     seen, plain = dict.fromkeys(tensors, 0.0), dict.fromkeys(tensors, 0.0)
     for model, largest in ((adjusted, seen), (path, plain)):

@@ -338,7 +338,7 @@ def test_measured_times_are_read_from_json_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (
             ('profile = "agx-orin-64gb"', 'profile = "orin-nx-8gb"'),
@@ -349,10 +349,10 @@ def test_measured_times_are_read_from_json_too(tmp_path):
         (('"Relu_2"', '"Relu_x"'), "'Relu_x'"),
     ],
 )
-def test_measured_times_of_something_else_are_refused(tmp_path, change, words):
+def test_measured_times_of_something_else_are_refused(tmp_path, change, message):
     path = tmp_path / "times.toml"
     path.write_text(MEASURED.replace(*change))
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         network("resnet50", measured=load_measured(path))
 
 

@@ -35,8 +35,8 @@ def video(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    for number, picture in enumerate(ramp(10)):
-        cv2.imwrite(str(tmp_path / f"{number:02}.png"), picture)
+    for number, frame in enumerate(ramp(10)):
+        cv2.imwrite(str(tmp_path / f"{number:02}.png"), frame)
     return tmp_path
 
 
@@ -96,7 +96,7 @@ def test_what_is_no_video_is_named(tmp_path):
         open_data(tmp_path / "none.mp4", [SPEC])
 
 
-def test_a_video_for_a_model_that_takes_no_pictures_is_refused(video):
+def test_a_video_for_a_model_that_takes_no_images_is_refused(video):
     with pytest.raises(CalibrationError, match=r"is a video, but the model has no single input"):
         open_data(video, [InputSpec("x", (1, 7))])
     with pytest.raises(CalibrationError, match="limit is 0 samples"):
@@ -110,16 +110,16 @@ def test_a_video_for_a_model_that_takes_no_pictures_is_refused(video):
 # Pictures and batches.
 
 
-def test_pictures_of_a_folder_and_frames_of_a_video_give_the_same_input(tmp_path):
-    picture = gray_frame(117)
-    cv2.imwrite(str(tmp_path / "a.png"), picture)
+def test_images_of_a_folder_and_frames_of_a_video_give_the_same_input(tmp_path):
+    frame = gray_frame(117)
+    cv2.imwrite(str(tmp_path / "a.png"), frame)
     (one,) = open_data(tmp_path, [SPEC])
     assert np.array_equal(
-        one["images"], preprocess(picture, PreprocessConfig(width=64, height=64))[0]
+        one["images"], preprocess(frame, PreprocessConfig(width=64, height=64))[0]
     )
 
 
-def test_pictures_are_stacked_for_an_input_with_a_batch_and_the_rest_is_counted(folder):
+def test_images_are_stacked_for_an_input_with_a_batch_and_the_rest_is_counted(folder):
     data = open_data(folder, [InputSpec("images", (4, 3, SIZE, SIZE))])
     found = [sample["images"] for sample in data]
     assert [batch.shape for batch in found] == [(4, 3, SIZE, SIZE)] * 2
@@ -136,7 +136,7 @@ def test_the_limit_counts_batches(video):
     assert data.requested == 3
 
 
-def test_an_unreadable_picture_does_not_tear_a_batch(folder):
+def test_an_unreadable_image_does_not_tear_a_batch(folder):
     (folder / "01.png").write_bytes(b"bad")
     data = open_data(folder, [InputSpec("images", (3, 3, SIZE, SIZE))])
     found = [ramp_index(np.rint(one * 255)) for sample in data for one in sample["images"]]
@@ -144,7 +144,7 @@ def test_an_unreadable_picture_does_not_tear_a_batch(folder):
     assert [skipped.name for skipped in data.skipped] == ["01.png"]
 
 
-def test_fewer_pictures_than_a_batch_are_an_error(folder):
+def test_fewer_images_than_a_batch_are_an_error(folder):
     data = open_data(folder, [InputSpec("images", (16, 3, SIZE, SIZE))])
     with pytest.raises(
         CalibrationError, match="10 calibration samples do not fill one batch of 16"
@@ -206,7 +206,7 @@ def test_samples_feed_inputs_by_name_and_get_their_batch_axis():
 
 
 @pytest.mark.parametrize(
-    ("item", "words"),
+    ("item", "message"),
     [
         ({"y": np.ones(4)}, r"sample 1 feeds \['y'\], but the model's inputs are \['x'\]"),
         ("x", "sample 1 feeds str"),
@@ -216,8 +216,8 @@ def test_samples_feed_inputs_by_name_and_get_their_batch_axis():
         (np.full(4, np.nan, np.float32), "sample 1, input 'x', holds 4 NaN"),
     ],
 )
-def test_an_item_that_is_no_sample_is_named(item, words):
-    with pytest.raises(CalibrationError, match=words):
+def test_an_item_that_is_no_sample_is_named(item, message):
+    with pytest.raises(CalibrationError, match=message):
         list(open_data([*vectors(1), item], [VECTOR]))
 
 

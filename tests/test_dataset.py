@@ -30,7 +30,7 @@ def values(dataset):
 
 
 @pytest.fixture
-def pictures(tmp_path):
+def image_folder(tmp_path):
     for name, content in [("b.png", b"2"), ("a.JPG", b"1"), ("sub/c.png", b"3"), (".d.png", b"9")]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
@@ -44,52 +44,54 @@ def numbered(count, *shape):
     return np.ascontiguousarray(np.broadcast_to(rows, (count, *shape)))
 
 
-def test_pictures_come_in_the_order_of_their_names_with_a_batch_axis(pictures):
-    dataset = open_dataset(pictures, load, [SPEC])
+def test_images_come_in_the_order_of_their_names_with_a_batch_axis(image_folder):
+    dataset = open_dataset(image_folder, load, [SPEC])
     assert values(dataset) == [1.0, 2.0, 3.0]
     assert len(dataset) == dataset.requested == 3
     assert next(iter(dataset))["images"].shape == (1, 3, 2, 2)
 
 
-def test_a_data_set_can_be_read_again(pictures):
-    dataset = open_dataset(pictures, load, [SPEC])
+def test_a_data_set_can_be_read_again(image_folder):
+    dataset = open_dataset(image_folder, load, [SPEC])
     assert values(dataset) == values(dataset)
 
 
-def test_pictures_are_loaded_one_at_a_time(pictures):
+def test_images_are_loaded_one_at_a_time(image_folder):
     loaded = []
-    dataset = open_dataset(pictures, lambda path: loaded.append(path.name) or load(path), [SPEC])
+    dataset = open_dataset(
+        image_folder, lambda path: loaded.append(path.name) or load(path), [SPEC]
+    )
     assert loaded == []
     next(iter(dataset))
     assert loaded == ["a.JPG"]
 
 
-def test_unreadable_pictures_are_named_and_skipped_in_each_pass(pictures):
-    (pictures / "b.png").write_bytes(b"bad")
-    dataset = open_dataset(pictures, load, [SPEC])
+def test_unreadable_images_are_named_and_skipped_in_each_pass(image_folder):
+    (image_folder / "b.png").write_bytes(b"bad")
+    dataset = open_dataset(image_folder, load, [SPEC])
     for _ in range(2):
         assert values(dataset) == [1.0, 3.0]
         assert [skipped.name for skipped in dataset.skipped] == ["b.png"]
         assert "not a picture" in dataset.skipped[0].reason
 
 
-def test_if_no_picture_is_readable_that_is_an_error(pictures):
-    for path in pictures.rglob("*.*[gG]"):
+def test_if_no_image_is_readable_that_is_an_error(image_folder):
+    for path in image_folder.rglob("*.*[gG]"):
         path.write_bytes(b"bad")
     with pytest.raises(CalibrationError, match=r"none of 3 calibration samples.*a\.JPG"):
-        list(open_dataset(pictures, load, [SPEC]))
+        list(open_dataset(image_folder, load, [SPEC]))
 
 
-def test_a_mistake_in_the_preprocessing_is_not_taken_for_an_unreadable_picture(pictures):
+def test_a_mistake_in_the_preprocessing_is_not_taken_for_an_unreadable_image(image_folder):
     def broken(_path):
         raise ValueError("a mistake")
 
     with pytest.raises(ValueError, match="a mistake"):
-        list(open_dataset(pictures, broken, [SPEC]))
+        list(open_dataset(image_folder, broken, [SPEC]))
 
 
 @pytest.mark.parametrize(
-    ("picture", "words"),
+    ("pixels", "message"),
     [
         (np.zeros((3, 4, 4), np.float32), r"float32 of shape \[3, 4, 4\].*\[1, 3, 2, 2\]"),
         (np.zeros((3, 2, 2)), "is float64 of shape.*takes float32"),
@@ -97,9 +99,9 @@ def test_a_mistake_in_the_preprocessing_is_not_taken_for_an_unreadable_picture(p
         (np.full((3, 2, 2), np.nan, np.float32), "12 NaN and 0 infinite of 12"),
     ],
 )
-def test_a_picture_that_does_not_fit_the_input_is_named(pictures, picture, words):
-    with pytest.raises(CalibrationError, match=rf"a\.JPG.*{words}"):
-        list(open_dataset(pictures, lambda _: picture, [SPEC]))
+def test_an_image_that_does_not_fit_the_input_is_named(image_folder, pixels, message):
+    with pytest.raises(CalibrationError, match=rf"a\.JPG.*{message}"):
+        list(open_dataset(image_folder, lambda _: pixels, [SPEC]))
 
 
 @pytest.mark.parametrize("limit", [1, 3, 7, 10])
@@ -111,8 +113,8 @@ def test_a_limit_spreads_over_the_whole_data(tmp_path, limit):
     assert len(dataset) == limit
 
 
-def test_more_samples_asked_than_there_are_is_visible(pictures):
-    dataset = open_dataset(pictures, load, [SPEC], 500)
+def test_more_samples_asked_than_there_are_is_visible(image_folder):
+    dataset = open_dataset(image_folder, load, [SPEC], 500)
     assert (dataset.requested, len(dataset)) == (500, 3)
 
 
@@ -158,7 +160,7 @@ def _npy(array):
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (_npy(np.zeros((1, 3, 2, 2))), "float64 of shape"),
         (_npy(np.zeros((1, 3, 2, 2), ">f4")), ">f4 of shape"),
@@ -171,9 +173,9 @@ def _npy(array):
         (b"\x93NUMPY\x01\x00\xff\xff", "damaged"),
     ],
 )
-def test_an_array_file_that_does_not_fit_is_named_when_it_is_opened(tmp_path, content, words):
+def test_an_array_file_that_does_not_fit_is_named_when_it_is_opened(tmp_path, content, message):
     (tmp_path / "x.npy").write_bytes(content)
-    with pytest.raises(CalibrationError, match=words) as caught:
+    with pytest.raises(CalibrationError, match=message) as caught:
         open_dataset(tmp_path / "x.npy", None, [SPEC])
     assert "x.npy" in str(caught.value)
 
@@ -248,44 +250,44 @@ def test_inputs_with_different_numbers_of_samples_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "words"),
+    ("names", "message"),
     [
         ([], "no picture, .npy or .npz files of 0"),
         (["readme.txt"], "no picture, .npy or .npz files of 1"),
         (["a.png", "b.npy", "c.npy"], "2 .npy, 1 picture files of 3"),
     ],
 )
-def test_a_folder_without_one_kind_of_data_is_refused(tmp_path, names, words):
+def test_a_folder_without_one_kind_of_data_is_refused(tmp_path, names, message):
     for name in names:
         (tmp_path / name).write_bytes(b"1")
-    with pytest.raises(CalibrationError, match=words):
+    with pytest.raises(CalibrationError, match=message):
         open_dataset(tmp_path, load, [SPEC])
 
 
-def test_what_is_missing_is_said(pictures):
+def test_what_is_missing_is_said(image_folder):
     with pytest.raises(CalibrationError, match="no such calibration data"):
-        open_dataset(pictures / "none", load, [SPEC])
+        open_dataset(image_folder / "none", load, [SPEC])
     with pytest.raises(CalibrationError, match="nothing says how to preprocess"):
-        open_dataset(pictures, None, [SPEC])
+        open_dataset(image_folder, None, [SPEC])
     with pytest.raises(CalibrationError, match="feed one input, but the model has 2"):
-        open_dataset(pictures, load, [SPEC, OTHER])
+        open_dataset(image_folder, load, [SPEC, OTHER])
     with pytest.raises(CalibrationError, match="limit is 0"):
-        open_dataset(pictures, load, [SPEC], 0)
+        open_dataset(image_folder, load, [SPEC], 0)
 
 
-def test_the_hash_follows_names_bytes_and_choice_and_nothing_else(pictures, tmp_path):
+def test_the_hash_follows_names_bytes_and_choice_and_nothing_else(image_folder, tmp_path):
     def digest(limit=None):
-        return open_dataset(pictures, load, [SPEC], limit).sha256()
+        return open_dataset(image_folder, load, [SPEC], limit).sha256()
 
     whole = digest()
-    (pictures / "labels.txt").write_text("dog")
+    (image_folder / "labels.txt").write_text("dog")
     assert digest() == whole
     seen = {whole, digest(2)}
-    (pictures / "b.png").write_bytes(b"4")
+    (image_folder / "b.png").write_bytes(b"4")
     seen.add(digest())
-    (pictures / "b.png").write_bytes(b"2")
+    (image_folder / "b.png").write_bytes(b"2")
     assert digest() == whole
-    (pictures / "b.png").rename(pictures / "b2.png")
+    (image_folder / "b.png").rename(image_folder / "b2.png")
     seen.add(digest())
     assert len(seen) == 4
 

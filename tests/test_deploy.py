@@ -155,7 +155,7 @@ def test_a_broker_killed_in_a_download_costs_only_time(
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "words"),
+    ("behaviour", "message"),
     [
         ("fails", "camera /dev/video9 does not exist"),
         ("exits", "status 3: Traceback (most recent call last): | ValueError: scores [1,80]"),
@@ -163,7 +163,7 @@ def test_a_broker_killed_in_a_download_costs_only_time(
     ],
 )
 def test_a_broken_release_is_rolled_back_and_says_why(
-    tmp_path: Path, broker: Mosquitto, behaviour: str, words: str
+    tmp_path: Path, broker: Mosquitto, behaviour: str, message: str
 ) -> None:
     box = AgentBox(tmp_path, broker.port, trial_timeout_s=2.0)  # the good one must be quicker
     box.start()
@@ -173,7 +173,7 @@ def test_a_broken_release_is_rolled_back_and_says_why(
         assert deploy_bundle(good, DEVICE, address(broker.port), timeout_s=WAIT_S).live
         result = deploy_bundle(bad, DEVICE, address(broker.port), timeout_s=WAIT_S)
         assert result.phase == "rolled_back"
-        assert words in result.reason
+        assert message in result.reason
         with Watcher(broker.port) as watcher:
             report = watcher.wait_report("rolled_back", pipeline=PipelineReport(status="running"))
             assert report.running is not None
@@ -364,14 +364,14 @@ def real_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("source", "phase", "words"),
+    ("source", "phase", "message"),
     [
         (configs.ROOT / "scenes" / "heldout", "live", ""),
         (Path("/nowhere/camera.mp4"), "rolled_back", "/nowhere/camera.mp4"),
     ],
 )
 def test_the_real_pipeline_is_tried_too(
-    tmp_path: Path, broker: Mosquitto, real_bundle: Path, source: Path, phase: str, words: str
+    tmp_path: Path, broker: Mosquitto, real_bundle: Path, source: Path, phase: str, message: str
 ) -> None:
     box = AgentBox(tmp_path, broker.port, profile="laptop", source=source)
     box.start()
@@ -380,5 +380,5 @@ def test_the_real_pipeline_is_tried_too(
     finally:
         box.close()
     assert result.phase == phase, result
-    assert words in result.reason
+    assert message in result.reason
     assert "Traceback" not in result.reason

@@ -303,14 +303,15 @@ def test_a_unit_for_depthwise_takes_its_channels_at_once() -> None:
 )
 def test_arrays_and_buffers_have_the_published_sizes(name: str, macs: int, buffer_kib: int) -> None:
     config = CONFIGURATIONS[name]
-    assert config.macs_per_clock("int8") == macs
-    assert config.buffer_bytes == buffer_kib * 1024
+    assert config.atomic_c * config.kernels_at_once("int8") == macs
+    assert config.banks * config.bank_bytes == buffer_kib * 1024
 
 
 def test_orin_has_the_macs_that_its_published_rate_needs() -> None:
     orin = CONFIGURATIONS["orin"]
     # 105 sparse TOPS of both cores at 1.6 GHz, half of it dense, two operations a MAC.
-    assert orin.macs_per_clock("int8") == pytest.approx(105e12 / 2 / 2 / 2 / 1.6e9, rel=0.01)
+    macs = orin.atomic_c * orin.kernels_at_once("int8")
+    assert macs == pytest.approx(105e12 / 2 / 2 / 2 / 1.6e9, rel=0.01)
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)

@@ -348,7 +348,7 @@ def test_work_of_several_frames_is_a_multiple() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"channels": 0}, "channels 0"),
         ({"kernels": -1}, "kernels -1"),
@@ -358,8 +358,8 @@ def test_work_of_several_frames_is_a_multiple() -> None:
         ({"kernel": (57, 1)}, "does not fit"),
     ],
 )
-def test_sizes_that_no_layer_has_are_refused(change: dict[str, object], words: str) -> None:
-    with pytest.raises(LayerError, match=words):
+def test_sizes_that_no_layer_has_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(LayerError, match=message):
         replace(FLAT, **change)
     assert replace(FLAT, kernel=(56, 1)).out_height == 1
 

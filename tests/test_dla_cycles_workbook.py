@@ -2,8 +2,7 @@
 
 import pytest
 from dla_layers import workbook_rows
-
-from toolkit.dla.cycles.workbook import (
+from dla_workbook import (
     RULES,
     Machine,
     SheetLayer,

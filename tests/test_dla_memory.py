@@ -1,5 +1,6 @@
 """What one DLA core holds and how tensors lie at its border, at each limit and one beyond it."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,29 +8,28 @@ import pytest
 from dla_cases import V2, conv, relu
 from planning_graphs import constant, one_node
 
+from device.engine.manifest import Precision
 from toolkit.dla.rules.explain import rule_lines
 from toolkit.dla.rules.formats import (
     FORMAT,
     FORMAT_RULES,
     FORMATS,
     BoundaryTensor,
+    Format,
     common_format,
-    format_bytes,
 )
 from toolkit.dla.rules.memory import (
+    BYTES,
     CORE_RULES,
     LOADABLE_RULES,
-    POOL_RULES,
-    POOLS,
     Core,
     Loadable,
-    PoolLimit,
     stored_bytes,
 )
-from toolkit.dla.rules.rule import Situation, judge_subject, parse_version
+from toolkit.dla.rules.rule import Generation, Situation, judge_subject, parse_version
 from toolkit.dla.rules.verdicts import situation_of
 
-ALL_RULES = CORE_RULES + LOADABLE_RULES + POOL_RULES + FORMAT_RULES
+ALL_RULES = CORE_RULES + LOADABLE_RULES + FORMAT_RULES
 ORIN = situation_of(V2, "10.3", "int8")
 
 
@@ -75,10 +75,6 @@ CASES = (
     Case("G7", held(2, 2, 2), held(2, 2, 4)),
     Case("G8", held(intermediates=1024 * MIB - 1), held(intermediates=1024 * MIB)),
     Case("G9", held(weights=512 * MIB - 1), held(weights=512 * MIB)),
-    Case("pool.size", PoolLimit("dlaLocalDRAM", 4096), PoolLimit("dlaLocalDRAM", 2048)),
-    Case("pool.size", PoolLimit("dlaLocalDRAM", 2 * MIB), PoolLimit("dlaLocalDRAM", 3 * MIB)),
-    Case("sram.v1", PoolLimit("dlaSRAM", 4 * MIB), PoolLimit("dlaSRAM", 8 * MIB), at("8.5", "v1")),
-    Case("sram.v2", PoolLimit("dlaSRAM", MIB), PoolLimit("dlaSRAM", 2 * MIB)),
     Case("format.rank", border(shape=(1, 3, 8, 8)), border(shape=(1, 3, 8))),
     Case("format.precision", border("dla_linear"), border("dla_linear", precision="fp32")),
     Case("format.precision", hwc4(), hwc4(precision="fp32")),
@@ -101,7 +97,6 @@ def refused_by(subject: object, situation: Situation) -> set[str]:
     rules = {
         Core: CORE_RULES,
         Loadable: LOADABLE_RULES,
-        PoolLimit: POOL_RULES,
         BoundaryTensor: FORMAT_RULES,
     }[type(subject)]
     return {verdict.rule for verdict in judge_subject(rules, subject, situation)}
@@ -124,9 +119,11 @@ def test_one_cap_of_loadables_holds_in_every_version():
         assert [line.status for line in lines].count("ok") == 1
 
 
-def test_default_pools_obey_the_rules_of_pools():
-    for pool in POOLS:
-        assert refused_by(PoolLimit(pool.name, pool.default_bytes), ORIN) == set()
+def format_bytes(
+    row: Format, shape: tuple[int, int, int, int], precision: Precision, generation: Generation
+) -> int:
+    element = BYTES[precision]
+    return math.prod(row.padded(shape, element, generation)) * element
 
 
 def test_formats_fill_up_as_documented():

@@ -20,7 +20,16 @@ from toolkit.machine import Machine, Module, mqtt_refusal, tensorrt_version, thi
 
 MODULES = {
     name: Module("1.0", f"/venv/lib/python3.10/site-packages/{name}/__init__.py")
-    for name in ("cv2", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "amqtt", "triton")
+    for name in (
+        "cv2",
+        "onnx",
+        "onnx_ir",
+        "onnxscript",
+        "highspy",
+        "onnxruntime",
+        "amqtt",
+        "triton",
+    )
 }
 ORIN_NX = {
     "proc/device-tree/model": "NVIDIA Jetson Orin NX Engineering Reference Developer Kit\0",

@@ -69,7 +69,7 @@ def test_a_large_bias_loses_its_low_bits() -> None:
 
 @pytest.mark.parametrize("activation", [Activation(), RELU, Activation(low=-1.0, high=6.0)])
 @pytest.mark.parametrize("channels", [1, 5])
-def test_the_fast_way_gives_the_same(activation: Activation, channels: int) -> None:
+def test_the_fast_path_gives_the_same(activation: Activation, channels: int) -> None:
     rng = np.random.default_rng()
     a = sums(rng, 5, 20, 100)
     a[:, 0] = rng.integers(-40, 40, a[:, 0].shape)
@@ -85,7 +85,7 @@ def test_the_fast_way_gives_the_same(activation: Activation, channels: int) -> N
 
 
 @pytest.mark.parametrize("shift", range(1, 16))
-def test_the_fast_way_sends_halves_away_from_zero(shift: int) -> None:
+def test_the_fast_path_rounds_halves_away_from_zero(shift: int) -> None:
     halves = np.arange(-255, 256, 2) * 2 ** (shift - 1)
     path = layers.make_path(Sums(np.asarray(2.0**-shift)), Activation(), 1.0, "hardware")
     fast = layers.fast_path(path, 1 << 24)
@@ -107,7 +107,7 @@ def test_other_roundings_would_be_seen_in_ideal_layers(
     assert layers.finish(halves, path).tolist() != expected
 
 
-def test_the_fast_way_is_not_taken_where_something_could_saturate_before_the_end() -> None:
+def test_the_fast_path_is_not_taken_where_something_could_saturate_before_the_end() -> None:
     path = layers.make_path(Sums(np.asarray(1e-3)), Activation(), 0.1, "hardware")
     assert layers.fast_path(path, 2**31 - 1) is not None
     assert layers.fast_path(path, 2**31) is None

@@ -57,7 +57,7 @@ def encode(value: object) -> str:
     return text
 
 
-def places(tree: object) -> list[tuple[object, object]]:
+def json_paths(tree: object) -> list[tuple[object, object]]:
     """Every (container, key) of a tree of dicts and lists."""
     found: list[tuple[object, object]] = []
     stack = [tree]
@@ -72,7 +72,7 @@ def places(tree: object) -> list[tuple[object, object]]:
 
 def edit(draw: random.Random, tree: object) -> None:
     """Change one place: a hostile value, a neighbour's value, another name, none or one more."""
-    spots = places(tree)
+    spots = json_paths(tree)
     if not spots:
         return
     node, key = draw.choice(spots)
@@ -117,7 +117,7 @@ def repeat_key(draw: random.Random, text: str) -> str:
     """Now and then, state the first member of some object twice."""
     if draw.random() > 0.05 or "{" not in text:
         return text
-    at = draw.choice([place for place, letter in enumerate(text) if letter == "{"])
+    at = draw.choice([index for index, letter in enumerate(text) if letter == "{"])
     stop = min((text.find(mark, at) for mark in ",}" if mark in text[at:]), default=-1)
     return text if stop < 0 else f"{text[: at + 1]}{text[at + 1 : stop]},{text[at + 1 :]}"
 

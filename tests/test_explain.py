@@ -47,7 +47,7 @@ def test_every_rule_of_the_operator_has_one_line_that_says_why(case):
             assert "{" not in row.limit + row.actual + row.source
 
 
-def test_a_value_is_told_even_where_the_rule_is_kept():
+def test_a_value_is_told_even_where_the_rule_passes():
     view = conv((1, 64, 40, 56), 128, (5, 3), strides=[2, 1], group=4)
     told = {row.rule: row.actual for row in explain(view, V2, "10.3", "int8")}
     assert told["conv.kernel"] == "kernel 5x3"

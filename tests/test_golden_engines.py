@@ -1,4 +1,4 @@
-"""Engines before their kernels are compiled are the kept ones: see `scripts/golden_engines.py`."""
+"""Uncompiled engines equal the golden file: see `scripts/golden_engines.py`."""
 
 from dataclasses import fields, replace
 
@@ -16,28 +16,28 @@ from scripts.golden_engines import (
 )
 
 
-def test_every_case_is_kept_and_makes_its_kernels() -> None:
-    kept = read_goldens()
-    assert list(kept) == [case.name for case in CASES]
-    check_coverage(kept)
+def test_every_case_is_in_the_golden_file_and_launches_its_kernels() -> None:
+    expected = read_goldens()
+    assert list(expected) == [case.name for case in CASES]
+    check_coverage(expected)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.quick], ids=lambda case: case.name)
-def test_a_small_engine_is_the_kept_one(case: Case) -> None:
+def test_a_small_engine_equals_its_golden_row(case: Case) -> None:
     assert differences(read_goldens()[case.name], measure(case)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_all_engines_are_the_kept_ones() -> None:
-    kept = read_goldens()
-    found = measure_all(CASES, print)
-    wrong = {name: differences(kept[name], one) for name, one in found.items()}
+def test_all_engines_equal_their_golden_rows() -> None:
+    expected = read_goldens()
+    measured = measure_all(CASES, print)
+    wrong = {name: differences(expected[name], golden) for name, golden in measured.items()}
     assert {name: lines for name, lines in wrong.items() if lines} == {}
 
 
 def test_a_renamed_kernel_or_parameter_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tables give the kept names, so that what has another name now is found the same."""
+    """The tables map new names to those in the file, so renamed code compares equal."""
     (case,) = (case for case in CASES if case.name == "moves agx-thor fp16")
     plain = measure(case)
     renamed = dict(golden_engines.RENAMED_KERNELS)
@@ -51,7 +51,7 @@ def test_a_renamed_kernel_or_parameter_changes_nothing(monkeypatch: pytest.Monke
 
 
 def test_a_difference_tells_where_it_is() -> None:
-    kept = next(iter(read_goldens().values()))
-    for one in fields(kept):
-        changed = replace(kept, **{one.name: None})
-        assert [line.split(":")[0] for line in differences(kept, changed)] == [one.name]
+    expected = next(iter(read_goldens().values()))
+    for field in fields(expected):
+        changed = replace(expected, **{field.name: None})
+        assert [line.split(":")[0] for line in differences(expected, changed)] == [field.name]

@@ -20,7 +20,7 @@ PRECISIONS = pytest.mark.parametrize("precision", ["fp32", "fp16"])
 
 def check(case: Case, precision: str, rng: np.random.Generator) -> None:
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.draft(precision), feeds)
+    found = gpu_interpreter.run(case.lower(precision), feeds)
     for name, truth in case.truth(feeds).items():
         assert found[name].shape == truth.shape
         difference = np.linalg.norm(found[name].astype(np.float64) - truth)
@@ -28,7 +28,7 @@ def check(case: Case, precision: str, rng: np.random.Generator) -> None:
 
 
 def kernels(case: Case, precision: str = "fp16") -> list[str]:
-    return [call.spec.title for call in case.draft(precision).calls]
+    return [call.spec.title for call in case.lower(precision).launches]
 
 
 def scalar(value: float) -> np.ndarray:
@@ -77,28 +77,28 @@ def test_attention_is_one_kernel(name: str, precision: str, rng: np.random.Gener
 
 
 def check_tactics(
-    drafted: KernelProgram, case: Case, limit: float, rng: np.random.Generator
+    program: KernelProgram, case: Case, limit: float, rng: np.random.Generator
 ) -> None:
     feeds = case.feeds(rng)
     truth = case.truth(feeds)["y"]
-    (at,) = [at for at, work in enumerate(drafted.work) if len(work.tactics) > 1]
-    for tactic in drafted.work[at].tactics:
-        work = list(drafted.work)
-        work[at] = replace(work[at], tactics=(tactic,))
-        found = gpu_interpreter.run(replace(drafted, work=tuple(work)), feeds)["y"]
+    (at,) = [at for at, op in enumerate(program.ops) if len(op.tactics) > 1]
+    for tactic in program.ops[at].tactics:
+        ops = list(program.ops)
+        ops[at] = replace(ops[at], tactics=(tactic,))
+        found = gpu_interpreter.run(replace(program, ops=tuple(ops)), feeds)["y"]
         assert np.linalg.norm(found - truth) < limit * np.linalg.norm(truth)
 
 
 def test_every_tactic_gives_the_same(rng: np.random.Generator) -> None:
     case = attention((1, 2, 150, 32), (1, 2, 150, 32), (1, 2, 150, 32))
-    check_tactics(case.draft("fp32"), case, 1e-4, rng)
+    check_tactics(case.lower("fp32"), case, 1e-4, rng)
 
 
 @pytest.mark.parametrize("keys", [128, 197])
 @pytest.mark.parametrize("sm", [87, 90])
 def test_every_tactic_of_fp16_sees_all_keys(sm: int, keys: int, rng: np.random.Generator) -> None:
     case = attention((1, 2, 70, 16), (1, 2, keys, 16), (1, 2, keys, 16))
-    check_tactics(case.draft("fp16", GpuTarget(sm, 8)), case, 1e-2, rng)
+    check_tactics(case.lower("fp16", GpuTarget(sm, 8)), case, 1e-2, rng)
 
 
 def test_keys_masked_by_minus_infinity(rng: np.random.Generator) -> None:
@@ -107,7 +107,7 @@ def test_keys_masked_by_minus_infinity(rng: np.random.Generator) -> None:
     feeds["mask"] = np.where(rng.random((20, 150)) < 0.5, -np.inf, 0).astype(np.float32)
     feeds["mask"][:, :100] = -np.inf  # whole blocks
     feeds["mask"][:, 120] = 0
-    found = gpu_interpreter.run(case.draft("fp32"), feeds)["y"]
+    found = gpu_interpreter.run(case.lower("fp32"), feeds)["y"]
     truth = case.truth(feeds)["y"]
     assert np.linalg.norm(found - truth) < 1e-4 * np.linalg.norm(truth)
 
@@ -308,4 +308,4 @@ def test_an_einsum_whose_sizes_do_not_fit_is_refused(equation: str) -> None:
     inputs = dict(zip("ab", shapes, strict=True))
     case = Case([node("Einsum", "a b", "y", equation=equation)], inputs, {})
     with pytest.raises(NotCoveredError, match=said):
-        case.draft("fp32")
+        case.lower("fp32")

@@ -17,9 +17,10 @@ from int8_graphs import Graph
 import toolkit.gpu.codegen.compile as compiling
 from toolkit.gpu.codegen.compile import cache_folder, compile_kernels, compile_ops, has_compiler
 from toolkit.gpu.codegen.messages import Compiled
-from toolkit.gpu.compile import GpuSegment, lower_gpu
+from toolkit.gpu.compile import GpuSegment, compile_segment
 from toolkit.gpu.errors import CompileError, NotCoveredError
 from toolkit.gpu.ir.launch import KernelLaunch, KernelSpec, TunableOp
+from toolkit.gpu.lower import lower_segment
 from toolkit.gpu.target import GpuTarget, sm_limits
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="Triton is not installed")
@@ -40,9 +41,10 @@ def light() -> Case:
     return Case(nodes, {"x": (4, 24)}, {})
 
 
-def lower(case: Case, gpu: GpuTarget = ORIN) -> GpuSegment:
+def compile_case(case: Case, gpu: GpuTarget = ORIN) -> GpuSegment:
     piece = case.segment()
-    return lower_gpu(piece.name, piece.model, gpu=gpu, precision="fp16")
+    program = lower_segment(piece.model, gpu=gpu, precision="fp16")
+    return compile_segment(piece.name, program, gpu=gpu)
 
 
 def content(segment: GpuSegment) -> Mapping[str, bytes]:
@@ -51,7 +53,7 @@ def content(segment: GpuSegment) -> Mapping[str, bytes]:
 
 @needs_compiler
 def test_a_board_s_cubins_are_made_here_without_a_gpu(rng: np.random.Generator) -> None:
-    segment = lower(small(rng))
+    segment = compile_case(small(rng))
     cubins = [data for name, data in content(segment).items() if name.endswith(".cubin")]
     assert len(cubins) == len(segment.implementation.kernels) >= 3
     for cubin in cubins:
@@ -67,7 +69,7 @@ def test_a_second_build_compiles_nothing_and_gives_the_same_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case = light()
-    first = lower(case)
+    first = compile_case(case)
     assert len(first.implementation.kernels) == 2
 
     def refuse(_: str) -> None:
@@ -75,13 +77,13 @@ def test_a_second_build_compiles_nothing_and_gives_the_same_bytes(
 
     with monkeypatch.context() as patch:
         patch.setattr(compiling, "_worker", refuse)
-        assert content(lower(case)) == content(first)
+        assert content(compile_case(case)) == content(first)
     names = [kernel.function.encode() for kernel in first.implementation.kernels]
     for number, path in enumerate(sorted(cache_folder().rglob("*.kernel"))):
-        kept = path.read_bytes()
-        name = next(name for name in names if name in kept)
-        path.write_bytes(kept.replace(name, b"\xff" * len(name)) if number % 2 else b"damaged")
-    assert content(lower(case)) == content(first)  # what cannot be read is compiled anew
+        cached = path.read_bytes()
+        name = next(name for name in names if name in cached)
+        path.write_bytes(cached.replace(name, b"\xff" * len(name)) if number % 2 else b"damaged")
+    assert content(compile_case(case)) == content(first)  # what cannot be read is compiled anew
 
 
 @needs_compiler
@@ -89,10 +91,10 @@ def test_a_cache_that_cannot_be_written_does_not_stop_a_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = light()
-    first = lower(case)
+    first = compile_case(case)
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert content(lower(case)) == content(first)
+    assert content(compile_case(case)) == content(first)
 
 
 @needs_compiler
@@ -114,7 +116,7 @@ def test_shared_memory_beyond_the_gpu_s_is_refused(
 ) -> None:
     limits = replace(sm_limits(87), block_shared_bytes=1024)
     monkeypatch.setattr("toolkit.gpu.target.sm_limits", lambda _: limits)
-    specs = {call.spec for call in small(rng).draft("fp16").calls}
+    specs = {call.spec for call in small(rng).lower("fp16").launches}
     with pytest.raises(CompileError, match="gets 1024"):
         compile_kernels(tuple(specs), ORIN)
 
@@ -149,14 +151,14 @@ def test_a_host_without_triton_says_what_to_install(
 
     monkeypatch.setattr(compiling, "version", absent)
     with pytest.raises(CompileError, match="gpu-build"):
-        lower(small(rng))
+        compile_case(small(rng))
 
 
 @needs_compiler
 @pytest.mark.parametrize("sm", [72, 87, 110])
 def test_no_board_s_convolution_spills_registers(sm: int, rng: np.random.Generator) -> None:
     case = convolution(rng, (1, 64, 28, 28), 64, (3, 3), pads=[1, 1, 1, 1])
-    kernels = lower(case, GpuTarget(sm, 8)).implementation.kernels
+    kernels = compile_case(case, GpuTarget(sm, 8)).implementation.kernels
     assert [kernel.spill_bytes for kernel in kernels if kernel.spill_bytes] == []
 
 
@@ -170,8 +172,8 @@ def test_depthwise_windows_of_int8_stay_in_registers(
     graph = Graph(rng, {"x": (32, 96, 28, 28)})
     window: dict[str, object] = {"group": 96, "pads": [2] * 4, "strides": [stride] * 2}
     y = graph.product("Conv", graph.rounded("x"), (96, 1, 5, 5), bias="int32", **window)
-    segment = graph.case(graph.rounded(graph.add("Sigmoid", y))).draft("int8", gpu)
-    specs = {call.spec for call in segment.calls if call.spec.title == "depthwise_int8"}
+    segment = graph.case(graph.rounded(graph.add("Sigmoid", y))).lower("int8", gpu)
+    specs = {call.spec for call in segment.launches if call.spec.title == "depthwise_int8"}
     assert specs
     kernels = compile_kernels(sorted(specs, key=str), gpu)
     assert [one.spill_bytes for one in kernels if one is not None and one.spill_bytes] == []
@@ -186,13 +188,13 @@ def test_pixels_of_int8_fit_in_registers_where_weights_stay(
     graph = Graph(rng, {"x": (32, channels, 20, 20)})
     weights = (filters, channels, 3, 3)
     y = graph.product("Conv", graph.rounded("x"), weights, bias="int32", pads=[1] * 4)
-    segment = graph.case(graph.rounded(graph.add("Relu", y))).draft("int8", gpu)
-    specs = {call.spec for call in segment.calls if call.spec.title == "persistent_conv"}
+    segment = graph.case(graph.rounded(graph.add("Relu", y))).lower("int8", gpu)
+    specs = {call.spec for call in segment.launches if call.spec.title == "persistent_conv"}
     (kernel,) = compile_kernels(sorted(specs, key=str), gpu)
     assert kernel is not None
     assert not kernel.spill_bytes
-    kept = -(-9 * channels // 64) * 64 * filters
-    assert kernel.shared_bytes < kept + 8192  # pixels do not go through shared memory
+    compiled_ops = -(-9 * channels // 64) * 64 * filters
+    assert kernel.shared_bytes < compiled_ops + 8192  # pixels do not go through shared memory
 
 
 SLOW_COMPILER = """
@@ -222,7 +224,7 @@ def slow_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "TIMEOUT_S", 3.0)
 
 
-def work(node: str, *tactics: tuple[str, ...]) -> TunableOp:
+def op(node: str, *tactics: tuple[str, ...]) -> TunableOp:
     def call(kernel: str) -> KernelLaunch:
         spec = KernelSpec(kernel, (), (("NODE", node),), warps=1, stages=1)
         return KernelLaunch(spec, (1, 1, 1), (), (), ())
@@ -232,9 +234,9 @@ def work(node: str, *tactics: tuple[str, ...]) -> TunableOp:
 
 @pytest.mark.usefixtures("slow_compiler")
 def test_a_tactic_that_compiles_for_ever_is_left_out() -> None:
-    works = [work("a", ("fast", "slow"), ("fast",), ("other",)), work("b", ("fast",))]
-    kept, compiled = compile_ops(works, ORIN)
-    assert [[[call.spec.title for call in t] for t in one.tactics] for one in kept] == [
+    ops = [op("a", ("fast", "slow"), ("fast",), ("other",)), op("b", ("fast",))]
+    compiled_ops, compiled = compile_ops(ops, ORIN)
+    assert [[[call.spec.title for call in t] for t in one.tactics] for one in compiled_ops] == [
         [["fast"], ["other"]],
         [["fast"]],
     ]
@@ -255,8 +257,8 @@ def test_a_compiler_stopped_as_it_answers_is_not_asked_again(
     monkeypatch.setattr(compiling, "TIMEOUT_S", 60.0)
     monkeypatch.setattr("toolkit.gpu.codegen.compile.threading.Timer", LastMoment)
     monkeypatch.setattr("toolkit.gpu.codegen.compile.os.cpu_count", lambda: 1)
-    kept, compiled = compile_ops([work("a", ("first",)), work("b", ("second",))], ORIN)
-    assert [len(one.tactics) for one in kept] == [1, 1]
+    compiled_ops, compiled = compile_ops([op("a", ("first",)), op("b", ("second",))], ORIN)
+    assert [len(one.tactics) for one in compiled_ops] == [1, 1]
     assert sorted(spec.kernel for spec in compiled) == ["first", "second"]
 
 
@@ -265,9 +267,9 @@ def test_a_compiler_that_ends_names_the_kernel_it_ended_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("toolkit.gpu.codegen.compile.os.cpu_count", lambda: 1)
-    works = [work(name, (name,)) for name in ("first", "broken", "third", "fourth")]
+    ops = [op(name, (name,)) for name in ("first", "broken", "third", "fourth")]
     with pytest.raises(CompileError, match="ended on kernel broken for sm_87"):
-        compile_ops(works, ORIN)
+        compile_ops(ops, ORIN)
 
 
 @pytest.mark.usefixtures("slow_compiler")
@@ -282,14 +284,14 @@ def test_a_compiler_that_does_not_start_is_an_error_of_the_build(
 
     monkeypatch.setattr(compiling, "_worker", end)
     with pytest.raises(CompileError, match="the compiler ended on kernel fast for sm_87"):
-        compile_ops([work("a", ("fast",))], ORIN)
+        compile_ops([op("a", ("fast",))], ORIN)
 
 
 @pytest.mark.usefixtures("slow_compiler")
-def test_work_that_compiles_for_ever_names_its_nodes() -> None:
-    works = [work("a", ("fast",)), work("b", ("slow",)), work("c", ("other",))]
+def test_an_operation_that_compiles_for_ever_names_its_nodes() -> None:
+    ops = [op("a", ("fast",)), op("b", ("slow",)), op("c", ("other",))]
     with pytest.raises(NotCoveredError, match="kernel slow for sm_87 takes longer than 3 s") as e:
-        compile_ops(works, ORIN)
+        compile_ops(ops, ORIN)
     assert list(e.value.reasons) == ["b"]
 
 
@@ -302,8 +304,8 @@ def test_two_floats_become_bytes_in_one_instruction(sm: int, rng: np.random.Gene
     graph = Graph(rng, {"x": (4, 96, 14, 14)})
     case = graph.case(graph.product("Conv", graph.rounded("x"), (16, 96, 1, 1)))
     gpu = GpuTarget(sm, 8)
-    calls = case.draft("int8", gpu).calls
-    specs = [call.spec for call in calls if call.spec.title == "transpose_tiles"]
+    launches = case.lower("int8", gpu).launches
+    specs = [call.spec for call in launches if call.spec.title == "transpose_tiles"]
     assert ("y", "*i8:16") in specs[0].signature
     (compiled, *_) = compile_kernels(specs, gpu)
     path = cache_folder().parent / "k.cubin"

@@ -13,7 +13,7 @@ PRECISIONS = pytest.mark.parametrize("precision", ["fp32", "fp16"])
 
 def check(case: Case, precision: str, rng: np.random.Generator) -> None:
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.draft(precision), feeds)
+    found = gpu_interpreter.run(case.lower(precision), feeds)
     for name, truth in case.truth(feeds).items():
         assert found[name].shape == truth.shape
         difference = np.linalg.norm(found[name].astype(np.float64) - truth)
@@ -47,7 +47,7 @@ def test_convolutions(name: str, precision: str, rng: np.random.Generator) -> No
     }
     nodes = [node("Conv", "x w b", "c", **attributes), node("Relu", "c", "y")]
     case = Case(nodes, {"x": shape}, weights)
-    assert "gemm im2col_3d" in [call.spec.title for call in case.draft(precision).calls]
+    assert "gemm im2col_3d" in [call.spec.title for call in case.lower(precision).launches]
     check(case, precision, rng)
 
 

@@ -29,7 +29,7 @@ DEPTHWISE = {
 
 
 @pytest.mark.parametrize("name", DEPTHWISE)
-def test_depthwise_by_words_is_exact(name: str, rng: np.random.Generator) -> None:
+def test_depthwise_dp4a_is_exact(name: str, rng: np.random.Generator) -> None:
     shape, taps, attributes = DEPTHWISE[name]
     graph = Graph(rng, {"x": shape})
     weights = (shape[1], 1, *taps)
@@ -40,7 +40,7 @@ def test_depthwise_by_words_is_exact(name: str, rng: np.random.Generator) -> Non
     assert len({(one["ROWS"], one["COLUMNS"]) for one in tried}) >= 3
 
 
-def test_depthwise_by_words_adds_a_residual(rng: np.random.Generator) -> None:
+def test_depthwise_dp4a_adds_a_residual(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": (1, 8, 5, 6)})
     x = graph.rounded("x")
     c = graph.product("Conv", x, (8, 1, 3, 3), bias="int32", group=8, pads=[1, 1, 1, 1])
@@ -51,9 +51,9 @@ def test_depthwise_by_words_adds_a_residual(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     ("channels", "attributes"),
     [(6, {}), (8, {"dilations": [2, 1]}), (8, {"strides": [3, 3]})],
-    ids=["channels that are no words", "dilated", "strides of three"],
+    ids=["channels not divisible by four", "dilated", "strides of three"],
 )
-def test_other_depthwise_convolutions_have_no_words(
+def test_other_depthwise_convolutions_do_not_use_dp4a(
     channels: int, attributes: dict[str, object], rng: np.random.Generator
 ) -> None:
     graph = Graph(rng, {"x": (1, channels, 9, 9)})
@@ -62,13 +62,13 @@ def test_other_depthwise_convolutions_have_no_words(
     assert check_tactics(graph.case(graph.rounded(y)), "depthwise_int8", H200) == []
 
 
-def test_words_of_weights_meet_the_pixels_they_belong_to(rng: np.random.Generator) -> None:
+def test_packed_weights_meet_their_pixels(rng: np.random.Generator) -> None:
     weights = rng.integers(-127, 128, (3, 2, 5)).astype(np.int8)
     pixels = rng.integers(-128, 128, (3, 16))
     packed = packed_taps(weights, 4)
     assert packed.shape == (2, 4, 2, 3)
     taps = packed.view(np.int8).reshape(2, 4, 2, 3, 4).astype(int)
-    for o in range(4):  # the first tap lies o pixels behind a word's first
+    for o in range(4):  # the first tap lies o pixels behind the first of an int8x4
         sums = sum((taps[:, o, k] * pixels[:, 4 * k : 4 * k + 4]).sum(-1) for k in range(2))
         truth = (weights.astype(int) * pixels[:, None, o : o + 5]).sum(-1).T
         np.testing.assert_array_equal(sums, truth)

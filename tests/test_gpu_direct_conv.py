@@ -26,31 +26,33 @@ WINDOWS = {
 }
 
 
-def run_every_tactic(draft: KernelProgram, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    (at,) = (i for i, one in enumerate(draft.work) if one.tactics[0][0].spec.title == "direct_conv")
+def run_every_tactic(program: KernelProgram, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    (at,) = (
+        i for i, one in enumerate(program.ops) if one.tactics[0][0].spec.title == "direct_conv"
+    )
     found = []
-    for tactic in draft.work[at].tactics:
-        work = [*draft.work]
-        work[at] = replace(work[at], tactics=(tactic,))
-        (result,) = gpu_interpreter.run(replace(draft, work=tuple(work)), feeds).values()
+    for tactic in program.ops[at].tactics:
+        ops = [*program.ops]
+        ops[at] = replace(ops[at], tactics=(tactic,))
+        (result,) = gpu_interpreter.run(replace(program, ops=tuple(ops)), feeds).values()
         found.append(result)
     return found
 
 
 @pytest.mark.parametrize("name", WINDOWS)
-def test_a_window_is_read_from_the_picture(name: str, rng: np.random.Generator) -> None:
+def test_a_window_is_read_from_the_image(name: str, rng: np.random.Generator) -> None:
     shape, filters, taps, attributes = WINDOWS[name]
     case = convolution(rng, shape, filters, taps, node("Relu", "c", "y"), **attributes)
     feeds = case.feeds(rng)
     truth = case.truth(feeds)["y"]
-    for found in run_every_tactic(case.draft("fp16", HOPPER), feeds):
+    for found in run_every_tactic(case.lower("fp16", HOPPER), feeds):
         assert found.shape == truth.shape
         assert np.linalg.norm(found - truth) < 2e-3 * np.linalg.norm(truth)
 
 
 @pytest.mark.parametrize("bias", ["", "int32"])
 @pytest.mark.parametrize("name", ["3x3 of stride 2", "3x3 of stride 1", "exactly 32 numbers"])
-def test_a_picture_is_rounded_as_it_is_read(name: str, bias: str, rng: np.random.Generator) -> None:
+def test_an_image_is_rounded_as_it_is_read(name: str, bias: str, rng: np.random.Generator) -> None:
     shape, filters, taps, attributes = WINDOWS[name]
     graph = Graph(rng, {"x": shape})
     weights = (filters, shape[1], *taps)
@@ -59,7 +61,7 @@ def test_a_picture_is_rounded_as_it_is_read(name: str, bias: str, rng: np.random
     feeds = case.feeds(rng)
     (truth,) = int8_reference.run(case.model(), feeds).values()
     assert len(np.unique(truth)) > 4
-    for result in run_every_tactic(case.draft("int8", HOPPER), feeds):
+    for result in run_every_tactic(case.lower("int8", HOPPER), feeds):
         np.testing.assert_array_equal(result, truth, strict=True)
 
 
@@ -76,7 +78,7 @@ def test_what_is_too_much_is_read_otherwise(
     shape: tuple[int, ...], filters: int, taps: tuple[int, int], rng: np.random.Generator
 ) -> None:
     case = convolution(rng, shape, filters, taps, strides=[2, 2])
-    kernels = {call.spec.title for call in case.draft("fp16", HOPPER).calls}
+    kernels = {call.spec.title for call in case.lower("fp16", HOPPER).launches}
     assert "direct_conv" not in kernels
     assert "gemm im2col" in kernels
 
@@ -89,7 +91,7 @@ def test_a_pooling_after_it_keeps_its_kernel(rng: np.random.Generator) -> None:
         node("MaxPool", "r", "y", **pool),
     ]
     case = Case(nodes, {"x": (1, 3, 21, 21)}, {"w": normal(rng, 64, 3, 3, 3)})
-    kernels = {call.spec.title for call in case.draft("fp16", HOPPER).calls}
+    kernels = {call.spec.title for call in case.lower("fp16", HOPPER).launches}
     assert "conv_max_pool" in kernels
     assert "direct_conv" not in kernels
 
@@ -98,4 +100,4 @@ def test_a_pooling_after_it_keeps_its_kernel(rng: np.random.Generator) -> None:
 def test_only_where_it_was_measured(precision: str, rng: np.random.Generator) -> None:
     case = convolution(rng, (1, 3, 9, 9), 8, (3, 3), strides=[2, 2])
     gpu = HOPPER if precision == "fp32" else GpuTarget(sm=87, sm_count=8)
-    assert "direct_conv" not in {call.spec.title for call in case.draft(precision, gpu).calls}
+    assert "direct_conv" not in {call.spec.title for call in case.lower(precision, gpu).launches}

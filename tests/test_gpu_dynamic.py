@@ -1,4 +1,4 @@
-"""Segments drafted once for all sizes of their dynamic dimensions, interpreted at several."""
+"""Segments lowered once for all sizes of their dynamic dimensions, interpreted at several."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -9,13 +9,13 @@ import numpy as np
 import onnx
 import pytest
 from gpu_dynamic_graphs import (
-    PICTURES,
+    IMAGE_CASES,
     SEQUENCES,
     attention,
     detector,
     half_and_back,
+    image_case,
     integer_network,
-    picture,
     residual_network,
 )
 from gpu_graphs import ORIN, Case, node
@@ -46,17 +46,17 @@ BATCH = DimRange(name="batch", min=1, opt=2, max=4)
 HEIGHT = DimRange(name="height", min=5, opt=8, max=13)
 WIDTH = DimRange(name="width", min=6, opt=9, max=12)
 TOKENS = DimRange(name="tokens", min=1, opt=9, max=20)
-PICTURE = (BATCH, HEIGHT, WIDTH)
+IMAGE_DIMS = (BATCH, HEIGHT, WIDTH)
 ROWS = (BATCH, TOKENS)
 
 
-def draft(
+def lower(
     case: Case, dims: Sequence[DimRange], precision: str = "fp32"
 ) -> tuple[KernelProgram, tuple[DimRange, ...]]:
     piece = case.segment()
     stepped = with_steps([piece.model], dims)
-    drafted = lower_segment(piece.model, gpu=ORIN, precision=precision, traces=traces_of(stepped))
-    return drafted, stepped
+    program = lower_segment(piece.model, gpu=ORIN, precision=precision, traces=traces_of(stepped))
+    return program, stepped
 
 
 def points(dims: Sequence[DimRange], rng: Rng) -> list[tuple[int, ...]]:
@@ -76,19 +76,19 @@ def feeds_at(case: Case, dims: Sequence[DimRange], point: Sequence[int], rng: Rn
 
 
 def check(case: Case, dims: Sequence[DimRange], rng: Rng, precision: str = "fp32") -> None:
-    drafted, stepped = draft(case, dims, precision)
+    program, stepped = lower(case, dims, precision)
     for point in points(stepped, rng):
         feeds = feeds_at(case, stepped, point, rng)
-        found = gpu_interpreter.run(drafted, feeds, point)
+        found = gpu_interpreter.run(program, feeds, point)
         for name, truth in case.truth(feeds).items():
             assert found[name].shape == truth.shape, point
             difference = np.linalg.norm(found[name].astype(np.float64) - truth)
             assert difference <= LIMITS[precision] * np.linalg.norm(truth) + 1e-30, point
 
 
-@pytest.mark.parametrize("name", PICTURES)
-def test_pictures_of_any_size_in_the_range(name: str, rng: Rng) -> None:
-    check(PICTURES[name](rng), PICTURE, rng)
+@pytest.mark.parametrize("name", IMAGE_CASES)
+def test_images_of_any_size_in_the_range(name: str, rng: Rng) -> None:
+    check(IMAGE_CASES[name](rng), IMAGE_DIMS, rng)
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
@@ -97,15 +97,15 @@ def test_sequences_of_any_length_in_the_range(name: str, rng: Rng) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_residual_network_takes_pictures_of_any_size(precision: str, rng: Rng) -> None:
-    check(residual_network(rng), PICTURE, rng, precision)
+def test_a_residual_network_takes_images_of_any_size(precision: str, rng: Rng) -> None:
+    check(residual_network(rng), IMAGE_DIMS, rng, precision)
 
 
 def test_a_detector_takes_the_sizes_at_which_its_scales_fit(rng: Rng) -> None:
     height = DimRange(name="height", min=8, opt=12, max=20)
     width = DimRange(name="width", min=8, opt=16, max=24)
     case = detector(rng)
-    _, dims = draft(case, (BATCH, height, width))
+    _, dims = lower(case, (BATCH, height, width))
     assert [dim.step for dim in dims] == [1, 4, 4]
     check(case, (BATCH, height, width), rng, "fp16")
 
@@ -113,25 +113,25 @@ def test_a_detector_takes_the_sizes_at_which_its_scales_fit(rng: Rng) -> None:
 def test_a_detector_whose_range_holds_sizes_that_do_not_fit_is_refused(rng: Rng) -> None:
     odd = DimRange(name="height", min=8, opt=12, max=21)
     with pytest.raises(NotCoveredError, match="'both' has the shape"):
-        draft(detector(rng), (BATCH, odd, WIDTH))
+        lower(detector(rng), (BATCH, odd, WIDTH))
 
 
 def test_a_dimension_of_one_size_is_a_number(rng: Rng) -> None:
-    fixed = [DimRange(name=dim.name, min=dim.opt, opt=dim.opt, max=dim.opt) for dim in PICTURE]
-    drafted, _ = draft(residual_network(rng), fixed)
+    fixed = [DimRange(name=dim.name, min=dim.opt, opt=dim.opt, max=dim.opt) for dim in IMAGE_DIMS]
+    program, _ = lower(residual_network(rng), fixed)
     plain = Case(
         residual_network(np.random.default_rng(0)).nodes,
         {"x": (BATCH.opt, 8, HEIGHT.opt, WIDTH.opt)},
         residual_network(np.random.default_rng(0)).weights,
-    ).draft()
-    assert [call.spec for call in drafted.calls] == [call.spec for call in plain.calls]
+    ).lower()
+    assert [call.spec for call in program.launches] == [call.spec for call in plain.launches]
 
 
 def test_memory_is_planned_for_the_largest_sizes(rng: Rng) -> None:
-    drafted, _ = draft(picture(node("Relu", "x", "y")), PICTURE)
+    program, _ = lower(image_case(node("Relu", "x", "y")), IMAGE_DIMS)
     largest = 4 * BATCH.max * 8 * HEIGHT.max * WIDTH.max
-    assert drafted.workspace_bytes >= 2 * largest
-    assert drafted.workspace_bytes < 2 * largest + 512
+    assert program.workspace_bytes >= 2 * largest
+    assert program.workspace_bytes < 2 * largest + 512
 
 
 Emitter = Callable[[LoweringContext, Group], None]
@@ -140,18 +140,18 @@ Emitter = Callable[[LoweringContext, Group], None]
 def losing(how: Callable[[int], int]) -> Emitter:
     """A kernel that is told of sizes in a way that may lose their formulas."""
 
-    def emit(draft: LoweringContext, group: Group) -> None:
-        view = draft.read(group.root_operation.inputs[0])
-        y = draft.output_view(group.result)
+    def emit(program: LoweringContext, group: Group) -> None:
+        view = program.read(group.root_operation.inputs[0])
+        y = program.output_view(group.result)
         elements = how(y.shape[0]) * 8 * y.shape[2] * y.shape[3]
-        call = draft.make_launch(
+        call = program.make_launch(
             "elementwise",
             (elements, 1, 1),
             {"x0": view, "x1": None, "x2": None, "x3": None, "y": y, "elements": elements},
             {"BLOCK": 1, "EXPRESSION": ()},
             writes=(y,),
         )
-        draft.add_op(group.nodes, (call,))
+        program.add_op(group.nodes, (call,))
 
     return emit
 
@@ -167,12 +167,12 @@ LOSSES: Mapping[str, Callable[[int], int]] = {
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_kernel_that_loses_a_formula_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = picture(node("Transpose", "x", "y", perm=[0, 1, 3, 2]))
+    case = image_case(node("Transpose", "x", "y", perm=[0, 1, 3, 2]))
     monkeypatch.setitem(table.EMITTERS, "Transpose", losing(lambda size: size))
-    draft(case, PICTURE)
+    lower(case, IMAGE_DIMS)
     monkeypatch.setitem(table.EMITTERS, "Transpose", losing(LOSSES[name]))
     with pytest.raises(NotCoveredError, match=r"'Transpose:y'.*batch=2.*batch=") as refusal:
-        draft(case, PICTURE)
+        lower(case, IMAGE_DIMS)
     assert set(refusal.value.reasons) == {"Transpose:y"}
 
 
@@ -184,24 +184,24 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 def test_int8_is_bit_by_bit_that_of_fixed_sizes(rng: Rng) -> None:
     case = integer_network(rng)
-    drafted, dims = draft(case, PICTURE, "int8")
-    assert any(call.spec.exact for call in drafted.calls)
+    program, dims = lower(case, IMAGE_DIMS, "int8")
+    assert any(call.spec.exact for call in program.launches)
     for point in points(dims, rng):
         feeds = feeds_at(case, dims, point, rng)
-        fixed = dataclasses.replace(case, inputs={"x": feeds["x"].shape}).draft("int8")
-        found = gpu_interpreter.run(drafted, feeds, point)["y"]
+        fixed = dataclasses.replace(case, inputs={"x": feeds["x"].shape}).lower("int8")
+        found = gpu_interpreter.run(program, feeds, point)["y"]
         np.testing.assert_array_equal(found, gpu_interpreter.run(fixed, feeds)["y"])
         # The kernels multiply where onnxruntime divides: next to a half, one step more or less.
         assert np.abs(found - case.truth(feeds)["y"]).max() <= 0.05 * 1.01
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-def test_a_picture_is_resized_to_a_size_that_is_read_in_steps(mode: str, rng: Rng) -> None:
+def test_an_image_is_resized_to_a_size_that_is_read_in_steps(mode: str, rng: Rng) -> None:
     height = DimRange(name="height", min=6, opt=8, max=12)
     width = DimRange(name="width", min=6, opt=8, max=14)
     check(half_and_back(mode), in_steps((BATCH, height, width), 2), rng)
     with pytest.raises(NotCoveredError, match="constant scales"):
-        draft(half_and_back(mode), (BATCH, height, width))
+        lower(half_and_back(mode), (BATCH, height, width))
 
 
 @pytest.mark.usefixtures("_own_cache")
@@ -224,36 +224,38 @@ def test_an_engine_takes_the_least_steps_that_its_kernels_need(tmp_path: Path) -
 def test_an_engine_holds_formulas_and_arguments_in_the_order_of_the_kernel(
     tmp_path: Path, rng: Rng
 ) -> None:
-    case = picture(node("Relu", "x", "r"), node("Transpose", "r", "y", perm=[0, 2, 3, 1]))
+    case = image_case(node("Relu", "x", "r"), node("Transpose", "r", "y", perm=[0, 2, 3, 1]))
     onnx.save(case.model(), tmp_path / "m.onnx")
     path = tmp_path / "m.engine"
-    build_on_gpu(tmp_path / "m.onnx", path, profile="orin-nano-8gb", precision="fp32", dims=PICTURE)
+    build_on_gpu(
+        tmp_path / "m.onnx", path, profile="orin-nano-8gb", precision="fp32", dims=IMAGE_DIMS
+    )
     with open_engine(path) as engine:
         manifest = engine.manifest
-    assert manifest.dims == PICTURE
+    assert manifest.dims == IMAGE_DIMS
     one = next(i for i in manifest.segments[0].implementations if isinstance(i, Cuda))
     assert one.inputs[0].shape == ("d0", 8, "d1", "d2")
     assert one.outputs[0].shape == ("d0", "d1", "d2", 8)
     assert one.outputs[0].bytes == 4 * 8 * BATCH.max * HEIGHT.max * WIDTH.max
-    specs = [call.spec for call in draft(case, PICTURE)[0].calls]
-    launches = [launch for work in one.works for launch in work.tactics[0].launches]
+    specs = [call.spec for call in lower(case, IMAGE_DIMS)[0].launches]
+    launches = [launch for op in one.works for launch in op.tactics[0].launches]
     for spec, launch in zip(specs, launches, strict=True):
         (compiled,) = compile_kernels([spec], GpuTarget(87, 8))
         assert set(compiled.parameters) == {name for name, _ in spec.signature}
         order = list(kernel_function(spec.kernel, None).arg_names)
-        places = [order.index(name.split(".")[0]) for name in compiled.parameters]
-        assert places == sorted(places)
+        positions = [order.index(name.split(".")[0]) for name in compiled.parameters]
+        assert positions == sorted(positions)
         numbers = {name for name, kind in spec.signature if kind.startswith("i32")}
         kinds = [isinstance(argument, Int32) for argument in launch.arguments]
         assert kinds == [name in numbers for name in compiled.parameters] + [False, False]
     with open_session(path) as session:
-        for point in points(PICTURE, rng):
-            feeds = feeds_at(case, PICTURE, point, rng)
+        for point in points(IMAGE_DIMS, rng):
+            feeds = feeds_at(case, IMAGE_DIMS, point, rng)
             np.testing.assert_array_equal(session.infer(feeds)["y"], case.truth(feeds)["y"])
 
 
 ON_THE_GPU: Mapping[str, tuple[Callable[[Rng], Case], tuple[DimRange, ...]]] = {
-    "residual": (residual_network, PICTURE),
+    "residual": (residual_network, IMAGE_DIMS),
     "detector": (
         detector,
         (

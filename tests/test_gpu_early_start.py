@@ -110,9 +110,9 @@ def short_product(rng: np.random.Generator) -> Case:
 
 def kernels(rng: np.random.Generator, gpu: GpuTarget) -> dict[str, KernelSpec]:
     found: dict[str, KernelSpec] = {}
-    drafts = [case.draft("fp16", gpu) for case in cases(rng)]
-    for draft in (*drafts, short_product(rng).draft("int8", gpu)):
-        for call in (call for work in draft.work for way in work.tactics for call in way):
+    programs = [case.lower("fp16", gpu) for case in cases(rng)]
+    for program in (*programs, short_product(rng).lower("int8", gpu)):
+        for call in (call for op in program.ops for tactic in op.tactics for call in tactic):
             found.setdefault(call.spec.title, call.spec)
     return found
 

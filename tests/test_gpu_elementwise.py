@@ -77,23 +77,23 @@ COMPARISONS = ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual")
 
 
 def run(case: Case, feeds: dict[str, np.ndarray], precision: str = "fp32") -> np.ndarray:
-    return gpu_interpreter.run(case.draft(precision), feeds)["y"]
+    return gpu_interpreter.run(case.lower(precision), feeds)["y"]
 
 
 def reference(case: Case, feeds: dict[str, np.ndarray]) -> np.ndarray:
     with np.errstate(all="ignore"):
-        (found,) = ReferenceEvaluator(case.model()).run(["y"], feeds)
-    return np.asarray(found)
+        (truth,) = ReferenceEvaluator(case.model()).run(["y"], feeds)
+    return np.asarray(truth)
 
 
 def agree(case: Case, feeds: dict[str, np.ndarray], rel: float = REL) -> None:
-    found, truth = run(case, feeds), reference(case, feeds)
-    assert found.shape == truth.shape
-    assert found.dtype == truth.dtype
+    result, truth = run(case, feeds), reference(case, feeds)
+    assert result.shape == truth.shape
+    assert result.dtype == truth.dtype
     if truth.dtype.kind == "f":
-        np.testing.assert_allclose(found, truth, rtol=rel, atol=1e-6)
+        np.testing.assert_allclose(result, truth, rtol=rel, atol=1e-6)
     else:
-        np.testing.assert_array_equal(found, truth)
+        np.testing.assert_array_equal(result, truth)
 
 
 def uniform(rng: np.random.Generator, limits: tuple[float, float]) -> np.ndarray:
@@ -103,9 +103,9 @@ def uniform(rng: np.random.Generator, limits: tuple[float, float]) -> np.ndarray
 def integers(rng: np.random.Generator, dtype: str) -> np.ndarray:
     """Numbers over the whole range of the type, and its ends."""
     limits = np.iinfo(dtype)
-    found = rng.integers(limits.min, limits.max, SHAPE, dtype, endpoint=True)
-    found.flat[:2] = limits.min, limits.max
-    return found
+    numbers = rng.integers(limits.min, limits.max, SHAPE, dtype, endpoint=True)
+    numbers.flat[:2] = limits.min, limits.max
+    return numbers
 
 
 @pytest.mark.parametrize("name", FLOATS)
@@ -125,9 +125,9 @@ def test_gelu_far_from_zero_is_zero_or_its_operand(rng: np.random.Generator) -> 
     """Of the width of its polynomial, beyond it, and of what is no number."""
     case = Case([node("Gelu", "x", "y")], {"x": (2003,)}, {}, opset=20)
     x = np.concatenate([np.linspace(-9, 9, 2000), [-1e30, 1e30, np.nan]]).astype(np.float32)
-    found = run(case, {"x": x})
+    result = run(case, {"x": x})
     phi = np.array([0.5 * math.erfc(-one / math.sqrt(2)) for one in x.astype(np.float64)])
-    np.testing.assert_allclose(found, x * phi, rtol=2e-5, atol=3e-7)
+    np.testing.assert_allclose(result, x * phi, rtol=2e-5, atol=3e-7)
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,10 @@ def test_gelu_far_from_zero_is_zero_or_its_operand(rng: np.random.Generator) -> 
 def test_edges_of_floats(name: str) -> None:
     dtypes = {"y": "bool"} if name.startswith("Is") else {}
     case = Case([node(name, "x", "y")], {"x": EDGES.shape}, {}, dtypes=dtypes)
-    found, truth = run(case, {"x": EDGES}), reference(case, {"x": EDGES})
-    np.testing.assert_array_equal(found, truth)
+    result, truth = run(case, {"x": EDGES}), reference(case, {"x": EDGES})
+    np.testing.assert_array_equal(result, truth)
     if name in ("Abs", "Neg", "Ceil", "Floor", "Sqrt"):
-        np.testing.assert_array_equal(np.signbit(found[:6]), np.signbit(truth[:6]))
+        np.testing.assert_array_equal(np.signbit(result[:6]), np.signbit(truth[:6]))
 
 
 @pytest.mark.parametrize("sides", [{"detect_negative": 0}, {"detect_positive": 0}])
@@ -226,7 +226,7 @@ def test_logic(name: str, rng: np.random.Generator) -> None:
     case = Case(nodes, {"a": SHAPE, "b": (7,)}, {}, dtypes=dict.fromkeys("aby", "bool"))
     feeds = {"a": rng.random(SHAPE) < 0.5, "b": rng.random(7) < 0.5}
     agree(case, feeds)
-    assert len(case.draft().calls) == 1
+    assert len(case.lower().launches) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "uint8", "bool"])
@@ -255,21 +255,21 @@ def test_casts(source: str, target: str, rng: np.random.Generator) -> None:
         values = values.astype(np.float32)  # doubles are computed with as FP32
     with np.errstate(all="ignore"):
         feeds = {"x": values.astype(source)}
-    found = run(case, feeds)
+    result = run(case, feeds)
     with np.errstate(all="ignore"):
         truth = feeds["x"].astype(target)
-    assert found.dtype == truth.dtype
+    assert result.dtype == truth.dtype
     if target == "float64":
         truth = truth.astype(np.float32)
-    np.testing.assert_array_equal(found, truth)
+    np.testing.assert_array_equal(result, truth)
 
 
 def test_a_cast_to_fp16_rounds(rng: np.random.Generator) -> None:
     nodes = [node("Cast", "x", "h", to=onnx.TensorProto.FLOAT16), node("Cast", "h", "y", to=1)]
     case = Case(nodes, {"x": SHAPE}, {})
     x = uniform(rng, (-3, 3))
-    found = run(case, {"x": x})
-    np.testing.assert_array_equal(found, x.astype(np.float16).astype(np.float32))
+    result = run(case, {"x": x})
+    np.testing.assert_array_equal(result, x.astype(np.float16).astype(np.float32))
 
 
 @pytest.mark.parametrize("exponent", [2.0, 3.0, 0.5, -1.0, 1.7, None])
@@ -354,7 +354,7 @@ def test_a_chain_is_one_kernel(name: str, rng: np.random.Generator) -> None:
     read = {one for part in FUSED[name] for one in part.input}
     weights = {n: np.array(v, np.float32) for n, v in SCALARS.items() if n in read}
     case = Case(FUSED[name], {"x": SHAPE}, weights)
-    assert len(case.draft().calls) == 1
+    assert len(case.lower().launches) == 1
     agree(case, {"x": uniform(rng, (-4, 4))})
 
 
@@ -365,7 +365,7 @@ def test_a_chain_ends_a_product(name: str, rng: np.random.Generator) -> None:
     weights["v"] = normal(rng, 7, 7)
     nodes = [node("MatMul", "u v", "x"), *FUSED[name]]
     case = Case(nodes, {"u": (7, 7)}, weights)
-    assert len(case.draft().calls) == 1
+    assert len(case.lower().launches) == 1
     agree(case, {"u": rng.normal(size=(7, 7)).astype(np.float32)}, rel=1e-4)
 
 
@@ -392,7 +392,7 @@ def test_a_constant_for_each_channel_is_part_of_a_convolution(
     constant = rng.uniform(0.5, 2, form).astype(np.float32)
     weights = {**case.weights, "k": constant, "v": normal(rng, 4, 8, 1, 1)}
     case = Case(case.nodes, case.inputs, weights)
-    assert len(case.draft().calls) == 3  # a border, and two convolutions
+    assert len(case.lower().launches) == 3  # a border, and two convolutions
     agree(case, {"x": rng.normal(size=(2, 3, 5, 5)).astype(np.float32)}, rel=1e-4)
 
 

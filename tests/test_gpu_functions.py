@@ -47,8 +47,8 @@ def answer(segment: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarray:
     for one in model.graph.node:
         one.name = ""  # onnxruntime wants names of their own
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, feeds)
-    return found
+    (result,) = session.run(None, feeds)
+    return result
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

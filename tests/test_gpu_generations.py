@@ -38,7 +38,7 @@ for sm in (90, 87):
         segment = ir.load(folder / f"{precision}.onnx")
         gpu = GpuTarget(sm, sm_count=2)
         program = lower_segment(segment, gpu=gpu, precision=precision)
-        specs = list(dict.fromkeys(launch.spec for launch in program.calls))
+        specs = list(dict.fromkeys(launch.spec for launch in program.launches))
         print(sm, precision, *sorted({spec.title for spec in specs}))
         if has_compiler():
             assert compile_kernels(specs[-1:], gpu)[0].cubin

@@ -29,7 +29,7 @@ def steps_of(
     *nodes: onnx.NodeProto, precision: str = "fp16", gpu: GpuTarget = ORIN
 ) -> tuple[str, ...]:
     """The steps of the one kernel that a graph of x becomes."""
-    (call,) = Case(nodes, {"x": (8, 128)}, {}, opset=20).draft(precision, gpu).calls
+    (call,) = Case(nodes, {"x": (8, 128)}, {}, opset=20).lower(precision, gpu).launches
     steps = dict(call.spec.constants)["EXPRESSION"]
     assert isinstance(steps, tuple)
     return tuple(str(step[0]) for step in steps if isinstance(step, tuple))
@@ -75,10 +75,10 @@ def silu_of_a_product(rng: np.random.Generator) -> Case:
 
 def test_what_is_rounded_to_int8_has_no_more_digits(rng: np.random.Generator) -> None:
     case = silu_of_a_product(rng)
-    steps = [str(dict(call.spec.constants).get("EPILOGUE")) for call in case.draft("int8").calls]
+    steps = [str(dict(call.spec.constants).get("EPILOGUE")) for call in case.lower("int8").launches]
     found = [one for one in steps if "silu" in one]
     assert found == ["(('silu_half', 0), ('round_int8_by', 1, 0))"]
-    old = [str(call.spec.constants) for call in case.draft("int8", XAVIER).calls]
+    old = [str(call.spec.constants) for call in case.lower("int8", XAVIER).launches]
     assert "silu_half" not in "".join(old)
 
 
@@ -86,7 +86,7 @@ def test_what_is_rounded_to_int8_has_no_more_digits(rng: np.random.Generator) ->
 def test_gelu_with_its_polynomial_is_near_to_all_of_fp16s_digits() -> None:
     case = Case([node("Gelu", "x", "y")], {"x": (2003,)}, {}, opset=20)
     x = np.concatenate([np.linspace(-9, 9, 2000), [-900, 900, np.nan]]).astype(np.float16)
-    found = gpu_interpreter.run(case.draft("fp16"), {"x": x.astype(np.float32)})["y"]
+    found = gpu_interpreter.run(case.lower("fp16"), {"x": x.astype(np.float32)})["y"]
     wide = x.astype(np.float64)
     truth = wide * np.array([0.5 * math.erfc(-one / math.sqrt(2)) for one in wide])
     assert np.isnan(found[-1])
@@ -100,7 +100,7 @@ def test_a_gelu_in_int8_is_at_most_one_step_away(rng: np.random.Generator) -> No
     first = graph.product("Conv", graph.rounded("x"), (96, 64, 1, 1), bias="int32")
     case = replace(graph.case(graph.rounded(graph.add("Gelu", first))), opset=20)
     feeds = case.feeds(rng)
-    (found,) = gpu_interpreter.run(case.draft("int8"), feeds).values()
+    (found,) = gpu_interpreter.run(case.lower("int8"), feeds).values()
     (truth,) = case.truth(feeds).values()
     step = np.diff(np.unique(truth)).min()
     assert np.abs(found - truth).max() < 1.01 * step
@@ -116,7 +116,7 @@ def test_every_gpu_has_the_instructions(
     gpu = GpuTarget(sm, 8)
     cases = [(Case(SILU, {"x": (8, 128)}, {}), "fp16"), (silu_of_a_product(rng), "int8")]
     specs = [
-        next(c.spec for c in case.draft(precision, gpu).calls if "silu" in str(c.spec.constants))
+        next(c.spec for c in case.lower(precision, gpu).launches if "silu" in str(c.spec.constants))
         for case, precision in cases
     ]
     assert [one is not None and one.spill_bytes for one in compile_kernels(specs, gpu)] == [0, 0]

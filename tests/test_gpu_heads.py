@@ -21,13 +21,13 @@ PRECISIONS = pytest.mark.parametrize("precision", LIMITS)
 
 def check(case: Case, precision: str, rng: np.random.Generator) -> Counter[str]:
     """Compare with onnxruntime; return how often each kernel is started."""
-    feeds, draft = case.feeds(rng), case.draft(precision)
-    found = gpu_interpreter.run(draft, feeds)
+    feeds, program = case.feeds(rng), case.lower(precision)
+    found = gpu_interpreter.run(program, feeds)
     for name, truth in case.truth(feeds).items():
         assert found[name].shape == truth.shape
         difference = np.linalg.norm(found[name].astype(np.float64) - truth)
         assert difference < LIMITS[precision] * np.linalg.norm(truth), name
-    return Counter(call.spec.title for call in draft.calls)
+    return Counter(call.spec.title for call in program.launches)
 
 
 def ints(*values: int) -> np.ndarray:
@@ -134,7 +134,7 @@ def test_a_last_convolution_writes_its_output_as_it_leaves(
 
 
 @PRECISIONS
-def test_a_residual_is_no_plane(precision: str, rng: np.random.Generator) -> None:
+def test_a_residual_excludes_nchw_results(precision: str, rng: np.random.Generator) -> None:
     nodes = [node("Conv", "x w", "c"), node("Add", "c x", "y")]
     kernels = check(
         Case(nodes, {"x": (2, 8, 5, 5)}, {"w": normal(rng, 8, 8, 1, 1)}), precision, rng
@@ -142,20 +142,22 @@ def test_a_residual_is_no_plane(precision: str, rng: np.random.Generator) -> Non
     assert "gemm strided nchw" not in kernels
 
 
-def test_planes_of_int8_are_exact(rng: np.random.Generator) -> None:
+def test_nchw_results_of_int8_are_exact(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": (3, 20, 5, 7)})
     case = graph.case(graph.product("Conv", graph.rounded("x"), (21, 20, 1, 1)))
-    drafted = case.draft("int8")
-    assert "gemm strided nchw" in {call.spec.title for call in drafted.calls}
+    program = case.lower("int8")
+    assert "gemm strided nchw" in {call.spec.title for call in program.launches}
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(drafted, feeds)
+    found = gpu_interpreter.run(program, feeds)
     for name, truth in int8_reference.run(case.model(), feeds).items():
         np.testing.assert_array_equal(found[name], truth, strict=True)
 
 
 @pytest.mark.parametrize("sm", [87, 90])
 @pytest.mark.parametrize("filters", [80, 128])
-def test_planes_stored_as_int8_are_exact(filters: int, sm: int, rng: np.random.Generator) -> None:
+def test_nchw_results_stored_as_int8_are_exact(
+    filters: int, sm: int, rng: np.random.Generator
+) -> None:
     """sm_90 stores INT8 rows in the order of its MMA, but not NCHW."""
     graph, step = Graph(rng, {"x0": (2, 64, 16, 16), "x1": (2, 64, 16, 8)}), np.float32(0.05)
     heads = []
@@ -165,8 +167,8 @@ def test_planes_stored_as_int8_are_exact(filters: int, sm: int, rng: np.random.G
         heads.append(graph.rounded(graph.add("Reshape", graph.add("Relu", y), shape), step))
     joined = graph.rounded(graph.add("Concat", *heads, axis=2), step)
     case = graph.case(graph.product("MatMul", joined, (384, 16), axis=1))
-    program = case.draft("int8", GpuTarget(sm=sm, sm_count=1))
-    assert "gemm strided nchw" in {launch.spec.title for launch in program.calls}
+    program = case.lower("int8", GpuTarget(sm=sm, sm_count=1))
+    assert "gemm strided nchw" in {launch.spec.title for launch in program.launches}
     feeds = case.feeds(rng)
     outputs = gpu_interpreter.run(program, feeds)
     for name, truth in int8_reference.run(case.model(), feeds).items():
@@ -177,14 +179,20 @@ def test_planes_stored_as_int8_are_exact(filters: int, sm: int, rng: np.random.G
 def test_blocks_of_a_power_of_two_and_a_few_filters(filters: int, rng: np.random.Generator) -> None:
     weights = {"w": normal(rng, filters, 20, 1, 1)}
     case = Case([node("Conv", "x w", "y")], {"x": (2, 20, 7, 11)}, weights)
-    feeds, draft = case.feeds(rng), case.draft("fp16", GpuTarget(sm=90, sm_count=4))
+    feeds, program = case.feeds(rng), case.lower("fp16", GpuTarget(sm=90, sm_count=4))
     (at,) = (
-        i for i, one in enumerate(draft.work) if one.tactics[0][0].spec.title == "gemm strided nchw"
+        i
+        for i, one in enumerate(program.ops)
+        if one.tactics[0][0].spec.title == "gemm strided nchw"
     )
-    parted = [dict(call.spec.constants)["TAIL_N"] for (call,) in draft.work[at].tactics]
+    parted = [dict(call.spec.constants)["TAIL_N"] for (call,) in program.ops[at].tactics]
     assert any(parted) == (filters < 128)
     truth = case.truth(feeds)["y"]
-    for tactic in draft.work[at].tactics:
-        work = (*draft.work[:at], replace(draft.work[at], tactics=(tactic,)), *draft.work[at + 1 :])
-        found = gpu_interpreter.run(replace(draft, work=work), feeds)["y"]
+    for tactic in program.ops[at].tactics:
+        ops = (
+            *program.ops[:at],
+            replace(program.ops[at], tactics=(tactic,)),
+            *program.ops[at + 1 :],
+        )
+        found = gpu_interpreter.run(replace(program, ops=ops), feeds)["y"]
         assert np.linalg.norm(found - truth) < 2e-3 * np.linalg.norm(truth)

@@ -36,15 +36,15 @@ pytest.importorskip("triton", reason="Triton is not installed")
 XAVIER = GpuTarget(sm=72, sm_count=8)  # where Triton has no products of integers
 
 
-def drafted(case: Case, gpu: GpuTarget = ORIN) -> KernelProgram:
-    return case.draft("int8", gpu)
+def program(case: Case, gpu: GpuTarget = ORIN) -> KernelProgram:
+    return case.lower("int8", gpu)
 
 
 def check(case: Case, gpu: GpuTarget = ORIN) -> KernelProgram:
     """All outputs are the reference's, bit by bit."""
     rng = np.random.default_rng(len(case.nodes))
     feeds = {n: rng.normal(size=s).astype(np.float32) for n, s in case.inputs.items()}
-    segment = drafted(case, gpu)
+    segment = program(case, gpu)
     found = gpu_interpreter.run(segment, feeds)
     for name, truth in int8_reference.run(case.model(), feeds).items():
         assert found[name].shape == truth.shape
@@ -56,14 +56,14 @@ def check(case: Case, gpu: GpuTarget = ORIN) -> KernelProgram:
 def stored_types(segment: KernelProgram) -> set[str]:
     """Types of what kernels hand to each other: neither inputs nor outputs nor weights.
 
-    What one piece of work alone touches is its own, such as sums in parts.
+    What a single operation touches is scratch memory, such as split-K partial sums.
     """
     borders = {view.base for view in (*segment.inputs.values(), *segment.outputs.values())}
-    uses = Counter(base for one in segment.work for base in one.touched)
+    uses = Counter(base for one in segment.ops for base in one.touched)
     borders |= {base for base, count in uses.items() if count == 1}
     borders |= segment.outputs.keys()  # written channels-last, then as the border wants it
     found = set()
-    for call in segment.calls:
+    for call in segment.launches:
         named = zip(call.spec.signature, call.arguments, strict=True)
         found |= {
             kind.removesuffix(":16")
@@ -97,7 +97,7 @@ def test_convolutions_are_exact(name: str, gpu: GpuTarget, rng: np.random.Genera
     y = graph.product("Conv", x, weights, bias=bias, channels=channels, **attributes)
     segment = check(graph.case(graph.rounded(graph.add("Relu", y), dtype=dtype)), gpu)
     assert stored_types(segment) == {"*i8"}
-    assert all(call.spec.exact for call in segment.calls)
+    assert all(call.spec.exact for call in segment.launches)
 
 
 PRODUCTS: dict[str, Callable[[Graph], str]] = {
@@ -118,7 +118,7 @@ PRODUCTS: dict[str, Callable[[Graph], str]] = {
 def test_products_are_exact(name: str, gpu: GpuTarget, rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": (12, 40)})
     segment = check(graph.case(PRODUCTS[name](graph)), gpu)
-    assert "gemm strided" in [call.spec.title for call in segment.calls]
+    assert "gemm strided" in [call.spec.title for call in segment.launches]
     assert stored_types(segment) == {"*i8"}
 
 
@@ -144,7 +144,7 @@ def test_what_follows_a_convolution_is_part_of_it(name: str, rng: np.random.Gene
     graph = Graph(rng, {"x": (1, 6, 5, 5)})
     sums = graph.product("Conv", graph.rounded("x"), (10, 6, 3, 3), bias="int32")
     segment = check(graph.case(graph.rounded(ENDINGS[name](graph, sums))))
-    kernels = [call.spec.title for call in segment.calls]
+    kernels = [call.spec.title for call in segment.launches]
     assert kernels.count("gemm im2col") == 1
     assert kernels[kernels.index("gemm im2col") + 1 :] in (["transpose_tiles"], [])  # the border
 
@@ -164,7 +164,7 @@ def test_a_residual_is_read_in_int8(kind: str, rng: np.random.Generator) -> None
     segment = check(case)
     assert stored_types(segment) == {"*i8"}
     assert (
-        sum(call.spec.title in ("elementwise", "transpose_tiles") for call in segment.calls) <= 3
+        sum(call.spec.title in ("elementwise", "transpose_tiles") for call in segment.launches) <= 3
     )  # borders
 
 
@@ -175,21 +175,21 @@ def test_every_tactic_of_a_convolution_has_the_same_bits(sm: int, rng: np.random
     c = graph.product("Conv", x, (48, 48, 3, 3), bias="int32", pads=[1, 1, 1, 1])
     total = graph.rounded(graph.add("Relu", graph.add("Add", graph.rounded(c), x)))
     case = graph.case(graph.product("Conv", total, (40, 48, 1, 1)))
-    segment = drafted(case, GpuTarget(sm, sm_count=8, exhaustive=True))
+    segment = program(case, GpuTarget(sm, sm_count=8, exhaustive=True))
     feeds = {"x": rng.normal(size=case.inputs["x"]).astype(np.float32)}
     ((name, truth),) = int8_reference.run(case.model(), feeds).items()
-    ways = [
+    tactics = [
         (at, tactic)
-        for at, work in enumerate(segment.work)
-        for tactic in work.tactics
-        if len(work.tactics) > 1
+        for at, op in enumerate(segment.ops)
+        for tactic in op.tactics
+        if len(op.tactics) > 1
     ]
-    assert {len(tactic) for _, tactic in ways} == {1, 2}  # whole, and in parts
-    for at, tactic in ways:
+    assert {len(tactic) for _, tactic in tactics} == {1, 2}  # whole, and in parts
+    for at, tactic in tactics:
         assert all(call.spec.exact for call in tactic)
-        work = [*segment.work]
-        work[at] = replace(work[at], tactics=(tactic,))
-        found = gpu_interpreter.run(replace(segment, work=tuple(work)), feeds)
+        ops = [*segment.ops]
+        ops[at] = replace(ops[at], tactics=(tactic,))
+        found = gpu_interpreter.run(replace(segment, ops=tuple(ops)), feeds)
         np.testing.assert_array_equal(found[name], truth, strict=True)
 
 
@@ -210,7 +210,7 @@ def test_poolings_read_and_write_int8(name: str, rng: np.random.Generator) -> No
     assert stored_types(segment) == {"*i8"}
 
 
-def test_concatenations_lie_on_the_grid_of_their_reader(rng: np.random.Generator) -> None:
+def test_concatenations_have_the_scale_of_their_reader(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": (1, 6, 5, 5)})
     x = graph.rounded("x")
     parts = [
@@ -221,7 +221,7 @@ def test_concatenations_lie_on_the_grid_of_their_reader(rng: np.random.Generator
     segment = check(graph.case(graph.product("Conv", joined, (4, 22, 3, 3), bias="int32")))
     assert stored_types(segment) == {"*i8"}
     # Both parts are written in place; what is left is the border, and x on the new grid.
-    kernels = [call.spec.title for call in segment.calls]
+    kernels = [call.spec.title for call in segment.launches]
     assert kernels.count("elementwise") + kernels.count("transpose_tiles") <= 4
 
 
@@ -233,7 +233,7 @@ def test_moves_carry_int8(rng: np.random.Generator) -> None:
         split = graph.add("Reshape", made, graph.constant(np.array([2, 6, 3, 8])))
         operands.append(graph.rounded(graph.add("Transpose", split, perm=order)))
     segment = check(graph.case(graph.add("MatMul", *operands)))
-    assert len(segment.calls) == 4  # the border and three products
+    assert len(segment.launches) == 4  # the border and three products
     assert stored_types(segment) == {"*i8"}
 
 
@@ -266,7 +266,7 @@ def test_a_real_bias_is_rounded_to_steps_of_the_sums(rng: np.random.Generator) -
     bias = graph.constant(rng.normal(size=30).astype(np.float32))
     case = graph.case(graph.rounded(graph.add("Conv", x, weights, bias), np.float32(1 / 32)))
     feeds = case.feeds(rng)
-    (found,) = gpu_interpreter.run(drafted(case), feeds).values()
+    (found,) = gpu_interpreter.run(program(case), feeds).values()
     step = x_scale * w_scale
     whole = replace(case, weights={**case.weights, bias: np.rint(case.weights[bias] / step) * step})
     (truth,) = whole.truth(feeds).values()
@@ -275,7 +275,7 @@ def test_a_real_bias_is_rounded_to_steps_of_the_sums(rng: np.random.Generator) -
 
 @pytest.mark.parametrize("beyond", [0.0, 405 / 1024, -3.0])
 @pytest.mark.parametrize("rounded", [False, True], ids=["as it is", "rounded"])
-def test_what_lies_beyond_a_picture_is_a_number_and_not_a_step_of_the_grid(
+def test_the_padding_value_is_a_real_number_and_not_an_integer_of_the_scale(
     beyond: float, rounded: bool, rng: np.random.Generator
 ) -> None:
     graph = Graph(rng, {"x": (1, 6, 4, 4)})
@@ -287,7 +287,7 @@ def test_what_lies_beyond_a_picture_is_a_number_and_not_a_step_of_the_grid(
     case = graph.case(graph.rounded(y, np.float32(1 / 64)) if rounded else y)
     feeds = case.feeds(rng)
     (truth,) = case.truth(feeds).values()
-    (found,) = gpu_interpreter.run(drafted(case), feeds).values()
+    (found,) = gpu_interpreter.run(program(case), feeds).values()
     np.testing.assert_array_equal(found, truth)
 
 
@@ -325,7 +325,7 @@ def test_integers_cross_the_borders_of_a_segment(dtype: str, rng: np.random.Gene
     feeds = {
         "x": rng.integers(*((-128, 128) if dtype == "int8" else (0, 256)), (1, 6, 5, 5), dtype)
     }
-    found = gpu_interpreter.run(drafted(case), feeds)
+    found = gpu_interpreter.run(program(case), feeds)
     for name, truth in int8_reference.run(case.model(), feeds).items():
         np.testing.assert_array_equal(found[name], truth, strict=True)
 
@@ -337,7 +337,7 @@ def test_halves_are_rounded_to_even_and_the_rest_is_held(
     graph = Graph(rng, {"x": (2, 300)})
     case = graph.case(graph.rounded("x", np.float32(0.125), dtype))
     feeds = {"x": np.float32(0.125) * np.arange(-150, 150, 0.5, np.float32).reshape(2, 300)}
-    found = gpu_interpreter.run(drafted(case), feeds)
+    found = gpu_interpreter.run(program(case), feeds)
     for name, truth in case.truth(feeds).items():  # 1 / 0.125 is exact: so is onnxruntime's
         np.testing.assert_array_equal(found[name], truth, strict=True)
 
@@ -402,7 +402,9 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_grids_are_read_as_onnx_defines_them(name: str, rng: np.random.Generator) -> None:
+def test_other_sampling_grids_are_read_as_onnx_defines_them(
+    name: str, rng: np.random.Generator
+) -> None:
     other = OTHERS[name]
     graph = Graph(rng, {"x": (2, 6, 4, 5)})
     scale = graph.constant((2.0 ** rng.integers(-6, -3, other.scale)).astype(np.float32))
@@ -410,7 +412,7 @@ def test_other_grids_are_read_as_onnx_defines_them(name: str, rng: np.random.Gen
     q = graph.add("QuantizeLinear", "x", scale, zero, axis=other.axis)
     case = graph.case(graph.add("DequantizeLinear", q, scale, zero, axis=other.axis))
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.draft("fp32"), feeds)
+    found = gpu_interpreter.run(case.lower("fp32"), feeds)
     for output, truth in case.truth(feeds).items():  # powers of two: every step is exact
         np.testing.assert_array_equal(found[output], truth, strict=True)
 
@@ -456,7 +458,7 @@ def test_operators_on_integers_are_what_defines_them(rng: np.random.Generator) -
     ]
     case = Case(nodes, {"x": (1, 6, 5, 5)}, {n: np.asarray(v) for n, v in weights.items()})
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.draft("fp32"), feeds)["y"]
+    found = gpu_interpreter.run(case.lower("fp32"), feeds)["y"]
     steps = np.abs(found - case.truth(feeds)["y"]) / weights["ys"]
     assert steps.max() <= 1 + 1e-5
     assert (steps > 0.5).mean() < 0.02
@@ -483,7 +485,7 @@ def test_sums_of_integers_may_leave_what_fp16_holds(
     feeds = {"x": rng.uniform(0, 1, x).astype(np.float32)}
     truth = case.truth(feeds)["y"]
     assert (truth / 0.05 * 255 > 65504).all()  # the sums, for a scale of 1/255
-    found = gpu_interpreter.run(case.draft(precision), feeds)["y"]
+    found = gpu_interpreter.run(case.lower(precision), feeds)["y"]
     np.testing.assert_allclose(found, truth, rtol=1e-2)
 
 
@@ -494,7 +496,7 @@ def test_a_bias_of_another_scale_is_rounded_to_that_of_the_sums(rng: np.random.G
     graph.nodes[-1].input.append(graph.constant(bias))
     case = graph.case(y)
     feeds = case.feeds(rng)
-    segment = drafted(case)
+    segment = program(case)
     assert stored_types(segment) == {"*i8"}
     found = gpu_interpreter.run(segment, feeds)[y]
     truth = int8_reference.run(case.model(), feeds)[y]
@@ -507,9 +509,9 @@ def test_sums_that_could_leave_int32_are_made_of_floats(depth: int, integers: bo
     operation = Operation("Gemm", "g", ("x", "w"), ("y",), {})
     given = IntegerConstant(np.ones((depth, 1), np.int8), np.ones(1, np.float32), None)
     network = Network((), ("x",), ("y",), {}, {}, {}, {"w": given}, {"x": 1.0})
-    draft = LoweringContext(network, ORIN, "float16")
-    draft.views["x"] = View("x", "int8", (1, depth), (depth, 1), scale=1.0)
-    assert (int8_weights(draft, operation, 1, 1, depth) is not None) == integers
+    program = LoweringContext(network, ORIN, "float16")
+    program.views["x"] = View("x", "int8", (1, depth), (depth, 1), scale=1.0)
+    assert (int8_weights(program, operation, 1, 1, depth) is not None) == integers
 
 
 @pytest.mark.parametrize("channels", [True, False])
@@ -534,7 +536,7 @@ def test_weights_that_a_model_quantizes_itself_are_int8(
             w = graph.add("DequantizeLinear", q, *grid, axis=0)
         return graph.case(graph.rounded(graph.add("Conv", x, w)))
 
-    segment = drafted(graph_of(integers=False), ORIN)
+    segment = program(graph_of(integers=False), ORIN)
     feeds = {"x": rng.normal(size=(1, 40, 6, 5)).astype(np.float32)}
     (truth,) = int8_reference.run(graph_of(integers=True).model(), feeds).values()
     (found,) = gpu_interpreter.run(segment, feeds).values()
@@ -548,7 +550,7 @@ def test_a_computed_scale_of_a_constant_is_refused_by_node(rng: np.random.Genera
     q = graph.add("QuantizeLinear", weight, "s", graph.constant(np.int8(0)))
     case = graph.case(graph.add("Add", "x", graph.add("DequantizeLinear", q, "s")))
     with pytest.raises(NotCoveredError, match=r"reads a constant, but its scale .* is none"):
-        case.draft("fp32")
+        case.lower("fp32")
 
 
 def test_weights_in_int8_behind_an_activation_in_float_are_floats(rng: np.random.Generator) -> None:
@@ -556,7 +558,7 @@ def test_weights_in_int8_behind_an_activation_in_float_are_floats(rng: np.random
     w = graph.integers(rng.integers(-127, 128, (7, 6, 3, 3)), rng.uniform(0.001, 0.002, 7))
     case = graph.case(graph.add("Conv", "x", w))
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.draft("fp32"), feeds)
+    found = gpu_interpreter.run(case.lower("fp32"), feeds)
     for name, truth in case.truth(feeds).items():
         np.testing.assert_allclose(found[name], truth, rtol=1e-4, atol=1e-4)
 
@@ -567,7 +569,7 @@ TOKENS = DimRange(name="tokens", min=1, opt=9, max=20)
 
 
 def check_everywhere(case: Case, dims: tuple[DimRange, ...], rng: np.random.Generator) -> None:
-    """One draft gives the reference's bits at the least, the largest and other sizes."""
+    """One program gives the reference's bits at the least, the largest and other sizes."""
     piece = case.segment()
     stepped = with_steps([piece.model], dims)
     segment = lower_segment(piece.model, gpu=ORIN, precision="fp32", traces=traces_of(stepped))
@@ -583,7 +585,7 @@ def check_everywhere(case: Case, dims: tuple[DimRange, ...], rng: np.random.Gene
             np.testing.assert_array_equal(found[name], truth, strict=True)
 
 
-def test_pictures_of_dynamic_sizes_are_exact(rng: np.random.Generator) -> None:
+def test_images_of_dynamic_sizes_are_exact(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": ("batch", 8, "height", 7)})
     x = graph.rounded("x")
     r = graph.rounded(graph.product("Conv", x, (8, 8, 3, 3), bias="int32", pads=[1] * 4))

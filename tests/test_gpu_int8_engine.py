@@ -16,7 +16,7 @@ from device.runtime.session import Session, open_engine
 from scripts.gpu_engine import build_on_gpu
 from toolkit.gpu.codegen.compile import has_compiler
 
-MOST_TACTICS = 4  # of a piece of work in these engines
+MAX_TACTICS = 4  # of an operation in these engines
 
 Model = tuple[ir.Model, dict[str, np.ndarray]]
 
@@ -118,7 +118,7 @@ def test_every_tactic_gives_the_same_bits(
     engine = tmp_path / "m.engine"
     build_on_gpu(tmp_path / "m.onnx", engine, profile="h200", precision="int8")
     truth = int8_reference.run(ir.to_proto(model), feeds)
-    for at in range(MOST_TACTICS):
+    for at in range(MAX_TACTICS):
         choose = chosen(at)
         monkeypatch.setattr(cuda.CudaExecutor, "_choose", choose)
         with open_engine(engine) as opened, Session(opened) as session:
@@ -129,7 +129,7 @@ def test_every_tactic_gives_the_same_bits(
 
 
 def chosen(at: int) -> Callable[[cuda.CudaExecutor, tuple[int, ...]], tuple[int, ...]]:
-    """A choice of tactics: number `at` of each piece of work, or its last."""
+    """A choice of tactics: number `at` of each operation, or its last."""
 
     def choose(executor: cuda.CudaExecutor, _: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(min(at, len(op.tactics) - 1) for op in executor._ops)

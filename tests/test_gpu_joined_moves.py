@@ -41,7 +41,7 @@ def computed(network: Network) -> np.ndarray:
     return values[network.outputs[0]]
 
 
-def test_random_chains_move_every_number_to_the_same_place(rng: np.random.Generator) -> None:
+def test_random_chains_move_every_element_to_the_same_index(rng: np.random.Generator) -> None:
     rewritten = 0
     for _ in range(600):
         now = rng.choice([1, 2, 2, 3, 4, 5], 4).tolist()
@@ -111,9 +111,9 @@ def test_a_tensor_that_others_read_is_made() -> None:
 
 def check(case: Case, rng: np.random.Generator, kernels: list[str]) -> None:
     feeds = case.feeds(rng)
-    drafted = case.draft("fp32")
-    assert [call.spec.title for call in drafted.calls] == kernels
-    found = gpu_interpreter.run(drafted, feeds)["y"]
+    program = case.lower("fp32")
+    assert [call.spec.title for call in program.launches] == kernels
+    found = gpu_interpreter.run(program, feeds)["y"]
     truth = case.truth(feeds)["y"]
     assert found.shape == truth.shape
     assert np.linalg.norm(found - truth) < 1e-4 * np.linalg.norm(truth)
@@ -162,7 +162,7 @@ def test_gelu_written_out_is_one_step(
         *ends,
     ]
     case = Case(nodes, {"x": (7, 9)}, weights)
-    (call,) = case.draft("fp32").calls
+    (call,) = case.lower("fp32").launches
     assert [step[0] for step in dict(call.spec.constants)["EPILOGUE"]] == ["gelu"]
     check(case, rng, ["gemm strided"])
 

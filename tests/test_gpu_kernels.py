@@ -17,7 +17,7 @@ PRECISIONS = pytest.mark.parametrize("precision", ["fp32", "fp16"])
 
 def check(case: Case, precision: str, rng: np.random.Generator) -> None:
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.draft(precision), feeds)
+    found = gpu_interpreter.run(case.lower(precision), feeds)
     for name, truth in case.truth(feeds).items():
         assert found[name].shape == truth.shape
         assert found[name].dtype == truth.dtype
@@ -98,8 +98,8 @@ def test_what_follows_a_convolution_is_part_of_it(
     read = {one for part in ENDINGS[name] for one in part.input}
     weights = {**plain.weights, **{k: np.array(v) for k, v in numbers.items() if k in read}}
     case = Case(plain.nodes, plain.inputs, weights)
-    assert [call.spec.title for call in case.draft().calls].count("gemm im2col") == 1
-    assert len(case.draft().calls) <= 3  # and the two borders
+    assert [call.spec.title for call in case.lower().launches].count("gemm im2col") == 1
+    assert len(case.lower().launches) <= 3  # and the two borders
     check(case, precision, rng)
 
 
@@ -119,7 +119,7 @@ def test_a_residual_is_added_where_the_sums_are(
     ]
     weights = {"v": normal(rng, 8, 8, 1, 1), "w": normal(rng, 8, 8 // group, *taps)}
     case = Case(nodes, {"x": (2, 8, 5, 6)}, weights)
-    assert len(case.draft(precision).calls) == 4
+    assert len(case.lower(precision).launches) == 4
     check(case, precision, rng)
 
 
@@ -154,7 +154,7 @@ def test_nan_is_not_lost_on_the_way(rng: np.random.Generator) -> None:
     case = Case(nodes, {"x": (1, 3, 4, 4)}, {})
     feeds = case.feeds(rng)
     feeds["x"][0, 1, 2, 2] = np.nan
-    found = gpu_interpreter.run(case.draft(), feeds)["y"]
+    found = gpu_interpreter.run(case.lower(), feeds)["y"]
     assert np.isnan(found[0, 1]).sum() == 4
     assert np.isnan(found).sum() == 4
 
@@ -197,7 +197,7 @@ def test_products_of_two_tensors_and_softmax(precision: str, rng: np.random.Gene
 def test_a_product_joins_leading_dimensions(precision: str, rng: np.random.Generator) -> None:
     nodes = [node("MatMul", "x w", "m"), node("Relu", "m", "y")]
     case = Case(nodes, {"x": (2, 3, 10)}, {"w": normal(rng, 10, 6)})
-    assert [call.spec.title for call in case.draft().calls] == ["gemm strided"]
+    assert [call.spec.title for call in case.lower().launches] == ["gemm strided"]
     check(case, precision, rng)
 
 
@@ -261,7 +261,7 @@ def test_concatenation_of_channels_happens_in_place(
         "u": normal(rng, 5, 20, 1, 1),
     }
     case = Case(nodes, {"x": (2, 4, 5, 5)}, weights)
-    kernels = [call.spec.title for call in case.draft(precision).calls]
+    kernels = [call.spec.title for call in case.lower(precision).launches]
     assert kernels.count("transpose_tiles") == 1  # the input; the output leaves as it is wanted
     check(case, precision, rng)
 

@@ -16,7 +16,7 @@ from toolkit.gpu.target import GpuTarget
 
 
 def kernels(case: Case, precision: str = "fp16") -> list[str]:
-    return [call.spec.title for call in case.draft(precision).calls]
+    return [call.spec.title for call in case.lower(precision).launches]
 
 
 def test_a_residual_block_is_one_kernel_a_convolution(rng: np.random.Generator) -> None:
@@ -53,8 +53,8 @@ def test_a_residual_that_is_not_made_yet_waits_for_its_own_kernel(
         node("Add", "a b", "y"),
     ]
     weights = {"v": normal(rng, 8, 8, 1, 1), "w": normal(rng, 8, 8, 1, 1)}
-    drafted = Case(nodes, {"x": (1, 8, 6, 6)}, weights).draft("fp16")
-    assert [work.nodes for work in drafted.work if work.nodes] == [
+    program = Case(nodes, {"x": (1, 8, 6, 6)}, weights).lower("fp16")
+    assert [op.nodes for op in program.ops if op.nodes] == [
         ("Conv:a",),
         ("Conv:b", "Add:y"),
     ]
@@ -68,8 +68,8 @@ def test_the_workspace_is_as_small_as_what_is_alive_at_once(rng: np.random.Gener
         name = "y" if at == 5 else f"t{at + 1}"
         source = "x" if at == 0 else f"t{at}"
         nodes.append(node("Conv", f"{source} w{at}", name, pads=[1, 1, 1, 1]))
-    drafted = Case(nodes, {"x": (1, 8, 16, 16)}, weights).draft("fp32")
-    assert drafted.workspace_bytes == drafted.largest_live_bytes == 2 * 8 * 16 * 16 * 4
+    program = Case(nodes, {"x": (1, 8, 16, 16)}, weights).lower("fp32")
+    assert program.workspace_bytes == program.largest_live_bytes == 2 * 8 * 16 * 16 * 4
 
 
 def test_no_two_tensors_in_use_share_bytes(rng: np.random.Generator) -> None:
@@ -86,11 +86,11 @@ def test_no_two_tensors_in_use_share_bytes(rng: np.random.Generator) -> None:
         "u": normal(rng, 5, 16, 1, 1),
     }
     weights["w"] = weights["w"][:, :, 1:2, 1:2].copy()
-    drafted = Case(nodes, {"x": (1, 4, 8, 8)}, weights).draft("fp16")
-    for at, call in enumerate(drafted.calls):
+    program = Case(nodes, {"x": (1, 4, 8, 8)}, weights).lower("fp16")
+    for at, call in enumerate(program.launches):
         for base in call.reads:
-            assert any(base in one.writes for one in drafted.calls[:at]) or base == "x"
-        offsets = [drafted.offsets[base] for base in (*call.reads, *call.writes)]
+            assert any(base in one.writes for one in program.launches[:at]) or base == "x"
+        offsets = [program.offsets[base] for base in (*call.reads, *call.writes)]
         assert len(set(offsets)) == len(offsets)
 
 
@@ -112,10 +112,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_covered_is_named(name: str) -> None:
-    case, words = REFUSED[name]
+    case, message = REFUSED[name]
     with pytest.raises(NotCoveredError) as refusal:
-        case.draft("fp16")
-    assert words in str(refusal.value)
+        case.lower("fp16")
+    assert message in str(refusal.value)
 
 
 def test_an_unknown_architecture_is_refused() -> None:
@@ -156,19 +156,19 @@ def test_views_reach_the_elements_that_numpy_reaches(rng: np.random.Generator) -
             assert np.array_equal(moved, same)
 
 
-def test_channels_last_is_seen_for_pictures_of_one_pixel() -> None:
+def test_channels_last_is_seen_for_images_of_one_pixel() -> None:
     view = View("x", "float16", (3, 8, 1, 1), (8, 1, 1, 1))
     assert view.pixel_pitch() == 8
     assert view.reshaped((3, 8)) is not None
     assert ORIN.fp32_precision == "tf32x3"
 
 
-def test_no_place_of_the_largest_tensor_is_counted_beyond_32_bits() -> None:
+def test_offsets_of_the_largest_tensor_fit_32_bits() -> None:
     """The last block reaches over the end: what it counts there must not wrap around."""
-    (call,) = Case([node("Relu", "x", "y")], {"x": (MAX_ELEMENTS,)}, {}).draft("fp16").calls
+    (call,) = Case([node("Relu", "x", "y")], {"x": (MAX_ELEMENTS,)}, {}).lower("fp16").launches
     assert call.grid[0] * int(dict(call.spec.constants)["BLOCK"]) <= 2**31
     with pytest.raises(NotCoveredError, match=f"{MAX_ELEMENTS + 1} elements"):
-        Case([node("Relu", "x", "y")], {"x": (MAX_ELEMENTS + 1,)}, {}).draft("fp16")
+        Case([node("Relu", "x", "y")], {"x": (MAX_ELEMENTS + 1,)}, {}).lower("fp16")
 
 
 @pytest.mark.parametrize(("name", "expected"), [("h200", 18.37), ("agx-orin-64gb", 9.84)])

@@ -21,11 +21,11 @@ from device.engine.cuda_manifest import (
     Int32,
     Launch,
     Null,
-    Place,
     Tactic,
     TunableOp,
     Weights,
     Workspace,
+    WorkspaceTensor,
 )
 from device.engine.file import write_engine
 from device.engine.manifest import Manifest, TensorInfo, largest_bytes
@@ -47,8 +47,10 @@ def parts(batch: int | str = 1) -> Parts:
     names = (*segment.inputs, *segment.outputs)
     sizes = {n: largest_bytes(tensors[n], ranges) or 0 for n in names}
     offsets = {name: 16384 * at for at, name in enumerate(sizes)}
-    places = {
-        n: Place(tensor=n, offset=offsets[n], bytes=sizes[n], shape=formulas_of(tensors[n]))
+    boundary_tensors = {
+        n: WorkspaceTensor(
+            tensor=n, offset=offsets[n], bytes=sizes[n], shape=formulas_of(tensors[n])
+        )
         for n in sizes
     }
     implementation = Cuda(
@@ -74,8 +76,8 @@ def parts(batch: int | str = 1) -> Parts:
         ),
         weights="cuda/a.weights",
         workspace_bytes=16384 * len(sizes) + max(sizes.values()),
-        inputs=tuple(places[n] for n in segment.inputs),
-        outputs=tuple(places[n] for n in segment.outputs),
+        inputs=tuple(boundary_tensors[n] for n in segment.inputs),
+        outputs=tuple(boundary_tensors[n] for n in segment.outputs),
     )
     entries["cuda/a.cubin"] = np.frombuffer(b"\x7fELF", np.uint8)
     entries["cuda/a.weights"] = np.zeros(64, np.uint8)
@@ -168,10 +170,10 @@ CASES: dict[str, tuple[Callable[[Cuda], dict[str, object]], bool]] = {
     "integer too small": (arguments(Int32(-(2**31) - 1)), False),
     "another tensor": (part("inputs", tensor="elsewhere"), False),
     "no inputs": (lambda _: {"inputs": ()}, False),
-    "uneven place": (part("outputs", offset=4097), False),
-    "place before the workspace": (part("outputs", offset=-64), False),
-    "place after the workspace": (part("outputs", offset=2**30), False),
-    "place of another size": (part("outputs", bytes=4), False),
+    "unaligned tensor": (part("outputs", offset=4097), False),
+    "tensor before the workspace": (part("outputs", offset=-64), False),
+    "tensor after the workspace": (part("outputs", offset=2**30), False),
+    "tensor of another size": (part("outputs", bytes=4), False),
 }
 
 
@@ -187,9 +189,9 @@ DYNAMIC: dict[str, tuple[Callable[[Cuda], dict[str, object]], bool]] = {
     "an integer too large for four": (arguments(Int32("536870912*d0")), False),
     "the largest integer for four": (arguments(Int32("536870912*d0-1")), True),
     "division by zero": (arguments(Int32("7//(d0-1)")), False),
-    "a place of the weights": (arguments(Weights("16*d0-1")), True),
+    "an offset in the weights": (arguments(Weights("16*d0-1")), True),
     "after the weights": (arguments(Weights("16*d0")), False),
-    "a place of the workspace": (arguments(Workspace("4*(d0-1)")), True),
+    "an offset in the workspace": (arguments(Workspace("4*(d0-1)")), True),
     "before the workspace": (arguments(Workspace("2-d0")), False),
     "another batch": (part("inputs", shape=("d0+1", 3, 16, 16)), False),
     "half of a picture": (part("inputs", shape=("d0", 3, 16, 8)), False),
@@ -234,7 +236,7 @@ def test_what_fits_at_the_ends_only_is_found_before_it_runs(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_limits_of_kernels_launches_and_places(name: str, tmp_path: Path) -> None:
+def test_limits_of_kernels_launches_and_tensors(name: str, tmp_path: Path) -> None:
     manifest, entries = parts()
     change, fine = CASES[name]
     one = manifest.segments[0].implementations[0]
@@ -261,14 +263,14 @@ def test_any_value_anywhere_is_accepted_or_refused(data: st.DataObject, batch: i
     """No value in the JSON of a cuda implementation raises anything but what it should."""
     manifest, entries = parts(batch)
     document = json.loads(msgspec.json.encode(manifest))
-    place: Any = document["segments"][0]["implementations"][0]
+    node: Any = document["segments"][0]["implementations"][0]
     while True:
-        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        keys = list(node) if isinstance(node, dict) else list(range(len(node)))
         key = data.draw(st.sampled_from(keys))
-        if not isinstance(place[key], dict | list) or not place[key] or data.draw(st.booleans()):
+        if not isinstance(node[key], dict | list) or not node[key] or data.draw(st.booleans()):
             break
-        place = place[key]
-    place[key] = data.draw(ODD)
+        node = node[key]
+    node[key] = data.draw(ODD)
     try:
         decoded = msgspec.json.decode(json.dumps(document), type=Manifest)
     except msgspec.DecodeError:

@@ -24,7 +24,7 @@ COPIES = {
 
 def agree(case: Case, feeds: Mapping[str, np.ndarray], precision: str = "fp32") -> None:
     """Compare: exactly where numbers are only moved, in FP16 to its rounding."""
-    found = gpu_interpreter.run(case.draft(precision), feeds)
+    found = gpu_interpreter.run(case.lower(precision), feeds)
     for name, truth in case.truth(feeds).items():
         assert found[name].shape == truth.shape
         assert found[name].dtype == truth.dtype
@@ -35,7 +35,7 @@ def agree(case: Case, feeds: Mapping[str, np.ndarray], precision: str = "fp32") 
 
 
 def close(case: Case, feeds: Mapping[str, np.ndarray], rel: float = 1e-5) -> None:
-    found = gpu_interpreter.run(case.draft(), feeds)
+    found = gpu_interpreter.run(case.lower(), feeds)
     for name, truth in case.truth(feeds).items():
         np.testing.assert_allclose(found[name], truth, rtol=rel, atol=rel)
 
@@ -69,7 +69,7 @@ def test_slices(name: str, dtype: str, rng: np.random.Generator) -> None:
         dtypes={"x": dtype, "y": dtype},
     )
     agree(case, {"x": (rng.normal(size=(4, 6, 7)) * 9).astype(dtype)})
-    assert len(case.draft().calls) == 1
+    assert len(case.lower().launches) == 1
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -84,7 +84,7 @@ def test_a_slice_of_channels_is_read_where_it_lies(
     weights = {"starts": ints(3), "ends": ints(8), "axes": ints(1)}
     weights |= {"v": normal(rng, 10, 4, 1, 1), "w": normal(rng, 6, 5, 3, 3)}
     case = Case(nodes, {"x": (2, 4, 6, 6)}, weights)
-    kernels = [call.spec.title for call in case.draft(precision).calls]
+    kernels = [call.spec.title for call in case.lower(precision).launches]
     assert sum(kernel in COPIES for kernel in kernels) == 2  # the borders
 
 
@@ -96,7 +96,7 @@ def test_splits(axis: int, rng: np.random.Generator) -> None:
     size = (4, 6, 8)[axis]
     case = Case(nodes, {"x": (4, 6, 8)}, {"parts": ints(1, size - 1)}, ("y", "z"))
     agree(case, floats(rng, case))
-    assert len(case.draft().calls) == 2
+    assert len(case.lower().launches) == 2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])
@@ -136,7 +136,7 @@ def test_a_shuffle_of_channels_is_one_copy(precision: str, rng: np.random.Genera
     weights = {"split": ints(2, 2, 6, 5, 5), "whole": ints(2, 12, 5, 5)}
     weights |= {"v": normal(rng, 12, 4, 1, 1), "w": normal(rng, 6, 12, 3, 3)}
     case = Case(nodes, {"x": (2, 4, 5, 5)}, weights)
-    kernels = [call.spec.title for call in case.draft(precision).calls]
+    kernels = [call.spec.title for call in case.lower(precision).launches]
     assert sum(kernel in COPIES for kernel in kernels) == 3  # and the borders
 
 
@@ -149,7 +149,7 @@ def test_patches_become_rows_without_a_copy(rng: np.random.Generator) -> None:
     ]
     weights = {"rows": ints(2, 16, -1), "v": normal(rng, 16, 3, 2, 2), "w": normal(rng, 16, 5)}
     case = Case(nodes, {"x": (2, 3, 8, 8)}, weights)
-    kernels = [call.spec.title for call in case.draft().calls]
+    kernels = [call.spec.title for call in case.lower().launches]
     assert sum(kernel in COPIES for kernel in kernels) == 1  # the border
     close(case, floats(rng, case), rel=1e-4)
 
@@ -212,7 +212,7 @@ def test_a_border_of_zeros_is_part_of_a_convolution(rng: np.random.Generator) ->
     nodes = [node("Pad", "x p", "b"), node("Conv", "b w", "y", pads=[1, 0, 0, 0])]
     weights = {"p": ints(0, 0, 0, 1, 0, 0, 2, 1), "w": normal(rng, 6, 3, 3, 3)}
     case = Case(nodes, {"x": (1, 3, 6, 6)}, weights)
-    kernels = [call.spec.title for call in case.draft().calls]
+    kernels = [call.spec.title for call in case.lower().launches]
     assert sum(kernel in COPIES for kernel in kernels) == 2  # the borders of the segment
     close(case, floats(rng, case), rel=1e-4)
 
@@ -230,7 +230,7 @@ def test_growing_concatenations_copy_nothing(rng: np.random.Generator) -> None:
         parts.append(f"c{at}")
     nodes += [node("Concat", " ".join(parts), "j", axis=1), node("Relu", "j", "y")]
     case = Case(nodes, {"x": (2, 3, 5, 5)}, weights)
-    kernels = [call.spec.title for call in case.draft().calls]
+    kernels = [call.spec.title for call in case.lower().launches]
     assert sum(kernel in COPIES for kernel in kernels) == 2  # the border, and Relu
     close(case, floats(rng, case), rel=1e-4)
 
@@ -245,19 +245,19 @@ def test_chains_write_into_a_concatenation(axis: int, rng: np.random.Generator) 
     shapes = [[2, 3, 4], [2, 3, 4]]
     shapes[1][axis] = 5
     case = Case(nodes, {"a": tuple(shapes[0]), "b": tuple(shapes[1])}, {})
-    assert len(case.draft("fp16").calls) == 2
+    assert len(case.lower("fp16").launches) == 2
     close(case, floats(rng, case))
 
 
 @pytest.mark.parametrize("indices", [ints(2, 0, -1), ints(1, 3, 5), np.array(-2), ints(5, 3, 1)])
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_gathering_constant_places(
+def test_gathering_constant_indices(
     indices: np.ndarray, axis: int, rng: np.random.Generator
 ) -> None:
     case = Case([node("Gather", "x i", "y", axis=axis)], {"x": (6, 7, 8)}, {"i": indices})
     agree(case, floats(rng, case))
     even = len(set(np.diff(indices.reshape(-1) % 6).tolist())) < 2
-    kernel = case.draft().calls[0].spec.kernel
+    kernel = case.lower().launches[0].spec.kernel
     assert (kernel in COPIES) or not even
 
 
@@ -293,7 +293,7 @@ def test_gathering_slices(count: int, batch: int, rng: np.random.Generator) -> N
 def test_an_index_outside_reads_inside_the_tensor(rng: np.random.Generator) -> None:
     case = Case([node("Gather", "x i", "y")], {"x": (4, 3), "i": (4,)}, {}, dtypes={"i": "int64"})
     x = floats(rng, case)["x"]
-    found = gpu_interpreter.run(case.draft(), {"x": x, "i": ints(4, 2**40, -5, -(2**40))})["y"]
+    found = gpu_interpreter.run(case.lower(), {"x": x, "i": ints(4, 2**40, -5, -(2**40))})["y"]
     np.testing.assert_array_equal(found, x[[3, 3, 0, 0]])
 
 
@@ -305,11 +305,11 @@ def test_scattering_elements(reduction: str, axis: int, rng: np.random.Generator
     case = Case([scatter], inputs, {}, dtypes={"i": "int64"})
     size = inputs["x"][axis]
     order = np.argsort(rng.random((size, size)), axis=axis)  # each place once
-    places = order[:3, :4]
+    indices = order[:3, :4]
     if reduction != "none":
-        places = rng.integers(-size, size, (3, 4))  # also twice
+        indices = rng.integers(-size, size, (3, 4))  # also twice
     feeds = {n: rng.normal(size=s).astype(np.float32) for n, s in inputs.items()}
-    close(case, {**feeds, "i": places})
+    close(case, {**feeds, "i": indices})
 
 
 @pytest.mark.parametrize("reduction", ["none", "add"])
@@ -327,7 +327,7 @@ def test_a_product_of_updates_is_refused() -> None:
     inputs = {"x": (5, 6), "i": (3, 4), "u": (3, 4)}
     scatter = node("ScatterElements", "x i u", "y", reduction="mul")
     with pytest.raises(NotCoveredError, match="'mul'"):
-        Case([scatter], inputs, {}, dtypes={"i": "int64"}).draft()
+        Case([scatter], inputs, {}, dtypes={"i": "int64"}).lower()
 
 
 def resize(target: np.ndarray, **attributes: object) -> Case:
@@ -343,10 +343,16 @@ SIZES = {
     "mixed": ints(2, 3, 11, 3),
     "scales": np.array([1, 1, 1.7, 0.6], np.float32),
 }
-WAYS = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "half_pixel_symmetric")
+COORDINATE_MODES = (
+    "half_pixel",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
+    "half_pixel_symmetric",
+)
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", COORDINATE_MODES)
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 def test_resizing(mode: str, name: str, how: str, rng: np.random.Generator) -> None:
@@ -354,7 +360,7 @@ def test_resizing(mode: str, name: str, how: str, rng: np.random.Generator) -> N
     close(case, floats(rng, case), rel=2e-5)
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", COORDINATE_MODES)
 @pytest.mark.parametrize("name", ["up", "down", "mixed"])
 @pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
 def test_resizing_to_the_nearest(
@@ -372,13 +378,16 @@ def test_resizing_with_wider_filters(mode: str, outside: int, rng: np.random.Gen
     case = resize(SIZES["down"], mode=mode, antialias=1, exclude_outside=outside)
     feeds = floats(rng, case)
     (truth,) = ReferenceEvaluator(case.model()).run(["y"], feeds)
-    found = gpu_interpreter.run(case.draft(), feeds)["y"]
+    found = gpu_interpreter.run(case.lower(), feeds)["y"]
     np.testing.assert_allclose(found, truth, rtol=2e-5, atol=2e-5)
 
 
 def test_resizing_a_region(rng: np.random.Generator) -> None:
-    way = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 9.0}
-    one = node("Resize", "x roi", "y", mode="linear", **way)
+    attributes = {
+        "coordinate_transformation_mode": "tf_crop_and_resize",
+        "extrapolation_value": 9.0,
+    }
+    one = node("Resize", "x roi", "y", mode="linear", **attributes)
     one.input[:] = ["x", "roi", "", "sizes"]
     weights = {"roi": np.array([0, 0, 0.2, -0.1, 1, 1, 1.3, 0.7], np.float32)}
     case = Case([one], {"x": (1, 2, 6, 7)}, {**weights, "sizes": ints(1, 2, 5, 9)})
@@ -402,7 +411,7 @@ def test_resizing_after_a_convolution_keeps_channels_last(
     weights = {"v": normal(rng, 8, 3, 1, 1), "w": normal(rng, 4, 8, 1, 1)}
     weights["scales"] = np.array([1, 1, 2, 2], np.float32)
     case = Case(nodes, {"x": (1, 3, 5, 6)}, weights)
-    kernels = [call.spec.title for call in case.draft(precision).calls]
+    kernels = [call.spec.title for call in case.lower(precision).launches]
     assert sum(kernel in COPIES for kernel in kernels) == 1  # the input, channels last
 
 
@@ -475,7 +484,7 @@ def test_operators_that_simpler_ones_say(rng: np.random.Generator) -> None:
     weights = {"like": np.zeros(1, np.float16)}
     case = Case(nodes, {"x": (3, 4)}, weights, dtypes={"y": "float16"})
     feeds = floats(rng, case)
-    found = gpu_interpreter.run(case.draft(), feeds)["y"]
+    found = gpu_interpreter.run(case.lower(), feeds)["y"]
     truth = (feeds["x"] + np.eye(3, 4, 1, np.float32)).astype(np.float16)
     np.testing.assert_array_equal(found, truth)
 
@@ -484,7 +493,7 @@ def test_bits_taken_as_another_type(rng: np.random.Generator) -> None:
     cast = node("BitCast", "x", "y", to=onnx.TensorProto.INT32)
     case = Case([cast], {"x": (3, 4)}, {}, dtypes={"y": "int32"}, opset=26)
     x = floats(rng, case)["x"]
-    found = gpu_interpreter.run(case.draft(), {"x": x})["y"]
+    found = gpu_interpreter.run(case.lower(), {"x": x})["y"]
     np.testing.assert_array_equal(found, x.view(np.int32))
 
 
@@ -493,7 +502,7 @@ def test_bits_taken_as_another_type(rng: np.random.Generator) -> None:
 def test_changes_of_layout(channels: int, precision: str, rng: np.random.Generator) -> None:
     nodes = [node("Transpose", "x", "t", perm=[0, 2, 3, 1]), node("Neg", "t", "y")]
     case = Case(nodes, {"x": (2, channels, 5, 7)}, {})
-    assert [call.spec.title for call in case.draft(precision).calls] == ["transpose_tiles"]
+    assert [call.spec.title for call in case.lower(precision).launches] == ["transpose_tiles"]
     agree(case, floats(rng, case), precision)
 
 
@@ -543,10 +552,10 @@ def test_what_lies_as_int8_is_moved_as_it_lies(name: str, rng: np.random.Generat
     grid = {"s": np.array(2**-5, np.float32), "z": np.array(0, np.int8)}
     case = Case(nodes, {"x": (1, 6, 5, 5)}, {**weights, **grid})
     feeds = floats(rng, case)
-    drafted = case.draft("int8")
-    found = gpu_interpreter.run(drafted, feeds)["y"]
+    program = case.lower("int8")
+    found = gpu_interpreter.run(program, feeds)["y"]
     np.testing.assert_array_equal(found, case.truth(feeds)["y"])
-    first, *_ = drafted.calls
+    first, *_ = program.launches
     assert dict(first.spec.signature)["y"].startswith("*i8")
 
 
@@ -564,9 +573,9 @@ def test_parts_of_int8_are_moved_as_they_lie(rng: np.random.Generator) -> None:
     grid = {"s": np.array(2**-5, np.float32), "z": np.array(0, np.int8)}
     case = Case(nodes, {"x": (1, 6, 5, 5)}, {"parts": ints(3, 3), **grid})
     feeds = floats(rng, case)
-    drafted = case.draft("int8")
-    assert len(drafted.calls) == 2
-    found = gpu_interpreter.run(drafted, feeds)["y"]
+    program = case.lower("int8")
+    assert len(program.launches) == 2
+    found = gpu_interpreter.run(program, feeds)["y"]
     np.testing.assert_array_equal(found, case.truth(feeds)["y"])
 
 
@@ -586,7 +595,7 @@ def test_halves_that_are_joined_again_stay_where_they_are(
     weights = {"parts": ints(8, 8), "u": normal(rng, 16, 3, 1, 1)}
     weights |= {"v": normal(rng, 6, 8, 3, 3), "w": normal(rng, 5, 22, 1, 1)}
     case = Case(nodes, {"x": (2, 3, 6, 6)}, weights)
-    kernels = [call.spec.title for call in case.draft(precision).calls]
+    kernels = [call.spec.title for call in case.lower(precision).launches]
     assert sum(kernel in COPIES for kernel in kernels) == 1  # the input, channels last
     close(case, floats(rng, case), rel=1e-4)
 
@@ -607,8 +616,8 @@ def test_blocks_that_copy_are_large_where_there_are_enough(
     case = Case(nodes, {"x": (1, 8, side, side)}, weights)
     (copy,) = (
         call.spec
-        for work in case.draft("fp16").work
-        for call in work.tactics[0]
-        if call.spec.title == "elementwise" and "Resize:r" in work.nodes
+        for op in case.lower("fp16").ops
+        for call in op.tactics[0]
+        if call.spec.title == "elementwise" and "Resize:r" in op.nodes
     )
     assert dict(copy.constants)["BLOCK"] == elements

@@ -33,7 +33,7 @@ LIMITS: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2}
 
 @dataclass(frozen=True)
 class Whole:
-    """A network: how to get it, and the side of small pictures for it (None: as it is).
+    """A network: how to get it, and the side of small images for it (None: as it is).
 
     `quick`: its small version takes the interpreter seconds, not minutes.
     """
@@ -101,7 +101,7 @@ NETWORKS_OF_THE_FIELD = {
 
 
 def small(name: str) -> ir.Model:
-    """Return a network for small pictures; the passes infer the other shapes again."""
+    """Return a network for small images; the passes infer the other shapes again."""
     network = NETWORKS_OF_THE_FIELD[name]
     if network.side is None:
         return network.model()
@@ -111,14 +111,14 @@ def small(name: str) -> ir.Model:
 
 
 def scene() -> np.ndarray:
-    """Return a picture that the detector was made for: on noise all its scores are near 0."""
-    picture = cv2.imread(str(configs.ROOT / "scenes" / "heldout" / "000.jpg"))
-    blob, _ = preprocess(picture, PreprocessConfig(width=320, height=320))
+    """Return a image that the detector was made for: on noise all its scores are near 0."""
+    pixels = cv2.imread(str(configs.ROOT / "scenes" / "heldout" / "000.jpg"))
+    blob, _ = preprocess(pixels, PreprocessConfig(width=320, height=320))
     return blob
 
 
 def resized(model: ir.Model, side: int) -> ir.Model:
-    """Return a network for pictures of another size; shapes are inferred again by the passes."""
+    """Return a network for images of another size; shapes are inferred again by the passes."""
     (image,) = model.graph.inputs
     image.shape = ir.Shape((1, 3, side, side))
     for node in model.graph:
@@ -133,8 +133,8 @@ def passed(model: ir.Model) -> ir.Model:
     return graph
 
 
-def draft(graph: ir.Model, precision: Precision) -> KernelProgram:
-    """Draft all of a network as one GPU segment; what no kernel computes raises."""
+def lower(graph: ir.Model, precision: Precision) -> KernelProgram:
+    """Lower all of a network as one GPU segment; what no kernel computes raises."""
     names = {str(node.name): "gpu0" for node in graph.graph}
     if precision == "int8":
         amax = dict.fromkeys(calibrated_tensors(graph), 4.0)
@@ -148,10 +148,10 @@ def draft(graph: ir.Model, precision: Precision) -> KernelProgram:
 def test_a_whole_network_has_kernels(name: str) -> None:
     graph = passed(NETWORKS_OF_THE_FIELD[name].model())
     for precision in ("fp32", "fp16", "int8"):
-        drafted = draft(graph, precision)
-        assert drafted.work
-        assert drafted.workspace_bytes >= drafted.largest_live_bytes
-        assert drafted.workspace_bytes < 1.2 * drafted.largest_live_bytes
+        program = lower(graph, precision)
+        assert program.ops
+        assert program.workspace_bytes >= program.largest_live_bytes
+        assert program.workspace_bytes < 1.2 * program.largest_live_bytes
 
 
 CASES = [
@@ -175,7 +175,7 @@ def test_a_small_network_gives_onnxruntime_s_numbers(
     feeds = {image.name: scene() if name == "detector" else rng.random(image.shape, np.float32)}
     names = [one.name for one in session.get_outputs()]
     truths = dict(zip(names, session.run(names, feeds), strict=True))
-    found = gpu_interpreter.run(draft(passed(model), precision), feeds)
+    found = gpu_interpreter.run(lower(passed(model), precision), feeds)
     for output, truth in truths.items():
         difference = np.linalg.norm(found[output].astype(np.float64) - truth)
         assert difference < LIMITS[precision] * np.linalg.norm(truth), output

@@ -129,10 +129,10 @@ def test_products_of_int8_overlap_on_tensor_cores_of_sm_90(
     graph = Graph(rng, {"x": (8, 512, 14, 14)})
     x = graph.rounded("x")
     y = graph.product("Conv", x, (64, 512, taps, taps), bias="int32", pads=[taps // 2] * 4)
-    drafted = graph.case(graph.rounded(graph.add("Relu", y))).draft("int8", HOPPER)
+    program = graph.case(graph.rounded(graph.add("Relu", y))).lower("int8", HOPPER)
     name = "gemm im2col" if taps > 1 else "gemm strided"
-    (work,) = [one for one in drafted.work if one.tactics[0][0].spec.title == name]
-    spec = work.tactics[0][0].spec
+    (op,) = [one for one in program.ops if one.tactics[0][0].spec.title == name]
+    spec = op.tactics[0][0].spec
     (compiled,) = compile_kernels([spec], HOPPER)
     assert compiled is not None
     sides = dict(spec.constants)

@@ -23,7 +23,7 @@ def patches(rng: np.random.Generator, **attributes: object) -> Case:
 
 
 def kernels(case: Case, precision: str) -> list[str]:
-    return [call.spec.title for call in case.draft(precision).calls]
+    return [call.spec.title for call in case.lower(precision).launches]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -31,7 +31,7 @@ def test_patches_are_copied_once_and_multiplied(precision: str, rng: np.random.G
     case = patches(rng)
     assert kernels(case, precision)[:2] == ["elementwise", "gemm strided"]
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.draft(precision), feeds)["y"]
+    found = gpu_interpreter.run(case.lower(precision), feeds)["y"]
     truth = case.truth(feeds)["y"]
     assert np.linalg.norm(found - truth) < LIMITS[precision] * np.linalg.norm(truth)
 
@@ -52,7 +52,7 @@ def test_windows_that_overlap_or_reach_out_stay_convolutions(
     assert "gemm im2col" in kernels(patches(rng, **attributes), "fp16")
 
 
-def test_a_rounded_picture_is_put_in_order_as_it_is_rounded(rng: np.random.Generator) -> None:
+def test_an_image_is_reordered_as_it_is_rounded(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": (2, 3, 32, 48)})
     tokens = graph.product(
         "Conv", graph.rounded("x"), (20, 3, 16, 16), bias="int32", strides=[16, 16]
@@ -60,6 +60,6 @@ def test_a_rounded_picture_is_put_in_order_as_it_is_rounded(rng: np.random.Gener
     case = graph.case(graph.add("Transpose", tokens, perm=[0, 2, 3, 1]))
     assert kernels(case, "int8")[:2] == ["elementwise", "gemm strided"]
     feeds = case.feeds(rng)
-    (found,) = gpu_interpreter.run(case.draft("int8"), feeds).values()
+    (found,) = gpu_interpreter.run(case.lower("int8"), feeds).values()
     truth = int8_reference.run(case.model(), feeds)[case.outputs[0]]
     assert np.linalg.norm(found - truth) < 1e-3 * np.linalg.norm(truth)  # stored in FP16

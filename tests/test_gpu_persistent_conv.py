@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 H200 = GpuTarget(sm=90, sm_count=3)
 
 
-RESIDENT = {
+CONVOLUTIONS = {
     "64 channels": ((2, 64, 5, 6), 64, (3, 3), {"pads": [1, 1, 1, 1]}),
     "32 to 16, strided": ((1, 32, 9, 8), 16, (3, 3), {"pads": [1, 1, 1, 1], "strides": [2, 2]}),
     "80": ((1, 80, 4, 5), 80, (3, 3), {"pads": [1, 1, 1, 1]}),
@@ -25,9 +25,9 @@ RESIDENT = {
 }
 
 
-@pytest.mark.parametrize("name", RESIDENT)
-def test_convolutions_with_resident_weights_are_exact(name: str, rng: np.random.Generator) -> None:
-    shape, filters, taps, attributes = RESIDENT[name]
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_weight_stationary_convolutions_are_exact(name: str, rng: np.random.Generator) -> None:
+    shape, filters, taps, attributes = CONVOLUTIONS[name]
     graph = Graph(rng, {"x": shape})
     weights = (filters, shape[1], *taps)
     y = graph.product("Conv", graph.rounded("x"), weights, bias="int32", **attributes)
@@ -35,7 +35,7 @@ def test_convolutions_with_resident_weights_are_exact(name: str, rng: np.random.
     assert {sum(one["WIDTHS"]) for one in tried} == {filters}
 
 
-def test_a_residual_meets_resident_weights(rng: np.random.Generator) -> None:
+def test_a_weight_stationary_convolution_adds_a_residual(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": (2, 48, 6, 7)})
     x = graph.rounded("x")
     c = graph.product("Conv", x, (48, 48, 3, 3), bias="int32", pads=[1, 1, 1, 1])
@@ -69,11 +69,11 @@ def test_weights_lie_in_the_order_of_the_operand(rng: np.random.Generator) -> No
     packed = operand_order(weights)
     assert packed.shape == (3, 192)
     k = weights.transpose(0, 2, 3, 1).reshape(3, 144)
-    for place in range(192):
-        s, h, q, b = place // 32 % 2, place // 16 % 2, place // 4 % 4, place % 4
-        number = place // 64 * 64 + 16 * q + 8 * s + 4 * h + b
+    for position in range(192):
+        s, h, q, b = position // 32 % 2, position // 16 % 2, position // 4 % 4, position % 4
+        number = position // 64 * 64 + 16 * q + 8 * s + 4 * h + b
         truth = k[:, number] if number < 144 else 0
-        np.testing.assert_array_equal(packed[:, place], truth)
+        np.testing.assert_array_equal(packed[:, position], truth)
 
 
 def test_sizes_may_be_dynamic(rng: np.random.Generator) -> None:

@@ -48,32 +48,30 @@ def test_results_have_the_bits_of_the_formula(
     size = (11 * strides[0], 14 * strides[1] - 1)
     case = pointwise(rng, channels, filters, residual, size, strides, rectified)
     feeds = {"x": rng.normal(size=(2, channels, *size)).astype(np.float32)}
-    assert_bits(case, feeds, tactics_of(case.draft("int8", HOPPER), "persistent_gemm")[-2:])
+    assert_bits(case, feeds, tactics_of(case.lower("int8", HOPPER), "persistent_gemm")[-2:])
 
 
-@pytest.mark.parametrize("on_grid", [True, False])
-def test_no_words_are_read_of_a_residual_of_real_numbers(
-    on_grid: bool, rng: np.random.Generator
-) -> None:
+@pytest.mark.parametrize("quantized", [True, False])
+def test_a_float_residual_is_not_read_as_int8x4(quantized: bool, rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": (2, 64, 11, 14)})
     x = graph.rounded("x")
     other = graph.product("Conv", x, (128, 64, 1, 1))
-    other = graph.rounded(other) if on_grid else other
+    other = graph.rounded(other) if quantized else other
     y = graph.add("Add", graph.product("Conv", x, (128, 64, 1, 1), bias="int32"), other)
     case = graph.case(graph.product("Conv", graph.rounded(y, np.float32(0.03)), (4, 128, 1, 1)))
-    drafted = case.draft("int8", HOPPER)
-    work = next(one for one in drafted.work if any(name.startswith("Add") for name in one.nodes))
-    words = [t for t in work.tactics if dict(t[0].spec.constants).get("INT8X4")]
-    words += [t for t in work.tactics if t[0].spec.title == "persistent_gemm"]
-    assert bool(words) == on_grid
+    program = case.lower("int8", HOPPER)
+    op = next(one for one in program.ops if any(name.startswith("Add") for name in one.nodes))
+    int8x4_tactics = [t for t in op.tactics if dict(t[0].spec.constants).get("INT8X4")]
+    int8x4_tactics += [t for t in op.tactics if t[0].spec.title == "persistent_gemm"]
+    assert bool(int8x4_tactics) == quantized
 
 
 def test_a_dynamic_batch_has_the_same_bits(rng: np.random.Generator) -> None:
     case = chain_of(rng, Pair(channels=16, filters=160, second=16), "batch", (7, 6))
     piece = case.segment()
     traces = traces_of(with_steps([piece.model], (BATCH,)))
-    drafted = lower_segment(piece.model, gpu=HOPPER, precision="fp32", traces=traces)
-    segments = tactics_of(drafted, "persistent_gemm")
+    program = lower_segment(piece.model, gpu=HOPPER, precision="fp32", traces=traces)
+    segments = tactics_of(program, "persistent_gemm")
     assert segments
     for segment in segments[:2]:
         for batch in (BATCH.min, BATCH.max):
@@ -95,10 +93,8 @@ def test_all_programs_run_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    drafted = chain_of(rng, pair).draft("int8", HOPPER)
-    calls = [
-        t[0] for work in drafted.work for t in work.tactics if t[0].spec.title == "persistent_gemm"
-    ]
+    program = chain_of(rng, pair).lower("int8", HOPPER)
+    calls = [t[0] for op in program.ops for t in op.tactics if t[0].spec.title == "persistent_gemm"]
     found = {c.spec: c.grid[0] for c in calls if (len(c.writes) == 2) == both}
     for compiled, programs in zip(compile_kernels([*found], HOPPER), found.values(), strict=True):
         assert compiled is not None

@@ -18,7 +18,7 @@ PRECISIONS = pytest.mark.parametrize("precision", ["fp32", "fp16"])
 
 def check(case: Case, precision: str, rng: np.random.Generator) -> None:
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.draft(precision), feeds)
+    found = gpu_interpreter.run(case.lower(precision), feeds)
     for name, truth in case.truth(feeds).items():
         assert found[name].shape == truth.shape
         difference = np.linalg.norm(found[name].astype(np.float64) - truth)
@@ -62,13 +62,13 @@ def check_every_tactic(case: Case, precision: str, rng: np.random.Generator) -> 
     if precision == "fp16":
         feeds["x"] = feeds["x"].astype(np.float16).astype(np.float32)
     (name,) = case.outputs
-    draft = case.draft(precision)
-    (at,) = (i for i, one in enumerate(draft.work) if one.tactics[0][0].spec.title == "max_pool")
+    program = case.lower(precision)
+    (at,) = (i for i, one in enumerate(program.ops) if one.tactics[0][0].spec.title == "max_pool")
     truth = int8_reference.run(case.model(), feeds) if precision == "int8" else case.truth(feeds)
-    for tactic in draft.work[at].tactics:
-        work = [*draft.work]
-        work[at] = replace(work[at], tactics=(tactic,))
-        found = gpu_interpreter.run(replace(draft, work=tuple(work)), feeds)
+    for tactic in program.ops[at].tactics:
+        ops = [*program.ops]
+        ops[at] = replace(ops[at], tactics=(tactic,))
+        found = gpu_interpreter.run(replace(program, ops=tuple(ops)), feeds)
         np.testing.assert_array_equal(found[name], truth[name])
 
 
@@ -102,21 +102,21 @@ def test_what_is_no_number_stays_in_a_pool(precision: str, rng: np.random.Genera
     case = Case([node("MaxPool", "x", "y", kernel_shape=(1, 2))], {"x": (1, 4, 6, 8)}, {})
     feeds = {"x": rng.normal(size=(1, 4, 6, 8)).astype(np.float16).astype(np.float32)}
     feeds["x"][rng.random(feeds["x"].shape) < 0.2] = np.nan
-    found = gpu_interpreter.run(case.draft(precision), feeds)["y"]
+    found = gpu_interpreter.run(case.lower(precision), feeds)["y"]
     np.testing.assert_array_equal(found, np.maximum(feeds["x"][..., :-1], feeds["x"][..., 1:]))
 
 
-def test_maxima_on_one_grid_are_stored_as_they_are(rng: np.random.Generator) -> None:
+def test_maxima_of_one_scale_are_stored_unchanged(rng: np.random.Generator) -> None:
     """What is rounded to the grid on which it lies is not computed with."""
     graph = Graph(rng, {"x": (1, 8, 6, 6)})
     scale = graph.scale()
     pooled = graph.add("MaxPool", graph.rounded("x", scale), kernel_shape=(3, 3))
     same = graph.product("Conv", graph.rounded(pooled, scale), (4, 8, 1, 1))
-    (pool,) = (c for c in graph.case(same).draft("int8").calls if c.spec.title == "max_pool")
+    (pool,) = (c for c in graph.case(same).lower("int8").launches if c.spec.title == "max_pool")
     assert dict(pool.spec.constants)["EPILOGUE"] == ()
 
 
-def test_maxima_that_go_over_another_grid_are_rounded_to_it(rng: np.random.Generator) -> None:
+def test_maxima_of_another_scale_are_requantized(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": (2, 8, 6, 6)})
     scale = graph.scale()
     pooled = graph.add("MaxPool", graph.rounded("x", scale), kernel_shape=(3, 3))
@@ -124,7 +124,7 @@ def test_maxima_that_go_over_another_grid_are_rounded_to_it(rng: np.random.Gener
     check_every_tactic(case, "int8", rng)
 
 
-PLACES = {
+INDEX_CASES = {
     "direct_conv": ((2, 3, 8, 9), (2, 2), {"strides": [2, 2]}),
     "columns first": ((2, 3, 8, 9), (3, 2), {"strides": [2, 2], "storage_order": 1}),
     "overlapping": ((1, 4, 9, 8), (3, 3), {"pads": [1, 1, 1, 1]}),
@@ -133,21 +133,21 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("name", PLACES)
-def test_places_of_maxima(name: str, rng: np.random.Generator) -> None:
-    shape, taps, attributes = PLACES[name]
+@pytest.mark.parametrize("name", INDEX_CASES)
+def test_indices_of_maxima(name: str, rng: np.random.Generator) -> None:
+    shape, taps, attributes = INDEX_CASES[name]
     pool = helper.make_node(
         "MaxPool", ["x"], ["y", "z"], name="pool", kernel_shape=taps, **attributes
     )
     case = Case([pool], {"x": shape}, {}, ("y", "z"), {"z": "int64"})
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.draft("fp32"), feeds)
+    found = gpu_interpreter.run(case.lower("fp32"), feeds)
     for tensor, truth in case.truth(feeds).items():
         assert np.array_equal(found[tensor], truth)
 
 
 @PRECISIONS
-def test_maxima_go_back_to_their_places(precision: str, rng: np.random.Generator) -> None:
+def test_maxima_are_unpooled_to_their_indices(precision: str, rng: np.random.Generator) -> None:
     pool = helper.make_node(
         "MaxPool", ["x"], ["p", "i"], name="pool", kernel_shape=[2, 2], strides=[2, 2]
     )

@@ -18,7 +18,7 @@ PRECISIONS = pytest.mark.parametrize("precision", ["fp32", "fp16"])
 
 def check(case: Case, precision: str, rng: np.random.Generator) -> None:
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.draft(precision), feeds)
+    found = gpu_interpreter.run(case.lower(precision), feeds)
     for name, truth in case.truth(feeds).items():
         assert found[name].shape == truth.shape
         difference = np.linalg.norm(found[name].astype(np.float64) - truth)
@@ -56,7 +56,7 @@ def test_a_residual_is_added_to_every_product(constant: bool, rng: np.random.Gen
     inputs = {"a": (2, 3, 5, 4), "r": (2, 3, 5, 6)}
     weights = {"b": normal(rng, 4, 6)} if constant else {}
     case = Case(nodes, inputs if constant else {**inputs, "b": (2, 3, 4, 6)}, weights)
-    assert [call.spec.title for call in case.draft("fp32").calls] == ["gemm strided"]
+    assert [call.spec.title for call in case.lower("fp32").launches] == ["gemm strided"]
     check(case, "fp32", rng)
 
 
@@ -68,16 +68,16 @@ def test_a_deep_product_of_few_rows_is_the_same_in_parts(
     nodes = [node("MatMul", "a w", "m"), node("Add", "m b", "s"), node("Add", "s r", "y")]
     weights = {"w": normal(rng, 264, 24), "b": normal(rng, 24)}
     case = Case(nodes, {"a": shape, "r": (*shape[:-1], 24)}, weights)
-    drafted = case.draft(precision, GpuTarget(sm=90, sm_count=8, exhaustive=True))
-    (work,) = [one for one in drafted.work if len(one.tactics) > 1]
-    split_k = [tactic for tactic in work.tactics if len(tactic) == 2]
+    program = case.lower(precision, GpuTarget(sm=90, sm_count=8, exhaustive=True))
+    (op,) = [one for one in program.ops if len(one.tactics) > 1]
+    split_k = [tactic for tactic in op.tactics if len(tactic) == 2]
     assert split_k
     feeds = case.feeds(rng)
     truth = case.truth(feeds)["y"]
     for tactic in split_k:
-        assert [call.spec.title for call in tactic] == ["gemm im2col", "split_k_reduce"]
-        chosen = tuple(TunableOp(w.nodes, (tactic,)) if w is work else w for w in drafted.work)
-        found = gpu_interpreter.run(replace(drafted, work=chosen), feeds)["y"]
+        assert [call.spec.title for call in tactic] == ["gemm strided", "split_k_reduce"]
+        chosen = tuple(TunableOp(w.nodes, (tactic,)) if w is op else w for w in program.ops)
+        found = gpu_interpreter.run(replace(program, ops=chosen), feeds)["y"]
         difference = np.linalg.norm(found.astype(np.float64) - truth)
         assert difference < LIMITS[precision] * np.linalg.norm(truth)
 
@@ -91,7 +91,7 @@ def test_products_read_transposed_operands_in_place(
     moved = tuple(shape[at] for at in order)
     nodes = [node("Transpose", "a", "t", perm=order), node("MatMul", "t b", "y")]
     case = Case(nodes, {"a": shape, "b": (*moved[:2], moved[3], 6)}, {})
-    assert [call.spec.title for call in case.draft("fp32").calls] == ["gemm strided"]
+    assert [call.spec.title for call in case.lower("fp32").launches] == ["gemm strided"]
     check(case, precision, rng)
 
 
@@ -100,12 +100,12 @@ def test_constant_weights_are_packed_once(biased: bool, rng: np.random.Generator
     weights = {"w": normal(rng, 64, 48), "b": normal(rng, 48)}
     nodes = [node("MatMul", "x w", "p" if biased else "y")]
     nodes += [node("Add", "p b", "y")] if biased else []
-    drafted = Case(nodes, {"x": (4, 64)}, weights).draft("fp16")
+    program = Case(nodes, {"x": (4, 64)}, weights).lower("fp16")
     bias_bytes = 512  # with what aligns it
-    assert 64 * 48 * 2 <= len(drafted.weights) <= 64 * 48 * 2 + biased * bias_bytes
+    assert 64 * 48 * 2 <= len(program.weights) <= 64 * 48 * 2 + biased * bias_bytes
 
 
-def test_a_matrix_on_a_grid_by_a_vector_on_a_grid(rng: np.random.Generator) -> None:
+def test_an_int8_matrix_by_an_int8_vector(rng: np.random.Generator) -> None:
     nodes = []
     for name in ("x", "v"):
         nodes.append(node("QuantizeLinear", f"{name} scale zero", f"{name}i"))
@@ -115,4 +115,4 @@ def test_a_matrix_on_a_grid_by_a_vector_on_a_grid(rng: np.random.Generator) -> N
     case = Case(nodes, {"x": (2, 3, 40), "v": (40,)}, weights)
     feeds = case.feeds(rng)
     x, v = (np.clip(np.rint(feeds[name] * 16), -128, 127) / 16 for name in ("x", "v"))
-    np.testing.assert_array_equal(gpu_interpreter.run(case.draft("fp32"), feeds)["y"], x @ v)
+    np.testing.assert_array_equal(gpu_interpreter.run(case.lower("fp32"), feeds)["y"], x @ v)

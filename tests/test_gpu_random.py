@@ -19,7 +19,7 @@ LARGEST = 2000  # elements of a tensor
 
 def check(case: Case, rng: np.random.Generator) -> None:
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.draft("fp32"), feeds)
+    found = gpu_interpreter.run(case.lower("fp32"), feeds)
     for name, truth in case.truth(feeds).items():
         assert found[name].shape == truth.shape
         np.testing.assert_allclose(found[name], truth, rtol=2e-3, atol=2e-3, err_msg=name)
@@ -235,7 +235,7 @@ def test_a_mask_with_more_rows_or_keys_than_the_scores(
     check(Case(nodes, inputs, {}), rng)
 
 
-def test_nearest_pixels_change_the_grid_of_int8(rng: np.random.Generator) -> None:
+def test_nearest_resize_requantizes_int8(rng: np.random.Generator) -> None:
     nodes = [
         node("QuantizeLinear", "x coarse zero", "p"),
         node("DequantizeLinear", "p coarse zero", "q"),
@@ -256,7 +256,7 @@ def test_nearest_pixels_change_the_grid_of_int8(rng: np.random.Generator) -> Non
     check(Case(nodes, {"x": (2, 3, 4, 6)}, weights, ("y", "z")), rng)
 
 
-def test_a_concatenation_rounds_on_both_grids_that_follow_it(rng: np.random.Generator) -> None:
+def test_a_concatenation_rounds_to_both_scales_that_follow_it(rng: np.random.Generator) -> None:
     nodes = [
         node("QuantizeLinear", "x fine zero", "p"),
         node("DequantizeLinear", "p fine zero", "q"),
@@ -275,7 +275,7 @@ def test_a_concatenation_rounds_on_both_grids_that_follow_it(rng: np.random.Gene
     }
     case = Case(nodes, {"x": (1, 3, 4, 4), "w": (1, 2, 4, 4)}, weights, ("y", "z"))
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.draft("fp32"), feeds)
+    found = gpu_interpreter.run(case.lower("fp32"), feeds)
 
     def rounded(x: np.ndarray, scale: float) -> np.ndarray:  # onnxruntime leaves some out
         return np.clip(np.rint(x / scale), -128, 127) * scale

@@ -44,7 +44,7 @@ def clip_then_round(low: float, high: float, scale: float) -> tuple[str, ...]:
         (0.0, 0.0, 1.0, False),
     ],
 )
-def test_a_clip_is_a_rectifier_where_its_top_is_the_grids(
+def test_a_clip_is_a_rectifier_where_its_top_is_the_range_of_the_scale(
     low: float, high: float, scale: float, one: bool
 ) -> None:
     expected = ("relu_int8",) if one else ("clip", "round_int8")
@@ -73,8 +73,8 @@ def test_a_clip_has_the_bits_of_the_formula(
     limits = (graph.constant(np.float32(0)), graph.constant(np.float32(6)))
     y = graph.rounded(graph.add("Clip", sums, *limits), np.float32(scale))
     case = graph.case(graph.product("Conv", y, (4, 24, 1, 1)))
-    segment = case.draft("int8")
-    constants = [dict(call.spec.constants) for call in segment.calls]
+    segment = case.lower("int8")
+    constants = [dict(call.spec.constants) for call in segment.launches]
     steps = {op for row in constants for op in row.get("EPILOGUE", row.get("EXPRESSION"))}
     assert ("relu_int8_by" in {step[0] for step in steps}) == (scale * 127 < 6)
     feeds = {"x": 5 * rng.normal(size=(2, 16, 5, 6)).astype(np.float32)}
@@ -104,9 +104,9 @@ def test_integers_are_converted_before_they_are_rectified(tmp_path: Path) -> Non
     # In a process of its own: kernels of this one are interpreted.
     file = tmp_path / "rectify.py"
     file.write_text(RECTIFY)
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     root = str(Path(__file__).parents[1])
-    given = {**kept, "PYTHONPATH": root, "TRITON_CACHE_DIR": str(tmp_path)}
+    given = {**environment, "PYTHONPATH": root, "TRITON_CACHE_DIR": str(tmp_path)}
     made = subprocess.run(
         [sys.executable, file], env=given, capture_output=True, text=True, check=False
     )

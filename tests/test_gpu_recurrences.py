@@ -7,7 +7,7 @@ from gpu_graphs import Case, normal
 from onnx import helper
 
 from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.passes.recurrent import LONGEST
+from toolkit.gpu.passes.recurrent import MAX_STEPS
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -43,13 +43,13 @@ def recurrence(
     shapes |= {name: state for name in ("h0", "c0") if name in used}
     outputs = outputs if op == "LSTM" else outputs[:2]
     node = helper.make_node(op, inputs, outputs, name="cell", hidden_size=HIDDEN, **attributes)
-    kept = {name: value for name, value in weights.items() if name in used}
-    return Case([node], shapes, kept, tuple(name for name in outputs if name))
+    used_weights = {name: value for name, value in weights.items() if name in used}
+    return Case([node], shapes, used_weights, tuple(name for name in outputs if name))
 
 
 def check(case: Case, precision: str, rng: np.random.Generator) -> None:
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.draft(precision), feeds)
+    found = gpu_interpreter.run(case.lower(precision), feeds)
     for name, truth in case.truth(feeds).items():
         assert found[name].shape == truth.shape
         difference = np.linalg.norm(found[name].astype(np.float64) - truth)
@@ -87,16 +87,16 @@ def test_outputs_that_are_left_out(outputs: tuple[str, ...], rng: np.random.Gene
 
 def test_a_step_of_an_lstm_is_a_product_and_few_expressions(rng: np.random.Generator) -> None:
     case = recurrence("LSTM", rng, outputs=("", "h"))
-    kernels = [call.spec.title for call in case.draft("fp32").calls]
+    kernels = [call.spec.title for call in case.lower("fp32").launches]
     assert kernels.count("gemm strided") == 1 + (EPILOGUE - 1)  # the first step starts from 0
     assert kernels.count("elementwise") <= 5 * EPILOGUE
 
 
-@pytest.mark.parametrize("steps", [LONGEST, LONGEST + 1])
+@pytest.mark.parametrize("steps", [MAX_STEPS, MAX_STEPS + 1])
 def test_steps_up_to_the_limit(steps: int, rng: np.random.Generator) -> None:
     case = recurrence("RNN", rng, outputs=("", "h"), steps=steps)
-    if steps <= LONGEST:
-        case.draft("fp32")
+    if steps <= MAX_STEPS:
+        case.lower("fp32")
         return
-    with pytest.raises(NotCoveredError, match=f"{steps} steps; kernels take {LONGEST}"):
-        case.draft("fp32")
+    with pytest.raises(NotCoveredError, match=f"{steps} steps; kernels take {MAX_STEPS}"):
+        case.lower("fp32")

@@ -49,13 +49,13 @@ def pointwise(
 def tactics_of(segment: KernelProgram, kernel: str) -> list[KernelProgram]:
     """The segment once for each tactic of a kernel that leaves sums where lanes have them."""
     found = []
-    for at, work in enumerate(segment.work):
-        for tactic in work.tactics:
+    for at, op in enumerate(segment.ops):
+        for tactic in op.tactics:
             constants = dict(tactic[0].spec.constants)
             if tactic[0].spec.title == kernel and constants.get("MMA_WARPS", 1):
-                chosen = list(segment.work)
-                chosen[at] = replace(work, tactics=(tactic,))
-                found.append(replace(segment, work=tuple(chosen)))
+                chosen = list(segment.ops)
+                chosen[at] = replace(op, tactics=(tactic,))
+                found.append(replace(segment, ops=tuple(chosen)))
     return found
 
 
@@ -70,7 +70,7 @@ def test_results_have_the_bits_of_the_formula(
     case = pointwise(rng, channels, filters, residual, (11, 13))
     feeds = {"x": rng.normal(size=(2, channels, 11, 13)).astype(np.float32)}
     truth = int8_reference.run(case.model(), feeds)
-    variants = tactics_of(case.draft("int8", HOPPER), kernel)
+    variants = tactics_of(case.lower("int8", HOPPER), kernel)
     assert variants
     for segment in variants[:2]:
         for name, wanted in truth.items():
@@ -91,28 +91,28 @@ def test_results_have_the_bits_of_the_formula(
         (64, 128, True, []),  # two blocks of columns
     ],
 )
-def test_which_products_are_made_in_strips(
+def test_which_products_use_row_panels(
     channels: int, filters: int, residual: bool, rows: list[int], rng: np.random.Generator
 ) -> None:
     case = pointwise(rng, channels, filters, residual, (11, 13))
     found = [
         dict(call.spec.constants)["BLOCK_M"]
-        for segment in tactics_of(case.draft("int8", HOPPER), "row_panel_gemm")
-        for call in segment.calls
+        for segment in tactics_of(case.lower("int8", HOPPER), "row_panel_gemm")
+        for call in segment.launches
         if call.spec.title == "row_panel_gemm"
         and (dict(call.spec.constants).get("residual", "") is not None) == residual
     ]
     assert list(dict.fromkeys(found)) == rows
 
 
-def test_few_rows_or_other_tensor_cores_make_no_strips(rng: np.random.Generator) -> None:
+def test_few_rows_or_other_tensor_cores_use_no_row_panels(rng: np.random.Generator) -> None:
     case = pointwise(rng, 64, 256, True, (11, 13))
-    assert tactics_of(case.draft("int8", HOPPER), "row_panel_gemm")
-    assert not tactics_of(case.draft("int8", GpuTarget(sm=90, sm_count=132)), "row_panel_gemm")
-    assert not tactics_of(case.draft("int8", GpuTarget(sm=87, sm_count=1)), "row_panel_gemm")
+    assert tactics_of(case.lower("int8", HOPPER), "row_panel_gemm")
+    assert not tactics_of(case.lower("int8", GpuTarget(sm=90, sm_count=132)), "row_panel_gemm")
+    assert not tactics_of(case.lower("int8", GpuTarget(sm=87, sm_count=1)), "row_panel_gemm")
 
 
-def test_strips_of_a_dynamic_batch_have_the_same_bits(rng: np.random.Generator) -> None:
+def test_row_panels_of_a_dynamic_batch_give_the_same_bits(rng: np.random.Generator) -> None:
     graph = Graph(rng, {"x": ("batch", 32, 7, 6)})  # type: ignore[dict-item]
     x = graph.rounded("x")
     other = graph.rounded(graph.product("Conv", x, (160, 32, 3, 3), pads=[1] * 4))
@@ -122,10 +122,10 @@ def test_strips_of_a_dynamic_batch_have_the_same_bits(rng: np.random.Generator) 
     piece = case.segment()
     traces = traces_of(with_steps([piece.model], (BATCH,)))
     segment = lower_segment(piece.model, gpu=HOPPER, precision="fp32", traces=traces)
-    (strips, *_) = tactics_of(segment, "row_panel_gemm")
+    (row_panels, *_) = tactics_of(segment, "row_panel_gemm")
     for batch in (BATCH.min, BATCH.max):
         feeds = {"x": rng.normal(size=(batch, 32, 7, 6)).astype(np.float32)}
-        found = gpu_interpreter.run(strips, feeds, (batch,))
+        found = gpu_interpreter.run(row_panels, feeds, (batch,))
         for name, wanted in int8_reference.run(case.model(), feeds).items():
             np.testing.assert_array_equal(found[name], wanted, strict=True)
 
@@ -142,8 +142,8 @@ def test_results_do_not_go_through_shared_memory(
 ) -> None:
     """Operands, and of strips what is copied ahead, are all that lies there."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    segment = pointwise(rng, 64, 256, residual, (11, 13)).draft("int8", HOPPER)
-    calls = [call for one in tactics_of(segment, kernel) for call in one.calls]
+    segment = pointwise(rng, 64, 256, residual, (11, 13)).lower("int8", HOPPER)
+    calls = [call for one in tactics_of(segment, kernel) for call in one.launches]
     spec = next(
         call.spec
         for call in calls

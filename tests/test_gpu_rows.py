@@ -13,7 +13,7 @@ PRECISIONS = pytest.mark.parametrize("precision", ["fp32", "fp16"])
 
 def check(case: Case, precision: str, rng: np.random.Generator) -> None:
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(case.draft(precision), feeds)
+    found = gpu_interpreter.run(case.lower(precision), feeds)
     for name, truth in case.truth(feeds).items():
         agrees(found[name], truth, precision)
 
@@ -49,7 +49,7 @@ def test_rows_too_long_for_a_block(
 def test_hardmax_marks_the_first_of_equal_numbers(rng: np.random.Generator) -> None:
     case = Case([node("Hardmax", "x", "y", axis=1)], {"x": (40, 3, 9)}, {})
     feeds = {"x": rng.integers(0, 2, (40, 3, 9)).astype(np.float32)}
-    found = gpu_interpreter.run(case.draft("fp16"), feeds)["y"]
+    found = gpu_interpreter.run(case.lower("fp16"), feeds)["y"]
     assert np.array_equal(found, case.truth(feeds)["y"])
 
 
@@ -60,7 +60,7 @@ def test_softmax_of_pixels_stays_channels_last(rng: np.random.Generator) -> None
         node("MaxPool", "s", "y", kernel_shape=[2, 2]),
     ]
     case = Case(nodes, {"x": (2, 7, 9, 8)}, {})
-    kernels = [call.spec.title for call in case.draft("fp16").calls]
+    kernels = [call.spec.title for call in case.lower("fp16").launches]
     assert kernels[1:4] == ["max_pool", "softmax", "max_pool"]
     check(case, "fp16", rng)
 
@@ -69,7 +69,7 @@ def test_a_block_of_minus_infinity_in_a_long_row(rng: np.random.Generator) -> No
     case = Case([node("Softmax", "x", "y", axis=1)], {"x": (2, 20001)}, {})
     feeds = case.feeds(rng)
     feeds["x"][0, :9000] = -np.inf
-    found = gpu_interpreter.run(case.draft("fp32"), feeds)["y"]
+    found = gpu_interpreter.run(case.lower("fp32"), feeds)["y"]
     agrees(found, case.truth(feeds)["y"], "fp32")
 
 
@@ -103,7 +103,10 @@ def test_instances_of_pixels_and_what_follows_are_one_kernel(
     ]
     weights = {n: rng.normal(size=37).astype(np.float32) for n in ("g", "b")}
     case = Case(nodes, {"x": (2, 37, 9, 9)}, weights)
-    assert [call.spec.title for call in case.draft("fp16").calls][1:3] == ["max_pool", "normalize"]
+    assert [call.spec.title for call in case.lower("fp16").launches][1:3] == [
+        "max_pool",
+        "normalize",
+    ]
     check(case, precision, rng)
 
 
@@ -122,7 +125,7 @@ def test_lp_normalization_keeps_rows_of_zeros(
     feeds = case.feeds(rng)
     feeds["x"][1, :, 2] = 0
     agrees(
-        gpu_interpreter.run(case.draft(precision), feeds)["y"], case.truth(feeds)["y"], precision
+        gpu_interpreter.run(case.lower(precision), feeds)["y"], case.truth(feeds)["y"], precision
     )
 
 
@@ -163,6 +166,6 @@ def test_groups_as_exporters_write_them_stay_channels_last(
         "bias": rng.normal(size=(1, 8, 1, 1)).astype(np.float32),
     }
     case = Case(nodes, {"x": (2, 8, 9, 8)}, weights)
-    found = [call.spec.title for call in case.draft(precision).calls]
+    found = [call.spec.title for call in case.lower(precision).launches]
     assert found[1:4] == ["max_pool", "normalize", "max_pool"]
     check(case, precision, rng)

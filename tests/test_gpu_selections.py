@@ -21,8 +21,8 @@ def case(shape: tuple[int, ...], count: int, dtype: str = "float32", **attribute
 def best(x: np.ndarray, count: int, axis: int, largest: int) -> tuple[np.ndarray, np.ndarray]:
     """The first `count` in order; equal ones by their places."""
     keys = -x if largest else x
-    places = np.take(np.argsort(keys, axis=axis, kind="stable"), np.arange(count), axis)
-    return np.take_along_axis(x, places, axis), places
+    indices = np.take(np.argsort(keys, axis=axis, kind="stable"), np.arange(count), axis)
+    return np.take_along_axis(x, indices, axis), indices
 
 
 @pytest.mark.parametrize("largest", [0, 1])
@@ -43,23 +43,23 @@ def test_the_first_by_size(
     x = rng.integers(-9, 10, shape).astype(dtype)  # many are equal
     if dtype == "int64":
         x += 2**40
-    found = gpu_interpreter.run(top.draft("fp16"), {"x": x})
-    values, places = best(x, count, axis, largest)
+    found = gpu_interpreter.run(top.lower("fp16"), {"x": x})
+    values, indices = best(x, count, axis, largest)
     assert np.array_equal(found["v"], values)
-    assert np.array_equal(found["i"], places)
+    assert np.array_equal(found["i"], indices)
 
 
 def test_onnxruntime_selects_the_same(rng: np.random.Generator) -> None:
     top = case((4, 500), 50, axis=1)
     feeds = top.feeds(rng)
-    found = gpu_interpreter.run(top.draft("fp32"), feeds)
+    found = gpu_interpreter.run(top.lower("fp32"), feeds)
     for name, truth in top.truth(feeds).items():
         assert np.array_equal(found[name], truth)
 
 
 def test_nan_is_the_largest_and_comes_once() -> None:
     x = np.array([[1, np.nan, 3, np.inf, np.nan, -np.inf]], np.float32)
-    found = gpu_interpreter.run(case((1, 6), 6, axis=1).draft("fp32"), {"x": x})
+    found = gpu_interpreter.run(case((1, 6), 6, axis=1).lower("fp32"), {"x": x})
     assert found["i"].tolist() == [[1, 4, 3, 2, 0, 5]]
 
 
@@ -73,16 +73,16 @@ def test_a_transposed_tensor_is_read_in_place(rng: np.random.Generator) -> None:
         ("v", "i"),
         {"i": "int64"},
     )
-    assert [call.spec.title for call in transposed.draft("fp32").calls] == ["top_k"]
+    assert [call.spec.title for call in transposed.lower("fp32").launches] == ["top_k"]
     feeds = transposed.feeds(rng)
-    found = gpu_interpreter.run(transposed.draft("fp32"), feeds)
+    found = gpu_interpreter.run(transposed.lower("fp32"), feeds)
     for name, truth in transposed.truth(feeds).items():
         assert np.array_equal(found[name], truth)
 
 
 def test_rows_up_to_the_limit() -> None:
-    case((1, MAX_COLUMNS), 1, axis=1).draft("fp16")
+    case((1, MAX_COLUMNS), 1, axis=1).lower("fp16")
     with pytest.raises(
         NotCoveredError, match=f"{MAX_COLUMNS + 1} elements; kernels take {MAX_COLUMNS}"
     ):
-        case((1, MAX_COLUMNS + 1), 1, axis=1).draft("fp16")
+        case((1, MAX_COLUMNS + 1), 1, axis=1).lower("fp16")

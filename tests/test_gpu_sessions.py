@@ -69,14 +69,14 @@ def test_sessions_in_threads_compute_the_same_and_share_weights(
     for feeds, found in zip(inputs, expected, strict=True):
         assert relative_error(found, one.truth(feeds)["y"]) < FP16
 
-    def work(number: int) -> None:
+    def run_session(number: int) -> None:
         for run in range(RUNS):
             # Each thread goes through all sessions: none belongs to the thread that opened it.
             at = (number + run) % THREADS
             if not np.array_equal(sessions[at].infer(inputs[at])["y"], expected[at]):
                 wrong.append(at)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
+    threads = [threading.Thread(target=run_session, args=(number,)) for number in range(THREADS)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -93,13 +93,13 @@ def test_sessions_open_and_close_in_threads(tmp_path: Path, rng: np.random.Gener
         expected = session.infer(feeds)["y"]
     wrong: list[object] = []
 
-    def work() -> None:
+    def run_session() -> None:
         for _ in range(10):
             with open_session(path) as session:
                 if not np.array_equal(session.infer(feeds)["y"], expected):
                     wrong.append(session)
 
-    threads = [threading.Thread(target=work) for _ in range(THREADS)]
+    threads = [threading.Thread(target=run_session) for _ in range(THREADS)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -185,11 +185,11 @@ def test_page_locked_arrays_give_the_same_and_outlive_the_session(
 def test_bench_times_the_gpu(tmp_path: Path, rng: np.random.Generator) -> None:
     with open_engine(build(case(rng), tmp_path)) as engine:
         found = measure(engine, BenchOptions(iterations=20, warmup_s=0.01, streams=2, profile=True))
-        works = engine.manifest.segments[0].implementations[0].works  # type: ignore[union-attr]
+        ops = engine.manifest.segments[0].implementations[0].works  # type: ignore[union-attr]
     (gpu,) = found.gpu
     assert 0 < gpu.compute.median_ms <= found.latency.max_ms
     assert gpu.copy_in.min_ms > 0
     assert gpu.copy_out.min_ms > 0
     assert gpu.enqueue.min_ms > 0
-    assert [row.nodes for row in found.layers] == [work.nodes for work in works]
+    assert [row.nodes for row in found.layers] == [op.nodes for op in ops]
     assert all(row.kernels and row.time_ms > 0 for row in found.layers)

@@ -205,7 +205,7 @@ def test_sizes_pass_from_one_segment_to_the_next() -> None:
     assert [amount(size) for size in known.shapes["z"]] == ["d0", 8, "(d1//2)", "2*(d2//2)"]
 
 
-def test_drafts_are_made_at_the_ends_and_between() -> None:
+def test_segments_are_lowered_at_the_ends_and_between() -> None:
     points = [trace.space.point for trace in traces_of(DIMS)]
     assert points[0] == (2, 12, 10)
     assert {(n, h, w) for n in (1, 5) for h in (8, 40) for w in (8, 33)} < set(points)
@@ -213,7 +213,7 @@ def test_drafts_are_made_at_the_ends_and_between() -> None:
     assert any(h % 2 and 8 < h < 40 for _, h, _ in points)
 
 
-def test_drafts_keep_to_steps() -> None:
+def test_lowering_points_are_multiples_of_steps() -> None:
     dims = (DimRange(name="h", min=32, opt=96, max=320, step=32),)
     points = [trace.space.point[0] for trace in traces_of(dims)]
     assert len(points) > 3

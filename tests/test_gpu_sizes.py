@@ -11,7 +11,16 @@ from device.engine.cuda_sizes import MAX_CHARACTERS, evaluate
 from device.engine.manifest import DimRange
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.shapes import formulas
-from toolkit.gpu.shapes.sizes import Size, Space, amount, ceil_div, fixed, most, opt, power_of_two
+from toolkit.gpu.shapes.sizes import (
+    Size,
+    Space,
+    amount,
+    ceil_div,
+    fixed,
+    opt,
+    power_of_two,
+    upper_bound,
+)
 
 DIMS = (
     DimRange(name="batch", min=1, opt=4, max=8),
@@ -69,7 +78,7 @@ def test_a_size_is_never_beyond_its_bounds(a: int, b: int, c: int, d: int) -> No
         size = (a * batch * height + b * height) // c * d + batch % d
         if not fixed(size):
             low, high = formulas.bounds(size.formula, space.ranges)
-            assert low <= int(size) <= high == most(size)
+            assert low <= int(size) <= high == upper_bound(size)
 
 
 EQUAL = {  # two ways to say the same everywhere
@@ -113,14 +122,14 @@ def test_a_step_makes_multiples_known() -> None:
     width = Space(dims, (64,)).dim(0)
     assert width % 32 == 0
     assert 4 * ceil_div(width, 4) == width
-    assert most(width) == 96
+    assert upper_bound(width) == 96
 
 
 def test_blocks_are_chosen_at_the_optimum() -> None:
     for space in spaces():
         assert opt(space.dim(1) + 1) == 65
         assert power_of_two(space.dim(1) + 1) == 128
-        assert most(space.dim(0) * space.dim(1)) == 8 * 640
+        assert upper_bound(space.dim(0) * space.dim(1)) == 8 * 640
 
 
 def test_a_dimension_of_one_size_is_a_plain_number() -> None:

@@ -24,19 +24,19 @@ LIMITS = {"fp32": 1e-5, "fp16": 2e-3}
 POOL = {"kernel_shape": [3, 3], "strides": [2, 2]}
 
 
-def kernels(drafted: KernelProgram) -> list[str]:
-    return [call.spec.title for call in drafted.calls]
+def kernels(program: KernelProgram) -> list[str]:
+    return [call.spec.title for call in program.launches]
 
 
-def check(drafted: KernelProgram, case: Case, limit: float, rng: np.random.Generator) -> None:
+def check(program: KernelProgram, case: Case, limit: float, rng: np.random.Generator) -> None:
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(drafted, feeds)
+    found = gpu_interpreter.run(program, feeds)
     for name, truth in case.truth(feeds).items():
         difference = np.linalg.norm(found[name].astype(np.float64) - truth)
         assert difference < limit * np.linalg.norm(truth), name
 
 
-STEMS = {
+FIRST_CONVOLUTIONS = {
     "7x7": ((1, 3, 20, 17), 8, (7, 7), {"pads": [3, 3, 3, 3]}),
     "3x3": ((2, 3, 9, 8), 5, (3, 3), {"pads": [1, 1, 1, 1]}),
     "grey, even taps": ((1, 1, 9, 10), 4, (2, 4), {"pads": [0, 2, 1, 1]}),
@@ -54,19 +54,19 @@ def test_one_row_of_taps_is_no_single_point(
 ) -> None:
     case = convolution(rng, (2, 3, 5, 9), 8, (1, columns), strides=strides, pads=[1, 0, 0, 1])
     for gpu in (HOPPER, XAVIER):
-        check(case.draft(precision, gpu), case, LIMITS[precision], rng)
+        check(case.lower(precision, gpu), case, LIMITS[precision], rng)
 
 
 @pytest.mark.parametrize("precision", LIMITS)
-@pytest.mark.parametrize("name", STEMS)
+@pytest.mark.parametrize("name", FIRST_CONVOLUTIONS)
 def test_stride_2_reads_blocks_of_pixels(
     name: str, precision: str, rng: np.random.Generator
 ) -> None:
-    shape, filters, taps, attributes = STEMS[name]
+    shape, filters, taps, attributes = FIRST_CONVOLUTIONS[name]
     case = convolution(rng, shape, filters, taps, strides=[2, 2], **attributes)
-    drafted = case.draft(precision)
-    assert kernels(drafted)[:2] == ["space_to_depth", "gemm im2col"]
-    check(drafted, case, LIMITS[precision], rng)
+    program = case.lower(precision)
+    assert kernels(program)[:2] == ["space_to_depth", "gemm im2col"]
+    check(program, case, LIMITS[precision], rng)
 
 
 OTHERS = {
@@ -81,9 +81,9 @@ OTHERS = {
 def test_others_read_pixels(name: str, rng: np.random.Generator) -> None:
     shape, taps, attributes = OTHERS[name]
     case = convolution(rng, shape, 4, taps, **attributes)
-    drafted = case.draft()
-    assert "space_to_depth" not in kernels(drafted)
-    check(drafted, case, LIMITS["fp32"], rng)
+    program = case.lower()
+    assert "space_to_depth" not in kernels(program)
+    check(program, case, LIMITS["fp32"], rng)
 
 
 POOLED = {
@@ -116,15 +116,15 @@ def test_a_first_convolution_takes_the_pooling_after_it(
     name: str, rng: np.random.Generator
 ) -> None:
     case = pooled(name, rng)
-    drafted = case.draft("fp16", HOPPER)
-    assert kernels(drafted)[:2] == ["space_to_depth", "conv_max_pool"]
-    assert "max_pool" not in kernels(drafted)
-    assert {name for work in drafted.work for name in work.nodes} == {n.name for n in case.nodes}
-    (at,) = [at for at, call in enumerate(drafted.work) if "conv" in call.tactics[0][0].spec.title]
-    for tactic in drafted.work[at].tactics:
-        work = [*drafted.work]
-        work[at] = TunableOp(work[at].nodes, (tactic,))
-        check(replace(drafted, work=tuple(work)), case, LIMITS["fp16"], rng)
+    program = case.lower("fp16", HOPPER)
+    assert kernels(program)[:2] == ["space_to_depth", "conv_max_pool"]
+    assert "max_pool" not in kernels(program)
+    assert {name for op in program.ops for name in op.nodes} == {n.name for n in case.nodes}
+    (at,) = [at for at, call in enumerate(program.ops) if "conv" in call.tactics[0][0].spec.title]
+    for tactic in program.ops[at].tactics:
+        ops = [*program.ops]
+        ops[at] = TunableOp(ops[at].nodes, (tactic,))
+        check(replace(program, ops=tuple(ops)), case, LIMITS["fp16"], rng)
 
 
 @pytest.mark.parametrize("gpu", [HOPPER, XAVIER], ids=["sm_90", "sm_72"])
@@ -140,18 +140,18 @@ def test_pooled_sums_of_int8_are_exact(name: str, gpu: GpuTarget, rng: np.random
     inner = graph.rounded(graph.add("Relu", sums), np.float32(0.11))
     outer = graph.rounded(graph.add("MaxPool", inner, **POOL, **window), np.float32(0.13))
     case = graph.case(graph.product("Conv", outer, (4, filters, 1, 1)))
-    drafted = case.draft("int8", gpu)
+    program = case.lower("int8", gpu)
     taken = gpu is HOPPER
-    assert kernels(drafted)[:2] == ["space_to_depth", "conv_max_pool" if taken else "gemm im2col"]
-    assert "max_pool" not in kernels(drafted) if taken else "max_pool" in kernels(drafted)
+    assert kernels(program)[:2] == ["space_to_depth", "conv_max_pool" if taken else "gemm im2col"]
+    assert "max_pool" not in kernels(program) if taken else "max_pool" in kernels(program)
     feeds = case.feeds(rng)
-    found = gpu_interpreter.run(drafted, feeds)
+    found = gpu_interpreter.run(program, feeds)
     for output, truth in int8_reference.run(case.model(), feeds).items():
         assert len(np.unique(truth)) > 4
         np.testing.assert_array_equal(found[output], truth, strict=True)
 
 
-def test_windows_of_any_place_and_size_are_pooled(rng: np.random.Generator) -> None:
+def test_windows_of_any_offset_and_size_are_pooled(rng: np.random.Generator) -> None:
     for _ in range(5):
         taps = tuple(int(n) for n in rng.integers(2, 9, 2))
         pads = [int(rng.integers(0, n)) for n in (*taps, *taps)]
@@ -164,12 +164,12 @@ def test_windows_of_any_place_and_size_are_pooled(rng: np.random.Generator) -> N
         after = (node("Relu", "c", "r"), node("MaxPool", "r", "y", **window))
         shape, filters = (int(rng.integers(1, 4)), 3, height, width), int(rng.integers(1, 80))
         case = convolution(rng, shape, filters, taps, *after, strides=[2, 2], pads=pads)
-        drafted = case.draft("fp16", HOPPER)
-        assert "conv_max_pool" in kernels(drafted)
-        check(drafted, case, LIMITS["fp16"], rng)
+        program = case.lower("fp16", HOPPER)
+        assert "conv_max_pool" in kernels(program)
+        check(program, case, LIMITS["fp16"], rng)
 
 
-KEPT = {
+NOT_FUSED = {
     "another window": ("Relu", {"kernel_shape": [2, 2], "strides": [2, 2]}),
     "another stride": ("Relu", {"kernel_shape": [3, 3], "strides": [1, 1]}),
     "pixels apart": ("Relu", {**POOL, "dilations": [2, 2]}),
@@ -178,15 +178,15 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", NOT_FUSED)
 def test_other_poolings_stay_kernels_of_their_own(name: str, rng: np.random.Generator) -> None:
-    between, window = KEPT[name]
+    between, window = NOT_FUSED[name]
     after = (node(between, "c", "r"), node("MaxPool", "r", "y", **window))
     case = convolution(rng, (1, 3, 20, 22), 6, (3, 3), *after, strides=[2, 2])
-    drafted = case.draft("fp16", HOPPER)
-    assert {"gemm im2col", "direct_conv"} & set(kernels(drafted))
-    assert "max_pool" in kernels(drafted)
-    check(drafted, case, LIMITS["fp16"], rng)
+    program = case.lower("fp16", HOPPER)
+    assert {"gemm im2col", "direct_conv"} & set(kernels(program))
+    assert "max_pool" in kernels(program)
+    check(program, case, LIMITS["fp16"], rng)
 
 
 def test_sums_that_others_read_are_not_pooled_away(rng: np.random.Generator) -> None:
@@ -197,9 +197,9 @@ def test_sums_that_others_read_are_not_pooled_away(rng: np.random.Generator) -> 
         node("Add", "p g", "y"),
     )
     case = convolution(rng, (1, 3, 20, 22), 6, (3, 3), *after, strides=[2, 2])
-    drafted = case.draft("fp16", HOPPER)
-    assert "max_pool" in kernels(drafted)
-    check(drafted, case, LIMITS["fp16"], rng)
+    program = case.lower("fp16", HOPPER)
+    assert "max_pool" in kernels(program)
+    check(program, case, LIMITS["fp16"], rng)
 
 
 def test_nan_passes_the_pooling(rng: np.random.Generator) -> None:
@@ -210,7 +210,7 @@ def test_nan_passes_the_pooling(rng: np.random.Generator) -> None:
     case = pooled("ResNet", rng)
     feeds = case.feeds(rng)
     feeds["x"][0, 1, 20, 30] = np.nan
-    found = np.isnan(gpu_interpreter.run(case.draft("fp16", HOPPER), feeds)["y"])
+    found = np.isnan(gpu_interpreter.run(case.lower("fp16", HOPPER), feeds)["y"])
     assert found[0, :, 4:7, 6:9].all()
     assert found.sum() == found[0, :, 4:7, 6:9].size
 
@@ -219,11 +219,11 @@ def test_a_dynamic_batch_is_pooled_too(rng: np.random.Generator) -> None:
     case = replace(pooled("ResNet", rng), inputs={"x": ("batch", 3, 22, 38)})
     batch = DimRange(name="batch", min=1, opt=2, max=5)
     piece = case.segment()
-    drafted = lower_segment(piece.model, gpu=HOPPER, precision="fp16", traces=traces_of([batch]))
-    assert "conv_max_pool" in kernels(drafted)
+    program = lower_segment(piece.model, gpu=HOPPER, precision="fp16", traces=traces_of([batch]))
+    assert "conv_max_pool" in kernels(program)
     for size in (1, 2, 5):
         feeds = {"x": rng.normal(size=(size, 3, 22, 38)).astype(np.float32)}
-        found = gpu_interpreter.run(drafted, feeds, (size,))
+        found = gpu_interpreter.run(program, feeds, (size,))
         for name, truth in case.truth(feeds).items():
             difference = np.linalg.norm(found[name].astype(np.float64) - truth)
             assert difference < LIMITS["fp16"] * np.linalg.norm(truth), size

@@ -22,8 +22,9 @@ from device.runtime.timing_cache import TimingCache, TimingCacheError
 from toolkit.cli.main import tandem
 from toolkit.errors import BuildError
 from toolkit.gpu.codegen.compile import has_compiler
-from toolkit.gpu.compile import GpuSegment, lower_gpu
+from toolkit.gpu.compile import GpuSegment, compile_segment
 from toolkit.gpu.ir.launch import KernelLaunch, KernelSpec, TunableOp
+from toolkit.gpu.lower import lower_segment
 from toolkit.gpu.report import memory_line, report_lines, report_segment
 from toolkit.gpu.schedule.tactics import TacticOptions, fastest_first, timed_text, times_for
 from toolkit.gpu.schedule.workspace import fit_workspace
@@ -49,9 +50,9 @@ def call(reads: str, writes: str) -> KernelLaunch:
     return KernelLaunch(SPEC, (1, 1, 1), (), tuple(reads.split()), tuple(writes.split()))
 
 
-def names(work: Sequence[TunableOp]) -> list[list[str]]:
+def names(ops: Sequence[TunableOp]) -> list[list[str]]:
     """What the last call of each tactic is named after: its grid's width."""
-    return [[str(tactic[-1].grid[0]) for tactic in one.tactics] for one in work]
+    return [[str(tactic[-1].grid[0]) for tactic in op.tactics] for op in ops]
 
 
 def numbered(*counts: int) -> tuple[TunableOp, ...]:
@@ -70,10 +71,10 @@ def cache(**times: float) -> TimingCache:
 
 
 def test_the_fastest_tactic_stays_alone_or_comes_first() -> None:
-    work, keys = numbered(3, 2), [["a", "b", "c"], ["d", "e"]]
+    ops, keys = numbered(3, 2), [["a", "b", "c"], ["d", "e"]]
     (times,) = cache(a=3.0, b=1.0, c=2.0, d=1.0).devices
-    assert names(fastest_first(work, keys, times, only=True)) == [["2"], ["1", "2"]]
-    assert names(fastest_first(work, keys, times, only=False)) == [["2", "1", "3"], ["1", "2"]]
+    assert names(fastest_first(ops, keys, times, only=True)) == [["2"], ["1", "2"]]
+    assert names(fastest_first(ops, keys, times, only=False)) == [["2", "1", "3"], ["1", "2"]]
 
 
 def test_times_are_those_of_the_gpu_of_this_kind_that_has_most() -> None:
@@ -128,16 +129,16 @@ def test_tactics_whose_scratch_breaks_the_limit_are_left_out(
     limit: int | None, tactics: int
 ) -> None:
     fitted = fit_workspace(SPLIT, SIZES, ["x"], ["z"], limit)
-    assert len(fitted.work[1].tactics) == tactics
+    assert len(fitted.ops[1].tactics) == tactics
     assert limit is None or fitted.workspace_bytes <= limit
-    assert (call("y", "z"),) in fitted.work[1].tactics
+    assert (call("y", "z"),) in fitted.ops[1].tactics
 
 
 def test_scratch_that_several_tactics_share_is_left_out_with_all_of_them() -> None:
     shared = tuple((call("x", s), call(s, "y")) for s in ("large", "large", "small"))
-    work = TunableOp(("both",), (*shared, (call("x", "y"),)))
-    fitted = fit_workspace((work,), SIZES, ["x"], ["y"], 512 + 1024)
-    assert fitted.work[0].tactics == work.tactics[2:]
+    op = TunableOp(("both",), (*shared, (call("x", "y"),)))
+    fitted = fit_workspace((op,), SIZES, ["x"], ["y"], 512 + 1024)
+    assert fitted.ops[0].tactics == op.tactics[2:]
 
 
 def test_a_workspace_that_cannot_keep_the_limit_is_refused_with_the_numbers() -> None:
@@ -157,17 +158,17 @@ def test_tensors_that_live_at_once_share_no_byte(
     sizes: list[int], edges: list[tuple[int, int]]
 ) -> None:
     count = len(sizes)
-    work = tuple(TunableOp((), ((call(f"t{a % count}", f"t{b % count}"),),)) for a, b in edges)
+    ops = tuple(TunableOp((), ((call(f"t{a % count}", f"t{b % count}"),),)) for a, b in edges)
     known = {f"t{at}": size for at, size in enumerate(sizes)}
     first, last = f"t{edges[0][0] % count}", f"t{edges[-1][1] % count}"
-    fitted = fit_workspace(work, known, [first], [last])
-    uses: dict[str, list[int]] = {first: [0], last: [len(work)]}
-    for at, one in enumerate(work):
+    fitted = fit_workspace(ops, known, [first], [last])
+    uses: dict[str, list[int]] = {first: [0], last: [len(ops)]}
+    for at, one in enumerate(ops):
         for base in one.touched:
             uses.setdefault(base, []).append(at)
     assert set(fitted.offsets) == set(uses)
     live = 0
-    for at in range(len(work) + 1):
+    for at in range(len(ops) + 1):
         held = [name for name, when in uses.items() if min(when) <= at <= max(when)]
         ends = [(fitted.offsets[name], fitted.offsets[name] + known[name]) for name in held]
         ordered = sorted(ends)
@@ -178,14 +179,14 @@ def test_tensors_that_live_at_once_share_no_byte(
 
 def segment(*kernels: CompiledKernel) -> GpuSegment:
     launches = [Launch(kernel=at, grid=(1, 1, 1), arguments=()) for at in range(len(kernels))]
-    works = tuple(
+    ops = tuple(
         EngineOp(nodes=(f"node{at}",), tactics=(Tactic(launches=(one,)),))
         for at, one in enumerate(launches)
     )
     one = Cuda(
         sm=87,
         kernels=kernels,
-        works=works,
+        works=ops,
         weights="w",
         workspace_bytes=2**20,
         inputs=(),
@@ -246,18 +247,19 @@ def test_a_build_with_the_board_s_times_carries_the_fastest_alone(
 
     def lower(tactics: TacticOptions) -> GpuSegment:
         gpu = GpuTarget(87, 8, exhaustive=tactics.exhaustive)
-        return lower_gpu(piece.name, piece.model, gpu=gpu, precision="fp16", tactics=tactics)
+        program = lower_segment(piece.model, gpu=gpu, precision="fp16")
+        return compile_segment(piece.name, program, gpu=gpu, tactics=tactics)
 
     plain = lower(TacticOptions())
     at, chosen = next(
-        (at, work) for at, work in enumerate(plain.implementation.works) if len(work.tactics) > 1
+        (at, op) for at, op in enumerate(plain.implementation.works) if len(op.tactics) > 1
     )
     sha256 = [one.sha256 for one in plain.kernels]
     keys = [
         tactic_key(tactic.launches, plain.implementation.kernels, sha256.__getitem__)
         for tactic in chosen.tactics
     ]
-    times = {key: float(len(keys) - place) for place, key in enumerate(keys)}  # the last is fastest
+    times = {key: float(len(keys) - index) for index, key in enumerate(keys)}  # the last is fastest
     found = lower(TacticOptions(timings=cache(**times)))
     (tactic,) = found.implementation.works[at].tactics
     functions = [found.implementation.kernels[launch.kernel].cubin for launch in tactic.launches]
@@ -273,20 +275,20 @@ def test_a_build_with_the_board_s_times_carries_the_fastest_alone(
 def test_an_exhaustive_build_carries_more(rng: np.random.Generator) -> None:
     case = convolution(rng, (1, 64, 32, 32), 128, (3, 3), node("Relu", "c", "y"))
     few, every = (
-        case.draft("fp16", GpuTarget(87, 8, exhaustive=exhaustive)) for exhaustive in (False, True)
+        case.lower("fp16", GpuTarget(87, 8, exhaustive=exhaustive)) for exhaustive in (False, True)
     )
-    more = [len(b.tactics) - len(a.tactics) for a, b in zip(few.work, every.work, strict=True)]
+    more = [len(b.tactics) - len(a.tactics) for a, b in zip(few.ops, every.ops, strict=True)]
     assert max(more) > 0 <= min(more)
 
 
 def test_a_build_asks_for_a_timing_cache_that_is_there_and_whole(tmp_path: Path) -> None:
     path = tmp_path / "times.json"
-    words = ["build", str(tmp_path / "m.onnx"), "--timing-cache", str(path)]
-    missing = CliRunner().invoke(tandem, words)
+    arguments = ["build", str(tmp_path / "m.onnx"), "--timing-cache", str(path)]
+    missing = CliRunner().invoke(tandem, arguments)
     assert missing.exit_code == 2
     assert "tandem bench" in missing.output
     path.write_text("{")
-    damaged = CliRunner().invoke(tandem, words)
+    damaged = CliRunner().invoke(tandem, arguments)
     assert isinstance(damaged.exception, TimingCacheError)
 
 
@@ -296,21 +298,28 @@ def test_a_build_refuses_a_workspace_that_is_too_small(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     onnx.save(small(rng).model(), tmp_path / "m.onnx")
-    words = ["build", str(tmp_path / "m.onnx"), "--profile", "orin-nano-8gb", "--precision", "fp16"]
-    refused = CliRunner().invoke(tandem, [*words, "--workspace-mib", "0.001"])
+    arguments = [
+        "build",
+        str(tmp_path / "m.onnx"),
+        "--profile",
+        "orin-nano-8gb",
+        "--precision",
+        "fp16",
+    ]
+    refused = CliRunner().invoke(tandem, [*arguments, "--workspace-mib", "0.001"])
     assert isinstance(refused.exception, BuildError)
     assert str(refused.exception).startswith("segment gpu.0: the GPU workspace takes ")
     assert "MiB, the limit is 0.001; " in str(refused.exception)
     assert not (tmp_path / "m.engine").exists()
     enough = str(refused.exception).split("takes ")[1].split(" MiB")[0]
-    built = CliRunner().invoke(tandem, [*words, "--workspace-mib", enough, "--json"])
+    built = CliRunner().invoke(tandem, [*arguments, "--workspace-mib", enough, "--json"])
     assert built.exit_code == 0, built.output
-    built = CliRunner().invoke(tandem, [*words, "--workspace-mib", "1", "--json"])
+    built = CliRunner().invoke(tandem, [*arguments, "--workspace-mib", "1", "--json"])
     (report,) = json.loads(built.stdout)["gpu"]
     assert report["largest_live_bytes"] <= report["workspace_bytes"] <= 2**20
     assert all(0 < row["occupancy"] <= 1 for row in report["kernels"])
     shown = CliRunner().invoke(tandem, ["inspect", str(tmp_path / "m.engine")]).output
     assert (
-        f"kernels for sm_87: {report['works']} pieces of work, {report['tactics']} tactics, "
+        f"kernels for sm_87: {report['operations']} operations, {report['tactics']} tactics, "
         f"{len(report['kernels'])} kernels"
     ) in shown

@@ -53,30 +53,32 @@ def pyramid(
     return Case(nodes, {"x": (2, channels[0], 3, 5), "z": large}, weights)
 
 
-def kernels(draft: KernelProgram) -> set[str]:
-    return {call.spec.title for call in draft.calls}
+def kernels(program: KernelProgram) -> set[str]:
+    return {call.spec.title for call in program.launches}
 
 
-def each_tactic(draft: KernelProgram) -> list[KernelProgram]:
+def each_tactic(program: KernelProgram) -> list[KernelProgram]:
     (at,) = (
         i
-        for i, one in enumerate(draft.work)
+        for i, one in enumerate(program.ops)
         if one.tactics[0][0].spec.title == "conv_upsample_concat"
     )
-    ways = (replace(draft.work[at], tactics=(tactic,)) for tactic in draft.work[at].tactics)
-    return [replace(draft, work=(*draft.work[:at], one, *draft.work[at + 1 :])) for one in ways]
+    choices = (replace(program.ops[at], tactics=(tactic,)) for tactic in program.ops[at].tactics)
+    return [
+        replace(program, ops=(*program.ops[:at], one, *program.ops[at + 1 :])) for one in choices
+    ]
 
 
 @pytest.mark.parametrize("attributes", [{}, HALF_PIXELS])
 @pytest.mark.parametrize("factors", [(2, 2), (3, 1), (1, 2)])
-def test_the_small_picture_is_read_itself(
+def test_the_small_image_is_read_itself(
     factors: tuple[int, int], attributes: dict[str, object], rng: np.random.Generator
 ) -> None:
     case = pyramid(rng, factors=factors, **attributes)
     feeds = case.feeds(rng)
     truth = case.truth(feeds)["y"]
-    for draft in each_tactic(case.draft("fp16", HOPPER)):
-        found = gpu_interpreter.run(draft, feeds)["y"]
+    for program in each_tactic(case.lower("fp16", HOPPER)):
+        found = gpu_interpreter.run(program, feeds)["y"]
         assert np.linalg.norm(found - truth) < 2e-3 * np.linalg.norm(truth)
 
 
@@ -94,8 +96,8 @@ def test_it_is_exact_in_int8(filters: int, rng: np.random.Generator) -> None:
     feeds = case.feeds(rng)
     (truth,) = int8_reference.run(case.model(), feeds).values()
     assert len(np.unique(truth)) > 4
-    for draft in each_tactic(case.draft("int8", HOPPER)):
-        (found,) = gpu_interpreter.run(draft, feeds).values()
+    for program in each_tactic(case.lower("int8", HOPPER)):
+        (found,) = gpu_interpreter.run(program, feeds).values()
         np.testing.assert_array_equal(found, truth, strict=True)
 
 
@@ -103,8 +105,8 @@ def test_what_others_read_is_joined(rng: np.random.Generator) -> None:
     """The repeated picture is there anyway."""
     after = (node("Neg", "u", "v"), node("Relu", "c", "y"))
     case = pyramid(rng, after=after)
-    draft = Case(case.nodes, case.inputs, case.weights, ("y", "v")).draft("fp16", HOPPER)
-    assert "conv_upsample_concat" not in kernels(draft)
+    program = Case(case.nodes, case.inputs, case.weights, ("y", "v")).lower("fp16", HOPPER)
+    assert "conv_upsample_concat" not in kernels(program)
 
 
 @pytest.mark.parametrize("channels", [(32, 64), (64, 96)])
@@ -112,17 +114,17 @@ def test_channels_that_are_no_whole_steps_are_joined(
     channels: tuple[int, int], rng: np.random.Generator
 ) -> None:
     assert "conv_upsample_concat" not in kernels(
-        pyramid(rng, channels=channels).draft("fp16", HOPPER)
+        pyramid(rng, channels=channels).lower("fp16", HOPPER)
     )
 
 
-def test_a_repeated_picture_beside_itself_is_joined(rng: np.random.Generator) -> None:
+def test_a_repeated_image_beside_itself_is_joined(rng: np.random.Generator) -> None:
     case = pyramid(rng, channels=(64, 64))
     nodes = [case.nodes[0], node("Concat", "u u", "j", axis=1), *case.nodes[2:]]
     case = replace(case, nodes=nodes, inputs={"x": case.inputs["x"]})
-    draft, feeds = case.draft("fp16", HOPPER), case.feeds(rng)
-    assert "conv_upsample_concat" not in kernels(draft)
-    found, truth = gpu_interpreter.run(draft, feeds)["y"], case.truth(feeds)["y"]
+    program, feeds = case.lower("fp16", HOPPER), case.feeds(rng)
+    assert "conv_upsample_concat" not in kernels(program)
+    found, truth = gpu_interpreter.run(program, feeds)["y"], case.truth(feeds)["y"]
     assert np.linalg.norm(found - truth) < 2e-3 * np.linalg.norm(truth)
 
 
@@ -133,12 +135,12 @@ def test_two_rows_that_become_four_by_a_scale_that_is_not_two_are_joined(
     weights = {**case.weights, "scales": np.array([1, 1, 2.4, 2], np.float32)}
     inputs = {"x": (2, 64, 2, 5), "z": (2, 128, 4, 10)}
     case = replace(case, inputs=inputs, weights=weights)
-    draft, feeds = case.draft("fp16", HOPPER), case.feeds(rng)
-    assert "conv_upsample_concat" not in kernels(draft)
-    found, truth = gpu_interpreter.run(draft, feeds)["y"], case.truth(feeds)["y"]
+    program, feeds = case.lower("fp16", HOPPER), case.feeds(rng)
+    assert "conv_upsample_concat" not in kernels(program)
+    found, truth = gpu_interpreter.run(program, feeds)["y"], case.truth(feeds)["y"]
     assert np.linalg.norm(found - truth) < 2e-3 * np.linalg.norm(truth)
 
 
 def test_other_coordinates_are_joined(rng: np.random.Generator) -> None:
     case = pyramid(rng, coordinate_transformation_mode="align_corners")
-    assert "conv_upsample_concat" not in kernels(case.draft("fp16", HOPPER))
+    assert "conv_upsample_concat" not in kernels(case.lower("fp16", HOPPER))

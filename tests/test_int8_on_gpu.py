@@ -37,7 +37,7 @@ def lowered(model: ir.Model) -> KernelProgram:
 
 
 def kernels(segment: KernelProgram) -> Counter[str]:
-    found = Counter(call.spec.title for call in segment.calls)
+    found = Counter(call.spec.title for call in segment.launches)
     found["elementwise"] += found.pop("transpose_tiles", 0)
     return found
 
@@ -146,7 +146,7 @@ def test_a_transformer_block_is_seven_kernels(rng: np.random.Generator) -> None:
     segment = check(transformer(rng), rng)
     # And x + x2 before it.
     assert kernels(segment) == {"elementwise": 1, "normalize": 2, "gemm strided": 4, "attention": 1}
-    attended = next(call for call in segment.calls if call.spec.title == "attention")
+    attended = next(call for call in segment.launches if call.spec.title == "attention")
     assert dict(attended.spec.signature)["y"].removesuffix(":16") == "*i8"
 
 
@@ -309,7 +309,7 @@ def test_squeeze_and_excitation_reads_bytes(rng: np.random.Generator) -> None:
     case = Case(nodes, {"x": (2, 8, 7, 6)}, weights)
     found = read_in_int8(case)
     assert (found["Mul:m"], found["GlobalAveragePool:p"]) == ((1,), (0,))
-    scaled = [call for call in check(case, rng).calls if "'mul'" in str(call.spec.constants)]
+    scaled = [call for call in check(case, rng).launches if "'mul'" in str(call.spec.constants)]
     types = [dict(call.spec.signature) for call in scaled if call.spec.title == "elementwise"]
     assert [one["y"].removesuffix(":16") for one in types] == ["*i8"]
     assert "*i8" in {one["x0"].removesuffix(":16") for one in types} | {
@@ -347,10 +347,10 @@ def test_a_tensor_is_rounded_once_for_two_readers(rng: np.random.Generator) -> N
         graph.product("Conv", graph.rounded(y, np.float32(0.01)), (filters, 8, 1, 1))
         for filters in (3, 5)
     ]
-    segment = graph.case(*ends).draft("int8")
-    alone = graph.case(ends[0]).draft("int8")
+    segment = graph.case(*ends).lower("int8")
+    alone = graph.case(ends[0]).lower("int8")
     assert kernels(segment)["gemm strided nchw"] == kernels(alone)["gemm strided nchw"] + 1
-    assert not [call for call in segment.calls if "sigmoid" in str(call.spec.constants)][1:]
+    assert not [call for call in segment.launches if "sigmoid" in str(call.spec.constants)][1:]
 
 
 @pytest.mark.parametrize(("side", "elements"), [(2, 1024), (64, 2048)])
@@ -359,6 +359,6 @@ def test_blocks_that_compute_bytes_are_larger_where_there_are_enough(
 ) -> None:
     graph = Graph(rng, {"x": (1, 64, side, side), "g": (1, 64, 1, 1)})
     case = graph.case(graph.rounded(graph.add("Mul", graph.rounded("x"), "g")))
-    found = [dict(one.spec.constants) for one in case.draft("int8").calls]
+    found = [dict(one.spec.constants) for one in case.lower("int8").launches]
     blocks = [one["BLOCK"] for one in found if "'mul'" in str(one)]
     assert blocks == [elements]

@@ -95,7 +95,7 @@ def test_what_is_legal_stays_as_it_is(rng: np.random.Generator) -> None:
     assert bytes_of(again.model) == bytes_of(once.model)
 
 
-def test_rewrites_can_be_kept_to_some_nodes(rng: np.random.Generator) -> None:
+def test_rewrites_can_be_limited_to_some_nodes(rng: np.random.Generator) -> None:
     net = classifier(rng)
     _, whole = legalized(net)
     for item in whole.applied:

@@ -111,7 +111,7 @@ def test_sizes_below_the_solvers_limits_pass_the_rows_and_sizes_at_them_do_not()
     ("tensorrt", "rule", "most"), [("8.4.1", "G6.8-4", 4), ("7.1.3", "G6.7", 8)]
 )
 @pytest.mark.parametrize("beyond", [0, 1, 5])
-def test_old_caps_of_loadables_are_kept_and_named(tensorrt, rule, most, beyond):
+def test_old_caps_of_loadables_hold_and_are_named(tensorrt, rule, most, beyond):
     plan = plan_of(islands(most + beyond), profile=XAVIER, precision="fp16", tensorrt=tensorrt)
     assert len(on_dla(plan)) == most
     assert len(reasons(plan)) == 4 * beyond

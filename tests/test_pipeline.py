@@ -45,7 +45,7 @@ from toolkit.engine.build import BuildOptions, build_engine
 DETECTOR = Model(ColourDetector(), LABELS, "0" * 64)
 
 
-def pictures(folder, *cells):
+def write_images(folder, *cells):
     folder.mkdir()
     for i, (column, row, colour) in enumerate(cells):
         cv2.imwrite(str(folder / f"{i:03}.png"), scene(column, row, colour))
@@ -64,8 +64,8 @@ def run_all(config, model=DETECTOR, **options):
 # --- in this process
 
 
-def test_pictures_become_detections_where_the_objects_are(tmp_path):
-    folder = pictures(tmp_path / "in", (3, 4, "red"), (0, 7, "green"))
+def test_images_become_detections_where_the_objects_are(tmp_path):
+    folder = write_images(tmp_path / "in", (3, 4, "red"), (0, 7, "green"))
     count, messages, results = run_all(colour_pipeline(folder))
     assert count == 2
     seen = [[(d.label, d.box) for d in one.event.detections] for one in results]
@@ -87,7 +87,7 @@ def test_boxes_are_in_the_pixels_of_the_frame(tmp_path):
 
 
 def test_frames_limit_ends_the_run(tmp_path):
-    folder = pictures(tmp_path / "in", *[(1, 1, "red")] * 5)
+    folder = write_images(tmp_path / "in", *[(1, 1, "red")] * 5)
     assert run_all(colour_pipeline(folder), frames=3)[0] == 3
 
 
@@ -100,7 +100,7 @@ def test_engine_is_warm_before_the_pipeline_says_ready(tmp_path):
             return super().infer(feeds)
 
     run_pipeline(
-        colour_pipeline(pictures(tmp_path / "in", (1, 1, "red"))),
+        colour_pipeline(write_images(tmp_path / "in", (1, 1, "red"))),
         Model(Recording(), LABELS, ""),
         emit=lambda message: order.append(type(message)),
         stop=threading.Event(),
@@ -109,7 +109,7 @@ def test_engine_is_warm_before_the_pipeline_says_ready(tmp_path):
 
 
 def test_sinks_get_every_result(tmp_path):
-    folder = pictures(tmp_path / "in", *[(i, i, "red") for i in range(4)])
+    folder = write_images(tmp_path / "in", *[(i, i, "red") for i in range(4)])
     out = tmp_path / "out.jsonl"
     config = msgspec.structs.replace(colour_pipeline(folder), sinks=(JsonlSink(path=str(out)),))
     run_all(config)
@@ -119,7 +119,7 @@ def test_sinks_get_every_result(tmp_path):
 
 
 def test_drops_of_the_source_are_in_the_figures(tmp_path):
-    folder = pictures(tmp_path / "in", (1, 1, "red"))
+    folder = write_images(tmp_path / "in", (1, 1, "red"))
     (folder / "bad.jpg").write_bytes(b"broken")
     _, messages, _ = run_all(colour_pipeline(folder))
     assert messages[-1].dropped == {"corrupt": 1}
@@ -251,7 +251,7 @@ def finish(process, seconds=30):
 
 
 def test_process_says_ready_result_stats_and_nothing_else(tmp_path, engine):
-    folder = pictures(tmp_path / "in", *[(i, 2, "green") for i in range(5)])
+    folder = write_images(tmp_path / "in", *[(i, 2, "green") for i in range(5)])
     bundle = folder_of(tmp_path, engine, folder)
     process = python_m_pipelines("--bundle", bundle, "--profile", "laptop", "--frames", 4)
     messages, err, status = finish(process)
@@ -379,7 +379,7 @@ def invoke(*arguments):
 
 
 def test_run_command_runs_a_bundle_and_writes_video_and_events(tmp_path, engine):
-    cells = pictures(tmp_path / "in", *[(i, 3, "red") for i in range(6)])
+    cells = write_images(tmp_path / "in", *[(i, 3, "red") for i in range(6)])
     folder = folder_of(tmp_path, engine, "/nonexistent", sinks='[[sinks]]\nkind = "mqtt"')
     bundle = tmp_path / "colours.bundle"
     write_bundle(
@@ -401,7 +401,7 @@ def test_run_command_runs_a_bundle_and_writes_video_and_events(tmp_path, engine)
 
 
 def test_run_command_sums_up_as_json(tmp_path, engine):
-    cells = pictures(tmp_path / "in", *[(i, 3, "red") for i in range(6)])
+    cells = write_images(tmp_path / "in", *[(i, 3, "red") for i in range(6)])
     folder = folder_of(tmp_path, engine, cells)
     arguments = ("--pipeline", folder / "pipeline.toml", "--labels", folder / "labels.txt")
     result = invoke(engine, *arguments, "--frames", 5, "--json")

@@ -82,7 +82,7 @@ def test_fp32_stays_on_the_gpu():
     assert rules(plan_of(chain("Conv", "Conv"), precision="fp32")) == ["G1", "G1"]
 
 
-def test_nodes_kept_in_floating_point_stay_on_the_gpu():
+def test_float_nodes_stay_on_the_gpu():
     plan = plan_of(chain(*["Conv"] * 9), keep_float=frozenset({"n4"}))
     assert rules(plan)[4] == "K1"
 
@@ -159,7 +159,7 @@ def test_a_kernel_that_rules_part_falls_apart():
     assert set(refused.time_us) == {"gpu"}
 
 
-def test_batches_are_lanes_of_their_own():
+def test_batches_have_segments_of_their_own():
     nodes = views(chain("Conv", "Conv").graph)
     second = replace(nodes[1], outputs=(replace(nodes[1].outputs[0], shape=(2, 64, 56, 56)),))
     costs = CostModel((nodes[0], second), ORIN, precision="int8")

@@ -36,13 +36,13 @@ def plan_of(model, profile=ORIN, objective="gpu-relief", **options) -> Plan:
 
 
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.path.stem)
-def test_the_plan_of_a_known_network_is_the_kept_one(golden):
+def test_the_plan_of_a_known_network_equals_its_golden_text(golden):
     plan = golden.plan()
     assert plan.search.proven
     assert render_plan(plan) == golden.path.read_text()
 
 
-def test_no_kept_text_is_left_over():
+def test_every_golden_text_has_a_network():
     assert {path.name for path in FOLDER.glob("plan_*.txt")} == {g.path.name for g in GOLDENS}
 
 

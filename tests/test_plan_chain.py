@@ -159,18 +159,20 @@ def recomputed(shared: SharedPlan, plan: Plan) -> dict[str, float]:
     """The figures of one frame, from the rows of the plan and the prices that the solver saw."""
     problem = shared.placed.problem
     (network,) = problem.networks
-    home = {row.node: row.processor for row in plan.placements}
+    processor_of = {row.node: row.processor for row in plan.placements}
     busy = {"gpu": 0.0, "dla0": 0.0}
     energy = 0.0
     for task in network.tasks:
-        busy[home[task.name]] += task.time_us[home[task.name]]
-        energy += task.energy_mj[home[task.name]]
+        busy[processor_of[task.name]] += task.time_us[processor_of[task.name]]
+        energy += task.energy_mj[processor_of[task.name]]
     for segment in plan.segments:
         busy[segment.processor] += problem.segment_us[segment.processor]
     waits, passed = 0.0, 0
     for flow in network.flows:
-        source = "gpu" if flow.source is None else home[flow.source]
-        readers = {home[target] for target in flow.targets} | ({"gpu"} if flow.output else set())
+        source = "gpu" if flow.source is None else processor_of[flow.source]
+        readers = {processor_of[target] for target in flow.targets} | (
+            {"gpu"} if flow.output else set()
+        )
         for reader in readers - {source}:
             direction = "to_gpu" if reader == "gpu" else "to_dla"
             waits += flow.crossing_us[direction]
@@ -193,7 +195,7 @@ def check_whole(plan: Plan, seen: tuple[NodeView, ...]) -> None:
     order = [row.node for row in plan.placements]
     assert sorted(order) == sorted(view.name for view in seen)
     assert order == [name for segment in plan.segments for name in segment.nodes]
-    place = {name: index for index, name in enumerate(order)}
+    position = {name: index for index, name in enumerate(order)}
     maker = {tensor.name: view.name for view in seen for tensor in view.outputs}
     for view in seen:
         verdicts = judge(view, profile.dla, TENSORRT, plan.precision)
@@ -203,7 +205,9 @@ def check_whole(plan: Plan, seen: tuple[NodeView, ...]) -> None:
         else:
             assert row.rule == ("P2" if row.processor == "gpu" else "")
         assert row.reason
-        assert all(place[maker[name]] < place[view.name] for name in view.reads if name in maker)
+        assert all(
+            position[maker[name]] < position[view.name] for name in view.reads if name in maker
+        )
 
 
 def check_crossings(plan: Plan, seen: tuple[NodeView, ...]) -> None:
@@ -231,9 +235,9 @@ def check_value(shared: SharedPlan, plan: Plan, objective: str, rate_hz: float |
     assert plan.search.proven
     assert [row.name for row in others] == ["GPU only", "DLA with fallback", "greedy"]
     assert not mine.broken
-    kept = [value_in(row, objective, rate_hz) for row in others if not row.broken]
-    assert kept
-    assert plan.search.value <= min(kept) * (1 + 1e-9)
+    feasible = [value_in(row, objective, rate_hz) for row in others if not row.broken]
+    assert feasible
+    assert plan.search.value <= min(feasible) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -283,8 +287,8 @@ def placements(shared: SharedPlan) -> Iterator[dict]:
     """Yield every placement of the one network."""
     (network,) = shared.placed.problem.networks
     names = [task.name for task in network.tasks]
-    for homes in product(*(tuple(task.time_us) for task in network.tasks)):
-        yield {network.name: dict(zip(names, homes, strict=True))}
+    for processors in product(*(tuple(task.time_us) for task in network.tasks)):
+        yield {network.name: dict(zip(names, processors, strict=True))}
 
 
 def test_no_placement_of_a_small_graph_is_better_than_its_plan():

@@ -86,7 +86,7 @@ def stereo_model(path: Path, shape: tuple[int, int, int, int], disparities: int)
     return write(path, nodes, {"left": shape, "right": shape}, 3)
 
 
-def pictures(rng: np.random.Generator, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+def random_feeds(rng: np.random.Generator, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
     return {n: rng.normal(size=shape).astype(np.float32) for n in ("left", "right")}
 
 
@@ -116,7 +116,7 @@ def build(model: Path, profile: str = "laptop", **options: object) -> BuildResul
     return build_engine(model, profile, model.with_suffix(".engine"), given)
 
 
-def draft(
+def lower(
     model: Path,
     plugins: Sequence[Plugin] = STEREO,
     precision: str = "fp16",
@@ -147,7 +147,7 @@ def test_the_example_computes_its_formulas_where_there_is_no_gpu(
     for _ in range(5):
         shape, disparities = sizes(rng)
         result = build(stereo_model(tmp_path / "m.onnx", shape, disparities))
-        feeds = pictures(rng, shape)
+        feeds = random_feeds(rng, shape)
         with open_session(result.path) as session:
             found = session.infer(feeds)["y"]
         truth = disparity_of(cost_of(feeds, disparities))
@@ -158,7 +158,7 @@ def test_int8_ranges_are_measured_through_a_plugin(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     shape = (1, 4, 5, 24)
-    samples = [pictures(rng, shape) for _ in range(3)]
+    samples = [random_feeds(rng, shape) for _ in range(3)]
     model = stereo_model(tmp_path / "m.onnx", shape, 4)
     result = build(model, "orin-nano-8gb", data=samples, ranges=RangeOptions("minmax"))
     assert result.calibration is not None
@@ -168,18 +168,18 @@ def test_int8_ranges_are_measured_through_a_plugin(
 
 @pytest.mark.usefixtures("with_compiler")
 def test_an_operator_of_a_plugin_is_one_node_of_the_gpu(tmp_path: Path) -> None:
-    drafted = draft(stereo_model(tmp_path / "m.onnx", (1, 4, 5, 24), 4))
-    kernels = {work.nodes: work.tactics[0][-1].spec for work in drafted.work if work.nodes}
+    program = lower(stereo_model(tmp_path / "m.onnx", (1, 4, 5, 24), 4))
+    kernels = {op.nodes: op.tactics[0][-1].spec for op in program.ops if op.nodes}
     assert kernels["CostVolume:cost",].kernel == "cost_volume"
     assert kernels["SoftDisparity:soft",].kernel == "soft_disparity"
 
 
 @pytest.mark.usefixtures("with_compiler")
 def test_tensors_are_converted_to_the_types_that_a_kernel_takes(tmp_path: Path) -> None:
-    drafted = draft(stereo_model(tmp_path / "m.onnx", (1, 4, 5, 24), 4), precision="fp16")
+    program = lower(stereo_model(tmp_path / "m.onnx", (1, 4, 5, 24), 4), precision="fp16")
     types = {
         one.spec.kernel: [kind.split(":")[0] for _, kind in one.spec.signature]
-        for one in drafted.calls
+        for one in program.launches
     }
     assert types["cost_volume"] == ["*fp16", "*fp16", "*fp16", "i32", "i32"]
     assert types["soft_disparity"] == ["*fp32", "*fp32", "i32", "i32"]
@@ -194,8 +194,8 @@ def test_the_example_s_triton_kernel_computes_what_its_function_does(
         shape, disparities = sizes(rng)
         node = call(COST, "left right", "y", disparities=disparities)
         model = write(tmp_path / "m.onnx", [node], dict.fromkeys(("left", "right"), shape), 4)
-        feeds = pictures(rng, shape)
-        found = gpu_interpreter.run(draft(model, precision=precision), feeds)["y"]
+        feeds = random_feeds(rng, shape)
+        found = gpu_interpreter.run(lower(model, precision=precision), feeds)["y"]
         graph = import_model(model, plugins=STEREO).model
         session = ort.InferenceSession(ir.to_proto(graph).SerializeToString())
         (truth,) = session.run(None, feeds)
@@ -216,11 +216,11 @@ def test_the_example_s_triton_kernel_takes_every_size_of_a_range(
     sides = dict.fromkeys(("left", "right"), ("batch", 4, "height", "width"))
     node = call(COST, "left right", "y", disparities=6)
     model = write(tmp_path / "m.onnx", [node], sides, 4)
-    drafted = draft(model, precision="fp32", dims=dims)
+    program = lower(model, precision="fp32", dims=dims)
     between = tuple(int(rng.integers(dim.min, dim.max + 1)) for dim in dims)
     for batch, height, width in ((1, 2, 5), (3, 6, 90), between):
-        feeds = pictures(rng, (batch, 4, height, width))
-        found = gpu_interpreter.run(drafted, feeds, (batch, height, width))["y"]
+        feeds = random_feeds(rng, (batch, 4, height, width))
+        found = gpu_interpreter.run(program, feeds, (batch, height, width))["y"]
         np.testing.assert_allclose(found, cost_of(feeds, 6), rtol=1e-4, atol=1e-5)
 
 
@@ -232,7 +232,7 @@ def test_a_constant_that_follows_a_dynamic_dimension_is_refused(tmp_path: Path) 
     model = write(tmp_path / "m.onnx", [call(doubler(), "x", "y")], {"x": ("rows", 3)}, 2)
     dims = [DimRange(name="rows", min=1, opt=2, max=3)]
     with pytest.raises(NotCoveredError, match="'ROWS' of kernel odd follows a dynamic dimension"):
-        draft(model, [doubler(launches=launches)], dims=dims)
+        lower(model, [doubler(launches=launches)], dims=dims)
 
 
 @needs_triton
@@ -244,7 +244,7 @@ def test_the_example_s_kernels_compile_for_boards(
     gpu = replace(ORIN, sm=sm)
     specs = {
         one.spec.kernel: one.spec
-        for one in draft(stereo_model(tmp_path / "m.onnx", (1, 4, 5, 24), 4)).calls
+        for one in lower(stereo_model(tmp_path / "m.onnx", (1, 4, 5, 24), 4)).launches
         if one.spec.source is not None
     }
     found = find_compiler()
@@ -292,7 +292,9 @@ def test_what_compilers_say_names_kernel_operator_and_file(
         file = tmp_path / name
         file.write_text(text)
         plugin = doubler(launches=lambda node, f=file: [launch(node, f, y=node.outputs[0])])
-        (spec,) = [one.spec for one in draft(doubled(tmp_path), [plugin]).calls if one.spec.source]
+        (spec,) = [
+            one.spec for one in lower(doubled(tmp_path), [plugin]).launches if one.spec.source
+        ]
         with pytest.raises(CompileError) as caught:
             compile_kernels([spec], ORIN)
         for said in ("odd", "my.domain::Double", str(file), "sm_87"):
@@ -310,12 +312,12 @@ def test_a_kernel_file_that_changes_is_compiled_anew(
     for factor in (2, 3):
         file.write_text(f'extern "C" __global__ void odd(float* y) {{ y[0] *= {factor}; }}')
         plugin = doubler(launches=lambda node: [launch(node, file, y=node.outputs[0])])
-        specs = [c.spec for c in draft(doubled(tmp_path), [plugin]).calls if c.spec.source]
+        specs = [c.spec for c in lower(doubled(tmp_path), [plugin]).launches if c.spec.source]
         (compiled,) = compile_kernels(specs, ORIN)
         assert compiled is not None
         cubins.append(compiled.cubin)
     assert cubins[0] != cubins[1]
-    file.write_text("// changed after the draft")
+    file.write_text("// changed after lowering")
     shutil.rmtree(tmp_path / "cache")
     with pytest.raises(CompileError, match="changed during the build"):
         compile_kernels(specs, ORIN)
@@ -326,7 +328,7 @@ def test_without_a_cuda_compiler_the_node_runs_portable(
 ) -> None:
     monkeypatch.setattr(plugins_emit, "find_compiler", lambda: None)
     with pytest.raises(NotCoveredError, match="nvidia-cuda-nvrtc") as caught:
-        draft(stereo_model(tmp_path / "m.onnx", (1, 4, 5, 24), 4))
+        lower(stereo_model(tmp_path / "m.onnx", (1, 4, 5, 24), 4))
     assert list(caught.value.reasons) == ["SoftDisparity:soft"]
 
 
@@ -366,7 +368,7 @@ def test_kernels_see_attributes_with_their_defaults(
         seen.append(node.number("factor"))
         return [launch(node, EXAMPLE.with_name("cost_volume.py"), y=node.outputs[0])]
 
-    draft(doubled(tmp_path, **given), [doubler(launches=launches)])
+    lower(doubled(tmp_path, **given), [doubler(launches=launches)])
     assert seen == [factor]
 
 
@@ -460,7 +462,7 @@ def test_a_plugin_that_does_not_do_what_it_says_is_named(name: str, tmp_path: Pa
     plugins, attributes, said = REFUSED[name]
     model = doubled(tmp_path, **attributes)
     with pytest.raises(PluginError, match=said):
-        draft(model, plugins())
+        lower(model, plugins())
 
 
 def test_a_function_of_another_opset_is_refused_where_it_means_something_else(
@@ -473,7 +475,7 @@ def test_a_function_of_another_opset_is_refused_where_it_means_something_else(
         }"""
     plugin = doubler(function=parse_function(text))
     with pytest.raises(PluginError, match="ReduceSum of opset 12 is another one in opset 19"):
-        draft(doubled(tmp_path), [plugin])
+        lower(doubled(tmp_path), [plugin])
 
 
 FILES = {
@@ -508,7 +510,7 @@ def test_the_command_takes_plugin_files(tmp_path: Path, rng: np.random.Generator
     command += ["--plugin", str(EXAMPLE)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    feeds = pictures(rng, shape)
+    feeds = random_feeds(rng, shape)
     with open_session(model.with_suffix(".engine")) as session:
         found = session.infer(feeds)["y"]
     np.testing.assert_allclose(found, disparity_of(cost_of(feeds, 4)), rtol=1e-4, atol=1e-5)
@@ -534,7 +536,7 @@ def test_commands_that_read_a_model_take_plugins(tmp_path: Path, rng: np.random.
     model = stereo_model(tmp_path / "m.onnx", shape, 4)
     data = tmp_path / "data"
     data.mkdir()
-    np.savez(data / "0.npz", **pictures(rng, shape))
+    np.savez(data / "0.npz", **random_feeds(rng, shape))
     said = {}
     for name, *options in (("plan", "--profile", "orin-nx-16gb"), ("calibrate", "--data", data)):
         line = [sys.executable, "-m", "toolkit.cli", name, model, *options, "--plugin", EXAMPLE]
@@ -562,7 +564,7 @@ def test_the_example_computes_the_same_on_a_gpu(
     shape = (2, 32, 48, 96)
     model = stereo_model(tmp_path / "m.onnx", shape, 24)
     result = build(model, "h200", precision=precision)
-    feeds = pictures(rng, shape)
+    feeds = random_feeds(rng, shape)
     with open_session(result.path) as session:
         assert "cuda" in [one.implementation for one in session.reports]
         found = session.infer(feeds)["y"]

@@ -11,7 +11,7 @@ from pipelines.stages.preprocess import Geometry, Preprocessor, preprocess
 RNG = np.random.default_rng(7)
 
 
-def picture(height, width):
+def random_image(height, width):
     return RNG.integers(0, 256, (height, width, 3), np.uint8)
 
 
@@ -50,7 +50,7 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 )
 def test_input_equals_the_step_by_step_reference(size, options):
     config = PreprocessConfig(width=96, height=64, **options)
-    image = picture(*size)
+    image = random_image(*size)
     array, _ = preprocess(image, config)
     assert array.shape == (1, 3, 64, 96)
     assert array.dtype == np.float32
@@ -62,7 +62,7 @@ def test_input_equals_the_step_by_step_reference(size, options):
 def test_given_array_is_written_in_place_and_fully():
     config = PreprocessConfig(width=96, height=64)
     out = np.full((1, 3, 64, 96), np.nan, np.float32)
-    array, _ = preprocess(picture(180, 320), config, out)
+    array, _ = preprocess(random_image(180, 320), config, out)
     assert array is out
     assert np.isfinite(out).all()
 
@@ -70,11 +70,11 @@ def test_given_array_is_written_in_place_and_fully():
 def test_wrong_array_is_refused_with_both_shapes():
     config = PreprocessConfig(width=96, height=64)
     with pytest.raises(PipelineError, match=r"float32 \[1, 3, 64, 96\], not float64 \[3, 64, 96\]"):
-        preprocess(picture(9, 9), config, np.empty((3, 64, 96)))
+        preprocess(random_image(9, 9), config, np.empty((3, 64, 96)))
 
 
 @pytest.mark.parametrize("shape", [(9, 9), (9, 9, 4), (0, 9, 3)])
-def test_array_that_is_not_a_picture_is_refused(shape):
+def test_array_that_is_not_an_image_is_refused(shape):
     with pytest.raises(PipelineError, match=r"uint8 \[H, W, 3\]"):
         preprocess(np.zeros(shape, np.uint8), PreprocessConfig(width=8, height=8))
 
@@ -83,7 +83,7 @@ def test_stream_of_changing_sizes_leaves_no_trace_of_earlier_frames():
     config = PreprocessConfig(width=96, height=64)
     stream = Preprocessor(config)
     for size in [(180, 320), (320, 180), (180, 320), (64, 64)]:
-        image = picture(*size)
+        image = random_image(*size)
         array, geometry = stream.run(image)
         fresh, fresh_geometry = preprocess(image, config)
         np.testing.assert_array_equal(array, fresh)
@@ -91,7 +91,7 @@ def test_stream_of_changing_sizes_leaves_no_trace_of_earlier_frames():
 
 
 def test_letterbox_maps_boxes_back_to_the_frame():
-    _, geometry = preprocess(picture(100, 200), PreprocessConfig(width=64, height=64))
+    _, geometry = preprocess(random_image(100, 200), PreprocessConfig(width=64, height=64))
     assert geometry == Geometry(0.32, 0.32, 0, 16)
     boxes = np.array([[0, 16, 64, 48], [32, 32, 48, 40]], np.float32)
     wanted = [[0, 0, 200, 100], [100, 50, 150, 75]]
@@ -109,7 +109,7 @@ def test_the_corners_of_a_letterbox_are_those_of_the_frame(size):
 
 def test_stretch_maps_boxes_back_to_the_frame():
     config = PreprocessConfig(width=64, height=64, resize="stretch")
-    _, geometry = preprocess(picture(100, 200), config)
+    _, geometry = preprocess(random_image(100, 200), config)
     assert geometry == Geometry(0.32, 0.64)
     boxes = np.array([[0, 0, 64, 64], [32, 32, 48, 40]], np.float32)
     wanted = [[0, 0, 200, 100], [100, 50, 150, 62.5]]

@@ -42,11 +42,11 @@ def exported(path: Path, amax: dict[str, float], target: str = "tensorrt-gpu") -
 
 
 def detector() -> tuple[ir.Model, dict[str, np.ndarray]]:
-    """The shipped detector and a picture for it."""
-    picture = read_image(CONFIGS / "scenes" / "calibration" / "000.jpg")
-    assert picture is not None
-    planes = picture[:320, :320, ::-1].transpose(2, 0, 1)[None].astype(np.float32) / 255
-    feeds = {"images": np.ascontiguousarray(planes)}
+    """The shipped detector and an image for it."""
+    image = read_image(CONFIGS / "scenes" / "calibration" / "000.jpg")
+    assert image is not None
+    channels_first = image[:320, :320, ::-1].transpose(2, 0, 1)[None].astype(np.float32) / 255
+    feeds = {"images": np.ascontiguousarray(channels_first)}
     return prepared(CONFIGS / "models" / "robot-objects.onnx"), feeds
 
 
@@ -151,7 +151,7 @@ def test_a_fused_add_is_nearer_to_the_engine_than_quantization_is_to_float(
         ("MatMul", {}, (2, 3, 6), (2, 3, 5), (2, 6, 5), None),
     ],
 )
-def test_products_compute_on_the_grids_of_the_formulas(
+def test_products_compute_with_the_scales_of_the_formulas(
     tmp_path: Path,
     rng: np.random.Generator,
     op: str,
@@ -447,7 +447,7 @@ def _old_opset(proto: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "rule", "words"),
+    ("change", "rule", "message"),
     [
         (_asymmetric, "symmetric", "'QuantizeLinear_x' has the zero point 3"),
         (_unsigned, "signed", "'QuantizeLinear_x' has UINT8"),
@@ -467,10 +467,10 @@ def _old_opset(proto: onnx.ModelProto) -> None:
     ],
 )
 def test_the_check_finds_what_tensorrt_refuses(
-    tmp_path: Path, change: Callable[[onnx.ModelProto], None], rule: str, words: str
+    tmp_path: Path, change: Callable[[onnx.ModelProto], None], rule: str, message: str
 ) -> None:
     found = broken(change, tmp_path)
-    assert any(text.startswith(f"{rule}: ") and words in text for text in found), found
+    assert any(text.startswith(f"{rule}: ") and message in text for text in found), found
     assert {text.partition(":")[0] for text in found} == {rule}
 
 
@@ -489,7 +489,7 @@ def _simple(tmp_path: Path, opset: int = 19) -> ir.Model:
 def test_models_and_tables_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     model = _simple(tmp_path)
     quantized = export_qdq(model, {"x": 1.0})
-    for call, words in (
+    for call, message in (
         (lambda: export_qdq(model, {"x": 1.0}, "tensorrt"), "no Q/DQ target 'tensorrt'"),
         (lambda: check_qdq(model, "gpu"), "no Q/DQ target 'gpu'"),
         (lambda: export_qdq(model, {"y": 1.0}), "Tensor 'x', read by node 'conv'"),
@@ -505,7 +505,7 @@ def test_models_and_tables_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             "opset 18, but Q/DQ for tensorrt-dla .* need 19",
         ),
     ):
-        with pytest.raises(BuildError, match=words):
+        with pytest.raises(BuildError, match=message):
             call()
     export_qdq(_simple(tmp_path, 18), {"x": 1.0}, "tensorrt-gpu")
 

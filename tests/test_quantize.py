@@ -285,7 +285,7 @@ def test_what_crosses_to_or_from_the_dla_is_int8(tmp_path: Path, rng: np.random.
     assert np.linalg.norm(env["y"] - expected) / np.linalg.norm(expected) < 0.05
 
 
-def test_nodes_kept_in_float_read_floats_and_keep_their_weights(
+def test_float_nodes_read_floats_and_keep_their_weights(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     model = prepared(small_convnet(tmp_path / "m.onnx", rng))

@@ -17,7 +17,7 @@ import configs
 from calibration.budget import parse_budget
 from calibration.errors import CalibrationError
 from calibration.table import read_table
-from calibration.trt_cache import amax_of, read_cache
+from calibration.trt_cache import amax_of, decode_cache
 from device.engine.file import open_engine
 from device.engine.manifest import UNCALIBRATED
 from toolkit.engine.build import BuildOptions, build_engine
@@ -144,7 +144,9 @@ def test_the_command_writes_every_form(
     found = read_table(table)
     assert json.loads(done.stdout)["tensors"]["x"]["amax"] == found.tensors["x"]
     assert cache.read_text().startswith("TRT-100300-EntropyCalibration2\n")
-    assert amax_of(read_cache(cache)) == pytest.approx(found.tensors, rel=1e-6)
+    assert amax_of(decode_cache(cache.read_text(), str(cache))) == pytest.approx(
+        found.tensors, rel=1e-6
+    )
     x = rng.normal(size=(1, 3, 32, 32)).astype(np.float32)
     session = ort.InferenceSession(str(qdq), providers=["CPUExecutionProvider"])
     plain = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])

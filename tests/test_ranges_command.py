@@ -15,7 +15,7 @@ from model_fixtures import small_convnet
 from onnx import numpy_helper
 
 from calibration.table import Adjustments, CalibrationTable, read_table, write_table
-from calibration.trt_cache import cache_of, read_cache, write_cache
+from calibration.trt_cache import cache_of, decode_cache, write_cache
 from device.errors import TandemError
 from toolkit.cli.commands.ranges import ranges
 from toolkit.cli.options.range_outputs import need_folders
@@ -153,7 +153,7 @@ def test_a_qdq_model_becomes_cache_plain_model_and_layers(
     assert ops == [node.op_type for node in graph.graph]
     onnx.checker.check_model(onnx.load(plain), full_check=True)
     assert scales_in_cache(cache).items() >= scales_in_qdq(qdq).items()
-    assert read_cache(cache).algorithm == "EntropyCalibration2"
+    assert decode_cache(cache.read_text(), str(cache)).algorithm == "EntropyCalibration2"
 
 
 def test_two_files_are_compared_tensor_by_tensor(tmp_path: Path) -> None:
@@ -228,14 +228,14 @@ def test_dummy_ranges_do_not_turn_into_formats_that_cannot_say_so(
 def test_what_cannot_be_written_says_what_is_missing(tmp_path: Path, model: Path) -> None:
     path, out = tmp_path / "c", tmp_path / "out"
     write_cache(path, cache_of({"x": 1.0}, "8502"))
-    for args, words in (
+    for args, message in (
         (("--qdq", out), "none is given; add --model"),
         (("--plain", out), "is a TensorRT cache, which holds no model"),
         (("--cache", out, "--tensorrt", "ten"), "ten"),
         (("--against", tmp_path / "none"), "none: cannot read the INT8 ranges"),
         (("--table", tmp_path / "no" / "t.json"), "cannot write the calibration table"),
     ):
-        with pytest.raises(TandemError, match=words):
+        with pytest.raises(TandemError, match=message):
             tandem_ranges(path, *args)
         assert not out.exists()
 

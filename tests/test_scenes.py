@@ -67,7 +67,7 @@ def test_drawing_leaves_the_photographs_alone(photos):
     assert all(np.array_equal(a, b) for a, b in zip(before, photos, strict=True))
 
 
-def test_pictures_have_the_asked_size(photos, drawn):
+def test_images_have_the_asked_size(photos, drawn):
     assert {scene.image.shape for scene in drawn} == {(320, 320, 3)}
     assert {scene.image.dtype for scene in drawn} == {np.dtype(np.uint8)}
     assert draw_scene(7, 0, photos, size=416).image.shape == (416, 416, 3)
@@ -80,7 +80,7 @@ def test_boxes_lie_inside_and_are_not_empty(drawn):
             assert 0 <= box.y1 < box.y2 <= 320
 
 
-def test_every_class_appears_and_some_pictures_are_empty(drawn):
+def test_every_class_appears_and_some_images_are_empty(drawn):
     classes = [box.class_id for scene in drawn for box in scene.boxes]
     assert set(classes) == set(range(len(CLASSES)))
     assert any(not scene.boxes for scene in drawn)
@@ -178,7 +178,7 @@ def difference(a, b):
     return np.abs(a - b).mean()
 
 
-def test_shipped_held_out_pictures_are_the_scenes_they_claim_to_be(truth):
+def test_shipped_held_out_images_are_the_scenes_they_claim_to_be(truth):
     folder, photos = CONFIGS / "scenes", load_backgrounds(PHOTOGRAPHS, held_out=True)
     files = [picture["file"] for picture in truth["pictures"]]
     assert files == sorted(f"heldout/{path.name}" for path in (folder / "heldout").glob("*.jpg"))
@@ -191,7 +191,7 @@ def test_shipped_held_out_pictures_are_the_scenes_they_claim_to_be(truth):
         assert labels == [(b["label"], b["box"]) for b in truth["pictures"][index]["boxes"]]
 
 
-def test_shipped_calibration_pictures_are_the_scenes_they_claim_to_be(photos):
+def test_shipped_calibration_images_are_the_scenes_they_claim_to_be(photos):
     files = sorted((CONFIGS / "scenes" / "calibration").glob("*.jpg"))
     assert len(files) == 64
     for index in range(0, len(files), 9):

@@ -18,24 +18,26 @@ def group_orders(net, first, second, count):
     """A chain's tasks as jobs: `count` of them on one processor, the rest on another."""
     jobs = []
     for index, task in enumerate(net.tasks):
-        home = first if index < count else second
+        processor = first if index < count else second
         wait = 0.0
         if index == count and count:
-            way = "to_dla" if second.startswith("dla") else "to_gpu"
-            way = "between_dlas" if first.startswith("dla") and way == "to_dla" else way
-            wait = net.flows[index - 1].crossing_us.get(way, 0.0)
-        jobs.append((home, task.time_us[home], wait))
+            direction = "to_dla" if second.startswith("dla") else "to_gpu"
+            direction = (
+                "between_dlas" if first.startswith("dla") and direction == "to_dla" else direction
+            )
+            wait = net.flows[index - 1].crossing_us.get(direction, 0.0)
+        jobs.append((processor, task.time_us[processor], wait))
     return tuple(jobs)
 
 
 def one_switch(net, processors):
     """Every way to run a chain with at most one switch."""
-    ways = [group_orders(net, p, p, len(net.tasks)) for p in processors]
+    plans = [group_orders(net, p, p, len(net.tasks)) for p in processors]
     for first in processors:
         for second in processors:
             if first != second:
-                ways += [group_orders(net, first, second, k) for k in range(1, len(net.tasks))]
-    return ways
+                plans += [group_orders(net, first, second, k) for k in range(1, len(net.tasks))]
+    return plans
 
 
 def check_schedule(problem, solution):
@@ -60,9 +62,9 @@ def test_the_published_instance_of_haxconn_is_solved_to_its_proven_optimum():
     assert solution.proven
     assert solution.value == pytest.approx(1e3 * PUBLISHED["least_ms"])
     check_schedule(HAXCONN, solution)
-    homes = {name: list(tasks.values()) for name, tasks in solution.placement.items()}
-    assert homes["googlenet"] == ["gpu"] * 6 + ["dla0"] * 4
-    assert homes["alexnet"] == ["dla0"] * 3 + ["gpu"] * 5
+    processors_of = {name: list(tasks.values()) for name, tasks in solution.placement.items()}
+    assert processors_of["googlenet"] == ["gpu"] * 6 + ["dla0"] * 4
+    assert processors_of["alexnet"] == ["dla0"] * 3 + ["gpu"] * 5
 
 
 def test_all_orders_of_the_published_groups_give_the_published_figures():
@@ -161,18 +163,18 @@ def least_makespan(nets, processors):
                 best[0] = min(best[0], shortest_order(rows))
             return
         net = nets[len(rows)]
-        ways = [merged_runs(row) for row in one_switch(net, processors)]
+        plans = [merged_runs(row) for row in one_switch(net, processors)]
         for p in processors:  # or two segments on one processor, with others between them
             whole = group_orders(net, p, p, len(net.tasks))
-            ways += [
+            plans += [
                 (
                     (p, sum(job[1] for job in whole[:k]), 0.0),
                     (p, sum(job[1] for job in whole[k:]), 0.0),
                 )
                 for k in range(1, len(whole))
             ]
-        for way in sorted(set(ways), key=lambda row: lower_bound((row,))):
-            choose((*rows, way))
+        for plan in sorted(set(plans), key=lambda row: lower_bound((row,))):
+            choose((*rows, plan))
 
     choose(())
     return best[0]

@@ -17,40 +17,42 @@ def random_case(rng: np.random.Generator, processors: tuple[str, ...]):
 @pytest.mark.parametrize("processors", [TWO, THREE])
 def test_segments_hold_every_task_once_on_its_processor_after_what_it_reads(processors, rng):
     for _ in range(30):
-        net, homes = random_case(rng, processors)
-        segments = segments_of(net, homes, {})
+        net, placement = random_case(rng, processors)
+        segments = segments_of(net, placement, {})
         order = [task for segment in segments for task in segment.tasks]
-        assert sorted(order) == sorted(homes)
-        assert all(homes[task] == s.processor for s in segments for task in s.tasks)
-        place = {task: index for index, task in enumerate(order)}
+        assert sorted(order) == sorted(placement)
+        assert all(placement[task] == s.processor for s in segments for task in s.tasks)
+        position = {task: index for index, task in enumerate(order)}
         for flow in net.flows:
-            assert all(flow.source is None or place[flow.source] < place[t] for t in flow.targets)
+            assert all(
+                flow.source is None or position[flow.source] < position[t] for t in flow.targets
+            )
 
 
 @pytest.mark.parametrize("processors", [TWO, THREE])
 def test_no_order_of_tasks_has_fewer_segments(processors, rng):
     for _ in range(30):
-        net, homes = random_case(rng, processors)
-        found = len(segments_of(net, homes, {}))
-        _, counts = fewest_segments(problem_of(rng, net, processors=processors), net, homes)
+        net, placement = random_case(rng, processors)
+        found = len(segments_of(net, placement, {}))
+        _, counts = fewest_segments(problem_of(rng, net, processors=processors), net, placement)
         assert found == sum(counts.values())
 
 
 def test_dla_tasks_of_different_batches_are_apart(rng):
     net, _ = random_case(rng, TWO)
     net = replace(net, tasks=tuple(replace(task, lane=task.name) for task in net.tasks))
-    homes = dict.fromkeys((task.name for task in net.tasks), "dla0")
-    assert len(segments_of(net, homes, {})) == len(net.tasks)
-    assert len(segments_of(net, dict.fromkeys(homes, "gpu"), {})) == 1
+    placement = dict.fromkeys((task.name for task in net.tasks), "dla0")
+    assert len(segments_of(net, placement, {})) == len(net.tasks)
+    assert len(segments_of(net, dict.fromkeys(placement, "gpu"), {})) == 1
 
 
 def test_pieces_are_connected_and_whole(rng):
     for _ in range(20):
-        net, homes = random_case(rng, TWO)
-        graph, row = graph_of(net), [homes[task.name] for task in net.tasks]
+        net, placement = random_case(rng, TWO)
+        graph, row = graph_of(net), [placement[task.name] for task in net.tasks]
         found = components(graph, row, "dla0")
         owner = {task: number for number, piece in enumerate(found) for task in piece}
-        assert sorted(owner) == [i for i, home in enumerate(row) if home == "dla0"]
+        assert sorted(owner) == [i for i, processor in enumerate(row) if processor == "dla0"]
         for parent, child in graph.arcs:
             if parent in owner and child in owner:
                 assert owner[parent] == owner[child]

@@ -5,17 +5,17 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from contention_models import XAVIER, OwnDemand, Region, SharedBandwidth
 from scheduling_problems import THREE, TWO, haxconn, problem_of, random_network
 
 from toolkit.errors import PlanError
 from toolkit.partition.solver.assess import assess, utilisation
-from toolkit.partition.solver.contention import XAVIER, OwnDemand, Region, SharedBandwidth
 from toolkit.partition.solver.problem import Flow, Network, Problem, Task
 from toolkit.partition.solver.simulate import CROSSING, Traffic, simulate
 from toolkit.partition.solver.solve import solve
 
 
-def random_homes(rng, net):
+def random_placement(rng, net):
     return {task.name: str(rng.choice(list(task.time_us))) for task in net.tasks}
 
 
@@ -24,9 +24,9 @@ def test_one_frame_at_a_time_takes_the_latency_of_the_model(processors, rng):
     for _ in range(10):
         net = random_network(rng, int(rng.integers(1, 9)), processors)
         problem = problem_of(rng, net, processors=processors)
-        homes = random_homes(rng, net)
-        cost = assess(problem, net, homes)
-        report = simulate(problem, {"net": homes}, duration_us=20.5 * cost.latency_us)
+        placement = random_placement(rng, net)
+        cost = assess(problem, net, placement)
+        report = simulate(problem, {"net": placement}, duration_us=20.5 * cost.latency_us)
         got = report.of("net")
         assert got.frames == 20
         for found in (got.mean_us, got.p50_us, got.p99_us, 1e6 / got.throughput_hz):
@@ -62,10 +62,10 @@ def test_no_traffic_gets_more_through_than_the_busiest_processor_allows(rng):
     for _ in range(10):
         net = random_network(rng, 8, THREE)
         problem = problem_of(rng, net, processors=THREE)
-        homes = random_homes(rng, net)
-        busiest = max(assess(problem, net, homes).load_us.values())
+        placement = random_placement(rng, net)
+        busiest = max(assess(problem, net, placement).load_us.values())
         flood = [Traffic("net", in_flight=int(rng.integers(1, 20)))]
-        report = simulate(problem, {"net": homes}, flood, duration_us=500 * busiest)
+        report = simulate(problem, {"net": placement}, flood, duration_us=500 * busiest)
         assert max(report.utilisation.values()) <= 1 + 1e-9
         assert report.of("net").frames * busiest <= 500 * busiest + 1e-6
 
@@ -90,7 +90,7 @@ def test_utilisation_at_rates_is_that_of_the_model(rng):
 def test_a_processor_runs_one_thing_at_a_time_and_a_frame_one_after_the_other(rng):
     nets = tuple(random_network(rng, 6, THREE, name) for name in ("one", "two"))
     problem = problem_of(rng, *nets, processors=THREE)
-    placement = {net.name: random_homes(rng, net) for net in nets}
+    placement = {net.name: random_placement(rng, net) for net in nets}
     flood = [Traffic(net.name, in_flight=3) for net in nets]
     intervals = simulate(problem, placement, flood, duration_us=2000).intervals
     for key in (lambda i: i.processor, lambda i: (i.network, i.frame)):

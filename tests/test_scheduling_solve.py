@@ -67,8 +67,8 @@ def test_assessed_figures_follow_from_the_definitions(processors, rng):
     for _ in range(15):
         net = random_network(rng, int(rng.integers(1, 7)), processors)
         problem = problem_of(rng, net, processors=processors)
-        homes = {t.name: str(rng.choice(list(t.time_us))) for t in net.tasks}
-        cost, want = assess(problem, net, homes), figures(problem, net, homes)
+        placement = {t.name: str(rng.choice(list(t.time_us))) for t in net.tasks}
+        cost, want = assess(problem, net, placement), figures(problem, net, placement)
         assert cost.latency_us == pytest.approx(want["latency"])
         assert cost.energy_mj == pytest.approx(want["energy"])
         assert len(cost.crossings) == want["crossings"]

@@ -315,7 +315,7 @@ def test_a_report_says_what_runs_and_why_nothing_better(cut: Session) -> None:
     )
 
 
-def test_a_way_that_does_not_work_here_is_named_with_its_reason(
+def test_an_executor_that_does_not_work_here_is_named_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = ExecutorKind("portable", "portable", portable.load, lambda: "it is away today")

@@ -331,7 +331,7 @@ def test_unknown_suffix_becomes_a_video_that_plays(tmp_path, caplog):
     assert "is written as" in caplog.text
 
 
-def test_pictures_of_other_sizes_are_fitted_in(tmp_path):
+def test_images_of_other_sizes_are_fitted_in(tmp_path):
     path = tmp_path / "out.avi"
     with open_sink(VideoSink(path=str(path)), context()) as sink:
         sink.write(result(0, gray_frame(100, 160, 120), detections()))
@@ -366,7 +366,7 @@ def test_annotation_draws_on_a_copy():
     np.testing.assert_array_equal(drawn[60:85, 100:], 50)
 
 
-def test_annotation_takes_cropped_pictures_and_boxes_at_the_edges():
+def test_annotation_takes_cropped_images_and_boxes_at_the_edges():
     image = np.zeros((100, 120, 3), np.uint8)[:90, :101]
     boxes = detections(([0, 0, 101, 90], 0.5, 7), ([-5, 80, 300, 400], 0.4, 123))
     assert annotate(image, boxes, LABELS).shape == (90, 101, 3)

@@ -93,7 +93,7 @@ def test_a_damaged_active_slot_gives_way_to_a_good_one_only() -> None:
     "act",
     [slots.confirm, lambda s: slots.roll_back(s, ""), lambda s: slots.begin_trial(s, "r")],
 )
-def test_events_out_of_place_are_programming_errors(
+def test_events_in_the_wrong_state_are_programming_errors(
     act: Callable[[SlotState], SlotState],
 ) -> None:
     with pytest.raises(ValueError, match=r"try|trial"):
@@ -156,7 +156,7 @@ def test_a_torn_newest_copy_falls_back_to_the_one_before(
     store.close()
 
 
-def test_endless_last_words_do_not_cost_the_state(tmp_path: Path) -> None:
+def test_endless_last_output_does_not_cost_the_state(tmp_path: Path) -> None:
     store = SlotStore(tmp_path)
     state = on_trial("2", live("1"))
     for _ in range(2):  # both copies

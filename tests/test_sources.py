@@ -154,7 +154,7 @@ def test_video_made_by_ffmpeg_is_read(tmp_path):
 # --- pictures
 
 
-def test_pictures_come_in_the_order_of_their_names(tmp_path):
+def test_images_come_in_the_order_of_their_names(tmp_path):
     for name, column in (("b.png", 2), ("a.jpg", 1), ("c.bmp", 3)):
         cv2.imwrite(str(tmp_path / name), scene(column, 0))
     (tmp_path / "labels.txt").write_text("not a picture")
@@ -164,13 +164,13 @@ def test_pictures_come_in_the_order_of_their_names(tmp_path):
     assert dropped == {}
 
 
-def test_one_picture_is_a_source(tmp_path):
+def test_one_image_is_a_source(tmp_path):
     cv2.imwrite(str(tmp_path / "one.png"), scene(1, 1))
     frames, _ = read_all(tmp_path / "one.png")
     np.testing.assert_array_equal(frames[0].image, scene(1, 1))
 
 
-def test_corrupt_picture_is_named_counted_and_skipped(tmp_path, caplog):
+def test_corrupt_image_is_named_counted_and_skipped(tmp_path, caplog):
     cv2.imwrite(str(tmp_path / "a.png"), scene(1, 0))
     (tmp_path / "b.jpg").write_bytes(b"\xff\xd8\xff\xe0 not really")
     cv2.imwrite(str(tmp_path / "c.png"), scene(2, 0))
@@ -181,14 +181,14 @@ def test_corrupt_picture_is_named_counted_and_skipped(tmp_path, caplog):
     assert "b.jpg is not an image that can be read" in caplog.text
 
 
-def test_folder_of_corrupt_pictures_is_an_error(tmp_path):
+def test_folder_of_corrupt_images_is_an_error(tmp_path):
     for name in ("a.jpg", "b.png"):
         (tmp_path / name).write_bytes(b"broken")
     with pytest.raises(SourceError, match="none of the 2 images"):
         read_all(tmp_path, loop=True)
 
 
-def test_folder_without_pictures_is_an_error(tmp_path):
+def test_folder_without_images_is_an_error(tmp_path):
     with pytest.raises(SourceError, match="holds no images"):
         read_all(tmp_path)
 
@@ -465,13 +465,13 @@ def test_h265_stream_is_read():
         assert next(iter(source)).image.shape == (180, 320, 3)
 
 
-def test_sound_beside_the_picture_does_not_disturb():
+def test_sound_beside_the_image_does_not_disturb():
     with rtsp_server(path="/sound") as server, live(server) as source:
         frames = [frame for frame, _ in zip(source, range(10), strict=False)]
     assert frames[-1].seq == 9 + source.dropped.get("busy", 0)
 
 
-def test_stream_without_a_picture_says_so():
+def test_stream_without_an_image_says_so():
     with (
         rtsp_server(path="/only-sound") as server,
         pytest.raises(SourceError, match=r"carries no H\.264 or H\.265 video"),

@@ -204,7 +204,7 @@ def test_a_finished_state_runs_nothing_and_gives_the_same_table(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"model": "d" * 64}, "state is of the model cccccccccccc, not of dddddddddddd"),
         ({"tensors": ["x", "other"]}, r"state is of other tensors.*lacks 1 \('other' for one"),
@@ -213,18 +213,18 @@ def test_a_finished_state_runs_nothing_and_gives_the_same_table(tmp_path):
         ({"data": samples(5, 7)}, "state is of other data: 8 samples.*now the first 5 have"),
     ],
 )
-def test_a_state_of_something_else_is_refused_and_kept(tmp_path, change, words):
+def test_a_state_of_something_else_is_refused_and_kept(tmp_path, change, message):
     path = tmp_path / "state"
     _stopped_after(9, samples(16, 7), path)
     before = path.read_bytes()
     data = memory_dataset(change.get("data", samples(16, 7)))
     keep = Checkpoint(path, change.get("model", MODEL), 4)
-    with pytest.raises(CalibrationError, match=words):
+    with pytest.raises(CalibrationError, match=message):
         observe_tensors(run, data, change.get("tensors", TENSORS), checkpoint=keep)
     assert path.read_bytes() == before
 
 
-def test_merged_shards_have_no_place_to_go_on_from(tmp_path):
+def test_merged_shards_cannot_be_resumed(tmp_path):
     one, other = (observed(samples(2, seed)).state(MODEL) for seed in (1, 2))
     write_state(tmp_path / "s", merge_states(one, other))
     with pytest.raises(CalibrationError, match="merged from 2 shards"):
@@ -309,7 +309,7 @@ def test_any_damage_is_found():
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (lambda c: c.update(format=2), "format 2, but this version reads format 1"),
         (lambda c: c.update(more=1), "unknown field"),
@@ -335,8 +335,8 @@ def test_any_damage_is_found():
         (lambda c: c["tensors"][0].update(maximum="1"), "not a calibration state"),
     ],
 )
-def test_a_file_that_no_data_can_have_made_is_refused(change, words):
-    with pytest.raises(CalibrationError, match=rf"^f.*{words}"):
+def test_a_file_that_no_data_can_have_made_is_refused(change, message):
+    with pytest.raises(CalibrationError, match=rf"^f.*{message}"):
         decode_state(_with_body(change), "f")
 
 

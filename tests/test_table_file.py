@@ -116,7 +116,7 @@ def test_the_content_says_what_a_file_is(
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (b"", "begins with 'nothing'"),
         (b"x 1.0\n", r"begins with 'x 1.0\\n'"),
@@ -129,11 +129,11 @@ def test_the_content_says_what_a_file_is(
     ],
 )
 def test_what_holds_no_ranges_is_refused_with_the_file(
-    tmp_path: Path, data: bytes, words: str
+    tmp_path: Path, data: bytes, message: str
 ) -> None:
     path = tmp_path / "ranges"
     path.write_bytes(data)
-    with pytest.raises(TandemError, match=words) as caught:
+    with pytest.raises(TandemError, match=message) as caught:
         read_ranges(path)
     assert str(path) in str(caught.value)
 
@@ -217,7 +217,7 @@ def test_a_table_of_another_model_is_refused(tmp_path: Path, rng: np.random.Gene
             build_engine(path, "laptop", tmp_path / "m.engine", BuildOptions(table=table))
 
 
-def test_nodes_kept_in_float_are_known_by_the_name_that_the_file_gives_them(
+def test_float_nodes_are_known_by_the_name_that_the_file_gives_them(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     path = batch_norm_net(tmp_path / "m.onnx", rng)

@@ -239,7 +239,7 @@ def test_a_tensor_that_is_almost_always_zero_is_not_clipped_to_nothing(rng):
 
 
 @pytest.mark.parametrize(
-    ("method", "words"),
+    ("method", "message"),
     [
         ("percentile:", "the percentile is ''"),
         ("percentile:best", "the percentile is 'best'.*write percentile:99.99"),
@@ -251,8 +251,8 @@ def test_a_tensor_that_is_almost_always_zero_is_not_clipped_to_nothing(rng):
         ("best:5", "no calibration method 'best:5'"),
     ],
 )
-def test_a_parameter_that_a_method_cannot_take_is_refused(method, words):
-    with pytest.raises(CalibrationError, match=words):
+def test_a_parameter_that_a_method_cannot_take_is_refused(method, message):
+    with pytest.raises(CalibrationError, match=message):
         method_named(method)
 
 

@@ -68,7 +68,7 @@ def test_a_key_changes_with_everything_that_decides_the_time() -> None:
     assert len(set(keys)) == len(keys)
 
 
-def test_a_key_does_not_change_with_places_and_numbers_of_kernels() -> None:
+def test_a_key_does_not_change_with_offsets_and_numbers_of_kernels() -> None:
     moved = launch(kernel=1, arguments=(Workspace(256), Weights(512), Int32(5), Null()))
     assert key(moved) == key(launch())
 

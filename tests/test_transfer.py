@@ -68,11 +68,11 @@ class Network:
         if draw() < self.loss:
             return
         if draw() < self.garble:
-            place = self.chance.randrange(len(payload))
-            payload = payload[:place] + bytes([payload[place] ^ 1]) + payload[place + 1 :]
+            position = self.chance.randrange(len(payload))
+            payload = payload[:position] + bytes([payload[position] ^ 1]) + payload[position + 1 :]
         for _ in range(2 if draw() < self.repeat else 1):
-            place = self.chance.randrange(len(self.line) + 1)
-            self.line.insert(place if draw() < self.reorder else len(self.line), (part, payload))
+            position = self.chance.randrange(len(self.line) + 1)
+            self.line.insert(position if draw() < self.reorder else len(self.line), (part, payload))
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Receiver:
     download: Download
     network: Network
     now_s: float = 0.0
-    kept: dict[int, bytes] = field(default_factory=dict)
+    chunks: dict[int, bytes] = field(default_factory=dict)
     asked: list[int] = field(default_factory=list)
     most_in_flight: int = 0
 
@@ -95,7 +95,7 @@ class Receiver:
             request = self.download.next_request(self.now_s)
             if request is not None:
                 self.asked.extend(request.chunks)
-                assert not set(request.chunks) & set(self.kept)
+                assert not set(request.chunks) & set(self.chunks)
                 self.network.serve(request)
             if self.network.line:
                 self.now_s += 0.001
@@ -111,19 +111,19 @@ class Receiver:
             if self.download.on_index(payload):
                 self.download.set_index(payload)
         elif self.download.on_chunk(part, payload, self.now_s):
-            assert part not in self.kept
-            self.kept[part] = payload
+            assert part not in self.chunks
+            self.chunks[part] = payload
 
     @property
-    def bytes_kept(self) -> bytes:
-        return b"".join(self.kept[number] for number in sorted(self.kept))
+    def stored_bytes(self) -> bytes:
+        return b"".join(self.chunks[number] for number in sorted(self.chunks))
 
 
 def test_a_good_line_asks_for_each_chunk_once() -> None:
     blob = blob_of(500)
     receiver = Receiver(Download(spec_of(blob)), Network(blob, random.Random(1)))
     receiver.run()
-    assert receiver.bytes_kept == blob
+    assert receiver.stored_bytes == blob
     assert sorted(receiver.asked) == list(range(500))
 
 
@@ -142,7 +142,7 @@ def test_a_bad_line_still_gives_the_whole_blob(
     network = Network(blob, random.Random(seed), loss, repeat, garble, reorder)
     receiver = Receiver(Download(spec_of(blob), window), network)
     receiver.run()
-    assert receiver.bytes_kept == blob
+    assert receiver.stored_bytes == blob
 
 
 def test_the_window_starts_small_grows_and_is_bounded() -> None:

@@ -121,7 +121,7 @@ def test_everything_off_is_the_float_model(both: tuple[ir.Model, Feeds, dict[str
     assert_same(trial({}, feeds, frozenset(trial.nodes)), expected)
 
 
-def test_any_nodes_kept_in_float_are_the_quantized_graph_without_them(
+def test_any_float_nodes_are_the_quantized_graph_without_them(
     both: tuple[ir.Model, Feeds, dict[str, float]], rng: np.random.Generator
 ) -> None:
     model, feeds, amax = both

@@ -49,21 +49,21 @@ def times_file(folder: Path, *rows: tuple[str, str, float], **other: str) -> Pat
     return path
 
 
-def homes(plan: Plan) -> dict[str, str]:
+def placement(plan: Plan) -> dict[str, str]:
     return {row.node: row.processor for row in plan.placements}
 
 
 def test_a_measured_time_moves_a_node(tmp_path):
     graph = convs(24, 256).graph
     (plain,) = planned(Model("m", graph), objective="throughput").plans
-    moved = next(name for name, home in homes(plain).items() if home == "dla0")
-    stays = next(name for name, home in homes(plain).items() if home == "gpu")
+    moved = next(name for name, processor in placement(plain).items() if processor == "dla0")
+    stays = next(name for name, processor in placement(plain).items() if processor == "gpu")
     slow = load_measured(times_file(tmp_path, (moved, "dla", 1e6)))
     (plan,) = planned(Model("m", graph, measured=slow), objective="throughput").plans
-    assert homes(plan)[moved] == "gpu"
+    assert placement(plan)[moved] == "gpu"
     slow = load_measured(times_file(tmp_path, (stays, "gpu", 1e6)))
     (plan,) = planned(Model("m", graph, measured=slow), objective="throughput").plans
-    assert homes(plan)[stays] == "dla0"
+    assert placement(plan)[stays] == "dla0"
 
 
 def test_a_measured_time_is_the_one_in_the_plan(tmp_path):

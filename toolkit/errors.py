@@ -17,8 +17,28 @@ class BuildError(TandemError):
     """An engine cannot be built from a model, a profile and a calibration table."""
 
 
+class NetworkError(TandemError):
+    """A layer does not fit the network that it is added to."""
+
+
 class BenchError(TandemError):
     """An engine cannot be measured as asked."""
+
+
+class DemoDataError(TandemError):
+    """The model or the pictures of the demo are not installed."""
+
+
+class InferError(TandemError):
+    """A model or an engine cannot be run on the inputs that were asked for."""
+
+
+class CompareError(TandemError):
+    """Two models, engines or saved outputs cannot be compared."""
+
+
+class SurgeonError(TandemError):
+    """A model cannot be cut or reduced as asked."""
 
 
 class PluginError(TandemError):

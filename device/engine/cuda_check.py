@@ -15,9 +15,9 @@ from device.engine.cuda_manifest import (
     Int32,
     Launch,
     Null,
-    Place,
     TunableOp,
     Workspace,
+    WorkspaceTensor,
 )
 from device.engine.cuda_sizes import evaluate
 from device.engine.manifest import ARENA_ALIGNMENT, ITEM_BYTES, DimRange, Segment, TensorInfo
@@ -45,7 +45,7 @@ def cuda(facts: Facts) -> Iterator[str]:
                 where = f"segment {segment.name!r} (cuda)"
                 yield from _sizes(program, where)
                 yield from _entries(program, facts, where)
-                yield from _places(program, segment, facts, where)
+                yield from _boundary_tensors(program, segment, facts, where)
                 for number, op in enumerate(program.works):
                     yield from _operation(op, program, f"{where}: operation {number}")
                 yield from _at_ends(program, facts, where)
@@ -111,36 +111,38 @@ def _kernel(kernel: CompiledKernel, sm: int, where: str) -> Iterator[str]:
         )
 
 
-def _places(program: Cuda, segment: Segment, facts: Facts, where: str) -> Iterator[str]:
-    borders = (
+def _boundary_tensors(program: Cuda, segment: Segment, facts: Facts, where: str) -> Iterator[str]:
+    boundaries = (
         ("inputs", segment.inputs, program.inputs),
         ("outputs", segment.outputs, program.outputs),
     )
-    for title, names, places in borders:
-        placed = tuple(place.tensor for place in places)
-        if placed != names:
-            yield f"{where} places the {title} {list(placed)}, the segment has {list(names)}"
+    for title, expected, tensors in boundaries:
+        names = tuple(stored.tensor for stored in tensors)
+        if names != expected:
+            yield f"{where} places the {title} {list(names)}, the segment has {list(expected)}"
             return
-        for place in places:
-            yield from _place(place, program, facts, where)
+        for stored in tensors:
+            yield from _boundary_tensor(stored, program, facts, where)
 
 
-def _place(place: Place, program: Cuda, facts: Facts, where: str) -> Iterator[str]:
-    tensor = facts.tensors[place.tensor]
-    if place.shape is None and all(isinstance(dim, int) for dim in tensor.shape):
+def _boundary_tensor(
+    stored: WorkspaceTensor, program: Cuda, facts: Facts, where: str
+) -> Iterator[str]:
+    tensor = facts.tensors[stored.tensor]
+    if stored.shape is None and all(isinstance(dim, int) for dim in tensor.shape):
         size = prod(dim for dim in tensor.shape if isinstance(dim, int)) * ITEM_BYTES[tensor.dtype]
-        if place.bytes != size:
-            yield f"{where}: tensor {place.tensor!r} has {size} bytes, its place {place.bytes}"
-    elif place.shape is None or len(place.shape) != len(tensor.shape):
-        yield f"{where}: tensor {place.tensor!r} has sizes that are not fixed, its place others"
-    if place.offset < 0 or place.offset % ARENA_ALIGNMENT:
+        if stored.bytes != size:
+            yield f"{where}: tensor {stored.tensor!r} has {size} bytes, here {stored.bytes}"
+    elif stored.shape is None or len(stored.shape) != len(tensor.shape):
+        yield f"{where}: tensor {stored.tensor!r} is dynamic, its shape in the workspace is not"
+    if stored.offset < 0 or stored.offset % ARENA_ALIGNMENT:
         yield (
-            f"{where}: tensor {place.tensor!r} lies at {place.offset}; it must be a multiple of "
+            f"{where}: tensor {stored.tensor!r} lies at {stored.offset}; it must be a multiple of "
             f"{ARENA_ALIGNMENT}"
         )
-    if place.bytes < 0 or place.offset + place.bytes > program.workspace_bytes:
+    if stored.bytes < 0 or stored.offset + stored.bytes > program.workspace_bytes:
         yield (
-            f"{where}: tensor {place.tensor!r} ends at {place.offset + place.bytes}, the "
+            f"{where}: tensor {stored.tensor!r} ends at {stored.offset + stored.bytes}, the "
             f"workspace at {program.workspace_bytes}"
         )
 
@@ -171,8 +173,8 @@ def problems_at(
 
     These are the rules that formulas can break between the sizes that `cuda` looks at.
     """
-    for place in (*program.inputs, *program.outputs):
-        yield from _fits(place, tensors[place.tensor], point, dims)
+    for stored in (*program.inputs, *program.outputs):
+        yield from _fits(stored, tensors[stored.tensor], point, dims)
     for at, op in enumerate(program.works):
         for number, tactic in enumerate(op.tactics):
             for index, launch in enumerate(tactic.launches):
@@ -184,22 +186,22 @@ def problems_at(
 
 
 def _fits(
-    place: Place, tensor: TensorInfo, point: Sequence[int], dims: Sequence[DimRange]
+    stored: WorkspaceTensor, tensor: TensorInfo, point: Sequence[int], dims: Sequence[DimRange]
 ) -> Iterator[str]:
-    """Whether a tensor whose sizes are formulas has those of the manifest and fits its place."""
-    if place.shape is None:
+    """Check the shape and the bytes of a tensor whose sizes are formulas."""
+    if stored.shape is None:
         return
     sizes = {dim.name: size for dim, size in zip(dims, point, strict=True)}
     try:
-        shape = [evaluate(size, point) for size in place.shape]
+        shape = [evaluate(size, point) for size in stored.shape]
     except ValueError as error:
-        yield f"tensor {place.tensor!r}: {error}"
+        yield f"tensor {stored.tensor!r}: {error}"
         return
     known = [sizes[dim] if isinstance(dim, str) else dim for dim in tensor.shape]
     if any(a not in (b, None) for a, b in zip(known, shape, strict=True)):
-        yield f"tensor {place.tensor!r} has the shape {known}, its place {shape}"
-    if min(shape, default=0) < 0 or prod(shape) * ITEM_BYTES[tensor.dtype] > place.bytes:
-        yield f"tensor {place.tensor!r} of shape {shape} does not fit {place.bytes} bytes"
+        yield f"tensor {stored.tensor!r} has the shape {known}, in the workspace {shape}"
+    if min(shape, default=0) < 0 or prod(shape) * ITEM_BYTES[tensor.dtype] > stored.bytes:
+        yield f"tensor {stored.tensor!r} of shape {shape} does not fit {stored.bytes} bytes"
 
 
 def _launch_at(
@@ -207,7 +209,7 @@ def _launch_at(
 ) -> Iterator[str]:
     """Check a launch at one set of sizes; raises ValueError for what is no formula."""
     grid = [evaluate(side, point) for side in launch.grid]
-    if any(not 1 <= n <= most for n, most in zip(grid, MAX_GRID, strict=True)):
+    if any(not 1 <= n <= limit for n, limit in zip(grid, MAX_GRID, strict=True)):
         yield f"{where} has the grid {grid}, the limits are 1 and {list(MAX_GRID)}"
     for argument in launch.arguments:
         if isinstance(argument, Int32):

@@ -86,7 +86,7 @@ class TunableOp(_Value, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
 
 
-class Place(_Value, frozen=True, kw_only=True):
+class WorkspaceTensor(_Value, frozen=True, kw_only=True):
     """Where an input or output of the segment lies in the workspace: C order, its own dtype.
 
     `bytes` at the largest sizes. `shape` is there if dynamic dimensions decide it.
@@ -110,5 +110,5 @@ class Cuda(_Value, frozen=True, kw_only=True, tag="cuda", tag_field="kind"):
     works: tuple[TunableOp, ...]
     weights: str
     workspace_bytes: int
-    inputs: tuple[Place, ...]
-    outputs: tuple[Place, ...]
+    inputs: tuple[WorkspaceTensor, ...]
+    outputs: tuple[WorkspaceTensor, ...]

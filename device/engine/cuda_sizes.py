@@ -33,10 +33,10 @@ def evaluate(amount: Amount, point: Sequence[int]) -> int:
         if isinstance(step, int):
             stack.append(step)
         elif step.startswith("d"):
-            place = int(step[1:])
-            if place >= len(point):
+            index = int(step[1:])
+            if index >= len(point):
                 raise ValueError(f"{amount!r} has {step}; there are {len(point)} dimensions")
-            stack.append(point[place])
+            stack.append(point[index])
         else:
             right = stack.pop()
             stack.append(_apply(step, stack.pop(), right, amount))

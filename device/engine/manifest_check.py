@@ -141,18 +141,18 @@ def _given_dims(facts: Facts) -> Iterator[str]:
 
 def _running_order(facts: Facts) -> Iterator[str]:
     manifest = facts.manifest
-    for place, segment in enumerate(manifest.segments):
+    for index, segment in enumerate(manifest.segments):
         for name in (*segment.inputs, *segment.outputs):
             if name not in facts.tensors:
                 yield f"segment {segment.name!r} uses {name!r}, which is not among the tensors"
         for name in segment.inputs:
-            if facts.made_by.get(name, place) >= place:
+            if facts.made_by.get(name, index) >= index:
                 yield (
                     f"segment {segment.name!r} reads {name!r}, which is neither an input nor made "
                     "by an earlier segment"
                 )
         for name in segment.outputs:
-            if facts.made_by[name] != place:
+            if facts.made_by[name] != index:
                 yield f"segment {segment.name!r} makes {name!r}, which is made or given before"
     for name in manifest.outputs:
         if facts.made_by.get(name, -1) < 0:

@@ -26,11 +26,11 @@ def gather_facts(manifest: Manifest, entries: Mapping[str, Entry]) -> Facts:
     """Return the facts of any manifest, also one that breaks rules."""
     made_by = dict.fromkeys(manifest.inputs, -1)
     read_by: dict[str, list[int]] = {}
-    for place, segment in enumerate(manifest.segments):
+    for index, segment in enumerate(manifest.segments):
         for name in segment.outputs:
-            made_by.setdefault(name, place)
+            made_by.setdefault(name, index)
         for name in segment.inputs:
-            read_by.setdefault(name, []).append(place)
+            read_by.setdefault(name, []).append(index)
     for name in manifest.outputs:
         read_by.setdefault(name, []).append(len(manifest.segments))
     return Facts(
@@ -40,5 +40,5 @@ def gather_facts(manifest: Manifest, entries: Mapping[str, Entry]) -> Facts:
         {dim.name: dim for dim in manifest.dims},
         {segment.name: segment for segment in manifest.segments},
         made_by,
-        {name: tuple(places) for name, places in read_by.items()},
+        {name: tuple(indices) for name, indices in read_by.items()},
     )

@@ -48,7 +48,7 @@ def _due_crossings(facts: Facts) -> dict[str, tuple[str, frozenset[str]]]:
 def buffers(facts: Facts) -> Iterator[str]:
     """Each buffer holds a tensor at its largest shape, aligned, inside an arena of fair size."""
     memory = facts.manifest.memory
-    most = 0
+    max_bytes = 0
     for buffer in memory.buffers:
         name = buffer.tensor
         if name not in facts.tensors or name not in facts.made_by:
@@ -67,9 +67,9 @@ def buffers(facts: Facts) -> Iterator[str]:
                 f"the buffer of {name!r} ends at {buffer.offset + buffer.bytes}, "
                 f"the arena at {memory.arena_bytes}"
             )
-        most += buffer.bytes + _ARENA_SLACK
-    if not 0 <= memory.arena_bytes <= most:
-        yield f"the arena has {memory.arena_bytes} bytes, its buffers need no more than {most}"
+        max_bytes += buffer.bytes + _ARENA_SLACK
+    if not 0 <= memory.arena_bytes <= max_bytes:
+        yield f"the arena has {memory.arena_bytes} bytes, its buffers need no more than {max_bytes}"
 
 
 def overlaps(facts: Facts) -> Iterator[str]:
@@ -84,8 +84,8 @@ def overlaps(facts: Facts) -> Iterator[str]:
         births.setdefault(birth, []).append(item)
         deaths.setdefault(max((birth, *facts.read_by.get(buffer.tensor, ()))), []).append(item)
     alive: list[tuple[int, int, str]] = []
-    for place in range(-1, len(facts.manifest.segments) + 1):
-        for item in births.get(place, ()):
+    for position in range(-1, len(facts.manifest.segments) + 1):
+        for item in births.get(position, ()):
             at = bisect_left(alive, item)
             for neighbor in alive[max(at - 1, 0) : at + 1]:
                 if item[0] < neighbor[1] and neighbor[0] < item[1]:
@@ -94,5 +94,5 @@ def overlaps(facts: Facts) -> Iterator[str]:
                         f"({neighbor[0]} to {neighbor[1]}) overlap while both are in use"
                     )
             insort(alive, item)
-        for item in deaths.get(place, ()) if place < len(facts.manifest.segments) else ():
+        for item in deaths.get(position, ()) if position < len(facts.manifest.segments) else ():
             del alive[bisect_left(alive, item)]

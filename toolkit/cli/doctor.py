@@ -185,10 +185,10 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "ONNX",
-        probes.module("onnx", "onnx_ir", "onnxscript"),
+        probes.module("onnx", "onnx_ir", "onnxscript", "highspy"),
         ("host", "demo"),
         (),
-        "the compiler reads and rewrites models with it",
+        "the compiler reads and rewrites models, and solves placement with HiGHS",
         "pip install 'tandem-edge[host]'",
     ),
     Check(

@@ -8,22 +8,25 @@ import importlib
 import logging
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Mapping
-from importlib.metadata import version
 from types import FrameType
 from typing import NoReturn
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
 from device.errors import TandemError
+from device.start.packages import claim
+from toolkit.cli.log import add_log_options, log_options, start
+
+LOG = logging.getLogger("tandem")
 
 # name -> (module, command, what the overview says)
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "profiles": ("toolkit.cli.commands.profiles", "profiles", "List and explain device profiles."),
     "plan": ("toolkit.cli.commands.plan", "plan", "Say what runs where, why, and what it takes."),
+    "explain": ("toolkit.cli.commands.explain", "explain", "Explain a reason in a report."),
     "build": ("toolkit.cli.commands.build", "build", "Build an engine from an ONNX model."),
     "calibrate": (
         "toolkit.cli.commands.calibrate",
@@ -31,12 +34,18 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
         "Measure INT8 ranges on real data.",
     ),
     "ranges": ("toolkit.cli.commands.ranges", "ranges", "Convert and compare INT8 ranges."),
-    "inspect": ("toolkit.cli.commands.inspect", "inspect", "Show what is inside an engine."),
+    "inspect": (
+        "toolkit.cli.commands.inspect",
+        "inspect",
+        "Show what is inside a model or an engine.",
+    ),
+    "infer": ("toolkit.cli.commands.infer", "infer", "Run a model or an engine, keep its outputs."),
     "compare": (
         "toolkit.cli.commands.compare",
         "compare",
-        "Compare FP32, GPU INT8 and DLA INT8.",
+        "Say whether two models, engines or outputs agree.",
     ),
+    "surgeon": ("toolkit.cli.commands.surgeon", "surgeon", "Cut a model, or reduce it."),
     "bench": ("toolkit.cli.commands.bench", "bench", "Measure an engine on this machine."),
     "run": ("toolkit.cli.commands.run", "run", "Run a pipeline on this machine."),
     "bundle": ("toolkit.cli.commands.bundle", "bundle", "Pack engine, pipeline and labels."),
@@ -45,6 +54,11 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
         "toolkit.cli.commands.demo",
         "demo",
         "Build, run, deploy and roll back on this machine.",
+    ),
+    "completion": (
+        "toolkit.cli.commands.completion",
+        "completion",
+        "Print the completion script of a shell.",
     ),
     "doctor": (
         "toolkit.cli.commands.doctor",
@@ -59,7 +73,6 @@ EXTRA_OF_MODULE: Mapping[str, str] = {
     "onnxscript": "host",
     "highspy": "host",
     "threadpoolctl": "host",
-    "safetensors": "host",
     "amqtt": "host",
     "onnxruntime": "portable",
     "cv2": "camera",
@@ -79,6 +92,7 @@ class _Commands(click.Group):
             return None
         module, attribute, _ = COMMANDS[cmd_name]
         command: click.Command = getattr(importlib.import_module(module), attribute)
+        add_log_options(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -86,35 +100,51 @@ class _Commands(click.Group):
             formatter.write_dl([(name, row[2]) for name, row in COMMANDS.items()])
 
 
-@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("tandem-edge"), prog_name="tandem")
-def tandem() -> None:
+@click.command(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    params=log_options(),
+)
+@click.version_option(package_name="tandem-edge", prog_name="tandem")
+@click.pass_context
+def tandem(ctx: click.Context) -> None:
     """Put ONNX models on Jetson-class boards: build, run, deploy.
 
     Example: tandem build model.onnx --profile agx-orin-64gb --data images/ -o model.engine
     """
+    start(ctx)
 
 
 def main() -> None:
     """Entry point: errors of Tandem become one sentence on standard error and exit status 1."""
-    console = Console(stderr=True, soft_wrap=True)
+    claim()  # a plugin may put its folder on the path
     signal.signal(signal.SIGTERM, _end)
     _silence_libraries()
+    begin = time.perf_counter()
     try:
         tandem(standalone_mode=True)
     except TandemError as err:
-        console.print(f"[bold red]error:[/] {escape(str(err))}", highlight=False)
-        sys.exit(1)
+        LOG.debug("failed: %s", err, exc_info=err)
+        _fail(str(err))
     except ModuleNotFoundError as err:
         extra = EXTRA_OF_MODULE.get((err.name or "").split(".")[0])
         if extra is None:
             raise
-        console.print(
-            f"[bold red]error:[/] this needs the package {err.name!r}, which is not installed; "
-            f"pip install 'tandem-edge\\[{extra}]'",
-            highlight=False,
+        _fail(
+            f"this needs the package {err.name!r}, which is not installed; "
+            f"pip install 'tandem-edge[{extra}]'"
         )
-        sys.exit(1)
+    finally:
+        LOG.info("ended after %.2f s", time.perf_counter() - begin)
+
+
+def _fail(message: str) -> NoReturn:
+    from rich.console import Console
+    from rich.text import Text
+
+    text = Text.assemble(("error:", "bold red"), " ", message)
+    Console(stderr=True, soft_wrap=True).print(text)
+    sys.exit(1)
 
 
 def _silence_libraries() -> None:

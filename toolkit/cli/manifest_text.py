@@ -1,8 +1,7 @@
 """What `tandem inspect` prints. It loads neither onnx nor the compiler."""
 
-from calibration.table import IMPORTED
 from device.engine.cuda_manifest import Cuda
-from device.engine.manifest import UNCALIBRATED, DimRange, Manifest
+from device.engine.manifest import IMPORTED, UNCALIBRATED, DimRange, Manifest
 
 
 def manifest_text(manifest: Manifest) -> str:
@@ -47,9 +46,9 @@ def manifest_text(manifest: Manifest) -> str:
 
 
 def _kernels(cuda: Cuda) -> str:
-    tactics = sum(len(work.tactics) for work in cuda.works)
+    tactics = sum(len(op.tactics) for op in cuda.works)
     return (
-        f"  kernels for sm_{cuda.sm}: {len(cuda.works)} pieces of work, {tactics} tactics, "
+        f"  kernels for sm_{cuda.sm}: {len(cuda.works)} operations, {tactics} tactics, "
         f"{len(cuda.kernels)} kernels; workspace {cuda.workspace_bytes / 2**20:.2f} MiB"
     )
 

@@ -1,6 +1,6 @@
 """Options of a build, and the job that its steps read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -10,6 +10,7 @@ import onnx_ir as ir
 from calibration.table import CalibrationTable
 from device.engine.manifest import DimRange, Precision
 from toolkit.engine.target import Target
+from toolkit.gpu.codegen.compile import Progress
 from toolkit.gpu.schedule.tactics import TacticOptions
 from toolkit.graph.passes import PassReport
 from toolkit.importers.onnx import ImportedModel
@@ -19,27 +20,25 @@ from toolkit.quantize.qdq.importer import PlainModel
 from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.measure import RangeOptions
 
-Progress = Callable[[str, float], None]
-"""Called with the step's name and the share of it that is done, 0 to 1."""
-
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
     """Options of a build beside the model and the profile.
 
-    `precision` None: int8 with `data` or `table`, else fp16 (fp32 where there is no GPU). A Q/DQ
-    model gives INT8 its ranges, unless there are `data`, `table` or `dummy_ranges`. "best": the
-    same, but nodes that INT8 does not serve stay in floating point
-    (`toolkit.partition.best_precision`). `data` is what `toolkit.quantize.ranges.data.open_data`
-    takes: a folder or file of pictures or arrays, a video, or samples one after the other; `ranges`
-    says how their ranges are found. `table` goes before `data`. `save_table`: the file that takes
-    the table measured, as soon as it is, so that hours of calibration outlive a failure later.
-    `dummy_ranges` stand in for measured
-    ones: the engine is good for timing only, and says so. `shapes` and `dims` as in
-    `toolkit.importers.onnx.import_model`. `plan`: what the plan aims at; its precision and TensorRT
-    are those of the build. `accept_loss`: write the engine even if INT8 loses more at the outputs
-    than the limits of `toolkit.quantize.loss.metrics`. `plugins`: operators that the model has
-    beside those of ONNX. `tactics`: what GPU kernels to choose among.
+    `precision`: None is int8 with `data` or `table` and of a Q/DQ model, else fp16 (fp32 without a
+    GPU). A Q/DQ model brings its INT8 ranges, unless there are `data`, `table` or `dummy_ranges`.
+    "best" is the same, but nodes that lose accuracy in INT8 stay in floating point
+    (`toolkit.partition.best_precision`).
+    `data`: what `toolkit.quantize.ranges.data.open_data` reads: images, arrays, a video, or an
+    iterable of samples. `ranges`: how ranges are measured. `table` takes precedence over `data`.
+    `save_table`: file for the measured table, written before the build goes on, so that a later
+    failure does not lose hours of calibration. `dummy_ranges` replace measured ranges: the engine
+    is for timing only, and says so. `accept_loss`: write the engine even if INT8 loses more at the
+    outputs than the limits of `toolkit.quantize.loss.metrics`.
+    `shapes`, `dims`: as in `toolkit.importers.onnx.import_model`. `plan`: objective and search of
+    the plan; its precision and TensorRT version are those of the build. `plugins`: operators
+    beside those of ONNX. `tactics`: which GPU kernels to choose from; `kernels` False: none, the
+    engine runs portable.
     """
 
     precision: Precision | Literal["best"] | None = None
@@ -55,6 +54,7 @@ class BuildOptions:
     plan: PlanOptions = field(default_factory=PlanOptions)
     plugins: tuple[Plugin, ...] = ()
     tactics: TacticOptions = field(default_factory=TacticOptions)
+    kernels: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,9 @@
-"""A drafted segment -> its part of the engine: cubins, chosen tactics, launches, weights."""
+"""A lowered segment -> its part of the engine: cubins, chosen tactics, launches, weights."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import onnx_ir as ir
 
 from device.engine.cuda_manifest import (
     Argument,
@@ -13,30 +12,31 @@ from device.engine.cuda_manifest import (
     Int32,
     Launch,
     Null,
-    Place,
     Tactic,
     TunableOp,
     Weights,
     Workspace,
+    WorkspaceTensor,
 )
-from device.engine.manifest import DimRange, Precision
+from device.engine.manifest import DimRange
 from device.runtime.cuda.tactics import tactic_key
 from toolkit.errors import BuildError
 from toolkit.gpu.codegen.compile import Progress, compile_ops
 from toolkit.gpu.codegen.messages import Compiled
 from toolkit.gpu.emit.context import ALIGNMENT
-from toolkit.gpu.ir import launch as calls
-from toolkit.gpu.ir.launch import KernelLaunch, KernelSpec
+from toolkit.gpu.ir.launch import Argument as IrArgument
+from toolkit.gpu.ir.launch import InWeights, KernelLaunch, KernelSpec
+from toolkit.gpu.ir.launch import Tactic as IrTactic
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View
-from toolkit.gpu.lower import KernelProgram, lower_segment
+from toolkit.gpu.lower import KernelProgram
 from toolkit.gpu.schedule.tactics import TacticOptions, fastest_first, timed_text, times_for
 from toolkit.gpu.schedule.workspace import fit_workspace
-from toolkit.gpu.shapes.sizes import amount, most
+from toolkit.gpu.shapes.sizes import amount, upper_bound
 from toolkit.gpu.target import GpuTarget
 
-# Triton's kernels end in two pointers to scratch memory that none of ours asks for.
-_TRITON_TAIL: tuple[Argument, ...] = (Null(), Null())
+# The last two parameters of every Triton kernel: scratch pointers, unused here.
+_TRITON_SCRATCH_POINTERS: tuple[Argument, ...] = (Null(), Null())
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +54,9 @@ class GpuSegment:
     notes: tuple[str, ...] = ()
 
 
-def lower_gpu(
-    name: str,
-    segment: ir.Model,
-    *,
-    gpu: GpuTarget,
-    precision: Precision,
-    tactics: TacticOptions | None = None,
-    on_progress: Progress | None = None,
-) -> GpuSegment:
-    """Lower a segment for a GPU, and compile it.
-
-    Raises NotCoveredError: a node that no kernel computes, named with the reason; CompileError: a
-    kernel does not compile or does not fit the GPU.
-    """
-    drafted = lower_segment(segment, gpu=gpu, precision=precision)
-    return compile_segment(name, drafted, gpu=gpu, tactics=tactics, on_progress=on_progress)
-
-
 def compile_segment(
     name: str,
-    drafted: KernelProgram,
+    program: KernelProgram,
     *,
     gpu: GpuTarget,
     dims: Sequence[DimRange] = (),
@@ -87,61 +69,61 @@ def compile_segment(
     BuildError: the workspace does not keep its limit.
     """
     tactics = tactics or TacticOptions()
-    work, compiled = compile_ops(drafted.work, gpu, on_progress)
-    drafted = replace(drafted, work=work)
+    ops, compiled = compile_ops(program.ops, gpu, on_progress)
+    program = replace(program, ops=ops)
     notes: tuple[str, ...] = ()
     if tactics.timings is not None:
-        keys = _keys(drafted, compiled, gpu, [dim.opt for dim in dims])
+        keys = _keys(program, compiled, gpu, [dim.opt for dim in dims])
         times = times_for(tactics.timings, gpu, keys)
         notes = (timed_text(name, keys, times, gpu),)
         if times is not None:
-            # At other sizes another tactic may be the fastest, so dynamic segments keep all.
-            work = fastest_first(work, keys, times, only=not drafted.dynamic)
+            # Another tactic may be faster at other sizes, so dynamic segments keep all.
+            ops = fastest_first(ops, keys, times, only=not program.dynamic)
     try:
-        drafted = _fitted(replace(drafted, work=work), tactics.workspace_bytes)
+        program = _plan_workspace(replace(program, ops=ops), tactics.workspace_bytes)
     except BuildError as error:
         raise BuildError(f"segment {name}: {error}") from error
-    used = {c.spec for op in drafted.work for tactic in op.tactics for c in tactic}
+    used = {launch.spec for op in program.ops for tactic in op.tactics for launch in tactic}
     compiled = {spec: kernel for spec, kernel in compiled.items() if spec in used}
-    return _written(name, drafted, compiled, gpu, notes)
+    return _segment_part(name, program, compiled, gpu, notes)
 
 
-def _fitted(drafted: KernelProgram, limit: int | None) -> KernelProgram:
-    """Return the segment with the workspace of the tactics that are left."""
+def _plan_workspace(program: KernelProgram, limit: int | None) -> KernelProgram:
+    """Return the program with a workspace for its remaining tactics."""
     inputs, outputs = (
-        [view.base for view in views.values()] for views in (drafted.inputs, drafted.outputs)
+        [view.base for view in views.values()] for views in (program.inputs, program.outputs)
     )
-    fitted = fit_workspace(drafted.work, drafted.sizes, inputs, outputs, limit)
+    plan = fit_workspace(program.ops, program.sizes, inputs, outputs, limit)
     return replace(
-        drafted,
-        work=fitted.work,
-        offsets=fitted.offsets,
-        workspace_bytes=fitted.workspace_bytes,
-        largest_live_bytes=fitted.largest_live_bytes,
+        program,
+        ops=plan.ops,
+        offsets=plan.offsets,
+        workspace_bytes=plan.workspace_bytes,
+        largest_live_bytes=plan.largest_live_bytes,
     )
 
 
 def _keys(
-    drafted: KernelProgram,
+    program: KernelProgram,
     compiled: Mapping[KernelSpec, Compiled],
     gpu: GpuTarget,
     point: Sequence[int],
 ) -> list[list[str]]:
-    """Return what names each tactic in a timing cache, by work."""
+    """Return the timing-cache key of every tactic, by operation."""
     kernels, index = _kernels(compiled, gpu), _index(compiled)
     sha256 = list(index)
     return [
         [
-            tactic_key(_launches(t, compiled, index, drafted), kernels, sha256.__getitem__, point)
+            tactic_key(_launches(t, compiled, index, program), kernels, sha256.__getitem__, point)
             for t in op.tactics
         ]
-        for op in drafted.work
+        for op in program.ops
     ]
 
 
-def _written(
+def _segment_part(
     name: str,
-    drafted: KernelProgram,
+    program: KernelProgram,
     compiled: Mapping[KernelSpec, Compiled],
     gpu: GpuTarget,
     notes: tuple[str, ...],
@@ -154,7 +136,7 @@ def _written(
         _cubin_entry(gpu, kernel): np.frombuffer(kernel.cubin, np.uint8)
         for kernel in cubins.values()
     }
-    entries[weights] = np.frombuffer(drafted.weights.ljust(1, b"\0"), np.uint8)
+    entries[weights] = np.frombuffer(program.weights.ljust(1, b"\0"), np.uint8)
     implementation = Cuda(
         sm=gpu.sm,
         kernels=kernels,
@@ -162,23 +144,23 @@ def _written(
             TunableOp(
                 nodes=op.nodes,
                 tactics=tuple(
-                    Tactic(launches=_launches(tactic, compiled, index, drafted))
+                    Tactic(launches=_launches(tactic, compiled, index, program))
                     for tactic in op.tactics
                 ),
             )
-            for op in drafted.work
+            for op in program.ops
         ),
         weights=weights,
-        workspace_bytes=_aligned(drafted.workspace_bytes),
-        inputs=_places(drafted.inputs, drafted),
-        outputs=_places(drafted.outputs, drafted),
+        workspace_bytes=_aligned(program.workspace_bytes),
+        inputs=_workspace_tensors(program.inputs, program),
+        outputs=_workspace_tensors(program.outputs, program),
     )
     return GpuSegment(
         implementation,
         entries,
         tuple(cubins.values()),
-        drafted.workspace_bytes,
-        drafted.largest_live_bytes,
+        program.workspace_bytes,
+        program.largest_live_bytes,
         notes,
     )
 
@@ -200,47 +182,49 @@ def _kernels(compiled: Mapping[KernelSpec, Compiled], gpu: GpuTarget) -> tuple[C
 
 
 def _index(compiled: Mapping[KernelSpec, Compiled]) -> dict[str, int]:
-    """Return the place of each cubin among them."""
+    """Return the index of every cubin in `_kernels`, by SHA-256."""
     return {sha: at for at, sha in enumerate(dict.fromkeys(c.sha256 for c in compiled.values()))}
 
 
 def _launches(
-    tactic: calls.Tactic,
+    tactic: IrTactic,
     compiled: Mapping[KernelSpec, Compiled],
     index: Mapping[str, int],
-    drafted: KernelProgram,
+    program: KernelProgram,
 ) -> tuple[Launch, ...]:
-    return tuple(_launch(call, compiled[call.spec], index, drafted) for call in tactic)
+    return tuple(_launch(launch, compiled[launch.spec], index, program) for launch in tactic)
 
 
 def _launch(
-    call: KernelLaunch, compiled: Compiled, index: Mapping[str, int], drafted: KernelProgram
+    launch: KernelLaunch, compiled: Compiled, index: Mapping[str, int], program: KernelProgram
 ) -> Launch:
-    in_cuda = call.spec.source is not None and call.spec.source.in_cuda
-    by_name = {n: a for (n, _), a in zip(call.spec.signature, call.arguments, strict=True)}
-    arguments = tuple(_argument(by_name[name], drafted) for name in compiled.parameters)
+    in_cuda = launch.spec.source is not None and launch.spec.source.in_cuda
+    by_name = {n: a for (n, _), a in zip(launch.spec.signature, launch.arguments, strict=True)}
+    arguments = tuple(_argument(by_name[name], program) for name in compiled.parameters)
     return Launch(
         kernel=index[compiled.sha256],
-        grid=(amount(call.grid[0]), amount(call.grid[1]), amount(call.grid[2])),
-        arguments=arguments + (() if in_cuda else _TRITON_TAIL),
+        grid=(amount(launch.grid[0]), amount(launch.grid[1]), amount(launch.grid[2])),
+        arguments=arguments + (() if in_cuda else _TRITON_SCRATCH_POINTERS),
     )
 
 
-def _argument(argument: calls.Argument, drafted: KernelProgram) -> Argument:
+def _argument(argument: IrArgument, program: KernelProgram) -> Argument:
     if isinstance(argument, int):
         return Int32(amount(argument))
-    if isinstance(argument, calls.InWeights):
+    if isinstance(argument, InWeights):
         return Weights(amount(argument.offset))
-    return Workspace(amount(drafted.offsets[argument.base] + argument.offset))
+    return Workspace(amount(program.offsets[argument.base] + argument.offset))
 
 
-def _places(views: Mapping[str, View], drafted: KernelProgram) -> tuple[Place, ...]:
+def _workspace_tensors(
+    views: Mapping[str, View], program: KernelProgram
+) -> tuple[WorkspaceTensor, ...]:
     return tuple(
-        Place(
+        WorkspaceTensor(
             tensor=name,
-            offset=drafted.offsets[view.base],
-            bytes=most(_bytes(view)),
-            shape=tuple(map(amount, view.shape)) if drafted.dynamic else None,
+            offset=program.offsets[view.base],
+            bytes=upper_bound(_bytes(view)),
+            shape=tuple(map(amount, view.shape)) if program.dynamic else None,
         )
         for name, view in views.items()
     )
@@ -250,8 +234,8 @@ def _bytes(view: View) -> int:
     return view.elements * view.item_bytes
 
 
-def _cubin_entry(gpu: GpuTarget, one: Compiled) -> str:
-    return f"cuda/sm_{gpu.sm}/{one.sha256[:32]}.cubin"
+def _cubin_entry(gpu: GpuTarget, kernel: Compiled) -> str:
+    return f"cuda/sm_{gpu.sm}/{kernel.sha256[:32]}.cubin"
 
 
 def _aligned(size: int) -> int:

@@ -19,9 +19,9 @@ class NotCoveredError(BuildError):
 
 def not_covered(reasons: Mapping[str, str]) -> NotCoveredError:
     """Return one error for all these nodes: the first reason, and how many others there are."""
-    first, *others = dict.fromkeys(reasons.values())
-    more = f" (and {len(others)} more reasons)" if others else ""
-    return NotCoveredError(f"{first}{more}", reasons)
+    first, *more = dict.fromkeys(reasons.values())
+    suffix = f" (and {len(more)} more reasons)" if more else ""
+    return NotCoveredError(f"{first}{suffix}", reasons)
 
 
 class CompileError(BuildError):

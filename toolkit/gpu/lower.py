@@ -5,12 +5,12 @@
             Q/DQ -> tensors that lie as INT8              toolkit.gpu.passes.quantized
             patterns -> fewer, larger operations          toolkit.gpu.passes.composites
 2 group     operations -> one kernel each                 toolkit.gpu.passes.fusion
-3 place     concatenations in place                       toolkit.gpu.emit.concat
-4 emit      groups -> work, tensors -> views              toolkit.gpu.emit.table
+3 alias     Concat operands -> slices of its result       toolkit.gpu.emit.concat
+4 emit      groups -> launches, tensors -> views          toolkit.gpu.emit.table
 5 fit       allocations -> offsets in one workspace       toolkit.gpu.schedule.workspace
 6 compile   kernels -> cubins                             toolkit.gpu.codegen.compile
             measured times -> the fastest tactics         toolkit.gpu.schedule.tactics
-7 write     work -> launches of the engine                toolkit.gpu.compile
+7 write     program -> manifest of the engine             toolkit.gpu.compile
 
 Steps 1 to 5 are here, pure, without Triton; `compile.py` does the others. A segment that kernels
 cannot compute as a whole raises NotCoveredError.
@@ -49,25 +49,25 @@ from toolkit.gpu.passes.quantized import read_quantized
 from toolkit.gpu.passes.space_to_depth import SPACE_TO_DEPTH_RULES
 from toolkit.gpu.schedule.workspace import fit_workspace
 from toolkit.gpu.shapes.inference import Trace
-from toolkit.gpu.shapes.sizes import most
+from toolkit.gpu.shapes.sizes import upper_bound
 from toolkit.gpu.support import ask_support
 from toolkit.gpu.target import GpuTarget
 from toolkit.plugins import Plugin
 
-# What lies on no INT8 grid is stored in this type.
-_STORED: dict[Precision, str] = {"fp32": "float32", "fp16": "float16", "int8": "float16"}
+# Tensors without INT8 scale are stored in this type.
+_FLOAT_TYPES: dict[Precision, str] = {"fp32": "float32", "fp16": "float16", "int8": "float16"}
 
 
 @dataclass(frozen=True, slots=True)
 class KernelProgram:
-    """A segment before compiling: work in order, where everything lies, packed weights.
+    """A segment before compiling: operations in order, memory, packed weights.
 
     `sizes`: bytes of each allocation; `offsets`: bytes from the start of the workspace to it;
     `outputs` and `inputs`: views of the segment's tensors in the order of the segment. `dynamic`:
     sizes may be formulas, and what is planned in bytes is so for the largest ones.
     """
 
-    work: tuple[TunableOp, ...]
+    ops: tuple[TunableOp, ...]
     sizes: Mapping[str, int]
     offsets: Mapping[str, int]
     workspace_bytes: int
@@ -78,9 +78,9 @@ class KernelProgram:
     dynamic: bool = False
 
     @property
-    def calls(self) -> tuple[KernelLaunch, ...]:
-        """What runs where nothing was measured: the first tactic of all work."""
-        return tuple(call for work in self.work for call in work.tactics[0])
+    def launches(self) -> tuple[KernelLaunch, ...]:
+        """Return the launches of the first tactics: the choice without timings."""
+        return tuple(launch for op in self.ops for launch in op.tactics[0])
 
 
 def lower_segment(
@@ -91,29 +91,30 @@ def lower_segment(
     plugins: Sequence[Plugin] = (),
     traces: Sequence[Trace] = (),
 ) -> KernelProgram:
-    """Do all that needs no compiler; raises NotCoveredError, and PluginError of plugins' nodes.
+    """Lower a segment to kernel launches and a workspace, without a compiler.
 
-    `traces`: points of the dynamic dimensions, the first of which blocks are chosen for. The draft
-    holds for all of them; one that would not is not covered.
+    `traces`: points of the dynamic dimensions; tiles are chosen for the first. Raises
+    NotCoveredError: a node has no kernel, or launches differ between points; PluginError: a plugin
+    fails.
     """
     plugged = [plugin.title for plugin in plugins]
     supported = ask_support(segment, plugged, traces[0] if traces else None)
     if supported.refused:
         raise not_covered(supported.refused) from not_covered(supported.last)
-    draft = partial(_drafted, supported.model, gpu=gpu, precision=precision, plugins=plugins)
-    return _drafted_everywhere(draft, traces)
+    lower = partial(_lower, supported.model, gpu=gpu, precision=precision, plugins=plugins)
+    return _lower_at_every_point(lower, traces)
 
 
-def _drafted_everywhere(
-    draft: Callable[[Trace | None], KernelProgram], traces: Sequence[Trace]
+def _lower_at_every_point(
+    lower: Callable[[Trace | None], KernelProgram], traces: Sequence[Trace]
 ) -> KernelProgram:
-    """Draft at every point, and return the first draft if all are the same."""
-    first = draft(traces[0] if traces else None)
+    """Lower at every point and return the program; raises NotCoveredError if they differ."""
+    first = lower(traces[0] if traces else None)
     for trace in traces[1:]:
-        redrafted = draft(trace)
-        if redrafted == first:
+        program = lower(trace)
+        if program == first:
             continue
-        difference = find_difference(first.work, redrafted.work) or Difference(
+        difference = find_difference(first.ops, program.ops) or Difference(
             (), "has other constants"
         )
         nodes = ", ".join(map(repr, difference.nodes)) or "the segment"
@@ -125,7 +126,7 @@ def _drafted_everywhere(
     return first
 
 
-def _drafted(
+def _lower(
     segment: ir.Model,
     trace: Trace | None,
     *,
@@ -138,34 +139,34 @@ def _drafted(
     network = _rewritten(read_network(segment, emitters, trace), generation, precision)
     _check(network, emitters)
     groups = group_operations(network, {**EPILOGUES, **generation.epilogues})
-    draft = LoweringContext(
+    ctx = LoweringContext(
         network,
         gpu,
-        _STORED[precision],
+        _FLOAT_TYPES[precision],
         schedules=(*generation.preferred, TILED, *generation.alternatives),
         mma_warps=generation.mma_warps,
     )
-    inputs = {name: _border(draft, name, name) for name in network.inputs}
-    draft.views.update(inputs)
-    concat.plan_concat_slices(draft, groups)
-    _emit(draft, groups, emitters)
+    inputs = {name: _allocate_boundary(ctx, name, name) for name in network.inputs}
+    ctx.views.update(inputs)
+    concat.plan_concat_slices(ctx, groups)
+    _emit(ctx, groups, emitters)
     outputs: dict[str, View] = {}
     for name in network.outputs:
-        outputs[name] = _output(draft, name, {view.base for view in outputs.values()})
-    sizes = {base: most(size) for base, size in draft.allocations.items()}
-    fitted = fit_workspace(
-        generation.fuse(draft, draft.ops),
+        outputs[name] = _output(ctx, name, {view.base for view in outputs.values()})
+    sizes = {base: upper_bound(size) for base, size in ctx.allocations.items()}
+    plan = fit_workspace(
+        generation.fuse(ctx, ctx.ops),
         sizes,
         [view.base for view in inputs.values()],
         [view.base for view in outputs.values()],
     )
     return KernelProgram(
-        work=fitted.work,
+        ops=plan.ops,
         sizes=sizes,
-        offsets=fitted.offsets,
-        workspace_bytes=fitted.workspace_bytes,
-        largest_live_bytes=fitted.largest_live_bytes,
-        weights=bytes(draft.weights),
+        offsets=plan.offsets,
+        workspace_bytes=plan.workspace_bytes,
+        largest_live_bytes=plan.largest_live_bytes,
+        weights=bytes(ctx.weights),
         inputs=inputs,
         outputs=outputs,
         dynamic=trace is not None,
@@ -180,14 +181,16 @@ def _generation(gpu: GpuTarget) -> Generation:
 
 def _rewritten(network: Network, generation: Generation, precision: Precision) -> Network:
     """Run all rewrites, quantized operators first."""
-    own = precision != "fp32"
+    reduced_precision = precision != "fp32"
     network = read_quantized(apply_rules(network, EARLY_LAYOUT_RULES))
     network = merge_layout_chains(
         apply_rules(network, (*COMPOSITE_RULES, *LAYOUT_RULES, *PATCH_EMBEDDING_RULES, *GEMM_RULES))
     )
     network = push_through_concat(network)
-    network = apply_rules(network, generation.early_rules if own else ())
-    return apply_rules(network, (*SPACE_TO_DEPTH_RULES, *(generation.stem_rules if own else ())))
+    network = apply_rules(network, generation.early_rules if reduced_precision else ())
+    return apply_rules(
+        network, (*SPACE_TO_DEPTH_RULES, *(generation.stem_rules if reduced_precision else ()))
+    )
 
 
 def _check(network: Network, emitters: Mapping[str, Emitter]) -> None:
@@ -210,38 +213,38 @@ def _check(network: Network, emitters: Mapping[str, Emitter]) -> None:
         raise not_covered(reasons)
 
 
-def _emit(draft: LoweringContext, groups: Sequence[Group], emitters: Mapping[str, Emitter]) -> None:
-    """Add the work of all groups; raises NotCoveredError for all nodes that have no kernel."""
+def _emit(ctx: LoweringContext, groups: Sequence[Group], emitters: Mapping[str, Emitter]) -> None:
+    """Emit the launches of all groups; raises NotCoveredError for all nodes that have no kernel."""
     reasons: dict[str, str] = {}
     for group in groups:
         emit = elementwise.emit_elementwise if group.root is None else emitters[group.root.kind]
         try:
-            emit(draft, group)
+            emit(ctx, group)
         except NotCoveredError as error:
             reasons |= dict.fromkeys(group.nodes, str(error))
             results = (group.result, *(group.root.outputs if group.root else ()))
-            for name in results:  # what comes after is judged as if it were there
-                if name not in draft.views:
-                    draft.output_view(name)
+            for name in results:  # so that later groups are checked too
+                if name not in ctx.views:
+                    ctx.output_view(name)
     if reasons:
         raise not_covered(reasons)
 
 
-def _border(draft: LoweringContext, base: str, name: str) -> View:
-    """Take memory for a tensor as it enters or leaves: rows first, in its own type."""
-    shape = draft.network.shapes[name]
-    return draft.allocate(base, draft.network.dtypes[name], shape, row_major(shape))
+def _allocate_boundary(ctx: LoweringContext, base: str, name: str) -> View:
+    """Allocate an input or output of the segment: row-major, in its ONNX type."""
+    shape = ctx.network.shapes[name]
+    return ctx.allocate(base, ctx.network.dtypes[name], shape, row_major(shape))
 
 
-def _output(draft: LoweringContext, name: str, taken: set[str]) -> View:
-    """Return where an output lies; copies it where the segment must not hand out its memory."""
-    view = draft.read(name)
-    whole = view.offset == 0 and draft.allocations.get(view.base) == _bytes(view)
-    own = view.base not in (*draft.network.inputs, *taken, WEIGHTS)
-    if whole and own and view.is_row_major() and view.dtype == draft.network.dtypes[name]:
+def _output(ctx: LoweringContext, name: str, taken: set[str]) -> View:
+    """Return the view of an output; copies it where it has no row-major allocation of its own."""
+    view = ctx.read(name)
+    is_whole = view.offset == 0 and ctx.allocations.get(view.base) == _bytes(view)
+    is_own = view.base not in (*ctx.network.inputs, *taken, WEIGHTS)
+    if is_whole and is_own and view.is_row_major() and view.dtype == ctx.network.dtypes[name]:
         return view
-    target = _border(draft, f"{name} (output)", name)
-    draft.add_elementwise(target, [view], (), ())
+    target = _allocate_boundary(ctx, f"{name} (output)", name)
+    ctx.add_elementwise(target, [view], (), ())
     return target
 
 

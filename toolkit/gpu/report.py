@@ -1,4 +1,4 @@
-"""What the static checks say of a segment's kernels and memory, without a GPU."""
+"""Static report on a segment's kernels and memory; it needs no GPU."""
 
 from collections.abc import Sequence
 
@@ -28,14 +28,14 @@ class KernelReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One segment: its kernels, its pieces of work with their tactics, its memory in bytes.
+    """One segment: its kernels, its operations with their tactics, its memory in bytes.
 
     `largest_live_bytes` is the most that is alive at once: the workspace cannot be smaller.
     """
 
     segment: str
     sm: int
-    works: int
+    operations: int
     tactics: int
     workspace_bytes: int
     largest_live_bytes: int
@@ -44,16 +44,16 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report_segment(name: str, segment: GpuSegment) -> GpuReport:
-    """Look at a compiled segment; raises CompileError for an SM that is not known."""
+    """Report on a compiled segment; raises CompileError for an SM that is not known."""
     cuda = segment.implementation
     nodes: dict[int, tuple[str, ...]] = {}
-    for work in cuda.works:
-        for tactic in work.tactics:
+    for op in cuda.works:
+        for tactic in op.tactics:
             for launch in tactic.launches:
-                nodes.setdefault(launch.kernel, work.nodes)
+                nodes.setdefault(launch.kernel, op.nodes)
     kernels = []
     for at, kernel in enumerate(cuda.kernels):
-        resident = (
+        residency = (
             None
             if kernel.registers is None
             else occupancy(
@@ -71,16 +71,16 @@ def report_segment(name: str, segment: GpuSegment) -> GpuReport:
                 shared_bytes=kernel.shared_bytes,
                 registers=kernel.registers,
                 spill_bytes=kernel.spill_bytes,
-                blocks=resident.blocks if resident else None,
-                occupancy=resident.share if resident else None,
-                bound_by=resident.limit if resident else None,
+                blocks=residency.blocks if residency else None,
+                occupancy=residency.share if residency else None,
+                bound_by=residency.limit if residency else None,
             )
         )
     return GpuReport(
         segment=name,
         sm=cuda.sm,
-        works=len(cuda.works),
-        tactics=sum(len(work.tactics) for work in cuda.works),
+        operations=len(cuda.works),
+        tactics=sum(len(op.tactics) for op in cuda.works),
         workspace_bytes=segment.workspace_bytes,
         largest_live_bytes=segment.largest_live_bytes,
         weights_bytes=segment.entries[cuda.weights].nbytes,
@@ -89,10 +89,10 @@ def report_segment(name: str, segment: GpuSegment) -> GpuReport:
 
 
 def report_lines(report: GpuReport) -> list[str]:
-    """Say it in a few lines: memory, the lowest occupancy, and every kernel that spills."""
+    """Return a report in lines: memory, the lowest occupancy, and every kernel that spills."""
     kernels = report.kernels
     lines = [
-        f"GPU segment {report.segment} (sm_{report.sm}): {report.works} pieces of work, "
+        f"GPU segment {report.segment} (sm_{report.sm}): {report.operations} operations, "
         f"{report.tactics} tactics, {len(kernels)} kernels; weights {_mib(report.weights_bytes)}, "
         f"workspace {_mib(report.workspace_bytes)} (at least {_mib(report.largest_live_bytes)} "
         "alive at once)"
@@ -116,7 +116,7 @@ def report_lines(report: GpuReport) -> list[str]:
 
 
 def memory_line(reports: Sequence[GpuReport], arena_bytes: int) -> str:
-    """Say what one session takes, and what it shares with others."""
+    """Return the memory of one session, and what sessions share."""
     workspaces = sum(report.workspace_bytes for report in reports)
     weights = sum(report.weights_bytes for report in reports)
     return (

@@ -1,10 +1,8 @@
-"""The GPU backend of a build: which nodes it supports, segments -> kernels -> `cuda` parts."""
+"""The GPU backend of a build: segments -> kernels -> `cuda` parts."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
-
-import onnx_ir as ir
 
 from device.engine.manifest import DimRange, Precision
 from device.profile import Profile
@@ -14,7 +12,6 @@ from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.schedule.tactics import TacticOptions
 from toolkit.gpu.shapes.inference import STEPS, Trace, in_steps, traces_of, with_steps
-from toolkit.gpu.support import ask_support
 from toolkit.gpu.target import GpuTarget
 from toolkit.graph.extract import ExtractedSegment
 from toolkit.graph.segment import PlannedSegment
@@ -31,7 +28,7 @@ class SegmentCompiler(Protocol):
     def __call__(
         self,
         name: str,
-        drafted: KernelProgram,
+        program: KernelProgram,
         *,
         gpu: GpuTarget,
         dims: Sequence[DimRange],
@@ -43,9 +40,9 @@ class SegmentCompiler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GpuBackend:
-    """The GPU that kernels are made for, and what they are made of.
+    """The target GPU of a build and the options of its kernels.
 
-    `dims`: the engine's dynamic dimensions; `compiler`: of the kernels of one segment.
+    `dims`: the engine's dynamic dimensions; `compiler`: compiles the kernels of one segment.
     """
 
     gpu: GpuTarget
@@ -113,22 +110,14 @@ def gpu_target(profile: Profile, tactics: TacticOptions) -> GpuTarget:
     return GpuTarget.of(profile.gpu, profile.memory, exhaustive=tactics.exhaustive)
 
 
-def unsupported_nodes(
-    backend: GpuBackend, model: ir.Model, names: Collection[str]
-) -> Mapping[str, str]:
-    """Return the nodes among `names` that no kernel computes, and why; `model` is not cut yet."""
-    plugged = [plugin.title for plugin in backend.plugins]
-    return ask_support(model, plugged, names=names, dynamic=bool(backend.dims)).refused
-
-
 def lower_gpu_segments(
     backend: GpuBackend,
     planned: Sequence[PlannedSegment],
     extracted: Sequence[ExtractedSegment],
 ) -> GpuPrograms:
-    """Lower the segments `planned`; `extracted` are all of the model, in running order.
+    """Lower the segments `planned`; `extracted`: all segments of the model, in running order.
 
-    Dynamic dimensions go in the least steps that leave the fewest nodes without kernels.
+    Dynamic dimensions get the smallest steps that leave the fewest nodes without a kernel.
     Raises PluginError: a plugin fails.
     """
     if not planned:
@@ -197,25 +186,25 @@ def _lower_all(
 def _with_fewest_refused(
     lower: Callable[[tuple[DimRange, ...]], GpuPrograms], dims: tuple[DimRange, ...]
 ) -> GpuPrograms:
-    """Lower with the least steps of the dimensions that leave the fewest nodes without kernels.
+    """Lower with the smallest steps of the dimensions that leave the fewest nodes without a kernel.
 
-    In steps, what is a half or a quarter of a size is so exactly, which some kernels need.
+    Steps make halves and quarters of a size exact, which some kernels need.
     """
-    plain = lower(dims)
+    unstepped = lower(dims)
     finest = in_steps(dims, STEPS[-1])
-    if not plain.refused or finest == dims:
-        return plain
+    if not unstepped.refused or finest == dims:
+        return unstepped
     best = lower(finest)
-    if len(best.refused) >= len(plain.refused):
-        return plain
+    if len(best.refused) >= len(unstepped.refused):
+        return unstepped
     fewest = len(best.refused)
     for step in STEPS[:-1]:
         candidate = lower(in_steps(dims, step))
         if len(candidate.refused) == fewest:
             best = candidate
             break
-    for place, dim in enumerate(dims):
-        candidate = lower((*best.dims[:place], dim, *best.dims[place + 1 :]))
+    for index, dim in enumerate(dims):
+        candidate = lower((*best.dims[:index], dim, *best.dims[index + 1 :]))
         best = candidate if len(candidate.refused) == fewest else best
     return best
 
@@ -233,10 +222,10 @@ def _notes(segments: Mapping[str, GpuSegment], dims: Sequence[DimRange]) -> tupl
 def trace_segments(
     extracted: Sequence[ExtractedSegment], dims: Sequence[DimRange], plugins: Sequence[Plugin] = ()
 ) -> dict[str, tuple[Trace, ...]]:
-    """Return what is known before each segment at the points at which it is drafted.
+    """Return what is known before each segment at every point of the dynamic dimensions.
 
-    `extracted` are all segments in running order: sizes of one's inputs are those of another's
-    results.
+    `extracted`: all segments in running order; the input sizes of a segment are result sizes of
+    earlier ones.
     """
     by_segment: dict[str, tuple[Trace, ...]] = {}
     traces = traces_of(dims, plugins)

@@ -59,13 +59,13 @@ def sm_limits(sm: int) -> SmLimits:
     return _LIMITS[sm]
 
 
-_ASYNC_COPIES = 80  # the first SM that loads into shared memory while it computes
-# The first SM for which Triton makes products on tensor cores. For sm_72 and sm_75 its tiles of
-# 64 x 64 spilled 256 to 11896 bytes a thread (ResNet-18 in FP16, Triton 3.9).
-_MATRIX_UNITS = 80
+_FIRST_SM_WITH_ASYNC_COPY = 80  # from global to shared memory (PTX ISA, cp.async)
+# From here on products are compiled for tensor cores. For sm_72 and sm_75 Triton's tiles of 64 x 64
+# spilled 256 to 11896 bytes a thread (ResNet-18 in FP16, Triton 3.9).
+_FIRST_SM_WITH_TRITON_MMA = 80
 # Products of FP16 that the tensor cores of one SM make in a cycle, dense; INT8 makes twice as many,
 # TF32 half. NVIDIA's architecture whitepapers (A100, GA102, AGX Orin, AD102, H100, Blackwell).
-_PRODUCTS: dict[int, int] = {
+_PRODUCTS_PER_CYCLE: dict[int, int] = {
     80: 1024,
     86: 512,
     87: 1024,
@@ -75,26 +75,26 @@ _PRODUCTS: dict[int, int] = {
     110: 4096,
     120: 512,
 }
-_TANH = 75  # the first SM with an instruction for tanh; PTX ISA, tanh.approx
-_TF32 = 80  # the first SM whose tensor cores take FP32 operands, rounded to TF32
+_FIRST_SM_WITH_TANH = 75  # PTX ISA, tanh.approx
+_FIRST_SM_WITH_TF32 = 80  # tensor cores round FP32 operands to TF32
 
 
 # Bytes a cycle between memory and one SM of an H200 at 1980 MHz: 4800 GB/s for 132 SMs.
-_H200_MEMORY_BYTES = 4800e3 / (132 * 1980)
+_H200_BYTES_PER_CYCLE = 4800e3 / (132 * 1980)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuTarget:
     """`sm` 87 is compute capability 8.7; `sm_count` the processors that a launch should fill.
 
-    `exhaustive`: every tactic is wanted, not the best few by estimate. `memory_bytes`: peak bytes a
+    `exhaustive`: carry every tactic, not the best few by estimate. `memory_bytes`: peak bytes a
     cycle between memory and one SM.
     """
 
     sm: int
     sm_count: int
     exhaustive: bool = False
-    memory_bytes: float = _H200_MEMORY_BYTES
+    memory_bytes: float = _H200_BYTES_PER_CYCLE
 
     @classmethod
     def of(cls, gpu: Gpu, memory: Memory, *, exhaustive: bool = False) -> "GpuTarget":
@@ -111,17 +111,17 @@ class GpuTarget:
     @property
     def copies_while_computing(self) -> bool:
         """Whether loops over blocks gain from more than two stages."""
-        return self.sm >= _ASYNC_COPIES
+        return self.sm >= _FIRST_SM_WITH_ASYNC_COPY
 
     @property
     def has_matrix_units(self) -> bool:
         """Whether products of FP16 run on tensor cores; else each thread multiplies numbers."""
-        return self.sm >= _MATRIX_UNITS
+        return self.sm >= _FIRST_SM_WITH_TRITON_MMA
 
     @property
     def has_tanh(self) -> bool:
         """Whether a hyperbolic tangent of FP16's digits is one instruction."""
-        return self.sm >= _TANH
+        return self.sm >= _FIRST_SM_WITH_TANH
 
     @property
     def has_wgmma(self) -> bool:
@@ -135,13 +135,13 @@ class GpuTarget:
         """
         if not self.has_matrix_units:
             return 64
-        return {1: 2.0, 2: 1.0, 4: 1 / 6}[item_bytes] * _PRODUCTS[self.sm]
+        return {1: 2.0, 2: 1.0, 4: 1 / 6}[item_bytes] * _PRODUCTS_PER_CYCLE[self.sm]
 
     @property
     def fp32_precision(self) -> str:
-        """How products of FP32 are made, in Triton's words.
+        """The `input_precision` of `tl.dot` for FP32 operands.
 
         "tf32x3" splits each operand in two TF32 numbers and sums three products: tensor cores with
         an error near that of FP32. Older GPUs multiply in FP32.
         """
-        return "tf32x3" if self.sm >= _TF32 else "ieee"
+        return "tf32x3" if self.sm >= _FIRST_SM_WITH_TF32 else "ieee"

@@ -9,9 +9,9 @@ from toolkit.errors import ImportModelError
 
 
 def fix_shapes(
-    model: ir.Model, path: Path, shapes: dict[str, tuple[int, ...]], kept: set[str]
+    model: ir.Model, path: Path, shapes: dict[str, tuple[int, ...]], dynamic: set[str]
 ) -> list[str]:
-    """Give every input a shape of numbers and the names in `kept`.
+    """Give every input a shape of numbers and the names in `dynamic`.
 
     `shapes`: by input; a named dimension gets the same size in every input. Any other dynamic
     first dimension becomes 1. Returns notes on these defaults. Raises
@@ -27,22 +27,48 @@ def fix_shapes(
                 "correct the name given with --shape."
             )
     frozen: dict[str, int] = {}
-    # Whole shapes first: they say what is frozen in the others.
+    # Inputs with requested shapes come first: they freeze dimensions of the others.
     for name, value in sorted(inputs.items(), key=lambda item: item[0] not in shapes):
-        notes += _fix_input(path, value, shapes.get(name), kept, frozen)
+        notes += _fix_input(path, value, shapes.get(name), dynamic, frozen)
     if frozen or shapes:
         _rebind(model, frozen)
     return notes
+
+
+def set_shapes(model: ir.Model, shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:
+    """Give the inputs named in `shapes` a fixed shape; other dynamic dimensions stay.
+
+    Raises ImportModelError: the model at `path` has no such input, or the shape does not fit it.
+    """
+    inputs = {str(value.name): value for value in model.graph.inputs}
+    fixed: dict[str, int] = {}
+    for name, shape in shapes.items():
+        if name not in inputs:
+            raise ImportModelError(
+                f"{path.name} has no input {name!r} (it has: {', '.join(inputs)}); "
+                "correct the name given with --shape."
+            )
+        value = inputs[name]
+        old: list[int | ir.SymbolicDim] = list(value.shape or [ir.SymbolicDim(None)] * len(shape))
+        new = _new_dims(path, value, old, shape)
+        fixed |= {
+            str(before.value): after
+            for before, after in zip(old, new, strict=True)
+            if not isinstance(before, int) and before.value is not None and isinstance(after, int)
+        }
+        value.shape = ir.Shape(new)
+    if shapes:
+        _rebind(model, fixed)
 
 
 def _fix_input(
     path: Path,
     value: ir.Value,
     requested: tuple[int, ...] | None,
-    kept: set[str],
+    dynamic: set[str],
     frozen: dict[str, int],
 ) -> list[str]:
-    """Give one input a shape whose every dimension is a number or a kept name."""
+    """Give one input a shape whose every dimension is a number or a name in `dynamic`."""
     if value.shape is None:
         if requested is None:
             raise ImportModelError(
@@ -52,10 +78,10 @@ def _fix_input(
         value.shape = ir.Shape(requested)
         return []
     old = list(value.shape)
-    new = _wanted_dims(path, value, old, requested)
+    new = _new_dims(path, value, old, requested)
     notes = []
     for axis, dim in enumerate(new):
-        if isinstance(dim, int) or str(dim.value) in kept:
+        if isinstance(dim, int) or str(dim.value) in dynamic:
             continue
         if dim.value is not None and str(dim.value) in frozen:
             new[axis] = frozen[str(dim.value)]
@@ -84,10 +110,10 @@ def _fix_input(
 
 
 def _option(dim: ir.SymbolicDim) -> str:
-    return f"--dim {dim.value}=MIN:OPT:MAX"
+    return f"`tandem build --dim {dim.value}=MIN:OPT:MAX`"
 
 
-def _wanted_dims(
+def _new_dims(
     path: Path,
     value: ir.Value,
     old: list[int | ir.SymbolicDim],

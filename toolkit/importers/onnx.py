@@ -8,6 +8,7 @@ What cannot be handled is refused here, with the node and the reason.
 """
 
 import hashlib
+import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from toolkit.graph.passes.branches import own_branch_outputs
 from toolkit.importers.input_shapes import dims_in_use, fix_shapes
 from toolkit.plugins import Plugin
 from toolkit.plugins.functions import add_functions, unused_plugins
+
+LOG = logging.getLogger(__name__)
 
 # Models are raised to TARGET_OPSET, the first whose Q/DQ TensorRT takes on the DLA and for which
 # onnx has a reference of Q/DQ. Some operators have no converter: a model of at least MIN_OPSET,
@@ -56,6 +59,17 @@ KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
 
 
 @dataclass(frozen=True, slots=True)
+class ModelBytes:
+    """An ONNX file that is in memory; `name` stands for its file name in messages."""
+
+    name: str
+    data: bytes = field(repr=False)
+
+
+ModelSource = str | Path | ModelBytes
+
+
+@dataclass(frozen=True, slots=True)
 class ImportedModel:
     """A model as later steps take it.
 
@@ -71,7 +85,7 @@ class ImportedModel:
 
 
 def import_model(
-    path: str | Path,
+    source: ModelSource,
     *,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     dims: Iterable[DimRange] = (),
@@ -86,31 +100,71 @@ def import_model(
     Raises ImportModelError: the file is missing or damaged, or holds what cannot be handled;
     PluginError: a plugin does not fit the model.
     """
-    path = Path(path)
-    data = _read(path)
+    path = Path(source.name if isinstance(source, ModelBytes) else source)
+    data = source.data if isinstance(source, ModelBytes) else _read(path)
     plugged = [plugin.title for plugin in plugins]
     proto, notes = _at_known_opset(_parse(data, path), path, plugged)
     add_functions(proto, plugins, reserved=KNOWN_DOMAINS)
     model = _to_ir(proto, path, plugged)
     _refuse_unsupported(model, path)
     notes += unused_plugins(model, plugins)
-    kept = tuple(dims)
-    notes += fix_shapes(model, path, dict(shapes or {}), {dim.name for dim in kept})
+    dynamic = tuple(dims)
+    notes += fix_shapes(model, path, dict(shapes or {}), {dim.name for dim in dynamic})
     used = dims_in_use(model)
-    for dim in kept:
+    for dim in dynamic:
         if dim.name not in used:
             known = ", ".join(sorted(used)) or "none"
             raise ImportModelError(
                 f"{path.name} has no dynamic dimension {dim.name!r} (it has: {known}); "
                 "correct the name given with --dim."
             )
+    for note in notes:
+        LOG.info("%s: %s", path.name, note)
     return ImportedModel(
         name=path.name,
         sha256=hashlib.sha256(data).hexdigest(),
         model=model,
-        dims=kept,
+        dims=dynamic,
         notes=tuple(notes),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A model as its file has it: no conversion, no pass, only every node has a name.
+
+    `size_bytes` is that of the file alone; `external` are the files beside it that hold weights.
+    """
+
+    path: Path
+    sha256: str
+    size_bytes: int
+    model: ir.Model
+    external: tuple[str, ...] = ()
+
+
+def read_model_file(path: str | Path, plugins: Sequence[Plugin] = ()) -> ModelFile:
+    """Read an ONNX file as it is, to run it in onnxruntime, to inspect it or to cut it.
+
+    The weights of other files are loaded too; the functions of `plugins` are added.
+
+    Raises ImportModelError: the file is missing, damaged or no ONNX model.
+    """
+    path = Path(path)
+    data = _read(path)
+    external = sorted(
+        {entry.value for tensor in onnx.load_model_from_string(data).graph.initializer
+         for entry in tensor.external_data if entry.key == "location"}
+    )  # fmt: skip
+    proto = _parse(data, path)
+    add_functions(proto, plugins, reserved=KNOWN_DOMAINS)
+    try:
+        model = ir.from_proto(proto)
+    except _IR_REFUSALS as err:
+        raise _not_imported(path, err) from err
+    _name_nodes(model.graph)
+    digest = hashlib.sha256(data).hexdigest()
+    return ModelFile(path, digest, len(data), model, tuple(external))
 
 
 def _read(path: Path) -> bytes:

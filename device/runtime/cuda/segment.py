@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from device.engine.cuda_check import problems_at
-from device.engine.cuda_manifest import Cuda, Place, Tactic
+from device.engine.cuda_manifest import Cuda, Tactic, WorkspaceTensor
 from device.engine.cuda_sizes import Amount, evaluate
 from device.engine.file import Engine
 from device.engine.manifest import TensorInfo
@@ -133,7 +133,7 @@ class LoadedSegment:
         kernels, cubin_sha256 = self.implementation.kernels, self._program.cubin_sha256
         return tactic_key(tactic.launches, kernels, cubin_sha256, point)
 
-    def _take_borders(self, places: tuple[Place, ...]) -> dict[str, _Border]:
+    def _take_borders(self, places: tuple[WorkspaceTensor, ...]) -> dict[str, _Border]:
         """Take page-locked memory for all inputs and outputs, in one allocation."""
         starts, total = [], 0
         for place in places:
@@ -151,8 +151,8 @@ class LoadedSegment:
         }
 
 
-def _shape(place: Place, tensor: TensorInfo) -> tuple[Amount, ...]:
-    """Return the sizes of an input or output; all are numbers unless its place has formulas."""
+def _shape(place: WorkspaceTensor, tensor: TensorInfo) -> tuple[Amount, ...]:
+    """Return the sizes of an input or output; all are numbers unless it has formulas."""
     if place.shape is not None:
         return place.shape
     return tuple(dim for dim in tensor.shape if isinstance(dim, int))

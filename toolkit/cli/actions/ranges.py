@@ -23,7 +23,8 @@ from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.quantize.corrections.adjust import adjusted_for
-from toolkit.quantize.qdq.export import export_form
+from toolkit.quantize.qdq.check import check_qdq
+from toolkit.quantize.qdq.export import TARGETS, export_form
 from toolkit.quantize.ranges.table_file import (
     TABLE,
     FittedTable,
@@ -210,7 +211,14 @@ def _cache(ranges: RangesFile, version: str | None) -> TensorRTCache:
 
 def _qdq(on_model: RangesOnModel, form: str) -> ir.Model:
     table = on_model.fitted.table
-    return export_form(on_model.graph, table.tensors, form, keep_float=frozenset(table.keep_float))
+    model = export_form(on_model.graph, table.tensors, form, keep_float=frozenset(table.keep_float))
+    violations = check_qdq(model, form) if form in TARGETS else ()
+    if violations:
+        raise BuildError(
+            f"The Q/DQ model for {form} breaks {len(violations)} rules of TensorRT, first "
+            f"{violations[0]}. Nothing was written; calibrate again with --keep-float for the node."
+        )
+    return model
 
 
 def _need_model(on_model: RangesOnModel | None, option: str) -> RangesOnModel:

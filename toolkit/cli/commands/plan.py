@@ -1,7 +1,6 @@
 """`tandem plan`: what runs where, why, what it takes, and what to change; no board needed."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from device.files import replacing
 from toolkit.cli.options.calibration import parse_shapes
 from toolkit.cli.options.choices import PLAN_SECONDS
 from toolkit.cli.options.finite import FiniteRange
+from toolkit.cli.options.names import complete_profile
 from toolkit.cli.options.plan import plan_options
 from toolkit.cli.options.plugin import plugin_option
 from toolkit.partition.planning.workload import WorkloadModel, load_workload
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     "--html plan.html"
 )
 @click.argument("model", required=False, type=click.Path(path_type=Path))
-@click.option("--profile", required=True, help="See `tandem profiles`.")
+@click.option(
+    "--profile", required=True, shell_complete=complete_profile, help="See `tandem profiles`."
+)
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "fp16", "int8"]),
@@ -93,7 +95,7 @@ def plan(
     from toolkit.cli.actions import plan as action
 
     request = action.PlanRequest(
-        members=members,
+        members=tuple(map(action.member_of, members)),
         profile=profile,
         jetpack=jetpack,
         options=action.PlanOptions(
@@ -109,9 +111,7 @@ def plan(
     )
     if explained is not None:
         explanation = action.explain(request, explained)
-        click.echo(
-            json.dumps(asdict(explanation)) if as_json else action.render_explanation(explanation)
-        )
+        click.echo(json.dumps(explanation.as_builtins()) if as_json else explanation.as_text())
         return
     result = action.make_plan(request)
     if html:

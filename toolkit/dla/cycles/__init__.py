@@ -29,5 +29,5 @@ Result (`result.py`): Cycles(mode, weight_mode, mac, data, weights, fill, output
     "buffer", "output stage" or "memory".
 Internals: `conv_modes.py` modes of the MAC array; `sequence.py` its clocks; `buffer.py` the
     convolution buffer; `post_processing.py` output stage, pooling and normalisation units;
-    `standalone_layers.py` layers without the array; `workbook.py` NVIDIA's roofline for comparison.
+    `standalone_layers.py` layers without the array.
 """

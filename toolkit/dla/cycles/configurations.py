@@ -69,15 +69,6 @@ class Config:
         """Return the kernels of one group (FP16: half of INT8 on nv_full, 0 if it has none)."""
         return self.atomic_k if precision == "int8" else self.atomic_k_fp16
 
-    def macs_per_clock(self, precision: Precision) -> int:
-        """Return the dense multiply-accumulates of one clock."""
-        return self.atomic_c * self.kernels_at_once(precision)
-
-    @property
-    def buffer_bytes(self) -> int:
-        """The whole convolution buffer."""
-        return self.banks * self.bank_bytes
-
 
 KIB = 1024
 MIB = 1024 * KIB

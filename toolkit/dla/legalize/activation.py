@@ -13,7 +13,7 @@ from toolkit.dla.legalize.rewrite import Outcome, Site
 from toolkit.graph.node_view import NodeView
 
 # Bounds of the clipped ReLU, rule clip.upper.
-LEAST_UPPER, MOST_UPPER = 1.0, 127.0
+MIN_UPPER, MAX_UPPER = 1.0, 127.0
 
 
 def hard_sigmoid(site: Site) -> Outcome:
@@ -91,7 +91,7 @@ def _bounds(site: Site) -> tuple[float, float]:
 
 def _stretch(span: float) -> float:
     """The power of two that brings a span into the bounds of the clipped ReLU; it is exact."""
-    if LEAST_UPPER <= span <= MOST_UPPER:
+    if MIN_UPPER <= span <= MAX_UPPER:
         return 1.0
     return float(2.0 ** -math.floor(math.log2(span)))
 

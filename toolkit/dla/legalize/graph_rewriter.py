@@ -62,12 +62,12 @@ class GraphRewriter:
         del self.replaced[replaced:], self._constants[constants:]
 
     def replace(self, node: ir.Node) -> None:
-        """Let the nodes that follow replace `node` too, and stem from it."""
+        """Let the nodes that follow replace `node` too, with it as their origin."""
         self.set_origin(node)
         self.replaced.append(node)
 
     def set_origin(self, node: ir.Node) -> None:
-        """Let the nodes that follow stem from `node`: named after it, inserted before it."""
+        """Make `node` the origin of the nodes that follow: named after it, inserted before it."""
         self._origin = node
 
     def add(
@@ -132,7 +132,7 @@ class GraphRewriter:
         return Replacement(tuple(self.replaced), tuple(self.nodes))
 
     def origin_of(self, node: ir.Node) -> ir.Node:
-        """Return the node that a new node stems from."""
+        """Return the origin of a new node."""
         return self._origins[self.nodes.index(node)]
 
     @property

@@ -137,9 +137,9 @@ def windowed(lifted: Lifted) -> ir.Value | str:
         return "it has no window of one dimension"
     if size[2] != 1 or window.pads is None:
         return "its rows stand for a map of two dimensions"
-    kept = {k: v for k, v in lifted.attributes().items() if isinstance(v, int)}
+    integers = {k: v for k, v in lifted.attributes().items() if isinstance(v, int)}
     attributes: dict[str, int | float | str | tuple[int, ...]] = {
-        **kept,
+        **integers,
         "kernel_shape": (1, *window.kernel),
         "strides": (1, *window.strides),
         "pads": (0, window.pads[0], 0, window.pads[1]),
@@ -190,8 +190,8 @@ def concat(lifted: Lifted) -> ir.Value | str:
     """Over the channels; the rest of the images must agree."""
     images = [lifted.images.get(value) for value in lifted.node.inputs if value is not None]
     shapes = [image(value) for value in images]
-    rest = {shape and (shape[0], *shape[2:]) for shape in shapes}
-    if lifted.view.integer("axis", 0) % lifted.rank != 1 or None in shapes or len(rest) > 1:
+    other_dims = {shape and (shape[0], *shape[2:]) for shape in shapes}
+    if lifted.view.integer("axis", 0) % lifted.rank != 1 or None in shapes or len(other_dims) > 1:
         return "it does not concatenate the channels of computed tensors"
     return lifted.rewriter.add("Concat", images, {"axis": 1})
 

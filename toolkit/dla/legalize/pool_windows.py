@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from toolkit.dla.legalize.graph_rewriter import Attributes
-from toolkit.dla.legalize.pooling import CONV_WINDOW, average
+from toolkit.dla.legalize.pooling import MAX_CONV_WINDOW, average
 from toolkit.dla.legalize.rewrite import Outcome, Site, image, sizes
-from toolkit.dla.legalize.windows import POOL, exact_steps, paired
+from toolkit.dla.legalize.windows import MAX_POOL_WINDOW, exact_steps, paired
 from toolkit.graph.window import Window
 
 
@@ -21,10 +21,10 @@ def max_cascade(site: Site) -> Outcome:
     window = _plain(site)
     if isinstance(window, str):
         return window
-    if max(window.kernel) <= POOL:
-        return f"windows are within {POOL}x{POOL} already"
+    if max(window.kernel) <= MAX_POOL_WINDOW:
+        return f"windows are within {MAX_POOL_WINDOW}x{MAX_POOL_WINDOW} already"
     pads = window.pads or ()
-    count = max(-(-(size - 1) // (POOL - 1)) for size in window.kernel)
+    count = max(-(-(size - 1) // (MAX_POOL_WINDOW - 1)) for size in window.kernel)
     rows, columns = (
         _split(size, before, after, count)
         for size, before, after in zip(window.kernel, pads[:2], pads[2:], strict=True)
@@ -50,7 +50,7 @@ def average_cascade(site: Site) -> Outcome:
     if window.strides != window.kernel or any(window.pads or ()):
         return "windows overlap or are padded"
     if steps[0] is None or steps[1] is None:
-        return f"window {_text(window.kernel)} has no factors of at most {POOL}"
+        return f"window {_text(window.kernel)} has no factors of at most {MAX_POOL_WINDOW}"
     return site.replaced_by(average(site.rewriter, site.data, paired(steps[0], steps[1])))
 
 
@@ -62,8 +62,8 @@ def average_conv(site: Site) -> Outcome:
     pads = window.pads or ()
     if any(pads) and not site.view.integer("count_include_pad", 0):
         return "padding is left out of the averages"
-    if max(window.kernel) > CONV_WINDOW:
-        return f"window {_text(window.kernel)} is larger than {CONV_WINDOW}x{CONV_WINDOW}"
+    if max(window.kernel) > MAX_CONV_WINDOW:
+        return f"window {_text(window.kernel)} is larger than {MAX_CONV_WINDOW}x{MAX_CONV_WINDOW}"
     weights = np.full((shape[1], 1, *window.kernel), 1.0 / math.prod(window.kernel))
     attributes: Attributes = {
         "group": shape[1],

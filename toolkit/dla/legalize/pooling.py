@@ -14,7 +14,7 @@ import onnx_ir as ir
 from toolkit.dla.legalize.graph_rewriter import GraphRewriter
 from toolkit.dla.legalize.rewrite import Outcome, Site, image
 from toolkit.dla.legalize.windows import (
-    POOL,
+    MAX_POOL_WINDOW,
     Step,
     exact_steps,
     inflation,
@@ -23,7 +23,7 @@ from toolkit.dla.legalize.windows import (
 )
 
 CHANNEL, ROWS, COLUMNS = 1, 2, 3
-CONV_WINDOW = 32  # longest convolution window, rule conv.kernel
+MAX_CONV_WINDOW = 32  # longest convolution window, rule conv.kernel
 
 # What a reduction does to each element before it sums, and whether it divides by their number.
 SUMS = ("ReduceSum", "ReduceL1", "ReduceSumSquare")
@@ -51,8 +51,8 @@ def mean_conv(site: Site) -> Outcome:
     if shape is None or axes is None or not axes <= {ROWS, COLUMNS}:
         return "it needs a 4-D map of known size, reduced over height or width alone"
     window = _window(shape, axes)
-    if max(window) > CONV_WINDOW:
-        return f"window {window[0]}x{window[1]} is larger than {CONV_WINDOW}x{CONV_WINDOW}"
+    if max(window) > MAX_CONV_WINDOW:
+        return f"window {window[0]}x{window[1]} is larger than {MAX_CONV_WINDOW}x{MAX_CONV_WINDOW}"
     weight = 1.0 if site.node.op_type in SUMS else 1.0 / math.prod(window)
     taps = site.rewriter.constant(np.full((shape[1], 1, *window), weight), site.data)
     data = _prepared(site)
@@ -165,14 +165,14 @@ def _spatial(
 def _steps(
     window: tuple[int, int],
     plan: Callable[[int], tuple[Step, ...] | None],
-    most: int | None,
+    max_steps: int | None,
 ) -> tuple[tuple[Step, Step], ...] | str:
     rows, columns = plan(window[0]), plan(window[1])
     text = f"{window[0]}x{window[1]}"
     if rows is None or columns is None:
-        return f"{text} has no factors of at most {POOL}"
+        return f"{text} has no factors of at most {MAX_POOL_WINDOW}"
     steps = paired(rows, columns)
-    return f"{text} takes {len(steps)} windows" if most and len(steps) > most else steps
+    return f"{text} takes {len(steps)} windows" if max_steps and len(steps) > max_steps else steps
 
 
 def _window(shape: tuple[int, int, int, int], axes: frozenset[int]) -> tuple[int, int]:

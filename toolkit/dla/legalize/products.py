@@ -14,7 +14,7 @@ from toolkit.dla.legalize.rearrange import gather_blocks, space_to_depth_order
 from toolkit.dla.legalize.rewrite import Outcome, Site, image
 from toolkit.graph.window import Window
 
-CONV_STRIDE = 8  # longest convolution stride, rule conv.stride
+MAX_CONV_STRIDE = 8  # longest convolution stride, rule conv.stride
 
 
 def matmul_last(site: Site) -> Outcome:
@@ -63,13 +63,13 @@ def _block(window: Window) -> int | str:
     stride = window.strides[0]
     if set(window.strides) != {stride} or set(window.dilations) != {1}:
         return "its strides differ, or it is dilated"
-    if stride <= CONV_STRIDE:
-        return f"stride {stride} is within {CONV_STRIDE}"
-    for block in range(2, CONV_STRIDE + 1):
-        if stride % block == 0 and stride // block <= CONV_STRIDE:
-            rest = [pad % block for pad in window.pads or ()]
-            return block if not any(rest) else f"the padding is not made of blocks of {block}"
-    return f"stride {stride} is no product of two of at most {CONV_STRIDE}"
+    if stride <= MAX_CONV_STRIDE:
+        return f"stride {stride} is within {MAX_CONV_STRIDE}"
+    for block in range(2, MAX_CONV_STRIDE + 1):
+        if stride % block == 0 and stride // block <= MAX_CONV_STRIDE:
+            remainders = [pad % block for pad in window.pads or ()]
+            return block if not any(remainders) else f"the padding is not made of blocks of {block}"
+    return f"stride {stride} is no product of two of at most {MAX_CONV_STRIDE}"
 
 
 def _moved(weights: NDArray[Any], kernel: tuple[int, ...], block: int) -> NDArray[Any]:

@@ -96,12 +96,12 @@ def focus(site: Site) -> Outcome:
             return "its inputs are not strided slices of one map"
         rows, columns = piece[2]
         maps = np.arange(shape[1])
-        corner = [np.full(shape[1], place) for place in (rows, columns)]
+        corner = [np.full(shape[1], index) for index in (rows, columns)]
         order.append(np.stack([maps, *corner], axis=1))
-    places = np.concatenate(order)
-    if int(places[:, 1:].max()) + 1 != block:
+    positions = np.concatenate(order)
+    if int(positions[:, 1:].max()) + 1 != block:
         return "the slices leave the end of each block out"
-    return site.replaced_by(gather_blocks(site.rewriter, source, places))
+    return site.replaced_by(gather_blocks(site.rewriter, source, positions))
 
 
 def _strided(value: ir.Value | None) -> tuple[ir.Value, int, tuple[int, int]] | None:
@@ -112,18 +112,22 @@ def _strided(value: ir.Value | None) -> tuple[ir.Value, int, tuple[int, int]] | 
         node = value.producer()
         if node is None or node.op_type != "Slice":
             break
-        shape, kept = image(node.inputs[0]), slice_ranges(node)
-        if shape is None or isinstance(kept, str) or kept[:2] != [range(shape[0]), range(shape[1])]:
+        shape, ranges = image(node.inputs[0]), slice_ranges(node)
+        if (
+            shape is None
+            or isinstance(ranges, str)
+            or ranges[:2] != [range(shape[0]), range(shape[1])]
+        ):
             return None
         for axis, size in ((2, shape[2]), (3, shape[3])):
-            whole = len(kept[axis]) * kept[axis].step == size
-            if not whole or kept[axis].start >= kept[axis].step:
+            whole = len(ranges[axis]) * ranges[axis].step == size
+            if not whole or ranges[axis].start >= ranges[axis].step:
                 return None
         # x[a::s][b::t] = x[a + s b :: s t]; the slice further up comes later.
-        from_row, by_row = kept[2].start + kept[2].step * from_row, by_row * kept[2].step
+        from_row, by_row = ranges[2].start + ranges[2].step * from_row, by_row * ranges[2].step
         from_column, by_column = (
-            kept[3].start + kept[3].step * from_column,
-            by_column * kept[3].step,
+            ranges[3].start + ranges[3].step * from_column,
+            by_column * ranges[3].step,
         )
         value = node.inputs[0]
     if value is None or by_row != by_column or by_row == 1:
@@ -249,12 +253,12 @@ def _moved(rewriter: GraphRewriter, source: ir.Value, result: ir.Value) -> ir.Va
 
 
 def _shuffled(
-    rewriter: GraphRewriter, source: ir.Value, places: NDArray[np.int64]
+    rewriter: GraphRewriter, source: ir.Value, origins: NDArray[np.int64]
 ) -> ir.Value | None:
-    indices = places[:, 0, 0, 0]
+    indices = origins[:, 0, 0, 0]
     if np.all(np.diff(indices) == 1):
         return None  # nothing moves
-    same = np.array_equal(places, _channels_at(indices, places.shape))
+    same = np.array_equal(origins, _channels_at(indices, origins.shape))
     return choose_channels(rewriter, source, indices) if same else None
 
 
@@ -265,7 +269,7 @@ def _channels_at(indices: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[
 
 
 def _gathered_at(order: NDArray[np.int64], goes: tuple[int, ...], block: int) -> NDArray[np.int64]:
-    """The places from which `gather_blocks` takes each element."""
+    """The origins from which `gather_blocks` takes each element."""
     rows, columns = np.arange(goes[2])[:, None] * block, np.arange(goes[3])[None, :] * block
     parts = np.broadcast_arrays(
         order[:, 0, None, None], order[:, 1, None, None] + rows, order[:, 2, None, None] + columns
@@ -274,13 +278,13 @@ def _gathered_at(order: NDArray[np.int64], goes: tuple[int, ...], block: int) ->
 
 
 def _scattered(
-    rewriter: GraphRewriter, source: ir.Value, places: NDArray[np.int64], block: int
+    rewriter: GraphRewriter, source: ir.Value, origins: NDArray[np.int64], block: int
 ) -> ir.Value | None:
     source_shape = image(source)
     if source_shape is None or block > MAX_BLOCK:
         return None
     # Output (c, b h + i, b w + j) takes input channel k at (h, w): read k off the first block.
-    corner = places[:, :block, :block, 0]
+    corner = origins[:, :block, :block, 0]
     if len(np.unique(corner)) != source_shape[1] or corner.size != source_shape[1]:
         return None
     order = np.empty((source_shape[1], 3), np.int64)
@@ -295,4 +299,4 @@ def _scattered(
         ),
         axis=-1,
     )
-    return _scatter_blocks(rewriter, source, order) if np.array_equal(places, expected) else None
+    return _scatter_blocks(rewriter, source, order) if np.array_equal(origins, expected) else None

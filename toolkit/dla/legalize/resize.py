@@ -15,7 +15,7 @@ from toolkit.dla.legalize.rewrite import Outcome, Site, image
 HALF = Fraction(1, 2)
 
 # The place in the input of output i, of `n` elements made of `m`.
-_PLACES: dict[str, Callable[[int, int, int], Fraction]] = {
+_COORDINATES: dict[str, Callable[[int, int, int], Fraction]] = {
     "half_pixel": lambda i, n, m: (i + HALF) * Fraction(m, n) - HALF,
     "half_pixel_symmetric": lambda i, n, m: (i + HALF) * Fraction(m, n) - HALF,
     "pytorch_half_pixel": lambda i, n, m: (
@@ -28,8 +28,8 @@ _PLACES: dict[str, Callable[[int, int, int], Fraction]] = {
 _ROUNDINGS: dict[str, Callable[[Fraction], int]] = {
     "floor": math.floor,
     "ceil": math.ceil,
-    "round_prefer_floor": lambda place: math.ceil(place - HALF),
-    "round_prefer_ceil": lambda place: math.floor(place + HALF),
+    "round_prefer_floor": lambda x: math.ceil(x - HALF),
+    "round_prefer_ceil": lambda x: math.floor(x + HALF),
 }
 # The modes of the DLA, rule resize.mode; the plainest first.
 NEAREST_MODES = (
@@ -37,7 +37,7 @@ NEAREST_MODES = (
     ("half_pixel", "round_prefer_floor"),
     ("half_pixel", "round_prefer_ceil"),
 )
-POWERS = {1, 2, 4, 8, 16}  # up to the longest pooling stride, rule pool.stride
+POOL_STRIDES = {1, 2, 4, 8, 16}  # up to the longest pooling stride, rule pool.stride
 
 
 def nearest(site: Site) -> Outcome:
@@ -63,9 +63,11 @@ def linear(site: Site) -> Outcome:
     scales = _scales(sizes)
     if isinstance(scales, str):
         return scales
-    place = _PLACES.get(str(site.view.attribute("coordinate_transformation_mode")))
-    if place is None or any(
-        place(i, n, m) != _PLACES["half_pixel"](i, n, m) for m, n in sizes for i in range(n)
+    coordinate_of = _COORDINATES.get(str(site.view.attribute("coordinate_transformation_mode")))
+    if coordinate_of is None or any(
+        coordinate_of(i, n, m) != _COORDINATES["half_pixel"](i, n, m)
+        for m, n in sizes
+        for i in range(n)
     ):
         return "its coordinates are not those of half_pixel"
     return _resize(site, scales, "half_pixel", None)
@@ -78,7 +80,7 @@ def nearest_pool(site: Site) -> Outcome:
         return sizes
     steps = _steps(sizes)
     # Other scales are no exact binary fractions: then runtimes differ in the rows that they keep.
-    if steps is None or not set(steps) <= POWERS:
+    if steps is None or not set(steps) <= POOL_STRIDES:
         return "it does not shrink by powers of two that a pooling has as its stride"
     copied = [_copied(site, *pair) for pair in sizes]
     if any(
@@ -96,11 +98,11 @@ def linear_pool(site: Site) -> Outcome:
     if isinstance(sizes, str):
         return sizes
     steps, mode = _steps(sizes), str(site.view.attribute("coordinate_transformation_mode"))
-    place = _PLACES.get(mode)
-    if steps is None or place is None or not set(steps) <= {1, 2}:
+    coordinate_of = _COORDINATES.get(mode)
+    if steps is None or coordinate_of is None or not set(steps) <= {1, 2}:
         return "it does not halve height or width"
     if any(
-        place(i, n, m) != i * k + Fraction(k - 1, 2)
+        coordinate_of(i, n, m) != i * k + Fraction(k - 1, 2)
         for (m, n), k in zip(sizes, steps, strict=True)
         for i in range(n)
     ):
@@ -151,10 +153,12 @@ def _copied(site: Site, before: int, after: int) -> list[int] | None:
 
 
 def _list(coordinates: str, rounding: str, before: int, after: int) -> list[int] | None:
-    place, rounded = _PLACES.get(coordinates), _ROUNDINGS.get(rounding)
-    if place is None or rounded is None:
+    coordinate_of, round_index = _COORDINATES.get(coordinates), _ROUNDINGS.get(rounding)
+    if coordinate_of is None or round_index is None:
         return None
-    return [min(before - 1, max(0, rounded(place(i, after, before)))) for i in range(after)]
+    return [
+        min(before - 1, max(0, round_index(coordinate_of(i, after, before)))) for i in range(after)
+    ]
 
 
 def _resize(site: Site, scales: tuple[int, int], coordinates: str, rounding: str | None) -> Outcome:

@@ -13,8 +13,8 @@ from toolkit.dla.legalize.graph_rewriter import Attributes, GraphRewriter
 from toolkit.dla.legalize.rewrite import Outcome, Site, constant_of, image
 from toolkit.graph.node_view import view
 
-CONV_WINDOW = 32  # longest convolution window, rule conv.kernel
-CONV_STRIDE = 8  # longest convolution stride, rule conv.stride
+MAX_CONV_WINDOW = 32  # longest convolution window, rule conv.kernel
+MAX_CONV_STRIDE = 8  # longest convolution stride, rule conv.stride
 
 
 def slice_conv(site: Site) -> Outcome:
@@ -64,11 +64,11 @@ def gather_slice(site: Site) -> Outcome:
     axis = site.view.integer("axis", 0) % 4
     if indices is None or shape is None or indices.ndim != 1 or axis == 0:
         return "it needs a constant list of indices into a 4-D tensor, not of its batch"
-    places = indices % shape[axis]
-    if not np.array_equal(places, np.arange(places[0], places[0] + len(places))):
+    positions = indices % shape[axis]
+    if not np.array_equal(positions, np.arange(positions[0], positions[0] + len(positions))):
         return "the indices do not follow each other"
-    first = int(places[0])
-    cut = crop(site.rewriter, site.data, {axis: (first, first + len(places))})
+    first = int(positions[0])
+    cut = crop(site.rewriter, site.data, {axis: (first, first + len(positions))})
     return site.replaced_by(cut)
 
 
@@ -149,9 +149,9 @@ def slice_ranges(node: ir.Node) -> list[range] | str:
     if shape is None or starts is None or ends is None or unknown:
         return "it needs a 4-D map of known size and constant starts, ends, axes and steps"
     ranges = [range(size) for size in shape]
-    for place, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-        axis = (int(axes[place]) if axes is not None else place) % 4
-        step = int(steps[place]) if steps is not None else 1
+    for index, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        axis = (int(axes[index]) if axes is not None else index) % 4
+        step = int(steps[index]) if steps is not None else 1
         ranges[axis] = range(shape[axis])[slice(start, end, step)]
     return ranges
 
@@ -162,12 +162,12 @@ def cut_by_conv(rewriter: GraphRewriter, data: ir.Value, ranges: Sequence[range]
     assert shape is not None
     if len(ranges[0]) != shape[0] or ranges[0].step != 1:
         return "the batch is cut"
-    if any(len(kept) == 0 for kept in ranges):
+    if any(len(elements) == 0 for elements in ranges):
         return "nothing is kept"
     channels = ranges[1]
     if len(channels) != shape[1] or channels.step != 1:
         data = choose_channels(rewriter, data, np.array(channels))
-    windows = [_keeping(shape[axis], ranges[axis]) for axis in (2, 3)]
+    windows = [_selecting_window(shape[axis], ranges[axis]) for axis in (2, 3)]
     wrong = next((window for window in windows if isinstance(window, str)), None)
     if wrong is not None:
         return wrong
@@ -184,18 +184,20 @@ def cut_by_conv(rewriter: GraphRewriter, data: ir.Value, ranges: Sequence[range]
     return rewriter.add("Conv", [data, rewriter.constant(weights, data)], attributes)
 
 
-def _keeping(size: int, kept: range) -> tuple[int, int, int] | str:
-    """Return the window, the place of its 1 and the stride that keep `kept` of an axis."""
-    if kept.step < 0:
-        return f"step {kept.step} turns an axis round"
-    step = kept.step if len(kept) > 1 else CONV_STRIDE  # one element: any stride will do
+def _selecting_window(size: int, elements: range) -> tuple[int, int, int] | str:
+    """Return the window, the index of its 1 and the stride that select `elements` of an axis."""
+    if elements.step < 0:
+        return f"step {elements.step} turns an axis round"
+    step = (
+        elements.step if len(elements) > 1 else MAX_CONV_STRIDE
+    )  # one element: any stride will do
     # The shortest window whose outputs, one a step, are as many as are kept.
-    window = max(kept.start + 1, size - len(kept) * step + 1)
-    if kept.start >= window or (size - window) // step + 1 != len(kept):
-        return f"elements {kept.start} to {kept[-1]} of {size} cannot be kept by one window"
-    if window > CONV_WINDOW or step > CONV_STRIDE:
+    window = max(elements.start + 1, size - len(elements) * step + 1)
+    if elements.start >= window or (size - window) // step + 1 != len(elements):
+        return f"elements {elements.start} to {elements[-1]} of {size} cannot be kept by one window"
+    if window > MAX_CONV_WINDOW or step > MAX_CONV_STRIDE:
         return f"a window of {window} and a stride of {step} are too long"
-    return window, kept.start, step
+    return window, elements.start, step
 
 
 def choose_channels(rewriter: GraphRewriter, data: ir.Value, indices: np.ndarray) -> ir.Value:
@@ -207,13 +209,17 @@ def choose_channels(rewriter: GraphRewriter, data: ir.Value, indices: np.ndarray
     return _pointwise(rewriter, data, weights)
 
 
-def crop(rewriter: GraphRewriter, data: ir.Value, kept: dict[int, tuple[int, int]]) -> ir.Value:
+def crop(rewriter: GraphRewriter, data: ir.Value, bounds: dict[int, tuple[int, int]]) -> ir.Value:
     """Return the elements from a to b of some axes, by a Slice."""
-    bounds = [
+    operands = [
         rewriter.constant(np.array(items, np.int64))
-        for items in ([a for a, _ in kept.values()], [b for _, b in kept.values()], list(kept))
+        for items in (
+            [a for a, _ in bounds.values()],
+            [b for _, b in bounds.values()],
+            list(bounds),
+        )
     ]
-    return rewriter.add("Slice", [data, *bounds])
+    return rewriter.add("Slice", [data, *operands])
 
 
 def _pointwise(rewriter: GraphRewriter, data: ir.Value, weights: np.ndarray) -> ir.Value:
@@ -235,8 +241,8 @@ def _zero_pads(pad: ir.Node) -> tuple[tuple[int, int], tuple[int, int]] | str:
     if mode != "constant" or filler.reshape(-1)[0] != 0:
         return "the padding is not of zeros"
     count = len(amounts) // 2
-    places = [int(a) % 4 for a in axes] if axes is not None else list(range(count))
-    pairs = {p: (int(amounts[i]), int(amounts[i + count])) for i, p in enumerate(places)}
+    padded_axes = [int(a) % 4 for a in axes] if axes is not None else list(range(count))
+    pairs = {p: (int(amounts[i]), int(amounts[i + count])) for i, p in enumerate(padded_axes)}
     outside = [pairs.get(axis, (0, 0)) for axis in (0, 1)]
     if any(map(any, outside)) or any(min(pair) < 0 for pair in pairs.values()):
         return "batch or channels are padded, or something is cut off"

@@ -50,11 +50,11 @@ def _cropped(site: Site, *, by_slice: bool) -> Outcome:
     bounds = {2 + axis: (pads[axis], pads[axis] + shape[2 + axis]) for axis in range(2)}
     shape_before = image(whole)
     assert shape_before is not None
-    kept = {axis: pair for axis, pair in bounds.items() if pair != (0, shape_before[axis])}
+    cropped = {axis: pair for axis, pair in bounds.items() if pair != (0, shape_before[axis])}
     result: ir.Value | str = whole
-    if kept and by_slice:
-        result = crop(site.rewriter, whole, kept)
-    elif kept:
+    if cropped and by_slice:
+        result = crop(site.rewriter, whole, cropped)
+    elif cropped:
         ranges = [range(*bounds.get(axis, (0, shape_before[axis]))) for axis in range(4)]
         result = cut_by_conv(site.rewriter, whole, ranges)
     if isinstance(result, str):

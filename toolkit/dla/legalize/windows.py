@@ -5,7 +5,7 @@ A step (k, before, after) pads an axis and reduces blocks of k, so n becomes (n 
 
 from functools import lru_cache
 
-POOL = 8  # longest pooling window of the DLA, rule pool.window
+MAX_POOL_WINDOW = 8  # longest pooling window of the DLA, rule pool.window
 
 Step = tuple[int, int, int]
 
@@ -14,10 +14,10 @@ Step = tuple[int, int, int]
 def exact_steps(size: int) -> tuple[Step, ...] | None:
     """The fewest windows of at most 8 whose product is `size`; None: it has a larger prime."""
     best: tuple[Step, ...] | None = () if size == 1 else None
-    for window in range(POOL, 1, -1):
-        rest = exact_steps(size // window) if size % window == 0 else None
-        if rest is not None and (best is None or len(rest) + 1 < len(best)):
-            best = ((window, 0, 0), *rest)
+    for window in range(MAX_POOL_WINDOW, 1, -1):
+        further_steps = exact_steps(size // window) if size % window == 0 else None
+        if further_steps is not None and (best is None or len(further_steps) + 1 < len(best)):
+            best = ((window, 0, 0), *further_steps)
     return best
 
 
@@ -40,13 +40,13 @@ def _padded(size: int) -> tuple[int, int, tuple[Step, ...]]:
     if size == 1:
         return 0, 1, ()
     best: tuple[int, int, tuple[Step, ...]] | None = None
-    for window in range(POOL, 1, -1):
+    for window in range(MAX_POOL_WINDOW, 1, -1):
         pad = -size % window
         if size + pad >= size * window:  # nothing gained
             continue
-        count, product, rest = _padded((size + pad) // window)
+        count, product, further_steps = _padded((size + pad) // window)
         step = (window, pad // 2, pad - pad // 2)
-        candidate = (count + 1, product * window, (step, *rest))
+        candidate = (count + 1, product * window, (step, *further_steps))
         if best is None or candidate[:2] < best[:2]:
             best = candidate
     assert best is not None  # a window of 2 halves any size

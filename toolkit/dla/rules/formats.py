@@ -4,13 +4,11 @@
 format that GPU and DLA share needs no reformat between them (DLA software FAQ): `common_format`.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from device.engine.manifest import Precision
-from toolkit.dla.rules.memory import BYTES
 from toolkit.dla.rules.rule import YES, AtMost, Fact, Generation, OneOf, Rule
 from toolkit.dla.rules.sources import FAQ, GUIDE_RUNTIME, HEADER
 from toolkit.graph.node_view import NodeView
@@ -146,9 +144,3 @@ FORMAT_RULES: tuple[Rule[BoundaryTensor], ...] = (
 def common_format(precision: Precision) -> Format | None:
     """Return the format that GPU and DLA share, None for a precision without one."""
     return next((row for row in FORMATS if row.on_gpu and precision in row.precisions), None)
-
-
-def format_bytes(row: Format, shape: Shape4, precision: Precision, generation: Generation) -> int:
-    """Return the bytes of a tensor N, C, H, W in a format, its padding included."""
-    element = BYTES[precision]
-    return math.prod(row.padded(shape, element, generation)) * element

@@ -1,30 +1,27 @@
-"""Memory limits of a DLA core: loadables, their weights and intermediates, and memory pools.
+"""Memory limits of a DLA core: loadables, their weights and intermediates.
 
-These rules bind a `Core`, a `Loadable` (one segment on the DLA) or a `PoolLimit` of a build, not a
-node. `rule.judge_subject` applies them.
+These rules bind a `Core` or a `Loadable` (one segment on the DLA), not a node.
+`rule.judge_subject` applies them.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from device.engine.manifest import Precision
 from toolkit.dla.rules import ops as o
 from toolkit.dla.rules.rule import (
     FLOOR,
     NEWEST,
-    YES,
     AtMost,
     Fact,
     Generation,
     OneOf,
     Rule,
 )
-from toolkit.dla.rules.sources import GUIDE, HEADER, HEADER_85, V1, V2
+from toolkit.dla.rules.sources import GUIDE, HEADER
 from toolkit.graph.node_view import NodeView, TensorView
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
-PoolName = Literal["dlaSRAM", "dlaLocalDRAM", "dlaGlobalDRAM"]
 BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2, "int8": 1}
 
 
@@ -51,40 +48,7 @@ class Loadable:
     op: str = "loadable"
 
 
-@dataclass(frozen=True, slots=True)
-class PoolLimit:
-    """The size that a build sets for a pool; `name` is that of trtexec."""
-
-    name: PoolName
-    size_bytes: int
-
-    @property
-    def op(self) -> str:
-        """The name of the pool, to which rules refer."""
-        return self.name
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """A memory pool of the DLA, an upper bound for each loadable."""
-
-    name: PoolName
-    tensorrt_name: str
-    default_bytes: int
-    holds: str
-    note: str = ""
-
-
 # fmt: off
-POOLS: tuple[Pool, ...] = (  # NvInfer.h 10.3, MemoryPoolType
-    Pool("dlaSRAM", "kDLA_MANAGED_SRAM", MIB, "what the compiler chooses to keep close",
-         note="TensorRT 8.5 took 0.5 MiB in spite of its header (NVIDIA's MLPerf v3.0 code): "
-              "always set it"),
-    Pool("dlaLocalDRAM", "kDLA_LOCAL_DRAM", GIB, "intermediates"),
-    Pool("dlaGlobalDRAM", "kDLA_GLOBAL_DRAM", 512 * MIB, "weights and metadata"),
-)
-
-
 def _loadables(core: Core) -> tuple[Fact, ...]:
     return (Fact(core.loadables, f"{core.loadables} loadables"),)
 
@@ -125,27 +89,6 @@ LOADABLE_RULES: tuple[Rule[Loadable], ...] = (
 
 def _size(count: int, content: str) -> tuple[Fact, ...]:
     return (Fact(count, f"{count} bytes of {content}"),)
-
-
-def _power_of_two(pool: PoolLimit) -> tuple[Fact, ...]:
-    size = pool.size_bytes
-    return (Fact(size >= 4 * KIB and size & (size - 1) == 0, f"{size} bytes"),)
-
-
-def _pool_bytes(pool: PoolLimit) -> tuple[Fact, ...]:
-    return _size(pool.size_bytes, pool.name)
-
-
-POOL_RULES: tuple[Rule[PoolLimit], ...] = (
-    Rule(id="pool.size", ops=None, limit="a pool must be a power of two of 4 KiB or more",
-         facts=_power_of_two, allowed=YES, source=HEADER),
-    Rule(id="sram.v1", ops=o.ops("dlaSRAM"), generations=V1,
-         limit="Xavier has 4 MiB of SRAM for both cores",
-         facts=_pool_bytes, allowed=AtMost(4 * MIB), source=HEADER_85),
-    Rule(id="sram.v2", ops=o.ops("dlaSRAM"), generations=V2,
-         limit="Orin has 1 MiB of SRAM for each core",
-         facts=_pool_bytes, allowed=AtMost(MIB), source=HEADER_85),
-)
 # fmt: on
 
 

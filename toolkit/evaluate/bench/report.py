@@ -14,7 +14,7 @@ from toolkit.evaluate.bench.distribution import Distribution
 from toolkit.evaluate.bench.measure import GpuTimes, Layer, Measured
 
 _COLUMNS = ("min", "mean", "median", "p90", "p95", "p99", "max")
-_NODES_SHOWN = 3  # of one piece of work
+_NODES_SHOWN = 3  # of one operation
 
 
 class BenchResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from pathlib import Path
 from toolkit.gpu.errors import CompileError
 from toolkit.plugins import Constant
 
-HOW_TO_GET = "install the CUDA toolkit, or pip install nvidia-cuda-nvrtc-cu12"
+INSTALL_HINT = "install the CUDA toolkit, or pip install nvidia-cuda-nvrtc-cu12"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def compile_source(file: Path, function: str, constants: Mapping[str, Constant],
     """
     compiler = find_compiler()
     if compiler is None:
-        raise CompileError(f"this host has neither nvcc nor NVRTC; {HOW_TO_GET}")
+        raise CompileError(f"this host has neither nvcc nor NVRTC; {INSTALL_HINT}")
     options = [f"-arch=sm_{sm}", *(f"-D{name}={_macro(v)}" for name, v in constants.items())]
     cubin = compiler.compile(file, options)
     if f".text.{function}\0".encode() not in cubin:

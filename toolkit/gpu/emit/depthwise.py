@@ -10,7 +10,7 @@ from toolkit.gpu.shapes.sizes import ceil_div, opt
 from toolkit.gpu.target import GpuTarget
 
 _ROWS = (4, 7, 2, 1)  # output rows of a block; of equally good ones the first
-_MIN_TAPS_OF_ONE_ROW = 50  # from here on a block has one row
+_MIN_TAPS_FOR_ONE_ROW = 50  # from here on a block has one row
 
 
 def emit_depthwise(ctx: LoweringContext, nodes: tuple[str, ...], conv: Conv2d) -> None:
@@ -24,11 +24,11 @@ def _launches(ctx: LoweringContext, conv: Conv2d) -> tuple[KernelLaunch, ...]:
     weights = ctx.pack_constant(conv.weights[:, 0].transpose(1, 2, 0), conv.left.view.dtype)
 
     def launch(rows: int) -> KernelLaunch:
-        strips = _strips(conv, rows)
-        tile = row_tile(strips, channels)
+        pixel_columns = _pixel_columns(conv, rows)
+        tile = row_tile(pixel_columns, channels)
         return ctx.make_launch(
             "depthwise",
-            (ceil_div(strips, tile.rows), ceil_div(channels, tile.columns), 1),
+            (ceil_div(pixel_columns, tile.rows), ceil_div(channels, tile.columns), 1),
             {**conv.operands(), "weights": weights},
             {
                 **conv.constants(),
@@ -45,25 +45,25 @@ def _launches(ctx: LoweringContext, conv: Conv2d) -> tuple[KernelLaunch, ...]:
     return tuple(launch(rows) for rows in _rows_of_block(conv, ctx.gpu))
 
 
-def _strips(conv: Conv2d, rows: int) -> int:
-    """Return the number of runs of `rows` vertically adjacent output pixels."""
+def _pixel_columns(conv: Conv2d, rows: int) -> int:
+    """Return the number of columns of `rows` vertically adjacent output pixels."""
     return conv.y.shape[0] * ceil_div(conv.y.shape[2], rows) * conv.y.shape[3]
 
 
 def _rows_of_block(conv: Conv2d, gpu: GpuTarget) -> tuple[int, ...]:
-    """Return the output rows of a block, the best by estimate first.
+    """Return the output rows per block to try, the best by estimate first.
 
-    More rows read less, while there are blocks enough for the GPU and no row of a block is empty.
+    More rows load fewer inputs, as long as there are blocks for all SMs and no row is masked.
     """
     taps = conv.left.window.kernel
-    if taps[0] * taps[1] >= _MIN_TAPS_OF_ONE_ROW:
+    if taps[0] * taps[1] >= _MIN_TAPS_FOR_ONE_ROW:
         return (1,)
     channels, height = conv.weights.shape[0], opt(conv.y.shape[2])
 
     def order(rows: int) -> tuple[bool, int, int]:
-        strips = opt(_strips(conv, rows))
-        tile = row_tile(strips, channels)
-        blocks = ceil_div(strips, tile.rows) * ceil_div(channels, tile.columns)
+        pixel_columns = opt(_pixel_columns(conv, rows))
+        tile = row_tile(pixel_columns, channels)
+        blocks = ceil_div(pixel_columns, tile.rows) * ceil_div(channels, tile.columns)
         return blocks < gpu.sm_count, -height % rows, _ROWS.index(rows)
 
     return tuple(sorted(_ROWS, key=order)[: len(_ROWS) if gpu.exhaustive else 2])

@@ -19,7 +19,7 @@ _BLOCK = 512  # elements of a block
 _INDICES = ("j0", "j1", "j2", "j3")  # parameters of the kernels for indices of an element
 # ONNX's `reduction` -> the types with such an atomic operation in PTX (atom.add, atom.max,
 # atom.min) that Triton offers.
-_ATOMIC_TYPES: dict[str, tuple[str, ...]] = {
+ATOMIC_TYPES: dict[str, tuple[str, ...]] = {
     "add": ("float16", "float32", "int32", "int64"),
     "max": ("float32", "int32", "int64"),
     "min": ("float32", "int32", "int64"),
@@ -72,14 +72,14 @@ def emit_gather_nd(ctx: LoweringContext, group: Group) -> None:
     x, indices = ctx.read_for(op.inputs[0], op.outputs[0]), ctx.read(op.inputs[1])
     batch = op.integer("batch_dims", 0)
     count = indices.shape[-1]
-    rest = indices.shape[:-1]  # batch dimensions first, as in x
-    shape = (*rest, *x.shape[batch + count :])
+    outer = indices.shape[:-1]  # batch dimensions first, as in x
+    shape = (*outer, *x.shape[batch + count :])
     source = replace(
         x,
         shape=shape,
         strides=(
             *x.strides[:batch],
-            *(0,) * (len(rest) - batch),
+            *(0,) * (len(outer) - batch),
             *x.strides[batch + count :],
         ),
     )
@@ -104,8 +104,8 @@ def emit_scatter_nd(ctx: LoweringContext, group: Group) -> None:
     y = _copy_data(ctx, op)
     indices, updates = ctx.read(op.inputs[1]), ctx.read(op.inputs[2])
     count = indices.shape[-1]
-    rest = (0,) * (len(indices.shape) - 1)
-    target = replace(y, shape=updates.shape, strides=(*rest, *y.strides[count:]))
+    outer = (0,) * (len(indices.shape) - 1)
+    target = replace(y, shape=updates.shape, strides=(*outer, *y.strides[count:]))
     _scatter(ctx, group, updates, target, _index_columns(indices, updates.shape, y, 0), whole=y)
 
 
@@ -224,7 +224,7 @@ def _reduction(op: Operation, y: View) -> str:
     reduction = op.text("reduction", "none")
     if reduction == "none":
         return "none"
-    types = _ATOMIC_TYPES.get(reduction, ())
+    types = ATOMIC_TYPES.get(reduction, ())
     if y.dtype not in types:
         raise NotCoveredError(
             f"node {op.name!r} ({op.kind}) joins {y.dtype} by {reduction!r}; GPUs do that at once "

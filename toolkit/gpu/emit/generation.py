@@ -41,5 +41,5 @@ NO_GENERATION = Generation(
     preferred=(),
     alternatives=(),
     mma_warps=no_mma_layout,
-    fuse=lambda _, work: tuple(work),
+    fuse=lambda _, ops: tuple(ops),
 )

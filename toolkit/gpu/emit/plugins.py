@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from toolkit.errors import PluginError, first_line
-from toolkit.gpu.codegen.cuda_source import HOW_TO_GET, find_compiler
+from toolkit.gpu.codegen.cuda_source import INSTALL_HINT, find_compiler
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.dtypes import is_float
@@ -145,7 +145,7 @@ def _source(plugin: Plugin, kernel: Kernel) -> KernelSource:
     if kernel.file.suffix == ".cu" and find_compiler() is None:
         raise NotCoveredError(
             f"{plugin.title} is written in CUDA C++, and this host has neither nvcc nor NVRTC: "
-            f"{HOW_TO_GET}"
+            f"{INSTALL_HINT}"
         )
     try:
         digest = hashlib.sha256(kernel.file.read_bytes()).hexdigest()

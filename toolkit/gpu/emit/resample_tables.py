@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-_ROUNDING = 1e-5  # of coordinates, whose scales are FP32: this close to an end is inside
+_COORDINATE_TOLERANCE = (
+    1e-5  # of coordinates, whose scales are FP32: this close to an end is inside
+)
 Mode = Literal["nearest", "linear", "cubic"]
 
 
@@ -62,7 +64,7 @@ def table_of(axis: Axis, interpolation: Interpolation) -> Table:
         indices, weights = _weighted(x, interpolation, axis.size, stretch)
     clamped = np.clip(indices, 0, axis.size - 1).astype(np.int32)
     if interpolation.coordinates == "tf_crop_and_resize":
-        clamped[(x < -_ROUNDING) | (x > axis.size - 1 + _ROUNDING)] = -1
+        clamped[(x < -_COORDINATE_TOLERANCE) | (x > axis.size - 1 + _COORDINATE_TOLERANCE)] = -1
     return Table(clamped, None if weights is None else weights.astype(np.float32))
 
 

@@ -12,9 +12,9 @@ from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.parameters import floats_of, integers_of, scales_input
 from toolkit.gpu.ir.view import Shape, View, channels_last, like
 from toolkit.gpu.passes.fusion import Group
-from toolkit.gpu.passes.upsampling import repeats_pixels
+from toolkit.gpu.passes.upsampling import has_whole_factors, repeats_pixels
 from toolkit.gpu.schedule.loop_order import order_of
-from toolkit.gpu.shapes.sizes import Size, ceil_div, most
+from toolkit.gpu.shapes.sizes import Size, ceil_div, upper_bound
 
 _BLOCK = 512  # elements of a block
 _AXES_PER_LAUNCH = 2
@@ -32,6 +32,16 @@ def emit_resize(ctx: LoweringContext, group: Group) -> None:
         _repeat(ctx, group, result)
     else:
         _resample(ctx, group, interpolation, _axes(ctx, op, shape, result))
+
+
+def reads_parameters(op: Operation, shape: Shape, result: Shape) -> Sequence[str]:
+    """Return the names of scales, sizes and region, unless shapes alone tell what a Resize does."""
+    scales = op.input(scales_input(op))
+    if _is_broadcast(_interpolation(op), shape, result):
+        return ()
+    if not scales and has_whole_factors(op, shape, result):
+        return ()
+    return [name for name in op.inputs[1:4] if name]
 
 
 def _with_scale_of_result(ctx: LoweringContext, op: Operation) -> View:
@@ -101,7 +111,7 @@ def _axes(ctx: LoweringContext, op: Operation, shape: Shape, result: Shape) -> d
     for at, (axis, scale) in enumerate(zip(axes, scales, strict=True)):
         part = (region[at], region[at + len(axes)]) if crops and region else (0.0, 1.0)
         if scale != 1 or result[axis] != shape[axis] or part != (0.0, 1.0):
-            changed[axis] = Axis(most(shape[axis]), most(result[axis]), scale, part)
+            changed[axis] = Axis(upper_bound(shape[axis]), upper_bound(result[axis]), scale, part)
     return changed
 
 
@@ -192,7 +202,7 @@ def _add_resample(
             f"node {op.name!r} ({op.kind}) has the unknown mode {error}"
         ) from error
     inner = tuple(0 if at in axes else stride for at, stride in enumerate(x.strides))
-    order = order_of(y.shape, [y.strides, inner], apart=tuple(axes))
+    order = order_of(y.shape, [y.strides, inner], separate=tuple(axes))
     packed: dict[str, View | None] = dict.fromkeys(_TABLES)
     for index, weight, table in zip(_TABLES[::2], _TABLES[1::2], tables, strict=False):
         packed[index] = ctx.pack_constant(table.indices, "int32")
@@ -205,14 +215,12 @@ def _add_resample(
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {"x": x, **packed, "y": y, "elements": y.elements},
         {
-            "SHAPE": (0, *order.shape[1:]),
-            "Y_STRIDES": order.strides[0],
-            "X_STRIDES": order.strides[1],
-            "DIM_A": order.places[dims[0]],
+            **order.constants("Y_STRIDES", "X_STRIDES"),
+            "DIM_A": order.positions[dims[0]],
             "STRIDE_A": x.strides[dims[0]],
             "TAPS_A": taps[0],
             "SIZE_A": _dynamic(x.shape[dims[0]]),
-            "DIM_B": order.places[dims[-1]],
+            "DIM_B": order.positions[dims[-1]],
             "STRIDE_B": x.strides[dims[-1]],
             "TAPS_B": taps[1] if len(taps) > 1 else 1,
             "SIZE_B": _dynamic(x.shape[dims[-1]]),

@@ -1,11 +1,13 @@
 """The table of ONNX element-wise operators: the expression ops of each.
 
-A new operator is a row here, and a branch in `toolkit.gpu.kernels.expression` where the ops there
-do not suffice. Formulas and defaults: ONNX's operators, opset 23 and before.
+A new operator is a row of `OPERATORS`; where its formula needs an op that is not there, that is a
+row of `toolkit.gpu.kernels.primitives`. Formulas and defaults: ONNX's operators, opset 23 and
+before.
 """
 
 from collections.abc import Callable, Mapping
 from functools import partial, reduce
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -74,6 +76,8 @@ class ExprBuilder:
 
 Rule = Callable[[ExprBuilder, Operation], int]
 """Adds the ops of an operation; returns the index of its result."""
+Formula = Callable[..., int]
+"""Adds the ops of a formula to an ExprBuilder; takes and returns indices of values."""
 
 
 def is_number(name: str, constants: Constants) -> bool:
@@ -86,9 +90,17 @@ def reciprocal(scale: float) -> float:
     return float(np.float32(1) / np.float32(scale))
 
 
-def _plain(name: str, s: ExprBuilder, op: Operation) -> int:
-    """One op of all operands."""
-    return s.add(name, *(s.value(operand) for operand in op.inputs))
+def _plain(
+    name: str, s: ExprBuilder, op: Operation, attributes: Mapping[str, float] = MappingProxyType({})
+) -> int:
+    """One op of all operands, with attributes, given with their defaults, as its numbers."""
+    numbers = [op.number(attribute, default) for attribute, default in attributes.items()]
+    return s.add(name, *map(s.value, op.inputs), *numbers)
+
+
+def _formula(compute: Formula, s: ExprBuilder, op: Operation) -> int:
+    """What ops compute of the values of all operands."""
+    return compute(s, *map(s.value, op.inputs))
 
 
 def _typed(name: str, integer: str, s: ExprBuilder, op: Operation) -> int:
@@ -109,12 +121,6 @@ def _variadic(name: str, s: ExprBuilder, op: Operation) -> int:
 
 def _mean(s: ExprBuilder, op: Operation) -> int:
     return s.add("mul", _variadic("add", s, op), s.constant(1 / len(op.inputs)))
-
-
-def _parameters(name: str, defaults: Mapping[str, float], s: ExprBuilder, op: Operation) -> int:
-    """One op of a tensor, with attributes as its numbers."""
-    numbers = [op.number(attribute, default) for attribute, default in defaults.items()]
-    return s.add(name, s.value(op.inputs[0]), *numbers)
 
 
 def _clip(s: ExprBuilder, op: Operation) -> int:
@@ -155,7 +161,7 @@ def _power(s: ExprBuilder, op: Operation) -> int:
     if not whole:
         return s.add("power", x, s.add("cast", s.value(exponent), "float32"))
     if not is_float(s.dtype(exponent)):
-        return s.add("whole_power", x, s.value(exponent))
+        return s.add("int_power", x, s.value(exponent))
     return s.add("cast", s.add("mixed_power", x, s.value(exponent)), s.dtype(base))
 
 
@@ -163,7 +169,7 @@ def _mod(s: ExprBuilder, op: Operation) -> int:
     """With `fmod` the remainder has the sign of the first operand, else that of the second."""
     if not op.integer("fmod", 0):
         return _plain("modulo", s, op)
-    return _typed("remainder", "whole_remainder", s, op)
+    return _typed("remainder", "int_remainder", s, op)
 
 
 def _shift(s: ExprBuilder, op: Operation) -> int:
@@ -180,11 +186,6 @@ def _gelu(s: ExprBuilder, op: Operation) -> int:
     return s.add("gelu_tanh" if tanh else "gelu", s.value(op.inputs[0]))
 
 
-def _hard_swish(s: ExprBuilder, op: Operation) -> int:
-    x = s.value(op.inputs[0])
-    return s.add("mul", x, s.add("hard_sigmoid", x, 1 / 6, 0.5))
-
-
 def _swish(s: ExprBuilder, op: Operation) -> int:
     x, alpha = s.value(op.inputs[0]), op.number("alpha", 1.0)
     if alpha == 1.0:
@@ -197,50 +198,76 @@ def _round_int8(s: ExprBuilder, op: Operation) -> int:
 
 
 _SELU = {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}  # ONNX, operator Selu
-# One op of all operands, the same for all types; the op of most is the operator in lower case.
-_LOWER_CASE = (
-    "Abs Acos Acosh Add And Asin Asinh Atan Atanh Cos Cosh Equal Erf Exp Greater Less Log Mish Mul "
-    "Neg Not Or PRelu Reciprocal Relu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Tan Tanh "
-    "Where Xor"
-)
-_PLAIN: Mapping[str, str] = {
-    **{kind: kind.lower() for kind in _LOWER_CASE.split()},
-    "BitwiseAnd": "and",
-    "BitwiseNot": "bit_not",
-    "BitwiseOr": "or",
-    "BitwiseXor": "xor",
-    "GreaterOrEqual": "not_less",
-    "IsNaN": "is_nan",
-    "LessOrEqual": "not_greater",
-}
-_PARAMETERS: Mapping[str, tuple[str, Mapping[str, float]]] = {  # an op with attributes
-    "Celu": ("celu", {"alpha": 1.0}),
-    "Elu": ("elu", {"alpha": 1.0}),
-    "HardSigmoid": ("hard_sigmoid", {"alpha": 0.2, "beta": 0.5}),
-    "LeakyRelu": ("leaky_relu", {"alpha": 0.01}),
-    "Selu": ("selu", _SELU),
-    "Shrink": ("shrink", {"lambd": 0.5, "bias": 0.0}),
-    "ThresholdedRelu": ("thresholded", {"alpha": 1.0}),
-}
 OPERATORS: Mapping[str, Rule] = {
-    **{kind: partial(_plain, name) for kind, name in _PLAIN.items()},
-    **{kind: partial(_parameters, *row) for kind, row in _PARAMETERS.items()},
+    "Abs": partial(_plain, "abs"),
+    "Acos": partial(_plain, "acos"),
+    "Acosh": partial(_plain, "acosh"),
+    "Add": partial(_plain, "add"),
+    "And": partial(_plain, "and"),
+    "Asin": partial(_plain, "asin"),
+    "Asinh": partial(_plain, "asinh"),
+    "Atan": partial(_plain, "atan"),
+    "Atanh": partial(_plain, "atanh"),
     "BitShift": _shift,
+    "BitwiseAnd": partial(_plain, "and"),
+    "BitwiseNot": partial(_plain, "bit_not"),
+    "BitwiseOr": partial(_plain, "or"),
+    "BitwiseXor": partial(_plain, "xor"),
     "Cast": _cast,
     "Ceil": partial(_floats, "ceil"),
+    "Celu": partial(_plain, "celu", attributes={"alpha": 1.0}),
     "Clip": _clip,
-    "Div": partial(_typed, "div", "whole_div"),
+    "Cos": partial(_plain, "cos"),
+    "Cosh": partial(_plain, "cosh"),
+    "Div": partial(_typed, "div", "int_div"),
+    "Elu": partial(_plain, "elu", attributes={"alpha": 1.0}),
+    "Equal": partial(_plain, "equal"),
+    "Erf": partial(_plain, "erf"),
+    "Exp": partial(_plain, "exp"),
     "Floor": partial(_floats, "floor"),
     "Gelu": _gelu,
-    "HardSwish": _hard_swish,
+    "Greater": partial(_plain, "greater"),
+    "GreaterOrEqual": partial(_plain, "greater_equal"),
+    "HardSigmoid": partial(_plain, "hard_sigmoid", attributes={"alpha": 0.2, "beta": 0.5}),
+    "HardSwish": partial(
+        _formula, lambda s, x: s.add("mul", x, s.add("hard_sigmoid", x, 1 / 6, 0.5))
+    ),
     "IsInf": _infinite,
+    "IsNaN": partial(_plain, "is_nan"),
+    "LeakyRelu": partial(_plain, "leaky_relu", attributes={"alpha": 0.01}),
+    "Less": partial(_plain, "less"),
+    "LessOrEqual": partial(_plain, "less_equal"),
+    "Log": partial(_plain, "log"),
     "Max": partial(_variadic, "max"),
     "Mean": _mean,
     "Min": partial(_variadic, "min"),
+    "Mish": partial(_plain, "mish"),
     "Mod": _mod,
+    "Mul": partial(_plain, "mul"),
+    "Neg": partial(_plain, "neg"),
+    "Not": partial(_plain, "not"),
+    "Or": partial(_plain, "or"),
+    "PRelu": partial(_plain, "prelu"),
     "Pow": _power,
+    "Reciprocal": partial(_plain, "reciprocal"),
+    "Relu": partial(_plain, "relu"),
     "Round": partial(_floats, "round"),
     "RoundInt8": _round_int8,
+    "Selu": partial(_plain, "selu", attributes=_SELU),
+    "Shrink": partial(_plain, "shrink", attributes={"lambd": 0.5, "bias": 0.0}),
+    "Sigmoid": partial(_plain, "sigmoid"),
+    "Sign": partial(_plain, "sign"),
+    "Sin": partial(_plain, "sin"),
+    "Sinh": partial(_plain, "sinh"),
+    "Softplus": partial(_plain, "softplus"),
+    "Softsign": partial(_plain, "softsign"),
+    "Sqrt": partial(_plain, "sqrt"),
+    "Sub": partial(_plain, "sub"),
     "Sum": partial(_variadic, "add"),
     "Swish": _swish,
+    "Tan": partial(_plain, "tan"),
+    "Tanh": partial(_plain, "tanh"),
+    "ThresholdedRelu": partial(_plain, "thresholded_relu", attributes={"alpha": 1.0}),
+    "Where": partial(_plain, "where"),
+    "Xor": partial(_plain, "xor"),
 }

@@ -115,7 +115,7 @@ def expression_of(
         if scale is not None:
             index[name] = builder.add("real", index[name], scale)
         elif builder.dtype(name) == "bool":
-            index[name] = builder.add("bool", index[name])
+            index[name] = builder.add("is_nonzero", index[name])
     for op in operations:
         if op.kind == "RoundInt8" and op is not operations[-1]:
             scale = op.number("scale", 1.0)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from toolkit.gpu.errors import NotCoveredError, not_covered
 from toolkit.gpu.shapes.inference import Known, Trace, infer_sizes
-from toolkit.gpu.shapes.sizes import most
+from toolkit.gpu.shapes.sizes import upper_bound
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -211,8 +211,8 @@ def _numpy(tensor: ir.TensorProtocol | None) -> Array:
 _SIZED_BY_NUMBERS = frozenset({"NonMaxSuppression", "NonZero", "StringSplit", "Unique"})
 
 
-# Operators that are written as others, which make the outputs that are read.
-_LEAVE_OUT = frozenset({"GRU", "LSTM", "RNN"})
+# Operators that rewrites decompose into others; only the outputs that are read are computed.
+_DECOMPOSED = frozenset({"GRU", "LSTM", "RNN"})
 
 
 def read_operation(node: ir.Node, plugged: Collection[str]) -> Operation:
@@ -248,7 +248,7 @@ def _outputs(node: ir.Node) -> tuple[str, ...]:
     names = [str(value.name or "") for value in node.outputs]
     while names and not names[-1]:
         names.pop()
-    if "" in names and node.op_type not in _LEAVE_OUT:
+    if "" in names and node.op_type not in _DECOMPOSED:
         raise NotCoveredError(
             f"node {node.name!r} ({node.op_type}) leaves out output {names.index('')}; kernels "
             "make all before the last"
@@ -292,9 +292,10 @@ def _note(
         )
         return
     elements = math.prod(shape)
-    if not elements >= 1 or most(elements) > MAX_ELEMENTS:
+    if not elements >= 1 or upper_bound(elements) > MAX_ELEMENTS:
         unknown[name] = (
-            f"tensor {name!r} has {most(elements)} elements; kernels take 1 to {MAX_ELEMENTS}"
+            f"tensor {name!r} has {upper_bound(elements)} elements; "
+            f"kernels take 1 to {MAX_ELEMENTS}"
         )
     elif value.dtype is None:
         unknown[name] = f"tensor {name!r} has no known type"

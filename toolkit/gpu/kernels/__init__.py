@@ -6,25 +6,22 @@ modules needs Triton, so only compiler workers do so; the same source runs on th
 interpreter (TRITON_INTERPRET=1).
 
     expression      element-wise expressions, loads and stores of epilogues
+    primitives      the table of what a step of an expression computes
     functions       elementary functions of FP32
     int8            INT8 values in registers
-    mma_layout      accumulators in the order of memory
+    mma_layout      the MMA layout of sm_90 accumulators
     strided_rows    offsets, loads and stores of strided tensors
     attention       fused attention
-    conv1x1_nchw    1x1 convolutions with an NCHW output
-    conv3d          convolutions over one or three dimensions, transposed ones
-    convolution     implicit GEMM, sums of split-K
     depthwise       depthwise convolutions
     depthwise_int8  depthwise INT8 convolutions by dp4a
     elementwise     element-wise expressions, copies, transposes
     gather          gather and scatter
+    gemm            GEMM and implicit GEMM of all loaders, split-K reduction
     grid_sample     GridSample
-    matmul          GEMM, batched GEMM
     max_pooling     max pooling over small windows
     normalization   normalization along rows, LRN
     pad             padding, space-to-depth
-    pooling         pooling over two dimensions, global average
-    pooling3d       pooling over one to three dimensions, max unpooling
+    pooling         pooling over one to three dimensions, max unpooling, global average
     reduction       reductions along rows, ArgMax and ArgMin
     resample        resampling by tables
     scan            running sums and products

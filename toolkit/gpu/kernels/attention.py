@@ -54,11 +54,11 @@ def attention(
     query_offset = i[:, None] * Q_STRIDES[2] + d[None, :] * Q_STRIDES[3]
     query = tl.load(q + query_offset, mask=query_inside & (d < DEPTH)[None, :], other=0.0)
 
-    # The largest score is the one with the largest sum: the sums alone are compared.
-    PLAIN: tl.constexpr = SOFTCAP == 0.0 and SCALE > 0.0 and mask is None
+    # A positive scale keeps the order of scores, so the maximum is taken before scaling.
+    LATE_SCALE: tl.constexpr = SOFTCAP == 0.0 and SCALE > 0.0 and mask is None
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
-    sums = tl.zeros((BLOCK_M, BLOCK_E), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_E), tl.float32)
     # What does not change with the block of keys is computed once.
     j = tl.arange(0, BLOCK_TAIL)
     keys = k + d[:, None] * K_STRIDES[3] + (FULL_KEYS + j)[None, :] * K_STRIDES[2]
@@ -68,15 +68,15 @@ def attention(
             tail = FULL_KEYS + j < KEYS
             key = tl.load(keys, mask=(d < DEPTH)[:, None] & tail[None, :], other=0.0)
             value = tl.load(values, mask=tail[:, None] & (e < VALUE_DEPTH)[None, :], other=0.0)
-        row_max, total, sums = _full_blocks(
-            query, k, v, d, e, row_max, total, sums, FULL_KEYS, DEPTH, VALUE_DEPTH,
-            K_STRIDES, V_STRIDES, SCALE, SOFTCAP, PLAIN, PRECISION, BLOCK_N,
+        row_max, total, acc = _full_blocks(
+            query, k, v, d, e, row_max, total, acc, FULL_KEYS, DEPTH, VALUE_DEPTH,
+            K_STRIDES, V_STRIDES, SCALE, SOFTCAP, LATE_SCALE, PRECISION, BLOCK_N,
         )  # fmt: skip
         if KEYS > FULL_KEYS:
-            s = _scores(query, key, SCALE, SOFTCAP, PLAIN, PRECISION)
+            s = _scores(query, key, SCALE, SOFTCAP, LATE_SCALE, PRECISION)
             s = tl.where(tail[None, :], s, float("-inf"))
-            row_max, total, sums = _add_block(
-                s, value, row_max, total, sums, SCALE, PLAIN, False, PRECISION
+            row_max, total, acc = _add_block(
+                s, value, row_max, total, acc, SCALE, LATE_SCALE, False, PRECISION
             )
     else:
         if mask is not None:
@@ -94,24 +94,25 @@ def attention(
                 values + start * V_STRIDES[2],
                 mask=inside[:, None] & (e < VALUE_DEPTH)[None, :], other=0.0,
             )  # fmt: skip
-            s = _scores(query, key, SCALE, SOFTCAP, PLAIN, PRECISION)
-            seen = inside[None, :]
+            s = _scores(query, key, SCALE, SOFTCAP, LATE_SCALE, PRECISION)
+            visible = inside[None, :]
             if CAUSAL:
-                seen = seen & ((start + j)[None, :] <= i[:, None])
+                visible = visible & ((start + j)[None, :] <= i[:, None])
             if mask is not None:
-                masked = tl.load(
+                mask_tile = tl.load(
                     mask + start * MASK_STRIDES[3], mask=query_inside & inside[None, :], other=0
                 )
                 if BOOL_MASK:
-                    seen = seen & (masked != 0)
+                    visible = visible & (mask_tile != 0)
                 else:
-                    s += masked.to(tl.float32) * LOG2_E
-            s = tl.where(seen, s, float("-inf"))
-            row_max, total, sums = _add_block(
-                s, value, row_max, total, sums, SCALE, PLAIN, CAUSAL or mask is not None, PRECISION
-            )
+                    s += mask_tile.to(tl.float32) * LOG2_E
+            s = tl.where(visible, s, float("-inf"))
+            row_max, total, acc = _add_block(
+                s, value, row_max, total, acc, SCALE, LATE_SCALE, CAUSAL or mask is not None,
+                PRECISION,
+            )  # fmt: skip
 
-    result = sums * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
+    result = acc * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
     result = evaluate((result,), EPILOGUE, scalars)
     offset = i[:, None] * Y_STRIDES[2] + e[None, :] * Y_STRIDES[3]
     inside = query_inside & (e < VALUE_DEPTH)[None, :]
@@ -120,62 +121,63 @@ def attention(
 
 @triton.jit
 def _full_blocks(
-    query, k, v, d, e, row_max, total, sums, FULL_KEYS: tl.constexpr,
+    query, k, v, d, e, row_max, total, acc, FULL_KEYS: tl.constexpr,
     DEPTH: tl.constexpr, VALUE_DEPTH: tl.constexpr,
     K_STRIDES: tl.constexpr, V_STRIDES: tl.constexpr,
-    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, LATE_SCALE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Return the maximum, the total weight and the sums with the first FULL_KEYS keys."""
+    """Return the maximum, the total weight and the accumulators with the first FULL_KEYS keys."""
     j = tl.arange(0, BLOCK_N)
     k += d[:, None] * K_STRIDES[3] + j[None, :] * K_STRIDES[2]
     v += j[:, None] * V_STRIDES[2] + e[None, :] * V_STRIDES[3]
     for start in range(0, FULL_KEYS, BLOCK_N):
         key = tl.load(k + start * K_STRIDES[2], mask=(d < DEPTH)[:, None], other=0.0)
         value = tl.load(v + start * V_STRIDES[2], mask=(e < VALUE_DEPTH)[None, :], other=0.0)
-        s = _scores(query, key, SCALE, SOFTCAP, PLAIN, PRECISION)
-        row_max, total, sums = _add_block(
-            s, value, row_max, total, sums, SCALE, PLAIN, False, PRECISION
+        s = _scores(query, key, SCALE, SOFTCAP, LATE_SCALE, PRECISION)
+        row_max, total, acc = _add_block(
+            s, value, row_max, total, acc, SCALE, LATE_SCALE, False, PRECISION
         )
-    return row_max, total, sums
+    return row_max, total, acc
 
 
 @triton.jit
 def _scores(
-    query, key, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, PLAIN: tl.constexpr,
+    query, key, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, LATE_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return cap(SCALE query key) times log2(e); if PLAIN the products alone."""
+    """Return cap(SCALE query key) times log2(e); unscaled with LATE_SCALE."""
     s = tl.dot(query, key, input_precision=PRECISION)
     if SOFTCAP > 0.0:  # tanh(a) = 1 - 2 / (exp(2 a) + 1)
         power = tl.exp2(s * (2.0 * LOG2_E * SCALE / SOFTCAP))
         s = (SOFTCAP * LOG2_E) * (1.0 - 2.0 / (power + 1.0))
-    elif not PLAIN:
+    elif not LATE_SCALE:
         s *= SCALE * LOG2_E
     return s
 
 
 @triton.jit
 def _add_block(
-    s, value, row_max, total, sums, SCALE: tl.constexpr, PLAIN: tl.constexpr, HIDES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    s, value, row_max, total, acc, SCALE: tl.constexpr, LATE_SCALE: tl.constexpr,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return the maximum, the total weight and the sums with one more block of keys.
+    """Return the maximum, the total weight and the accumulators with one more block of keys.
 
-    With HIDES a block may show a query none of its keys.
+    With MASKED a block may mask all of its keys for a query.
     """
-    if PLAIN:
-        grown = tl.maximum(row_max, tl.max(s, 1) * (SCALE * LOG2_E))
+    if LATE_SCALE:
+        new_max = tl.maximum(row_max, tl.max(s, 1) * (SCALE * LOG2_E))
     else:
-        grown = tl.maximum(row_max, tl.max(s, 1))
-    shift = grown
-    if HIDES:
-        shift = tl.where(grown == float("-inf"), 0.0, grown)
-    if PLAIN:
+        new_max = tl.maximum(row_max, tl.max(s, 1))
+    shift = new_max
+    if MASKED:
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+    if LATE_SCALE:
         weight = tl.exp2(tl.fma(s, SCALE * LOG2_E, -shift[:, None]))
     else:
         weight = tl.exp2(s - shift[:, None])
-    before = tl.exp2(row_max - shift)
-    total = total * before + tl.sum(weight, 1)
-    sums = tl.dot(weight.to(value.dtype), value, sums * before[:, None], input_precision=PRECISION)
-    return grown, total, sums
+    correction = tl.exp2(row_max - shift)
+    total = total * correction + tl.sum(weight, 1)
+    acc *= correction[:, None]
+    acc = tl.dot(weight.to(value.dtype), value, acc, input_precision=PRECISION)
+    return new_max, total, acc

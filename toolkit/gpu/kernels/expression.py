@@ -12,268 +12,34 @@ Triton unrolls the steps while it compiles, so an expression costs its arithmeti
 import triton
 import triton.language as tl
 
-from toolkit.gpu.kernels import functions
-from toolkit.gpu.kernels.int8 import as_float, near_int8, relu_int8, round_int8, scaled_rectified
+from toolkit.gpu.kernels.int8 import as_float
+from toolkit.gpu.kernels.primitives import primitive, reads_scalar
 
 
 @triton.jit
-def _number(scalars, AT: tl.constexpr):
+def _scalar(scalars, INDEX: tl.constexpr):
     if isinstance(scalars, tl.tensor):
-        result = tl.load(scalars + AT)
+        result = tl.load(scalars + INDEX)
     else:
-        result = scalars[AT]
+        result = scalars[INDEX]
     return result
 
 
 @triton.jit
 def _apply(v, STEP: tl.constexpr, scalars):
-    """Return the value of one step: arithmetic, and what networks use most."""
-    OP: tl.constexpr = STEP[0]
-    if OP == "constant":
-        if len(STEP) > 2:
-            result = _cast(tl.full(v[0].shape, STEP[1], tl.int64), STEP[2])
-        else:
-            result = tl.full(v[0].shape, STEP[1], tl.float32)
-    elif OP == "same":
-        result = v[STEP[1]]
-    elif OP == "bool":
-        result = v[STEP[1]] != 0
-    elif OP == "relu":
-        result = tl.where(v[STEP[1]] < 0, 0, v[STEP[1]])  # NaN stays, unlike with a maximum
-    elif OP == "clip":
-        result = _clip(v[STEP[1]], STEP[2], STEP[3])
-    elif OP == "leaky_relu":
-        result = tl.where(v[STEP[1]] < 0.0, STEP[2] * v[STEP[1]], v[STEP[1]])
-    elif OP == "prelu":
-        result = tl.where(v[STEP[1]] < 0, v[STEP[2]] * v[STEP[1]], v[STEP[1]])
-    elif OP == "hard_sigmoid":
-        result = _clip(STEP[2] * v[STEP[1]] + STEP[3], 0.0, 1.0)
-    elif OP == "sigmoid":
-        result = functions.sigmoid(v[STEP[1]])
-    elif OP == "silu":
-        result = functions.silu(v[STEP[1]])
-    elif OP == "silu_half":
-        result = functions.silu_half(v[STEP[1]])
-    elif OP == "tanh":
-        result = functions.tanh(v[STEP[1]])
-    elif OP == "tanh_half":
-        result = functions.tanh_half(v[STEP[1]])
-    elif OP == "exp":
-        result = tl.exp(v[STEP[1]])
-    elif OP == "log":
-        result = tl.log(v[STEP[1]])
-    elif OP == "sqrt":
-        result = tl.sqrt(v[STEP[1]])
-    elif OP == "erf":
-        result = tl.erf(v[STEP[1]])
-    elif OP == "gelu":
-        result = functions.gelu(v[STEP[1]])
-    elif OP == "gelu_half":
-        result = functions.gelu_half(v[STEP[1]])
-    elif OP == "neg":
-        result = -v[STEP[1]]
-    elif OP == "abs":
-        result = tl.abs(v[STEP[1]])
-    elif OP == "reciprocal":
-        result = 1.0 / v[STEP[1]]
-    elif OP == "add":
-        result = v[STEP[1]] + v[STEP[2]]
-    elif OP == "sub":
-        result = v[STEP[1]] - v[STEP[2]]
-    elif OP == "mul":
-        result = v[STEP[1]] * v[STEP[2]]
-    elif OP == "div":
-        result = tl.div_rn(v[STEP[1]], v[STEP[2]])  # what is rounded after it must not tip
-    elif OP == "max":
-        result = tl.where((v[STEP[1]] > v[STEP[2]]) | _is_nan(v[STEP[1]]), v[STEP[1]], v[STEP[2]])
-    elif OP == "min":
-        result = tl.where((v[STEP[1]] < v[STEP[2]]) | _is_nan(v[STEP[1]]), v[STEP[1]], v[STEP[2]])
-    elif OP == "where":
-        result = tl.where(v[STEP[1]], v[STEP[2]], v[STEP[3]])
-    elif OP == "real":
-        result = as_float(v[STEP[1]]) * STEP[2]
-    elif OP == "round_int8":
-        result = round_int8(v[STEP[1]] * STEP[2])
-    elif OP == "near_int8":
-        result = near_int8(v[STEP[1]] * STEP[2])
-    elif OP == "relu_int8":
-        result = relu_int8(v[STEP[1]], STEP[2])
-    elif OP == "real_by":
-        result = as_float(v[STEP[1]]) * _number(scalars, STEP[2])
-    elif OP == "rectified_by":
-        result = scaled_rectified(v[STEP[1]], _number(scalars, STEP[2]))
-    elif OP == "round_int8_by":
-        result = round_int8(v[STEP[1]] * _number(scalars, STEP[2]))
-    elif OP == "near_int8_by":
-        result = near_int8(v[STEP[1]] * _number(scalars, STEP[2]))
-    elif OP == "relu_int8_by":
-        result = relu_int8(v[STEP[1]], _number(scalars, STEP[2]))
-    elif OP == "cast":
-        result = _cast(v[STEP[1]], STEP[2])
+    """Return the value of one step; one without operands has the shape of the first value."""
+    ROW: tl.constexpr = primitive(STEP[0])
+    COUNT: tl.constexpr = ROW[1]
+    operands = ()
+    for i in tl.static_range(COUNT):
+        operands = operands + (v[STEP[i + 1]],)
+    if COUNT == 0:
+        result = ROW[0](v[0].shape, *STEP[1:])
+    elif reads_scalar(STEP[0]):
+        result = ROW[0](*operands, _scalar(scalars, STEP[COUNT + 1]))
     else:
-        result = _apply_function(v, STEP)
+        result = ROW[0](*operands, *STEP[COUNT + 1 :])
     return result
-
-
-@triton.jit
-def _apply_function(v, STEP: tl.constexpr):
-    """Functions of floats."""
-    OP: tl.constexpr = STEP[0]
-    if OP == "sin":
-        result = tl.sin(functions.reduce_angle(v[STEP[1]]))
-    elif OP == "cos":
-        result = tl.cos(functions.reduce_angle(v[STEP[1]]))
-    elif OP == "tan":
-        result = functions.tan(v[STEP[1]])
-    elif OP == "asin":
-        result = functions.asin(v[STEP[1]])
-    elif OP == "acos":
-        result = functions.acos(v[STEP[1]])
-    elif OP == "atan":
-        result = functions.atan(v[STEP[1]])
-    elif OP == "sinh":
-        result = functions.sinh(v[STEP[1]])
-    elif OP == "cosh":
-        result = 0.5 * (tl.exp(v[STEP[1]]) + tl.exp(-v[STEP[1]]))
-    elif OP == "asinh":
-        result = functions.asinh(v[STEP[1]])
-    elif OP == "acosh":
-        result = functions.acosh(v[STEP[1]])
-    elif OP == "atanh":
-        result = functions.atanh(v[STEP[1]])
-    elif OP == "gelu_tanh":
-        result = functions.gelu_tanh(v[STEP[1]])
-    elif OP == "gelu_tanh_half":
-        result = functions.gelu_tanh_half(v[STEP[1]])
-    elif OP == "mish":
-        result = functions.mish(v[STEP[1]])
-    elif OP == "softplus":
-        result = functions.softplus(v[STEP[1]])
-    elif OP == "softsign":
-        result = v[STEP[1]] / (1.0 + tl.abs(v[STEP[1]]))
-    elif OP == "elu":
-        result = tl.where(v[STEP[1]] < 0.0, STEP[2] * functions.expm1(v[STEP[1]]), v[STEP[1]])
-    elif OP == "celu":
-        low = STEP[2] * functions.expm1(v[STEP[1]] / STEP[2])
-        result = tl.where(v[STEP[1]] < 0.0, low, v[STEP[1]])
-    elif OP == "selu":
-        low = STEP[2] * functions.expm1(v[STEP[1]])
-        result = STEP[3] * tl.where(v[STEP[1]] < 0.0, low, v[STEP[1]])
-    elif OP == "shrink":
-        far = tl.where(v[STEP[1]] < 0, v[STEP[1]] + STEP[3], v[STEP[1]] - STEP[3])
-        result = tl.where(tl.abs(v[STEP[1]]) > STEP[2], far, 0)
-    elif OP == "thresholded":
-        result = tl.where(v[STEP[1]] > STEP[2], v[STEP[1]], 0.0)
-    elif OP == "floor":
-        result = tl.floor(v[STEP[1]])
-    elif OP == "ceil":
-        result = tl.ceil(v[STEP[1]])
-    elif OP == "round":
-        result = functions.round_half_even(v[STEP[1]])
-    elif OP == "power":
-        result = functions.power(v[STEP[1]], v[STEP[2]])
-    elif OP == "remainder":
-        result = functions.remainder(v[STEP[1]], v[STEP[2]])
-    else:
-        result = _apply_whole(v, STEP)
-    return result
-
-
-@triton.jit
-def _apply_whole(v, STEP: tl.constexpr):
-    """Integers, comparisons and logic."""
-    OP: tl.constexpr = STEP[0]
-    if OP == "whole_div":
-        result = v[STEP[1]] // v[STEP[2]]  # without its fraction, as in C
-    elif OP == "whole_remainder":
-        result = v[STEP[1]] % v[STEP[2]]
-    elif OP == "modulo":
-        result = functions.modulo(v[STEP[1]], v[STEP[2]])
-    elif OP == "whole_power":
-        result = functions.integer_power(v[STEP[1]], v[STEP[2]])
-    elif OP == "mixed_power":
-        result = functions.mixed_power(v[STEP[1]], v[STEP[2]])
-    elif OP == "sign":
-        above, below = v[STEP[1]] > 0, v[STEP[1]] < 0
-        result = above.to(v[STEP[1]].dtype) - below.to(v[STEP[1]].dtype)
-        result = tl.where(_is_nan(v[STEP[1]]), v[STEP[1]], result)
-    elif OP == "equal":
-        result = v[STEP[1]] == v[STEP[2]]
-    elif OP == "less":
-        result = v[STEP[1]] < v[STEP[2]]
-    elif OP == "greater":
-        result = v[STEP[1]] > v[STEP[2]]
-    elif OP == "not_greater":
-        result = v[STEP[1]] <= v[STEP[2]]
-    elif OP == "not_less":
-        result = v[STEP[1]] >= v[STEP[2]]
-    elif OP == "is_nan":
-        result = _is_nan(v[STEP[1]])
-    elif OP == "is_infinite":
-        above, below = v[STEP[1]] == float("inf"), v[STEP[1]] == float("-inf")
-        result = (above & STEP[2]) | (below & STEP[3])
-    elif OP == "not":
-        result = v[STEP[1]] == 0
-    elif OP == "and":
-        result = v[STEP[1]] & v[STEP[2]]
-    elif OP == "or":
-        result = v[STEP[1]] | v[STEP[2]]
-    elif OP == "xor":
-        result = v[STEP[1]] ^ v[STEP[2]]
-    elif OP == "bit_not":
-        result = ~v[STEP[1]]
-    elif OP == "shift_left":
-        result = v[STEP[1]] << v[STEP[2]]
-    elif OP == "shift_right":
-        result = v[STEP[1]] >> v[STEP[2]]
-    else:
-        tl.static_assert(False, "an operator that expressions do not have")
-    return result
-
-
-@triton.jit
-def _cast(a, NAME: tl.constexpr):
-    """Return a value in an element type of numpy's name; doubles are computed with as FP32.
-
-    A float loses its fraction; an integer type that is too small takes the low bits. A float out of
-    range is not defined, in ONNX as here.
-    """
-    if NAME == "bool":
-        result = a != 0
-    elif NAME == "float16":
-        result = a.to(tl.float16).to(tl.float32)
-    elif NAME == "float32" or NAME == "float64":
-        result = a.to(tl.float32)
-    elif NAME == "int64":
-        result = a.to(tl.int64)
-    elif NAME == "int32":
-        result = a.to(tl.int32)
-    elif NAME == "int16":
-        result = a.to(tl.int16)
-    elif NAME == "int8":
-        result = a.to(tl.int8)
-    elif NAME == "uint64":
-        result = a.to(tl.uint64)
-    elif NAME == "uint32":
-        result = a.to(tl.uint32)
-    elif NAME == "uint16":
-        result = a.to(tl.uint16)
-    elif NAME == "uint8":
-        result = a.to(tl.uint8)
-    else:
-        tl.static_assert(False, "an element type that expressions do not have")
-    return result
-
-
-@triton.jit
-def _is_nan(a):
-    return a != a
-
-
-@triton.jit
-def _clip(a, LOW: tl.constexpr, HIGH: tl.constexpr):
-    a = tl.where(a < LOW, LOW, a)
-    return tl.where(a > HIGH, HIGH, a)
 
 
 @triton.jit

@@ -37,6 +37,12 @@ def sinh(x):
 
 
 @triton.jit
+def cosh(x):
+    """(exp(x) + exp(-x)) / 2."""
+    return 0.5 * (tl.exp(x) + tl.exp(-x))
+
+
+@triton.jit
 def tanh(x):
     """(1 - e) / (1 + e), e = exp(-2 |x|), with the sign of x; near 0 its Taylor series."""
     e = tl.exp(-2.0 * tl.abs(x))
@@ -129,6 +135,18 @@ def reduce_angle(x):
     turns = x * 0.15915494309189535
     turns = tl.where(tl.abs(turns) < 4194304.0, (turns + 12582912.0) - 12582912.0, turns)
     return ((x - turns * 6.28125) - turns * 0.0019350051879882812) - turns * 3.019916e-07
+
+
+@triton.jit
+def sin(x):
+    """sin(x)."""
+    return tl.sin(reduce_angle(x))
+
+
+@triton.jit
+def cos(x):
+    """cos(x)."""
+    return tl.cos(reduce_angle(x))
 
 
 @triton.jit

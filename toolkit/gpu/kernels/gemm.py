@@ -75,7 +75,7 @@ def gemm(
     LIMIT: tl.constexpr = None if MMA_WARPS and COLUMNS % BLOCK_N == 0 else COLUMNS
     ACCUMULATOR: tl.constexpr = tl.int32 if a.dtype.element_ty == tl.int8 else tl.float32
     BLOCKS: tl.constexpr = ((DEPTH + BLOCK_K - 1) // BLOCK_K + SPLIT_K - 1) // SPLIT_K
-    VOLUME: tl.constexpr = LOADER == "im2col_3d" or LOADER == "transposed"
+    IS_3D: tl.constexpr = LOADER == "im2col_3d" or LOADER == "transposed"
     tile = tl.program_id(0)  # neighbours share the rows: they stay in the cache
     group = tl.program_id(1) // INNER
     inner = tl.program_id(1) % INNER
@@ -119,7 +119,7 @@ def gemm(
         residual = load_mma_residual(residual, m, first, rows, LIMIT, R_STRIDES[2], BLOCK_N)
         total = first_sums(bias, column, LIMIT, BLOCK_M, BLOCK_N)
     else:
-        if not VOLUME:
+        if not IS_3D:
             residual = load_residual(residual, m, n, rows, COLUMNS, R_STRIDES[2])
         total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
     if TAIL_N:
@@ -149,7 +149,7 @@ def gemm(
     y += group * Y_STRIDES[0] + inner * Y_STRIDES[1]
     if SPLIT_K > 1:
         y += part * rows * Y_STRIDES[2]
-    if VOLUME:
+    if IS_3D:
         m = _output_row(window, rows, OUT)
         residual = load_residual(residual, m, n, rows, COLUMNS, R_STRIDES[2])
     if MMA_WARPS:
@@ -174,8 +174,8 @@ def gemm(
 @triton.jit
 def _strided(x, group, inner, row, column, STRIDES: tl.constexpr):
     """Return the addresses of the first tile of an operand."""
-    place = group * STRIDES[0] + inner * STRIDES[1] + row * STRIDES[2] + column * STRIDES[3]
-    return x + place
+    offset = group * STRIDES[0] + inner * STRIDES[1] + row * STRIDES[2] + column * STRIDES[3]
+    return x + offset
 
 
 @triton.jit
@@ -277,7 +277,7 @@ def _im2col_3d(
     p, phase, batch, OUT: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
     TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """Return the window: (image, place of the first tap, output, whether there is that output)."""
+    """Return the window: (image, first tap, output, whether that output exists)."""
     q, w, out_w = _along(p, phase, 2, OUT, STRIDE, PAD, TRANSPOSED)
     phase = phase // STRIDE[2]
     q, h, out_h = _along(q, phase, 1, OUT, STRIDE, PAD, TRANSPOSED)
@@ -321,9 +321,9 @@ def _load_im2col_3d(
     inside = (d >= 0) & (d < SIZE[0]) & (h >= 0) & (h < SIZE[1])
     inside = inside & (w >= 0) & (w < SIZE[2])
     inside = inside & exists[:, None] & (k < DEPTH)[None, :]
-    place = image[:, None] * X_STRIDES[0] + d * X_STRIDES[1] + h * X_STRIDES[2]
-    place += w * X_STRIDES[3] + (k % CHANNELS)[None, :]
-    a_tile = tl.load(x + place, mask=inside, other=0)
+    offset = image[:, None] * X_STRIDES[0] + d * X_STRIDES[1] + h * X_STRIDES[2]
+    offset += w * X_STRIDES[3] + (k % CHANNELS)[None, :]
+    a_tile = tl.load(x + offset, mask=inside, other=0)
     in_bounds = (k < DEPTH)[:, None] & (f < FILTERS)[None, :]
     b_tile = tl.load(weights + f[None, :] * W_PITCH + k[:, None], mask=in_bounds, other=0)
     return a_tile, b_tile

@@ -78,15 +78,15 @@ def grid_sample(
         weight = tl.zeros((BLOCK,), tl.float32) + 1.0
         offset = tl.zeros((BLOCK,), tl.int32)
         inside = mask
-        rest = tap
+        remaining = tap
         for back in tl.static_range(DIMS):
             g = tl.load(point + back * COORDINATE_STRIDE, mask=mask, other=0.0).to(tl.float32)
             c = _coordinate(g, SIZES[DIMS - 1 - back], ALIGN, MODE)
-            t = tl.floor(c).to(tl.int32) + rest % TAPS + FIRST
+            t = tl.floor(c).to(tl.int32) + remaining % TAPS + FIRST
             weight *= _weight(c - t.to(tl.float32), MODE)
             t = _source_index(t, SIZES[DIMS - 1 - back], ALIGN, PADDING)
             inside = inside & (t >= 0) & (t < SIZES[DIMS - 1 - back])
             offset += t * SPATIAL_STRIDES[DIMS - 1 - back]
-            rest = rest // TAPS
+            remaining = remaining // TAPS
         total += weight * tl.load(source + offset, mask=inside, other=0.0).to(tl.float32)
     tl.store(y + offsets(i, SHAPE, Y_STRIDES), total.to(y.dtype.element_ty), mask=mask)

@@ -45,10 +45,10 @@ def softmax(
             block_max = tl.max(value, 1)
             block_first = _first(value, block_max, start + i, COLUMNS)
             first = tl.where(block_max > row_max, block_first, first)
-            grown = tl.maximum(row_max, block_max)
-            shift = tl.where(grown == LOWEST, 0.0, grown)
+            new_max = tl.maximum(row_max, block_max)
+            shift = tl.where(new_max == LOWEST, 0.0, new_max)
             total = total * tl.exp(row_max - shift) + tl.sum(tl.exp(value - shift[:, None]), 1)
-            row_max = grown
+            row_max = new_max
         for start in range(0, COLUMNS, BLOCK):
             value = load_strided(x, r, rows, start + i, COLUMNS, OUTER, INNER, X_STRIDES, LOWEST)
             result = _result(value, start + i, row_max, total, first, MODE)

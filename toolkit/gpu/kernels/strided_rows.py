@@ -21,12 +21,12 @@ def offsets(i, SHAPE: tl.constexpr, STRIDES: tl.constexpr):
 
 
 @triton.jit
-def index_along(i, SHAPE: tl.constexpr, D: tl.constexpr):
-    """Return the indices of elements number `i` in dimension D."""
-    for back in tl.static_range(1, len(SHAPE) - D):
+def index_along(i, SHAPE: tl.constexpr, DIM: tl.constexpr):
+    """Return the indices of elements number `i` in dimension DIM."""
+    for back in tl.static_range(1, len(SHAPE) - DIM):
         i = i // SHAPE[len(SHAPE) - back]
-    if D > 0:
-        i = i % SHAPE[D]
+    if DIM > 0:
+        i = i % SHAPE[DIM]
     return i
 
 

@@ -167,8 +167,8 @@ def _mean_axes(graph: UseDefGraph, mean: Operation) -> tuple[int, ...] | None:
     if mean.input(1):
         values = graph.network.constants.get(mean.input(1), np.zeros(0))
         axes = tuple(int(axis) for axis in values.reshape(-1))
-    kept = mean.integer("keepdims", 1) == 1
-    return tuple(sorted(axis % rank for axis in axes)) if axes and kept else None
+    keeps_dims = mean.integer("keepdims", 1) == 1
+    return tuple(sorted(axis % rank for axis in axes)) if axes and keeps_dims else None
 
 
 def normalization_gain(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
@@ -182,7 +182,7 @@ def normalization_bias(graph: UseDefGraph, op: Operation, rewriter: NetworkRewri
 
 
 def _into_norm(
-    graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter, kind: str, place: int
+    graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter, kind: str, operand: int
 ) -> Match:
     if op.kind != kind:
         return None
@@ -190,11 +190,11 @@ def _into_norm(
         norm = graph.sole_producer(left, *_NORMS)
         factor = rewriter.constants.get(right)
         shape = rewriter.shapes[op.outputs[0]]
-        if norm is None or factor is None or norm.input(place) or "axes" not in norm.attributes:
+        if norm is None or factor is None or norm.input(operand) or "axes" not in norm.attributes:
             continue
         if factor.ndim > len(shape) or rewriter.shapes[left] != shape:
             continue
-        inputs = (*norm.inputs, "", "")[:place]
+        inputs = (*norm.inputs, "", "")[:operand]
         rewriter.add(op, norm.kind, (*inputs, right), op.outputs[0], norm.attributes)
         return rewriter.replacement(norm)
     return None

@@ -86,8 +86,10 @@ def _part(network: Network, producers: Mapping[str, Operation], piece: UnitSlice
         return None
     scale = network.scales.get(piece.source)
     if op.kind in RESHAPES and network.scales.get(op.inputs[0]) == scale:
-        kept = network.shapes[op.inputs[0]][: piece.axis + 1] == shape[: piece.axis + 1]
-        inner = _part(network, producers, replace(piece, source=op.inputs[0])) if kept else None
+        same_prefix = network.shapes[op.inputs[0]][: piece.axis + 1] == shape[: piece.axis + 1]
+        inner = (
+            _part(network, producers, replace(piece, source=op.inputs[0])) if same_prefix else None
+        )
         cut = (*shape[: piece.axis], piece.size, *shape[piece.axis + 1 :])
         return inner and _Joined(parts=(inner,), shape=cut)
     alike = op.kind == "Concat" and all(
@@ -156,14 +158,14 @@ def _shape(builder: NetworkBuilder, tree: _Joined) -> tuple[int, ...]:
 
 def _live(network: Network) -> Network:
     """Leave out concatenations and reshapings whose results nobody reads any more."""
-    live = set(network.outputs)
-    kept: list[Operation] = []
+    read_names = set(network.outputs)
+    live_ops: list[Operation] = []
     for op in reversed(network.operations):
-        if op.kind in (*RESHAPES, "Concat") and live.isdisjoint(op.outputs):
+        if op.kind in (*RESHAPES, "Concat") and read_names.isdisjoint(op.outputs):
             continue
-        live.update(op.inputs)
-        kept.append(op)
-    return replace(network, operations=tuple(reversed(kept)))
+        read_names.update(op.inputs)
+        live_ops.append(op)
+    return replace(network, operations=tuple(reversed(live_ops)))
 
 
 def _functions_of_parts(network: Network) -> Network:

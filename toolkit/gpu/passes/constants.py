@@ -11,7 +11,7 @@ import numpy as np
 from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, UseDefGraph
 
-LARGEST = 2**22  # elements of a constant that a rule adds: 8 MiB in FP16
+MAX_CONSTANT_ELEMENTS = 2**22  # elements of a constant that a rule adds: 8 MiB in FP16
 
 
 def pad_nothing(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
@@ -37,7 +37,7 @@ def added_between_reshapes(graph: UseDefGraph, op: Operation, rewriter: NetworkR
     for left, right in (add.inputs, add.inputs[::-1]):
         first, values = graph.sole_producer(left, "Reshape"), rewriter.constants.get(right)
         inside = rewriter.shapes[add.outputs[0]]
-        if first is None or values is None or math.prod(shape) > LARGEST:
+        if first is None or values is None or math.prod(shape) > MAX_CONSTANT_ELEMENTS:
             continue
         if rewriter.shapes.get(first.inputs[0]) != shape or rewriter.shapes[left] != inside:
             continue
@@ -64,7 +64,7 @@ def added_twice(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) ->
             first = rewriter.constants.get(name)
             if first is None or x in rewriter.constants or rewriter.shapes[x] != shape:
                 continue
-            if math.prod(np.broadcast_shapes(first.shape, second.shape)) > LARGEST:
+            if math.prod(np.broadcast_shapes(first.shape, second.shape)) > MAX_CONSTANT_ELEMENTS:
                 continue
             rewriter.add(
                 op, "Add", (x, rewriter.constant(f"{name} (sum)", first + second)), op.outputs[0]

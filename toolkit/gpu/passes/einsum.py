@@ -11,10 +11,10 @@ from toolkit.gpu.ir.patterns import Match, NetworkRewriter, UseDefGraph
 
 def einsum_as_matmul(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Write an Einsum of one or two tensors, without diagonals and "...", as other operators."""
-    parsed = _parsed(op)
-    if parsed is None:
+    equation = read_equation(op) if op.kind == "Einsum" else None
+    if equation is None:
         return None
-    written, result = parsed
+    written, result = equation
     shapes = [_shape(rewriter, name) for name in op.inputs]
     sizes = _sizes(op, written, shapes)
     _check_result(op, rewriter.shapes[op.outputs[0]], tuple(sizes[c] for c in result))
@@ -48,9 +48,9 @@ def einsum_as_matmul(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -
     return rewriter.replacement()
 
 
-def _parsed(op: Operation) -> tuple[list[str], str] | None:
-    """Return the labels of each operand and of the result."""
-    if op.kind != "Einsum" or len(op.inputs) > 2:
+def read_equation(op: Operation) -> tuple[list[str], str] | None:
+    """Return the labels of each operand and of the result; None where no kernels compute it."""
+    if len(op.inputs) > 2:
         return None
     equation = op.text("equation", "").replace(" ", "")
     if "." in equation:
@@ -98,7 +98,7 @@ def _check_result(op: Operation, inferred: tuple[int, ...], whole: tuple[int, ..
 
 
 def _others(labels: list[str], at: int) -> str:
-    return "".join(one for other, one in enumerate(labels) if other != at)
+    return "".join(label for index, label in enumerate(labels) if index != at)
 
 
 def _shape(rewriter: NetworkRewriter, name: str) -> tuple[int, ...]:
@@ -121,19 +121,19 @@ class _Steps:
 
         The product then repeats it along them, or sums the other alone.
         """
-        kept = "".join(c for c, size in zip(own, shape, strict=True) if size == self.sizes[c])
-        if kept == own:
+        labels = "".join(c for c, size in zip(own, shape, strict=True) if size == self.sizes[c])
+        if labels == own:
             return name, own
-        return self.reshaped(name, tuple(self.sizes[label] for label in kept)), kept
+        return self.reshaped(name, tuple(self.sizes[label] for label in labels)), labels
 
-    def summed(self, name: str, own: str, kept: str) -> tuple[str, str]:
+    def summed(self, name: str, own: str, labels: str) -> tuple[str, str]:
         """Sum a tensor over what only it has; return it with the labels that are left."""
-        axes = tuple(at for at, label in enumerate(own) if label not in kept)
+        axes = tuple(at for at, label in enumerate(own) if label not in labels)
         if not axes:
             return name, own
-        total = self._tensor(name, [self.sizes[label] for label in kept])
+        total = self._tensor(name, [self.sizes[label] for label in labels])
         self.rewriter.add(self.op, "ReduceSum", (name,), total, {"axes": axes, "keepdims": 0})
-        return total, kept
+        return total, labels
 
     def folded(
         self, name: str, own: str, batch: list[str], first: list[str], second: list[str]

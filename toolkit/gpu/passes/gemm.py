@@ -8,8 +8,8 @@ its own. Written around the operand, all of that is a view.
 from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph
 
-_ROOT_HALF = 0.7071067811865476
-_NEAR = 1e-6  # relative: constants that an exporter rounded to float32
+_SQRT_HALF = 0.7071067811865476
+_CONSTANT_TOLERANCE = 1e-6  # relative: constants that an exporter rounded to float32
 
 
 def rows_split(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
@@ -96,11 +96,11 @@ def _erf_of(graph: UseDefGraph, add: Operation, x: str) -> tuple[Operation, ...]
         if erf is None or scaled is None or not _near(graph, right, 1.0):
             continue
         if scaled.kind == "Div" and scaled.inputs[0] == x:
-            fits = _near(graph, scaled.inputs[1], 1 / _ROOT_HALF)
+            fits = _near(graph, scaled.inputs[1], 1 / _SQRT_HALF)
         else:
             others = [name for name in scaled.inputs if name != x]
             fits = scaled.kind == "Mul" and len(others) == 1
-            fits = fits and _near(graph, others[0], _ROOT_HALF)
+            fits = fits and _near(graph, others[0], _SQRT_HALF)
         if fits:
             return erf, scaled
     return None
@@ -108,7 +108,7 @@ def _erf_of(graph: UseDefGraph, add: Operation, x: str) -> tuple[Operation, ...]
 
 def _near(graph: UseDefGraph, name: str, expected: float) -> bool:
     number = graph.scalar(name)
-    return number is not None and abs(number - expected) <= _NEAR * expected
+    return number is not None and abs(number - expected) <= _CONSTANT_TOLERANCE * expected
 
 
 GEMM_RULES: tuple[Rule, ...] = (gelu, rows_split, rows_transposed)

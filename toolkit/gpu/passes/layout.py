@@ -11,7 +11,7 @@ from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph
 from toolkit.gpu.passes.fusion import MAX_OPERANDS
 from toolkit.gpu.shapes.sizes import Size
 
-_TAKES_MANY = {"Sum": "Sum", "Mean": "Sum", "Max": "Max", "Min": "Min"}
+_VARIADIC = {"Sum": "Sum", "Mean": "Sum", "Max": "Max", "Min": "Min"}
 
 
 def split(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
@@ -37,9 +37,9 @@ def split(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match
 
 def many_operands(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Sum(a, b, c, d, e, ...) -> Sum(Sum(a, b, c, d), e, ...)."""
-    if op.kind not in _TAKES_MANY or len(op.inputs) <= MAX_OPERANDS:
+    if op.kind not in _VARIADIC or len(op.inputs) <= MAX_OPERANDS:
         return None
-    output, kind = op.outputs[0], _TAKES_MANY[op.kind]
+    output, kind = op.outputs[0], _VARIADIC[op.kind]
     shape, dtype = rewriter.shapes[output], rewriter.dtypes[output]
     total, rest = op.inputs[0], list(op.inputs[1:])
     while rest:

@@ -125,8 +125,8 @@ def _divide(atom: int, outer: int, sizes: list[int], rows: Sequence[list[int]]) 
 
 def _spreads(joined: Sequence[Sequence[int]], dealt: Sequence[Sequence[int]]) -> bool:
     """Whether a dimension that was joined of several atoms is spread over several dimensions."""
-    home = {atom: at for at, dim in enumerate(dealt) for atom in dim}
-    return any(len({home[atom] for atom in dim}) > 1 for dim in joined)
+    dim_of = {atom: at for at, dim in enumerate(dealt) for atom in dim}
+    return any(len({dim_of[atom] for atom in dim}) > 1 for dim in joined)
 
 
 def _merged(

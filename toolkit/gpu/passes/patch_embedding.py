@@ -1,7 +1,7 @@
-"""A rule of `toolkit.gpu.ir.patterns` for convolutions that cut a picture into patches.
+"""A rule of `toolkit.gpu.ir.patterns` for convolutions that cut an image into patches.
 
 Where windows neither overlap nor leave a pixel out, each pixel is read once: the convolution is a
-product of the patches, a view of the picture with its dimensions split, and the filters as columns.
+product of the patches, a view of the image with its dimensions split, and the filters as columns.
 One kernel puts the patches in order, and rounds them; what follows reads rows of tokens.
 """
 
@@ -11,7 +11,7 @@ from toolkit.gpu.passes.space_to_depth import CHANNELS, reads_stored
 from toolkit.gpu.shapes.sizes import fixed
 
 _MOVES = ("Flatten", "Reshape", "Transpose")
-_LEAST_NUMBERS = 128  # of a patch: shorter ones are copied in pieces that are too small
+_MIN_PATCH_ELEMENTS = 128  # shorter patches are copied in pieces that are too small
 
 
 def patches(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
@@ -53,10 +53,10 @@ def _cuts(op: Operation, weights: Array, shape: tuple[int, ...]) -> bool:
     if weights.ndim != 4 or weights.shape[1] > CHANNELS or op.integer("group", 1) != 1:
         return False
     taps = weights.shape[2:]
-    apart = op.integers("strides", (1, 1)) == taps and weights[0].size >= _LEAST_NUMBERS
+    disjoint = op.integers("strides", (1, 1)) == taps and weights[0].size >= _MIN_PATCH_ELEMENTS
     plain = op.integers("dilations", (1, 1)) == (1, 1) and not any(op.integers("pads", (0,)))
     whole = all(fixed(n) and n % t == 0 for n, t in zip(shape[2:], taps, strict=True))
-    return apart and plain and whole and op.text("auto_pad", "NOTSET") in ("NOTSET", "VALID")
+    return disjoint and plain and whole and op.text("auto_pad", "NOTSET") in ("NOTSET", "VALID")
 
 
 def _as_columns(rewriter: NetworkRewriter, name: str) -> str:

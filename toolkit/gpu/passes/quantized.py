@@ -151,12 +151,12 @@ def _quant_params(builder: NetworkBuilder, op: Operation, dtype: str) -> _QuantP
 def _live(network: Network) -> Network:
     """Drop operations whose results nothing reads."""
     live = set(network.outputs)
-    kept: list[Operation] = []
+    live_ops: list[Operation] = []
     for op in reversed(network.operations):
         if not live.isdisjoint(op.outputs):
             live.update(op.inputs)
-            kept.append(op)
-    return replace(network, operations=tuple(reversed(kept)))
+            live_ops.append(op)
+    return replace(network, operations=tuple(reversed(live_ops)))
 
 
 def rectified_first(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:

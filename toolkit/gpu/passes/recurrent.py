@@ -13,7 +13,7 @@ from toolkit.gpu.errors import NotCoveredError, not_covered
 from toolkit.gpu.ir.network import Array, Attribute, Operation, Shape
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, UseDefGraph
 
-LONGEST = 512  # steps: each starts up to four kernels
+MAX_STEPS = 512  # steps: each starts up to four kernels
 # By operator: gates in the order of ONNX's weights, and the default activations.
 _GATES: Mapping[str, str] = {"RNN": "h", "GRU": "zrh", "LSTM": "iofc"}
 _DEFAULTS: Mapping[str, tuple[str, ...]] = {
@@ -132,8 +132,8 @@ def _check(rewriter: NetworkRewriter, op: Operation) -> None:
         lengths = rewriter.constants.get(op.input(4))
         if lengths is None or (lengths != steps).any():
             raise NotCoveredError(f"has sequences of other lengths than {steps}")
-    if steps > LONGEST:
-        raise NotCoveredError(f"has {steps} steps; kernels take {LONGEST}")
+    if steps > MAX_STEPS:
+        raise NotCoveredError(f"has {steps} steps; kernels take {MAX_STEPS}")
 
 
 def _add_steps(add: _Adder, op: Operation) -> None:
@@ -189,9 +189,11 @@ def _read_cell(add: _Adder, op: Operation, at: int) -> tuple[_Cell, Array | None
     bias, own = None, None
     if op.input(3):
         bias, own = np.split(constants[op.inputs[3]][at], 2)
-        kept = np.zeros(gates * hidden, bool)
-        kept[(0 if first else 2 * hidden) :] = not first  # a GRU resets the product with its bias
-        bias, own = bias + np.where(kept, 0, own), np.where(kept, own, 0)
+        from_recurrence = np.zeros(gates * hidden, bool)
+        from_recurrence[
+            (0 if first else 2 * hidden) :
+        ] = not first  # a GRU resets the product with its bias
+        bias, own = bias + np.where(from_recurrence, 0, own), np.where(from_recurrence, own, 0)
     names = op.text("activations", ",".join(_DEFAULTS[op.kind] * (at + 1))).split(",")
     count = len(_DEFAULTS[op.kind])
     activations = tuple(names[at * count : (at + 1) * count])
@@ -199,9 +201,9 @@ def _read_cell(add: _Adder, op: Operation, at: int) -> tuple[_Cell, Array | None
     return _Cell(recurrence, None if first else own, tuple(holes), activations, first), bias
 
 
-def _initial(add: _Adder, op: Operation, place: int, at: int) -> str:
+def _initial(add: _Adder, op: Operation, operand: int, at: int) -> str:
     """Return the state that a direction starts with, "" for 0."""
-    name = op.input(place)
+    name = op.input(operand)
     if not name:
         return ""
     rewriter, axis = add.rewriter, 1 if op.integer("layout", 0) else 0
@@ -251,8 +253,8 @@ def _gru_step(add: _Adder, cell: _Cell, part: str, state: _State) -> _State:
         elif own:
             x_n = add.plus(add.times(r, own), x_n)
     new = add.activated(cell.activations[1], x_n)
-    kept = add.times(new, add.add("Sub", (add.constant(np.ones(())), z), shape))
-    return _State(add.plus(kept, add.times(z, state.h) if state.h else ""), "")
+    update = add.times(new, add.add("Sub", (add.constant(np.ones(())), z), shape))
+    return _State(add.plus(update, add.times(z, state.h) if state.h else ""), "")
 
 
 def _lstm_step(add: _Adder, cell: _Cell, part: str, state: _State) -> _State:

@@ -15,7 +15,7 @@ import numpy as np
 
 from toolkit.gpu.ir.network import MAX_ELEMENTS, Array, IntegerConstant, Operation
 from toolkit.gpu.ir.patterns import Match, NetworkRewriter, Rule, UseDefGraph
-from toolkit.gpu.shapes.sizes import fixed, most
+from toolkit.gpu.shapes.sizes import fixed, upper_bound
 
 SPACE_TO_DEPTH_STEM = "SpaceToDepthStem"
 SIDE = 2  # pixels of a block, in rows and in columns: the stride
@@ -36,7 +36,7 @@ def space_to_depth(graph: UseDefGraph, op: Operation, rewriter: NetworkRewriter)
         return None
     taps = tuple(-(-count // SIDE) for count in weights.shape[2:])
     blocks = (shape[0], BLOCK, result[2] + taps[0] - 1, result[3] + taps[1] - 1)
-    if most(prod(blocks)) > MAX_ELEMENTS:
+    if upper_bound(prod(blocks)) > MAX_ELEMENTS:
         return None
     rounding = graph.sole_producer(source, "RoundInt8")
     unquantized = source if rounding is None else rounding.inputs[0]

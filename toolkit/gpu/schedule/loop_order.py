@@ -1,38 +1,45 @@
-"""The order in which an element-wise kernel goes over tensors: as few dimensions as it can be."""
+"""The order in which an element-wise kernel goes over tensors: as few dimensions as possible."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from toolkit.gpu.ir.view import Shape
 from toolkit.gpu.shapes.sizes import Size
+from toolkit.plugins import Constant
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """Sizes of the dimensions from the slowest to the fastest, and the strides of each tensor.
 
-    `places` says which of these dimensions a dimension that was kept apart has become.
+    `positions`: the position here of each dimension that stays separate.
     """
 
     shape: Shape
     strides: tuple[Shape, ...]
-    places: dict[int, int]
+    positions: dict[int, int]
+
+    def constants(self, *names: str) -> dict[str, Constant]:
+        """Return the constants of a kernel; `names`: of the strides of each tensor."""
+        # Kernels do not use the first size: often it is the batch, which may be dynamic.
+        shape = (0, *self.shape[1:])
+        return {"SHAPE": shape, **dict(zip(names, self.strides, strict=True))}
 
 
-def order_of(shape: Shape, strides: Sequence[Shape], apart: Collection[int] = ()) -> Order:
-    """Order the dimensions as the first strides lie, and join those that all strides step alike.
+def order_of(shape: Shape, strides: Sequence[Shape], separate: Collection[int] = ()) -> Order:
+    """Sort the dimensions by the first strides, and join those that are contiguous in all tensors.
 
-    Dimensions of one index are left out. Those in `apart` are kept and not joined.
+    Dimensions of size 1 are dropped, except those in `separate`, which are never joined.
     """
     dims: list[tuple[int, tuple[int, ...]]] = []
-    places: dict[int, int] = {}
+    positions: dict[int, int] = {}
     for at in sorted(range(len(shape)), key=lambda at: -strides[0][at]):
-        size, steps = shape[at], tuple(one[at] for one in strides)
-        if at in apart:
-            places[at] = len(dims)
+        size, steps = shape[at], tuple(tensor_strides[at] for tensor_strides in strides)
+        if at in separate:
+            positions[at] = len(dims)
         elif size == 1:
             continue
-        elif dims and len(dims) - 1 not in places.values() and _joins(dims[-1][1], steps, size):
+        elif dims and len(dims) - 1 not in positions.values() and _joins(dims[-1][1], steps, size):
             dims[-1] = (dims[-1][0] * size, steps)
             continue
         dims.append((size, steps))
@@ -41,7 +48,7 @@ def order_of(shape: Shape, strides: Sequence[Shape], apart: Collection[int] = ()
     return Order(
         tuple(size for size, _ in dims),
         tuple(tuple(steps[at] for _, steps in dims) for at in range(len(strides))),
-        places,
+        positions,
     )
 
 

@@ -37,14 +37,14 @@ def times_for(
 
 
 def fastest_first(
-    work: Sequence[TunableOp], keys: Sequence[Sequence[str]], times: DeviceTimes, *, only: bool
+    ops: Sequence[TunableOp], keys: Sequence[Sequence[str]], times: DeviceTimes, *, only: bool
 ) -> tuple[TunableOp, ...]:
     """Put the fastest tactic of each operation first; `only`: drop all others.
 
     `keys` are by operation and tactic. An operation with an untimed tactic stays as it is.
     """
     ordered = []
-    for op, op_keys in zip(work, keys, strict=True):
+    for op, op_keys in zip(ops, keys, strict=True):
         if all(key in times.median_us for key in op_keys):
             at = fastest(op_keys, times.median_us)
             slower = () if only else (*op.tactics[:at], *op.tactics[at + 1 :])

@@ -13,13 +13,13 @@ _MIN_DEPTH = {1: 32, 2: 16, 4: 16}  # of a main loop step, by bytes of an operan
 _MAX_ROW_BYTES = 128
 _MAX_ROW_BYTES_IN_REGISTERS = 64
 # INT8 under one tap: two taps a step took 15.5 us, one 14.4 (ResNet-50, layer 1, batch 32).
-_HALF_LINE = 64
+_HALF_CACHE_LINE_BYTES = 64
 _MEMORY_BOUND_ELEMENTS = 1024  # of a memory-bound block
 _MAX_TACTICS = 4  # tiles that an engine carries for a product
 _MAX_SPLIT_K_TACTICS = 2  # of them at most
 
 # Rows, columns and warps of tiles; of equally good ones the first.
-_SHAPES = (
+_TILE_SHAPES = (
     (64, 16, 4),
     (64, 32, 4),
     (64, 64, 4),
@@ -55,21 +55,21 @@ _COPY_CYCLES = 21  # more for each copy that a thread starts in it
 _COPY_BYTES = 16  # of one copy
 _HIDDEN_STEP_CYCLES = 40  # of a step beside its products, where other blocks hide the copies
 _HIDDEN_BLOCK_CYCLES = 360  # of a block beside its steps, where other blocks hide the rest
-_TAIL = 0.28  # of a lone block: the part that nothing hides at the end
-_L2_BYTES = 40  # a cycle, from the L2 cache to one SM
-_STORE_BYTES = 26  # a cycle, between one SM and the L2 cache in the epilogue
+_EXPOSED_TAIL = 0.28  # of a lone block: the part that nothing hides at the end
+_L2_BYTES_PER_CYCLE = 40  # a cycle, from the L2 cache to one SM
+_STORE_BYTES_PER_CYCLE = 26  # a cycle, between one SM and the L2 cache in the epilogue
 _REQUANTIZE_CYCLES = 0.08  # of one INT8 result
 _MEMORY_EFFICIENCY = 0.789525  # of the peak bandwidth: 14.5 of 18.4 bytes a cycle on an H200
-_EFFICIENCY = 0.63  # of the peak rate of tensor cores
-_OTHER_REGISTERS = 55  # of a thread beside its accumulators
+_MMA_EFFICIENCY = 0.63  # of the peak rate of tensor cores
+_FIXED_REGISTERS = 55  # of a thread beside its accumulators
 _INT8_REGISTERS = 17  # more of them to requantize
-_REGISTERS = 65536  # of an SM; CUDA C++ Programming Guide, as the threads below
-_THREADS = 2048  # 1536 on sm_86, sm_87 and sm_89: no tile here comes near
+_SM_REGISTERS = 65536  # of an SM; CUDA C++ Programming Guide, as the threads below
+_SM_THREADS = 2048  # 1536 on sm_86, sm_87 and sm_89: no tile here comes near
 
 # Split-K: how many parts, for how many blocks of an SM, with how many steps each.
-_SPLIT_K = (2, 3, 4, 6, 8, 12, 16)
+_SPLIT_K_FACTORS = (2, 3, 4, 6, 8, 12, 16)
 _MAX_BLOCKS_OF_SM = 4
-_MIN_STEPS = 2
+_MIN_STEPS_PER_SPLIT = 2
 _PARTIAL_BYTES = 4  # of a partial sum
 _REDUCE_KERNEL_CYCLES = 3600
 
@@ -79,7 +79,7 @@ class Tile:
     """`rows` x `columns` results of a block; a main loop step has `depth`.
 
     With `split_k` over 1 that many blocks share the depth, and a second kernel adds their sums.
-    `rest`: columns of a second, narrower tile of the same block.
+    `tail_columns`: columns of a second, narrower tile of the same block.
     """
 
     rows: int
@@ -88,7 +88,7 @@ class Tile:
     warps: int
     stages: int
     split_k: int = 1
-    rest: int = 0
+    tail_columns: int = 0
 
 
 def gemm_tiles(shape: GemmShape, gpu: GpuTarget, *, split_k: bool = False) -> tuple[Tile, ...]:
@@ -97,15 +97,15 @@ def gemm_tiles(shape: GemmShape, gpu: GpuTarget, *, split_k: bool = False) -> tu
     def ranked(tiles: list[Tile]) -> list[Tile]:
         return sorted(tiles, key=lambda tile: estimate_cycles(shape, tile, gpu))
 
-    sides = [sides for sides in _SHAPES if _is_candidate(shape, *sides, gpu=gpu)]
-    whole = ranked([_tile(shape, *one, gpu=gpu) for one in sides])
+    tile_shapes = [row for row in _TILE_SHAPES if _is_candidate(shape, *row, gpu=gpu)]
+    unsplit = ranked([_tile(shape, *tile_shape, gpu=gpu) for tile_shape in tile_shapes])
     split: list[Tile] = []
     if split_k and gpu.has_matrix_units and fixed(shape.rows):
-        split = [replace(tile, split_k=n) for tile in whole for n in _splits(shape, tile, gpu)]
+        split = [replace(tile, split_k=n) for tile in unsplit for n in _splits(shape, tile, gpu)]
     if gpu.exhaustive:
-        return tuple(ranked(whole + ranked(split)))
+        return tuple(ranked(unsplit + ranked(split)))
     count = _MAX_TACTICS if gpu.has_matrix_units else 1
-    return tuple(ranked(whole + ranked(split)[:_MAX_SPLIT_K_TACTICS])[:count])
+    return tuple(ranked(unsplit + ranked(split)[:_MAX_SPLIT_K_TACTICS])[:count])
 
 
 def estimate_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
@@ -114,19 +114,19 @@ def estimate_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
     It is bound by latency (waves of blocks that wait for their own steps), by the throughput of the
     SMs, or by memory.
     """
-    rows, columns = ceil_div(opt(shape.rows), tile.rows), ceil_div(shape.columns, tile.columns)
-    blocks = rows * opt(columns) * opt(shape.batch) * tile.split_k
+    columns = ceil_div(shape.columns, tile.columns)
+    blocks = _blocks(shape, tile.rows, tile.columns) * tile.split_k
     blocks_of_sm = ceil_div(blocks, gpu.sm_count)
     steps = ceil_div(ceil_div(opt(shape.depth), tile.depth), tile.split_k)
     stored_bytes = shape.stored_bytes if tile.split_k == 1 else _PARTIAL_BYTES
     # Tensor cores of sm_90 take 64 rows at least; those of FP16 take fewer at half the speed.
     results = max(tile.rows, 64 if shape.item_bytes == 1 else 32) * tile.columns
-    multiply = results * tile.depth / (_EFFICIENCY * gpu.products_per_cycle(shape.item_bytes))
+    multiply = results * tile.depth / (_MMA_EFFICIENCY * gpu.products_per_cycle(shape.item_bytes))
     copied = (tile.rows + tile.columns) * tile.depth * shape.item_bytes
     copies = copied / (_COPY_BYTES * tile.warps * WARP)
     requantize = _REQUANTIZE_CYCLES if shape.item_bytes == 1 and tile.split_k == 1 else 0
-    store = tile.rows * tile.columns * (stored_bytes / _STORE_BYTES + requantize)
-    copy = copied / _L2_BYTES
+    store = tile.rows * tile.columns * (stored_bytes / _STORE_BYTES_PER_CYCLE + requantize)
+    copy = copied / _L2_BYTES_PER_CYCLE
     hidden_step = max(multiply + _HIDDEN_STEP_CYCLES, copy)
     lone_step = max(_STEP_CYCLES + _COPY_CYCLES * copies, hidden_step)
     lone_block = _PROLOGUE_CYCLES + steps * lone_step + store
@@ -136,25 +136,31 @@ def estimate_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
     memory = blocks_of_sm * (stored + loaded) / (_MEMORY_EFFICIENCY * gpu.memory_bytes)
     waves = ceil_div(blocks, gpu.sm_count * _resident_blocks(shape, tile, gpu))
     reduce = 0.0 if tile.split_k == 1 else _reduce_cycles(shape, tile.split_k, gpu)
-    return max(waves * lone_block, max(throughput, memory) + _TAIL * lone_block) + reduce
+    return max(waves * lone_block, max(throughput, memory) + _EXPOSED_TAIL * lone_block) + reduce
+
+
+def _blocks(shape: GemmShape, rows: int, columns: int) -> int:
+    """Return the number of tiles of `rows` x `columns` results in all products."""
+    blocks = ceil_div(opt(shape.rows), rows) * ceil_div(opt(shape.columns), columns)
+    return blocks * opt(shape.batch)
 
 
 def _reduce_cycles(shape: GemmShape, parts: int, gpu: GpuTarget) -> float:
     """Estimate the time of the kernel that adds the sums of all parts, in cycles."""
     results = opt(shape.rows) * opt(shape.columns) * opt(shape.batch)
     moved = results * (parts * _PARTIAL_BYTES + shape.stored_bytes)
-    return _REDUCE_KERNEL_CYCLES + moved / (_STORE_BYTES * gpu.sm_count)
+    return _REDUCE_KERNEL_CYCLES + moved / (_STORE_BYTES_PER_CYCLE * gpu.sm_count)
 
 
 def _splits(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> list[int]:
     """Return the numbers of parts for which there are SMs."""
-    blocks = ceil_div(opt(shape.rows), tile.rows) * ceil_div(opt(shape.columns), tile.columns)
+    blocks = _blocks(shape, tile.rows, tile.columns)
     steps = ceil_div(shape.depth, tile.depth)
     return [
         parts
-        for parts in _SPLIT_K
-        if blocks * shape.batch * parts <= _MAX_BLOCKS_OF_SM * gpu.sm_count
-        and ceil_div(steps, parts) >= _MIN_STEPS
+        for parts in _SPLIT_K_FACTORS
+        if blocks * parts <= _MAX_BLOCKS_OF_SM * gpu.sm_count
+        and ceil_div(steps, parts) >= _MIN_STEPS_PER_SPLIT
         and ceil_div(steps, ceil_div(steps, parts)) == parts  # no part is empty
     ]
 
@@ -186,16 +192,14 @@ def _is_candidate(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu:
 
 def _small_tiles_help(shape: GemmShape, columns: int, gpu: GpuTarget) -> bool:
     """Whether tiles of fewer than 64 rows may help: for floats, where SMs would be idle."""
-    blocks = ceil_div(opt(shape.rows), 64) * ceil_div(opt(shape.columns), columns)
-    idle = blocks * opt(shape.batch) < gpu.sm_count
+    idle = _blocks(shape, 64, columns) < gpu.sm_count
     return not gpu.has_matrix_units or (shape.item_bytes > 1 and idle)
 
 
 def _tile(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu: GpuTarget) -> Tile:
     depth = _depth(shape, gpu)
     steps = ceil_div(opt(shape.depth), depth)
-    blocks = ceil_div(opt(shape.rows), rows) * ceil_div(opt(shape.columns), columns)
-    alone = blocks * opt(shape.batch) <= gpu.sm_count  # has all of the SM's shared memory
+    alone = _blocks(shape, rows, columns) <= gpu.sm_count  # has all of the SM's shared memory
     stages = (4 if alone or rows + columns <= 128 else 3) if gpu.copies_while_computing else 2
     room = gpu.shared_bytes // ((rows + columns) * depth * shape.item_bytes)
     return Tile(rows, columns, depth, warps, max(1, min(stages, room, max(2, steps))))
@@ -203,8 +207,8 @@ def _tile(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu: GpuTarg
 
 def _depth(shape: GemmShape, gpu: GpuTarget) -> int:
     """Return the depth of a step: a line of shared memory, or the whole depth if it is less."""
-    if shape.item_bytes == 1 and shape.unshared_depth == _HALF_LINE < shape.depth:
-        return _HALF_LINE
+    if shape.item_bytes == 1 and shape.unshared_depth == _HALF_CACHE_LINE_BYTES < shape.depth:
+        return _HALF_CACHE_LINE_BYTES
     minimum = _MIN_DEPTH[shape.item_bytes]
     line = _MAX_ROW_BYTES if gpu.has_wgmma else _MAX_ROW_BYTES_IN_REGISTERS
     maximum = line // shape.item_bytes if gpu.has_matrix_units else minimum
@@ -216,8 +220,13 @@ def _resident_blocks(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> int:
     threads = tile.warps * WARP
     operands = (tile.rows + tile.columns) * tile.depth * shape.item_bytes * tile.stages
     shared = max(operands, tile.rows * tile.columns * shape.item_bytes)
-    registers = tile.rows * tile.columns // threads + _OTHER_REGISTERS
+    registers = tile.rows * tile.columns // threads + _FIXED_REGISTERS
     registers += _INT8_REGISTERS if shape.item_bytes == 1 else 0
     return max(
-        1, min(gpu.shared_bytes // shared, _REGISTERS // (threads * registers), _THREADS // threads)
+        1,
+        min(
+            gpu.shared_bytes // shared,
+            _SM_REGISTERS // (threads * registers),
+            _SM_THREADS // threads,
+        ),
     )

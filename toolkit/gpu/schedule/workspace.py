@@ -10,49 +10,49 @@ from toolkit.memory import Lifetime, plan_memory
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
-    """Work with its memory: `offsets` in bytes from the workspace's start, by allocation.
+class WorkspacePlan:
+    """Operations and their memory: `offsets` in bytes from the workspace's start, by allocation.
 
     `largest_live_bytes`: the most that is alive at once, a lower bound of any workspace.
     """
 
-    work: tuple[TunableOp, ...]
+    ops: tuple[TunableOp, ...]
     offsets: Mapping[str, int]
     workspace_bytes: int
     largest_live_bytes: int
 
 
 def fit_workspace(
-    work: Sequence[TunableOp],
+    ops: Sequence[TunableOp],
     sizes: Mapping[str, int],
     inputs: Sequence[str],
     outputs: Sequence[str],
     limit: int | None = None,
-) -> Fitted:
+) -> WorkspacePlan:
     """Place all allocations that operations touch; `sizes` are in bytes.
 
     Tactics with scratch memory are dropped, the largest first, until the workspace fits `limit`
     bytes. Raises BuildError: it does not fit without them, either.
     """
     while True:
-        lives = _lifetimes(work, sizes, inputs, outputs)
-        memory = plan_memory(lives)
-        fitted = Fitted(
-            work=tuple(work),
+        lifetimes = _lifetimes(ops, sizes, inputs, outputs)
+        memory = plan_memory(lifetimes)
+        plan = WorkspacePlan(
+            ops=tuple(ops),
             offsets={buffer.tensor: buffer.offset for buffer in memory.buffers},
             workspace_bytes=memory.arena_bytes,
-            largest_live_bytes=_largest_live(lives),
+            largest_live_bytes=_largest_live(lifetimes),
         )
         if limit is None or memory.arena_bytes <= limit:
-            return fitted
-        less = _without_largest_scratch(work, sizes)
-        if less is None:
+            return plan
+        smaller = _without_largest_scratch(ops, sizes)
+        if smaller is None:
             raise BuildError(
                 f"the GPU workspace takes {_mib(memory.arena_bytes)} MiB, the limit is "
-                f"{limit / 2**20:.3f}; {_mib(fitted.largest_live_bytes)} MiB are alive at once "
+                f"{limit / 2**20:.3f}; {_mib(plan.largest_live_bytes)} MiB are alive at once "
                 "whatever is done. Raise --workspace-mib, or build for a smaller batch or image"
             )
-        work = less
+        ops = smaller
 
 
 def _mib(size: int) -> str:
@@ -61,7 +61,7 @@ def _mib(size: int) -> str:
 
 
 def _lifetimes(
-    work: Sequence[TunableOp],
+    ops: Sequence[TunableOp],
     sizes: Mapping[str, int],
     inputs: Sequence[str],
     outputs: Sequence[str],
@@ -69,36 +69,40 @@ def _lifetimes(
     """Return the first and last operation that use each allocation."""
     first = dict.fromkeys(inputs, 0)
     last = dict(first)
-    for at, op in enumerate(work):
+    for at, op in enumerate(ops):
         for base in op.touched:
             first.setdefault(base, at)
             last[base] = at
-    last.update(dict.fromkeys(outputs, len(work)))
+    last.update(dict.fromkeys(outputs, len(ops)))
     return tuple(Lifetime(base, sizes[base], first[base], last[base]) for base in first)
 
 
-def _largest_live(lives: Sequence[Lifetime]) -> int:
-    starts = {life.first for life in lives}
+def _largest_live(lifetimes: Sequence[Lifetime]) -> int:
+    starts = {lifetime.first for lifetime in lifetimes}
     return max(
-        (sum(one.bytes for one in lives if one.first <= at <= one.last) for at in starts), default=0
+        (
+            sum(lifetime.bytes for lifetime in lifetimes if lifetime.first <= at <= lifetime.last)
+            for at in starts
+        ),
+        default=0,
     )
 
 
 def _without_largest_scratch(
-    work: Sequence[TunableOp], sizes: Mapping[str, int]
+    ops: Sequence[TunableOp], sizes: Mapping[str, int]
 ) -> tuple[TunableOp, ...] | None:
-    """Return the work without the tactics that touch the largest scratch; None without scratch."""
-    scratch = [(sizes[base], at, base) for at, op in enumerate(work) for base in _scratch(op)]
+    """Drop the tactics that touch the largest scratch; None if there is no scratch."""
+    scratch = [(sizes[base], at, base) for at, op in enumerate(ops) for base in _scratch(op)]
     if not scratch:
         return None
     _, at, largest = max(scratch)
-    tactics = tuple(tactic for tactic in work[at].tactics if largest not in _touched(tactic))
-    return (*work[:at], replace(work[at], tactics=tactics), *work[at + 1 :])
+    tactics = tuple(tactic for tactic in ops[at].tactics if largest not in _touched(tactic))
+    return (*ops[:at], replace(ops[at], tactics=tactics), *ops[at + 1 :])
 
 
-def _scratch(work: TunableOp) -> set[str]:
+def _scratch(op: TunableOp) -> set[str]:
     """Return the allocations that some tactics of an operation touch and others do not."""
-    touched = [_touched(tactic) for tactic in work.tactics]
+    touched = [_touched(tactic) for tactic in op.tactics]
     return {base for bases in touched for base in bases if any(base not in b for b in touched)}
 
 

@@ -99,12 +99,12 @@ def bounds(formula: Formula, ranges: tuple[tuple[int, int], ...]) -> tuple[int, 
     """
     low = high = 0
     for monomial, coefficient in formula.terms:
-        least, most = coefficient, coefficient
+        term_low, term_high = coefficient, coefficient
         for atom in monomial:
             ends = _atom_bounds(atom, ranges)
-            corners = [x * y for x in (least, most) for y in ends]
-            least, most = min(corners), max(corners)
-        low, high = low + least, high + most
+            corners = [x * y for x in (term_low, term_high) for y in ends]
+            term_low, term_high = min(corners), max(corners)
+        low, high = low + term_low, high + term_high
     return low, high
 
 
@@ -116,23 +116,23 @@ def text(formula: Formula) -> str:
     return f"0{joined}" if joined.startswith("-") or not joined else joined[1:]
 
 
-def _floor(rest: Formula, divisor: int) -> Formula:
+def _floor(dividend: Formula, divisor: int) -> Formula:
     """Return floor(rest / divisor), where the coefficients are 0 to divisor - 1."""
-    if rest.constant is not None:
-        return number(rest.constant // divisor)
-    common = gcd(divisor, *(c for m, c in rest.terms if m))
+    if dividend.constant is not None:
+        return number(dividend.constant // divisor)
+    common = gcd(divisor, *(c for m, c in dividend.terms if m))
     if common > 1:  # floor((g q + r) / (g c)) = floor((q + floor(r / g)) / c)
-        rest = _sum((m, c // common) for m, c in rest.terms)
-        return floor_divide(rest, number(divisor // common))
-    variable = [(m, c) for m, c in rest.terms if m]
+        dividend = _sum((m, c // common) for m, c in dividend.terms)
+        return floor_divide(dividend, number(divisor // common))
+    variable = [(m, c) for m, c in dividend.terms if m]
     (first, *_), coefficient = variable[0]
     if len(variable) == 1 and coefficient == 1 and isinstance(first, Quotient):
         inner = first.divisor.constant
         if len(variable[0][0]) == 1 and inner is not None:
             # floor((floor(p / b) + k) / c) = floor((p + k b) / (b c))
-            offset = dict(rest.terms).get((), 0) * inner
+            offset = dict(dividend.terms).get((), 0) * inner
             return floor_divide(add(first.dividend, number(offset)), number(inner * divisor))
-    return Formula((((Quotient(rest, number(divisor)),), 1),))
+    return Formula((((Quotient(dividend, number(divisor)),), 1),))
 
 
 def _exact_quotient(a: Formula, b: Formula) -> Formula | None:
@@ -141,11 +141,11 @@ def _exact_quotient(a: Formula, b: Formula) -> Formula | None:
     quotient: list[tuple[Monomial, int]] = []
     while a.terms:
         monomial, coefficient = a.terms[-1]
-        rest = Counter(monomial)
-        rest.subtract(Counter(lead))
-        if coefficient % factor or any(count < 0 for count in rest.values()):
+        powers = Counter(monomial)
+        powers.subtract(Counter(lead))
+        if coefficient % factor or any(count < 0 for count in powers.values()):
             return None
-        term = (tuple(sorted(rest.elements(), key=_atom_order)), coefficient // factor)
+        term = (tuple(sorted(powers.elements(), key=_atom_order)), coefficient // factor)
         quotient.append(term)
         a = add(a, multiply(Formula(((term[0], -term[1]),)), b))
     return _sum(quotient)
@@ -178,10 +178,10 @@ def _atom_bounds(atom: Atom, ranges: tuple[tuple[int, int], ...]) -> tuple[int, 
     if isinstance(atom, int):
         return ranges[atom]
     low, high = bounds(atom.dividend, ranges)
-    least, most = bounds(atom.divisor, ranges)
-    if least < 1:
-        raise ZeroDivisionError(f"{_atom_text(atom)} divides by a size that can be {least}")
-    corners = [x // y for x in (low, high) for y in (least, most)]
+    divisor_low, divisor_high = bounds(atom.divisor, ranges)
+    if divisor_low < 1:
+        raise ZeroDivisionError(f"{_atom_text(atom)} divides by a size that can be {divisor_low}")
+    corners = [x // y for x in (low, high) for y in (divisor_low, divisor_high)]
     return min(corners), max(corners)
 
 

@@ -156,7 +156,7 @@ class _Inference:
     def __init__(self, graph: ir.Graph, trace: Trace) -> None:
         self._space = trace.space
         self._opsets = [helper.make_opsetid(*item) for item in graph.opset_imports.items()]
-        self._dim_index = {dim.name: place for place, dim in enumerate(trace.space.dims)}
+        self._dim_index = {dim.name: index for index, dim in enumerate(trace.space.dims)}
         self._plugins = {plugin.title: plugin for plugin in trace.plugins}
         self._names: dict[int, str] = {}  # a size -> its name in ONNX's inference
         self._sizes: dict[str, int] = {}

@@ -151,7 +151,7 @@ def opt(size: int) -> int:
     return int(size)
 
 
-def most(size: int) -> int:
+def upper_bound(size: int) -> int:
     """Return an upper bound of the size, for memory that must hold all of it."""
     if isinstance(size, Size):
         return formulas.bounds(size.formula, size.space.ranges)[1]

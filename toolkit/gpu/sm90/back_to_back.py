@@ -19,19 +19,19 @@ from toolkit.gpu.sm90.persistent_gemm import (
 )
 
 
-def fuse_back_to_back(ctx: LoweringContext, work: Sequence[TunableOp]) -> tuple[TunableOp, ...]:
-    """Return the work with each two products that one kernel can compute as one operation.
+def fuse_back_to_back(ctx: LoweringContext, ops: Sequence[TunableOp]) -> tuple[TunableOp, ...]:
+    """Fuse adjacent pairs of products that one kernel can compute.
 
-    Its tactics are those of the first, each followed by one of the second, and then those that
-    compute both. The first tactic stays what the two had by themselves.
+    The tactics of a pair are each tactic of the first followed by each of the second, then those
+    that compute both. So its first tactic is the first of both.
     """
     fused: list[TunableOp] = []
-    for op in work:
-        both = _pair_tactics(ctx, fused[-1], op) if fused else ()
-        if both:
+    for op in ops:
+        fused_tactics = _pair_tactics(ctx, fused[-1], op) if fused else ()
+        if fused_tactics:
             before = fused.pop()
-            apart = (first + second for first in before.tactics for second in op.tactics)
-            fused.append(TunableOp((*before.nodes, *op.nodes), (*apart, *both)))
+            separate = (first + second for first in before.tactics for second in op.tactics)
+            fused.append(TunableOp((*before.nodes, *op.nodes), (*separate, *fused_tactics)))
         else:
             fused.append(op)
     return tuple(fused)

@@ -17,10 +17,10 @@ _WARPS = 4
 _PIECE = 64  # of k: what the threads of a row load at once
 # Pieces of a product. 64 channels at batch 256: 70 us, of 4 pieces 78, of 8 96; 16 channels: of one
 # piece 3 to 5 % faster than of two.
-_RUN = 2
-_RUN_OF_FEW = 1
-_FEW = 16  # channels
-_ALIGNED = 16  # channels that one thread loads, and the least block of columns
+_PIECES_PER_RUN = 2
+_PIECES_PER_RUN_FEW = 1
+_FEW_CHANNELS = 16  # channels
+_CHANNEL_ALIGNMENT = 16  # channels that one thread loads, and the least block of columns
 _WIDTHS = (64, 32, 16)  # of blocks of columns
 _MAX_TAPS = 31  # a bit each
 _MAX_FILTERS = 128  # their sums take half the registers
@@ -40,7 +40,7 @@ def _refusal(problem: GemmProblem, gpu: GpuTarget) -> str | None:
     if not gpu.has_wgmma or not int8 or problem.epilogue.scale is None:
         return "the operands are not INT8, or the GPU has no wgmma"
     filters, channels = weights.shape[:2]
-    if any(n % _ALIGNED for n in (filters, channels, left.pitch)):
+    if any(n % _CHANNEL_ALIGNMENT for n in (filters, channels, left.pitch)):
         return "channels are not loaded 16 at a time"
     taps = left.window.kernel[0] * left.window.kernel[1]
     depth = ceil_div(channels * taps, _PIECE) * _PIECE
@@ -122,7 +122,7 @@ def operand_order(weights: Array) -> Array:
 
 def _runs(pieces: int, channels: int) -> tuple[tuple[int, int], ...]:
     """Return (first, count) of runs of pieces; the last may be shorter."""
-    each = _RUN if channels > _FEW else _RUN_OF_FEW
+    each = _PIECES_PER_RUN if channels > _FEW_CHANNELS else _PIECES_PER_RUN_FEW
     return tuple((at, min(each, pieces - at)) for at in range(0, pieces, each))
 
 

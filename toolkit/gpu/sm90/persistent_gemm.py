@@ -27,20 +27,20 @@ MAX_PAIR_COLUMNS = 128  # of a second product: 64 accumulators a thread beside t
 _ROWS = 64  # of a block
 _WARPS = 4
 _MAX_WEIGHT_BYTES = 64 * 1024  # of a pair; beyond, programs are few
-_OTHER_BYTES = 5 * 1024  # of shared memory: bias and factors of a block, and what the system takes
+_RESERVED_BYTES = 5 * 1024  # of shared memory: bias and scales of a block, and the system's share
 # Programs of an SM by the registers of Triton 3.9 for sm_90: up to 128 of a thread without a
 # residual, 187 with one or a second product of 64 columns, 238 with a second of 128.
-_PLAIN, _WITH_RESIDUAL, _WIDE_PAIR = 4, 3, 2
+_MAX_PROGRAMS, _MAX_PROGRAMS_RESIDUAL, _MAX_PROGRAMS_WIDE = 4, 3, 2
 # Of two and three stages of copies three are the faster at 128 images and more, where as many
 # programs have room; two at 32, where more have. Fewer columns of a program are faster with a
 # residual, more without. Times of ResNet-50 on an H200.
 _FEW_STAGES, _MANY_STAGES = 2, 3
-_RUN_WITH_RESIDUAL, _RUN_PLAIN = 2, 4
+_MAX_RUN_RESIDUAL, _MAX_RUN = 2, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where the rows of the left operand begin: `kernels.mma_layout.row_places`.
+    """Where the rows of the left operand begin: `kernels.mma_layout.row_offsets`.
 
     `image`: None for a matrix; else (pixels of a row, of an image, elements from one image row, and
     from one image, to the next that is read).
@@ -81,8 +81,8 @@ def _refusal(problem: GemmProblem, gpu: GpuTarget) -> str | None:
 def persistent_gemm_tactics(ctx: LoweringContext, problem: GemmProblem) -> tuple[Tactic, ...]:
     """Return a tactic for each number of stages, none where rows are too few for all programs."""
     plain = problem.residual is None
-    run = min(_RUN_PLAIN if plain else _RUN_WITH_RESIDUAL, ceil_div(problem.shape.columns, COLUMNS))
-    programs = _PLAIN if plain else _WITH_RESIDUAL
+    run = min(_MAX_RUN if plain else _MAX_RUN_RESIDUAL, ceil_div(problem.shape.columns, COLUMNS))
+    programs = _MAX_PROGRAMS if plain else _MAX_PROGRAMS_RESIDUAL
     return tuple(_tactics(ctx, problem, None, run=run, max_programs=programs))
 
 
@@ -97,7 +97,7 @@ def persistent_pair_tactics(
     wide = _pair_columns(second)
     if columns * (block_depth(first) + wide) > _MAX_WEIGHT_BYTES:
         return ()
-    programs = _WITH_RESIDUAL if wide == COLUMNS else _WIDE_PAIR
+    programs = _MAX_PROGRAMS_RESIDUAL if wide == COLUMNS else _MAX_PROGRAMS_WIDE
     run = ceil_div(columns, COLUMNS)
     return tuple(_tactics(ctx, first, second, run=run, max_programs=programs))
 
@@ -121,7 +121,7 @@ def _tactics(
     depth, columns = block_depth(problem), run * COLUMNS
     second_columns = 0 if second is None else _pair_columns(second)
     stage_bytes = _ROWS * (depth + (0 if problem.residual is None else columns))
-    fixed_bytes = columns * (depth + second_columns) + _OTHER_BYTES
+    fixed_bytes = columns * (depth + second_columns) + _RESERVED_BYTES
     shared = sm_limits(ctx.gpu.sm).shared_bytes
     many, few = (
         min(max_programs, shared // (fixed_bytes + (stages - 1) * stage_bytes))
@@ -161,7 +161,7 @@ def _launch(
         {
             **panel_constants(ctx, problem, rows.strides, packed=True),
             **_second_constants(second),
-            "A_PICTURE": rows.image,
+            "A_IMAGE": rows.image,
             "BLOCK_M": _ROWS,
             "RUN": run,
             "STAGES": stages,

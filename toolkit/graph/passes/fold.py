@@ -6,6 +6,7 @@ Identity(x) = x, Dropout(x) = x at inference
 
 import math
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common as ir_passes
 from onnxscript.optimizer import fold_constants_ir
@@ -87,8 +88,42 @@ def _fold_once(model: ir.Model, budget: "_FoldingBudget") -> None:
         should_fold=budget.take,
     )
     ir_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    _fold_splits(model.graph, budget)
     own_branch_outputs(model)
     ir_passes.RemoveUnusedNodesPass()(model)
+
+
+def _fold_splits(graph: ir.Graph, budget: "_FoldingBudget") -> None:
+    """Fold Split of a constant; the folder of onnxscript leaves out nodes of several results."""
+    for node in list(graph):
+        source = node.inputs[0] if node.op_type == "Split" and node.domain == "" else None
+        data = source.const_value if source is not None else None
+        if data is None or any(value.is_graph_output() for value in node.outputs):
+            continue
+        axis = node.attributes.get_int("axis", 0)
+        lengths = [None if v.shape is None else v.shape[axis] for v in node.outputs]
+        known = [length for length in lengths if isinstance(length, int)]
+        if len(known) < len(lengths) or not budget.take(node):
+            continue
+        parts = np.split(data.numpy(), np.cumsum(known)[:-1], axis)
+        for value, part in zip(node.outputs, parts, strict=True):
+            name = f"{value.name}_folded"
+            tensor = ir.tensor(part, name=name)
+            constant = ir.Value(name=name, shape=ir.Shape(part.shape), const_value=tensor)
+            constant.type = ir.TensorType(tensor.dtype)
+            graph.register_initializer(constant)
+            ir.convenience.replace_all_uses_with(value, constant)
+
+
+def remove_unread(model: ir.Model) -> str:
+    """Drop nodes and constants that only branches read which folding took away.
+
+    Nodes of a branch count as readers until the model is copied, as it is before each pass.
+    """
+    before = _count(model) + len(model.graph.initializers)
+    ir_passes.RemoveUnusedNodesPass()(model)
+    removed = before - _count(model) - len(model.graph.initializers)
+    return f"removed {removed} nodes and constants" if removed else ""
 
 
 def own_outputs(model: ir.Model) -> str:

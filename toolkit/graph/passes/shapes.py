@@ -39,9 +39,11 @@ def settle_shapes(model: ir.Model) -> list[str]:
     Exporters note shapes that the nodes contradict. `If` nodes on the rank or the size of a
     tensor have a branch that is not valid for the sizes given; onnxruntime refuses to load it.
     """
-    if _contradiction(model) is None:
-        return []
-    changes = ["dropped shapes that the nodes contradict"] if _forget_shapes(model) else []
+    changes = []
+    if _contradiction(model) is not None and _forget_shapes(model):
+        changes.append("dropped shapes that the nodes contradict")
+    if not any(node.op_type == "If" for node in model.graph.all_nodes()):
+        return changes
     pruned, _ = _prune(model.graph, dict(model.graph.opset_imports))
     return changes + [f"{node} always takes its {branch}" for node, branch in pruned]
 
@@ -99,12 +101,9 @@ def _prune(graph: ir.Graph, opsets: dict[str, int]) -> tuple[list[tuple[str, str
         alone = _standing_alone(graph, opsets)
         propagate_shapes(alone)
         _copy_shapes(alone.graph, graph)
-        error = _contradiction(alone)
-        if error is None:
-            return pruned, None
         rows = next((rows for node in graph if (rows := _prune_node(node, opsets))), None)
         if rows is None:
-            return pruned, error
+            return pruned, _contradiction(alone)
         pruned += rows
 
 

@@ -6,8 +6,8 @@
 r is a row of taps and k what lies under it side by side, (tap column, channel). The stride of the
 convolution is 1, that of the pooling 2; PAD is 0 or 1.
 
-A block goes down its rows of x and multiplies each once, by all rows of taps, which add to the
-accumulators of TAPS rows of s. The oldest is complete then. The pooled row i needs the rows
+A block streams its rows of x and multiplies each once, by all rows of taps, into the accumulators
+of TAPS rows of s. The oldest accumulator is complete then. The pooled row i needs the rows
 2 i - PAD to 2 i - PAD + 2, the first of which is known from the pooled row before.
 
 A block has SEGMENTS segments of 7 pooled pixels. Each needs 15 columns of s and computes 16:
@@ -44,20 +44,22 @@ def conv_max_pool(
 ):  # fmt: skip
     """Grid: (blocks of segments, blocks of ROWS pooled rows, blocks of filters)."""
     RUN: tl.constexpr = TAP_COLUMNS * CHANNELS
-    IN_ROW: tl.constexpr = (OUT_WIDTH + 6) // 7  # segments
+    ROW_SEGMENTS: tl.constexpr = (OUT_WIDTH + 6) // 7  # segments
     ROW: tl.constexpr = WIDTH * CHANNELS
-    LEAST: tl.constexpr = -2147483648 if scale is not None else float("-inf")
-    SUMS: tl.constexpr = tl.int32 if scale is not None else tl.float32
-    HANGS: tl.constexpr = 2 * OUT_HEIGHT - PAD_TOP >= CONV_HEIGHT  # the last window over the edge
+    LOWEST: tl.constexpr = -2147483648 if scale is not None else float("-inf")
+    ACCUMULATOR: tl.constexpr = tl.int32 if scale is not None else tl.float32
+    OVERHANG: tl.constexpr = (
+        2 * OUT_HEIGHT - PAD_TOP >= CONV_HEIGHT
+    )  # the last window crosses the edge
 
     n = tl.arange(0, 16 * SEGMENTS)
-    segments = batch * IN_ROW
+    segments = batch * ROW_SEGMENTS
     segment = tl.minimum(tl.program_id(0) * SEGMENTS + n // 64 * 4 + n // 2 % 4, segments - 1)
-    column = segment % IN_ROW * 14 - PAD_LEFT + n % 64 // 8 * 2 + n % 2
+    column = segment % ROW_SEGMENTS * 14 - PAD_LEFT + n % 64 // 8 * 2 + n % 2
     column = tl.minimum(tl.maximum(column, 0), CONV_WIDTH - 1)
     k = tl.arange(0, BLOCK_K)
     in_bounds = (k < RUN)[None, :]
-    a = x + ((segment // IN_ROW * HEIGHT * WIDTH + column) * CHANNELS)[:, None] + k[None, :]
+    a = x + ((segment // ROW_SEGMENTS * HEIGHT * WIDTH + column) * CHANNELS)[:, None] + k[None, :]
 
     tap = tl.arange(0, TAPS * BLOCK_F) // BLOCK_F
     owner = tl.program_id(2) * BLOCK_F + tl.arange(0, TAPS * BLOCK_F) % BLOCK_F
@@ -67,37 +69,37 @@ def conv_max_pool(
 
     m = tl.arange(0, 8 * SEGMENTS)  # pooled pixels of the segments, and one more in each
     segment = tl.program_id(0) * SEGMENTS + m // 8
-    column = segment % IN_ROW * 7 + m % 8
+    column = segment % ROW_SEGMENTS * 7 + m % 8
     pixels = batch * OUT_HEIGHT * OUT_WIDTH
-    stored = (segment < segments) & (column < OUT_WIDTH) & (m % 8 < 7)
-    p = tl.where(stored, segment // IN_ROW * (OUT_HEIGHT * OUT_WIDTH) + column, pixels)
+    in_bounds_y = (segment < segments) & (column < OUT_WIDTH) & (m % 8 < 7)
+    p = tl.where(in_bounds_y, segment // ROW_SEGMENTS * (OUT_HEIGHT * OUT_WIDTH) + column, pixels)
     f = tl.program_id(2) * BLOCK_F + tl.arange(0, BLOCK_F)
 
     first = tl.program_id(1) * ROWS
     top = 2 * first - PAD_TOP
-    none = tl.zeros((BLOCK_F, 16 * SEGMENTS), SUMS)
+    none = tl.zeros((BLOCK_F, 16 * SEGMENTS), ACCUMULATOR)
     s1 = none
     s2 = none
     s3 = none
     last = none
     for i in tl.static_range(TAPS):
-        taps = _row(a, in_bounds, top + i, HEIGHT, ROW, RUN == BLOCK_K)
-        s1, s2, s3, last = _add_row(none, s1, s2, s3, w, taps, PRECISION)
+        taps = _load_taps(a, in_bounds, top + i, HEIGHT, ROW, RUN == BLOCK_K)
+        s1, s2, s3, last = _accumulate_row(none, s1, s2, s3, w, taps, PRECISION)
     if top < 0:
-        last = tl.full((BLOCK_F, 16 * SEGMENTS), LEAST, SUMS)
+        last = tl.full((BLOCK_F, 16 * SEGMENTS), LOWEST, ACCUMULATOR)
     for row in tl.range(first, tl.minimum(first + ROWS, OUT_HEIGHT), num_stages=STAGES):
         top = 2 * row - PAD_TOP
-        taps = _row(a, in_bounds, top + TAPS, HEIGHT, ROW, RUN == BLOCK_K)
-        s1, s2, s3, middle = _add_row(none, s1, s2, s3, w, taps, PRECISION)
-        taps = _row(a, in_bounds, top + TAPS + 1, HEIGHT, ROW, RUN == BLOCK_K)
-        if HANGS:
+        taps = _load_taps(a, in_bounds, top + TAPS, HEIGHT, ROW, RUN == BLOCK_K)
+        s1, s2, s3, middle = _accumulate_row(none, s1, s2, s3, w, taps, PRECISION)
+        taps = _load_taps(a, in_bounds, top + TAPS + 1, HEIGHT, ROW, RUN == BLOCK_K)
+        if OVERHANG:
             middle = tl.where(top + 1 < CONV_HEIGHT, middle, last)
-        maxima = _larger(last, middle)
-        s1, s2, s3, last = _add_row(none, s1, s2, s3, w, taps, PRECISION)
-        if HANGS:
-            maxima = _larger(maxima, tl.where(top + 2 < CONV_HEIGHT, last, maxima))
+        maxima = _nan_max(last, middle)
+        s1, s2, s3, last = _accumulate_row(none, s1, s2, s3, w, taps, PRECISION)
+        if OVERHANG:
+            maxima = _nan_max(maxima, tl.where(top + 2 < CONV_HEIGHT, last, maxima))
         else:
-            maxima = _larger(maxima, last)
+            maxima = _nan_max(maxima, last)
         maxima = tl.trans(_largest_of_segments(maxima, SEGMENTS))
         q = p + row * OUT_WIDTH
         store_with_epilogue(
@@ -106,12 +108,12 @@ def conv_max_pool(
 
 
 @triton.jit
-def _row(
-    a, in_bounds, row, HEIGHT: tl.constexpr, ROW: tl.constexpr, WHOLE: tl.constexpr
+def _load_taps(
+    a, in_bounds, row, HEIGHT: tl.constexpr, ROW: tl.constexpr, FULL_BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Return what lies under a row of taps as (k, pixel); rows outside x are never used."""
+    """Load the inputs under a row of taps, (k, pixel); rows outside x are clamped."""
     row_start = a + tl.minimum(tl.maximum(row, 0), HEIGHT - 1) * ROW
-    if WHOLE:
+    if FULL_BLOCK:
         taps = tl.load(row_start)
     else:
         taps = tl.load(row_start, mask=in_bounds, other=0)
@@ -119,10 +121,10 @@ def _row(
 
 
 @triton.jit
-def _add_row(none, s1, s2, s3, w, taps, PRECISION: tl.constexpr):
-    """Add the products of all rows of taps to the sums of the last four rows of s.
+def _accumulate_row(none, s1, s2, s3, w, taps, PRECISION: tl.constexpr):
+    """Add the products of all rows of taps to the accumulators of the last four rows of s.
 
-    The sums s1, s2, s3 have one, two and three rows of taps already. All are one product.
+    s1, s2, s3 already contain one, two and three rows of taps. One MMA computes all products.
     """
     F: tl.constexpr = s1.shape[0]
     N: tl.constexpr = s1.shape[1]
@@ -135,8 +137,8 @@ def _add_row(none, s1, s2, s3, w, taps, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _larger(a, b):
-    """Return the larger numbers; NaN stays, as in ONNX."""
+def _nan_max(a, b):
+    """Return the element-wise maximum; NaN propagates, as in ONNX."""
     if a.dtype.is_int():
         result = tl.maximum(a, b)
     else:
@@ -151,13 +153,13 @@ def _largest_of_segments(s, SEGMENTS: tl.constexpr):
     Splits and joins name registers.
     """
     even, odd = tl.split(tl.reshape(s, (s.shape[0], 8 * SEGMENTS, 2)))
-    pair = _larger(even, odd)
+    pair = _nan_max(even, odd)
     _, e1, e2, e3, e4, e5, e6, e7 = _columns(even, SEGMENTS)
     p0, p1, p2, p3, p4, p5, p6, p7 = _columns(pair, SEGMENTS)
     low = tl.join(
-        tl.join(_larger(p0, e1), _larger(p2, e3)), tl.join(_larger(p1, e2), _larger(p3, e4))
+        tl.join(_nan_max(p0, e1), _nan_max(p2, e3)), tl.join(_nan_max(p1, e2), _nan_max(p3, e4))
     )
-    high = tl.join(tl.join(_larger(p4, e5), _larger(p6, e7)), tl.join(_larger(p5, e6), p7))
+    high = tl.join(tl.join(_nan_max(p4, e5), _nan_max(p6, e7)), tl.join(_nan_max(p5, e6), p7))
     joined = tl.permute(tl.join(low, high), (0, 1, 2, 5, 3, 4))
     return tl.reshape(joined, (s.shape[0], 8 * SEGMENTS))
 

@@ -23,13 +23,13 @@ def _offsets(row, n, rows, COLUMNS: tl.constexpr, PITCH: tl.constexpr):
     inside = (row < rows)[:, None]
     if COLUMNS is not None:
         inside = inside & (n + 4 * j < COLUMNS)[None, :]
-    # That n is a multiple of four the compiler does not know of row PITCH + n + 4 j.
+    # n is divided first: the compiler does not know that row PITCH + n + 4 j is a multiple of four.
     return row[:, None] * (PITCH // 4) + (n // 4 + j)[None, :], inside
 
 
 @triton.jit
 def load_int8x4(residual, row, n, rows, COLUMNS: tl.constexpr, R_PITCH: tl.constexpr):
-    """Return 64 columns of a residual from column n on, [rows, 16] int32; None of None."""
+    """Load 64 columns of a residual from column n on, packed [rows, 16]; None if there is none."""
     if residual is not None:
         offset, inside = _offsets(row, n, rows, COLUMNS, R_PITCH)
         pointer = residual.to(tl.pointer_type(tl.int32))
@@ -49,14 +49,14 @@ def apply_epilogue_int8x4(
     total, scale, residual, n, COLUMNS: tl.constexpr, EPILOGUE: tl.constexpr, scalars,
     BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Return EPILOGUE(total scale[n], residual) as packed int8x4, [BLOCK_M, 16].
+    """Return EPILOGUE(total scale[n], residual), packed int8x4 [BLOCK_M, 16].
 
-    `total` [BLOCK_M, 64] holds the bias; `residual` is what `load_int8x4` returns. The last step is
-    "relu_int8_by" or "round_int8_by".
+    `total` [BLOCK_M, 64] includes the bias; `residual` comes from `load_int8x4`. The last operation
+    is "relu_int8_by" or "round_int8_by".
     """
     column = n + tl.arange(0, 64)
-    real = total.to(tl.float32) * load_columns(scale, column, COLUMNS)[None, :]
-    low, high = real.reshape(BLOCK_M, INT8X4_PER_BLOCK, 2, 2).split()
+    scaled = total.to(tl.float32) * load_columns(scale, column, COLUMNS)[None, :]
+    low, high = scaled.reshape(BLOCK_M, INT8X4_PER_BLOCK, 2, 2).split()
     t0, t2 = low.split()
     t1, t3 = high.split()
     if residual is None:
@@ -66,9 +66,9 @@ def apply_epilogue_int8x4(
         t3 = evaluate_operand((t3,), EPILOGUE, scalars)
     else:
         if EPILOGUE[0][0] == "rectified_by":
-            r0, r1, r2, r3 = _rectified(residual)
+            r0, r1, r2, r3 = _unpack_rectified(residual)
         else:
-            r0, r1, r2, r3 = _floats(residual)
+            r0, r1, r2, r3 = _unpack_float32(residual)
         t0 = evaluate_operand((t0, r0), EPILOGUE, scalars)
         t1 = evaluate_operand((t1, r1), EPILOGUE, scalars)
         t2 = evaluate_operand((t2, r2), EPILOGUE, scalars)
@@ -77,20 +77,20 @@ def apply_epilogue_int8x4(
     factor = scalars[LAST[2]]
     if LAST[0] == "relu_int8_by":
         t0, t1, t2, t3 = (
-            _above(t0, factor),
-            _above(t1, factor),
-            _above(t2, factor),
-            _above(t3, factor),
+            _relu(t0, factor),
+            _relu(t1, factor),
+            _relu(t2, factor),
+            _relu(t3, factor),
         )
     else:
         tl.static_assert(LAST[0] == "round_int8_by")
         t0, t1, t2, t3 = t0 * factor, t1 * factor, t2 * factor, t3 * factor
-    return _rounded(t0, t1, t2, t3)
+    return _pack_rounded(t0, t1, t2, t3)
 
 
 @triton.jit
-def _floats(packed):
-    """Return the four bytes of int8x4 as float32, as `as_float` does."""
+def _unpack_float32(packed):
+    """Unpack int8x4 to four float32 tensors, as `as_float` does."""
     if INTERPRETED:
         r0 = ((packed << 24) >> 24).to(tl.float32)
         r1 = ((packed << 16) >> 24).to(tl.float32)
@@ -114,13 +114,13 @@ def _floats(packed):
 
 
 @triton.jit
-def _rectified(packed):
-    """Return 128 plus the four bytes of int8x4, 0 to 127 each, as float32, for `scaled_rectified`.
+def _unpack_rectified(packed):
+    """Unpack int8x4 of 0 to 127 to four float32 tensors plus 128, for `scaled_rectified`.
 
-    The bytes are the upper digits of 128, so one PRMT makes each.
+    The bytes are appended to the upper bits of 128.0, which takes one PRMT each.
     """
     if INTERPRETED:
-        r0, r1, r2, r3 = _floats(packed)
+        r0, r1, r2, r3 = _unpack_float32(packed)
         r0, r1, r2, r3 = r0 + 128.0, r1 + 128.0, r2 + 128.0, r3 + 128.0
     else:
         r0, r1, r2, r3 = tl.inline_asm_elementwise(
@@ -137,8 +137,8 @@ def _rectified(packed):
 
 
 @triton.jit
-def _above(a, FACTOR):
-    """Return a FACTOR of 0 or more, cut at 128, as `relu_int8` does."""
+def _relu(a, FACTOR):
+    """Return clip(a FACTOR, 0, 128), as `relu_int8` does."""
     if INTERPRETED:
         a = tl.maximum(a * FACTOR, 0.0)
     else:
@@ -150,8 +150,8 @@ def _above(a, FACTOR):
 
 
 @triton.jit
-def _rounded(a0, a1, a2, a3):
-    """Return clip(rte(a), -128, 127) of four numbers as int8x4, like `round_int8`."""
+def _pack_rounded(a0, a1, a2, a3):
+    """Pack clip(rte(a), -128, 127) of four float32 tensors to int8x4, like `round_int8`."""
     if INTERPRETED:
         low = (near_int8(a0).to(tl.int32) & 255) | ((near_int8(a1).to(tl.int32) & 255) << 8)
         high = (near_int8(a2).to(tl.int32) & 255) | ((near_int8(a3).to(tl.int32) & 255) << 8)
@@ -174,7 +174,7 @@ def _rounded(a0, a1, a2, a3):
 
 @triton.jit
 def unpack_int8x4(packed, BLOCK_M: tl.constexpr):
-    """Return [BLOCK_M, 64] int8 of [BLOCK_M, 16] int8x4; it is free in registers."""
+    """Unpack int8x4 [BLOCK_M, 16] to int8 [BLOCK_M, 64]; no instruction is needed."""
     low = tl.join(packed.to(tl.int8), (packed >> 16).to(tl.int8))
     high = tl.join((packed >> 8).to(tl.int8), (packed >> 24).to(tl.int8))
     return tl.join(low, high).reshape(BLOCK_M, 64)

@@ -21,7 +21,7 @@ from toolkit.gpu.kernels.int8 import INTERPRETED
 
 @triton.jit
 def mma_rows(BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
-    """Return for each row of sums, [BLOCK_M], which row of the block it is."""
+    """Return for each accumulator row, [BLOCK_M], which row of the block it is."""
     r = tl.arange(0, BLOCK_M)
     of_warps = r // (16 * WARPS) * (16 * WARPS)
     return of_warps + r // 8 % 2 * (8 * WARPS) + r // 16 % WARPS * 8 + r % 8
@@ -29,40 +29,40 @@ def mma_rows(BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def mma_columns(BLOCK_N: tl.constexpr):
-    """Return for each column of sums, [BLOCK_N], which column of the block it is."""
+    """Return for each accumulator column, [BLOCK_N], which column of the block it is."""
     RUN: tl.constexpr = min(BLOCK_N, 64)
     c = tl.arange(0, BLOCK_N)
     return c // RUN * RUN + c // 2 % 4 * (RUN // 4) + c // 8 % (RUN // 8) * 2 + c % 2
 
 
 @triton.jit
-def row_places(row, A_ROW: tl.constexpr, A_PICTURE: tl.constexpr):
-    """Return the offsets of rows of an A operand.
+def row_offsets(row, A_ROW: tl.constexpr, A_IMAGE: tl.constexpr):
+    """Return the element offsets of rows of the A operand.
 
-    A_PICTURE None: A_ROW apart. Else rows are pixels A_ROW apart, and A_PICTURE is (pixels of
-    a line, pixels of an image, elements from line to line, from image to image).
+    A_IMAGE None: rows are A_ROW elements apart. Otherwise rows are pixels, A_ROW elements apart,
+    and A_IMAGE is (pixels per image row, pixels per image, row stride, image stride).
     """
-    if A_PICTURE is None:
+    if A_IMAGE is None:
         offset = row * A_ROW
     else:
-        pixel = row % A_PICTURE[1]
-        line = pixel // A_PICTURE[0]
-        offset = pixel % A_PICTURE[0] * A_ROW + line * A_PICTURE[2]
-        offset += row // A_PICTURE[1] * A_PICTURE[3]
+        pixel = row % A_IMAGE[1]
+        image_row = pixel // A_IMAGE[0]
+        offset = pixel % A_IMAGE[0] * A_ROW + image_row * A_IMAGE[2]
+        offset += row // A_IMAGE[1] * A_IMAGE[3]
     return offset
 
 
 @triton.jit
-def in_memory_order(sums, BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
-    """Return sums, of 64 columns or fewer, with rows and columns in their order in the block."""
-    COLUMNS: tl.constexpr = sums.shape[1]
-    sums = sums.reshape(BLOCK_M // (16 * WARPS), WARPS, 2, 8, COLUMNS // 8, 4, 2)
-    return sums.permute(0, 2, 1, 3, 5, 4, 6).reshape(BLOCK_M, COLUMNS)
+def in_memory_order(accumulator, BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
+    """Return an accumulator of 64 columns or fewer with its rows and columns in block order."""
+    COLUMNS: tl.constexpr = accumulator.shape[1]
+    accumulator = accumulator.reshape(BLOCK_M // (16 * WARPS), WARPS, 2, 8, COLUMNS // 8, 4, 2)
+    return accumulator.permute(0, 2, 1, 3, 5, 4, 6).reshape(BLOCK_M, COLUMNS)
 
 
 @triton.jit
-def rows_in_sum_order(values, BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
-    """Return values [BLOCK_M, 64] with rows, but not columns, in the order of sums."""
+def rows_in_mma_order(values, BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
+    """Return values [BLOCK_M, 64] with rows, but not columns, in the MMA order."""
     values = values.reshape(BLOCK_M // (16 * WARPS), 2, WARPS, 8, 64)
     return values.permute(0, 2, 1, 3, 4).reshape(BLOCK_M, 64)
 
@@ -80,14 +80,14 @@ def operand_columns():
 
 @triton.jit
 def in_operand_order(values, BLOCK_M: tl.constexpr, WARPS: tl.constexpr):
-    """Return values [BLOCK_M, 64] with rows as in sums, columns as `operand_columns` says."""
-    values = rows_in_sum_order(values, BLOCK_M, WARPS).reshape(BLOCK_M, 4, 2, 2, 4)
+    """Return values [BLOCK_M, 64] with rows in the MMA order, columns as `operand_columns` says."""
+    values = rows_in_mma_order(values, BLOCK_M, WARPS).reshape(BLOCK_M, 4, 2, 2, 4)
     return values.permute(0, 2, 3, 1, 4).reshape(BLOCK_M, 64)
 
 
 @triton.jit
 def in_registers(a):
-    """Return bytes that a product reads from registers, as it does what was computed."""
+    """Return the A operand in registers, so that the MMA does not read it from shared memory."""
     if not INTERPRETED:
         a = tl.inline_asm_elementwise(
             "mov.b32 $0, $1;", "=r,r", [a], tl.int8, is_pure=True, pack=4
@@ -121,7 +121,7 @@ def store_mma(
 ):  # fmt: skip
     """Store what `store_with_epilogue` stores, of accumulators in the MMA order.
 
-    The sums hold the bias. BLOCK_N is 16, 32, 64 or 128; each 64 columns are stored by themselves.
+    The accumulators include the bias. BLOCK_N is 16, 32, 64 or 128; 64 are stored at a time.
     """
     RUN: tl.constexpr = min(BLOCK_N, 64)
     if BLOCK_N == 128:

@@ -28,7 +28,7 @@ from toolkit.gpu.sm90.kernels.mma_layout import (
     mma_columns,
     mma_rows,
     operand_columns,
-    row_places,
+    row_offsets,
     store_mma,
 )
 
@@ -37,7 +37,7 @@ from toolkit.gpu.sm90.kernels.mma_layout import (
 def persistent_gemm(
     a, b, bias, scale, scalars, residual, y, z_b, z_bias, z_scale, z_scalars, z, rows,
     DEPTH: tl.constexpr, COLUMNS: tl.constexpr, Z_COLUMNS: tl.constexpr,
-    A_ROW: tl.constexpr, A_PICTURE: tl.constexpr, B_COLUMN: tl.constexpr,
+    A_ROW: tl.constexpr, A_IMAGE: tl.constexpr, B_COLUMN: tl.constexpr,
     Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
     Z_B_COLUMN: tl.constexpr, Z_PITCH: tl.constexpr,
     EPILOGUE: tl.constexpr, SCALARS: tl.constexpr, Z_EPILOGUE: tl.constexpr,
@@ -69,7 +69,7 @@ def persistent_gemm(
     for block in tl.range(program, blocks, tl.num_programs(0) // RUNS, num_stages=STAGES):
         row = block * BLOCK_M + mma_rows(BLOCK_M, WARPS)
         m = block * BLOCK_M + tl.arange(0, BLOCK_M)
-        row_start = row_places(row, A_ROW, A_PICTURE)
+        row_start = row_offsets(row, A_ROW, A_IMAGE)
         present = (row < rows)[:, None] & (k < DEPTH)[None, :]
         a_tile = in_registers(tl.load(a + row_start[:, None] + k[None, :], mask=present, other=0))
         if residual is not None:
