@@ -16,7 +16,7 @@
 Steps 7 to 10 are in `toolkit.engine.segments`, which says when they are gone through once more.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -47,6 +47,8 @@ from toolkit.partition.planning.plan import Model, Plan, SharedPlan, plan_togeth
 from toolkit.partition.planning.portable import KernelSupport
 from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION
 from toolkit.quantize.gpu_operands import operands_on_gpu, tied_on_gpu
+from toolkit.quantize.loss.judge import Judgement, check, judge
+from toolkit.quantize.loss.parts import split_outputs
 from toolkit.quantize.quantize import QuantizedModel, quantize
 from toolkit.quantize.ranges.measure import Ranges
 from toolkit.quantize.scales.effect import ScaleEffect, scale_effect, scale_notes
@@ -61,7 +63,7 @@ class BuildResult:
 
     `plan`: as its segments were cut in the end. `kept`: the nodes of an INT8 engine that stay in
     floating point, with the reasons. `gpu`: the kernels and the memory of each segment that has
-    any.
+    any. `loss`: what the outputs of the engine lose, None without calibration data.
     """
 
     path: Path
@@ -75,6 +77,7 @@ class BuildResult:
     scale_rules: ScaleEffect
     kept: Mapping[str, str] = field(default_factory=dict)
     gpu: tuple[GpuReport, ...] = ()
+    loss: Judgement | None = None
 
     @property
     def report(self) -> str:
@@ -106,7 +109,7 @@ def build_engine(
     unified = unified_ranges(calibrated, shared.plans[0])
     built = build_planned(calibrated, shared, unified, job, backend)
     manifest, entries = _assemble(calibrated, built, job)
-    _write(path, manifest, entries, calibrated, job)
+    loss = _write(path, manifest, entries, calibrated, job)
     scale_rules = scale_effect(unified, calibrated.ranges)
     return BuildResult(
         path=path,
@@ -124,6 +127,7 @@ def build_engine(
         scale_rules=scale_rules,
         kept=calibrated.kept(),
         gpu=tuple(report_segment(name, segment) for name, segment in built.gpu.segments.items()),
+        loss=loss,
     )
 
 
@@ -248,12 +252,30 @@ def _write(
     entries: Mapping[str, np.ndarray[Any, Any]],
     calibrated: Calibrated,
     job: BuildJob,
-) -> None:
-    """Step 12: the file, once a session has run it."""
+) -> Judgement | None:
+    """Step 12: the file, once a session has run it and its loss is within the limits.
+
+    The engine has the ranges of all samples, and rounds what the calibration only predicts: scales
+    that the DLA shares, and tensors between segments. So it is judged again, as it is.
+    """
     job.report("write", 0.0)
-    sample = calibrated.ranges.sample if calibrated.ranges is not None else None
-    write_proven(path, manifest, entries, model=job.imported.name, sample=sample)
+    ranges, name = calibrated.ranges, job.imported.name
+    judgement: Judgement | None = None
+
+    def accept(outputs: Sequence[Mapping[str, np.ndarray[Any, Any]]]) -> None:
+        nonlocal judgement
+        if ranges is None:
+            return
+        parts = ranges.fit.trial.parts
+        actual = [split_outputs(parts, arrays) for arrays in outputs]
+        judgement = judge(parts, [exact for _, exact in ranges.judges], actual, basis="engine")
+        if not job.options.accept_loss:
+            check(judgement, f"the engine of {name}")
+
+    samples = [sample for sample, _ in ranges.judges] if ranges is not None else []
+    write_proven(path, manifest, entries, model=name, samples=samples, accept=accept)
     job.report("write", 1.0)
+    return judgement
 
 
 def _adjusting(table: CalibrationTable | None) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from toolkit.importers.onnx import ImportedModel, ModelSource, import_model
 from toolkit.partition.planning.plan import PlanOptions
 from toolkit.partition.prepare import prepare
 from toolkit.plugins import Plugin
+from toolkit.quantize.loss.judge import check
 from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges, Report, measure_ranges
 from toolkit.quantize.ranges.table_file import has_qdq
@@ -19,7 +20,10 @@ from toolkit.quantize.ranges.table_file import has_qdq
 
 @dataclass(frozen=True, slots=True)
 class CalibrateRequest:
-    """What to calibrate; `profile` None: the graph as it is, without rewrites for a DLA."""
+    """What to calibrate; `profile` None: the graph as it is, without rewrites for a DLA.
+
+    `accept_loss`: keep the ranges even if INT8 loses too much.
+    """
 
     model: ModelSource
     data: Source
@@ -27,16 +31,20 @@ class CalibrateRequest:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     plugins: tuple[Plugin, ...] = ()
     options: RangeOptions = field(default_factory=RangeOptions)
+    accept_loss: bool = False
 
 
 def measure_model(request: CalibrateRequest, report: Report) -> tuple[Ranges, str]:
     """Measure the ranges of a model; second, its name.
 
-    Raises TandemError: the model is quantized already, or the data cannot be used.
+    Raises TandemError: the model is quantized already, the data cannot be used, or INT8 loses too
+    much.
     """
     imported = import_model(request.model, shapes=request.shapes, plugins=request.plugins)
     graph = _graph_of(imported, request.profile)
     ranges = measure_ranges(graph, request.data, imported.sha256, request.options, report)
+    if not request.accept_loss:
+        check(ranges.judgement, imported.name)
     return ranges, imported.name
 
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.gpu.report import memory_line, report_lines
 from toolkit.partition.planning.plan_text import render_plan
-from toolkit.quantize.ranges.report_text import SHOWN, ranges_text
+from toolkit.quantize.ranges.report_text import SHOWN, judgement_lines, ranges_text
 
 if TYPE_CHECKING:
     from toolkit.engine.build import BuildResult
@@ -21,6 +21,8 @@ def build_text(result: "BuildResult") -> str:
     lines += [f"note: {note}" for note in result.notes]
     if result.calibration is not None:
         lines.append(ranges_text(result.calibration))
+    if result.loss is not None:
+        lines += ["the engine itself:", *(f"  {line}" for line in judgement_lines(result.loss))]
     for number, (node, why) in enumerate(result.kept.items()):
         if number == SHOWN:
             lines.append(f"  and {len(result.kept) - SHOWN} more nodes in floating point")

@@ -6,7 +6,11 @@ import msgspec
 
 from toolkit.engine.build import BuildResult
 from toolkit.partition.planning.plan_json import plan_builtins
-from toolkit.quantize.ranges.report_text import effects_builtins, ranges_builtins
+from toolkit.quantize.ranges.report_text import (
+    effects_builtins,
+    judgement_builtins,
+    ranges_builtins,
+)
 
 
 def as_builtins(result: BuildResult) -> dict[str, Any]:
@@ -23,6 +27,7 @@ def as_builtins(result: BuildResult) -> dict[str, Any]:
         "gpu": [msgspec.to_builtins(report) for report in result.gpu],
         "keep_float": dict(result.kept),
         "calibration": ranges_builtins(calibration) if calibration else None,
+        "loss": judgement_builtins(result.loss) if result.loss is not None else None,
         "scale_rules": {
             "changes": result.scale_rules.changes,
             "worst_factor": result.scale_rules.worst_factor,

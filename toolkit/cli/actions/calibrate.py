@@ -37,7 +37,8 @@ class Outputs:
 def calibrate_model(request: CalibrateRequest, outputs: Outputs, report: Report) -> Ranges:
     """Measure the ranges and write all files.
 
-    Raises BuildError: the model is quantized already, or a file cannot be written.
+    Raises BuildError: the model is quantized already, INT8 loses too much, or a file cannot be
+    written.
     """
     ranges, name = measure_model(request, report)
     table = ranges.table

@@ -67,7 +67,7 @@ def calibration_options(required: bool) -> Callable[[F], F]:
         ),
         click.option(
             "--method",
-            default="entropy",
+            default=AUTO,
             show_default=True,
             callback=parse_method,
             metavar="METHOD",
@@ -104,6 +104,11 @@ def calibration_options(required: bool) -> Callable[[F], F]:
             multiple=True,
             metavar="NODE",
             help="Keep a node in floating point. Repeatable.",
+        ),
+        click.option(
+            "--accept-loss",
+            is_flag=True,
+            help="Go on where INT8 loses more at an output than its limit.",
         ),
     )
 
