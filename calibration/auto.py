@@ -10,8 +10,9 @@ so that E(a) is the sum over outputs of the noise to signal ratio, 10^(-SQNR_o /
 units. The candidates of a tensor are the ranges that the methods propose for it.
 
 1. Try each method for all tensors; the best is the start.
-2. Measure each tensor alone, with all other activations in floating point: its sensitivity. Noises
-   of tensors are nearly additive, so a tensor with little noise has little to gain and is skipped.
+2. Measure each tensor alone on a few samples, with all other activations in floating point: its
+   sensitivity. Noises of tensors are nearly additive, so a tensor with little noise has little to
+   gain and is skipped.
 3. Try the other candidates tensor by tensor, the most sensitive first, with all others at their
    current choice.
 
@@ -132,9 +133,10 @@ def choose_ranges(
     choice = {tensor: amax_of[first_method] for tensor, amax_of in candidates.items()}
     current = single[first_method] if start is None else search.measure(choice)
     options = {tensor: _distinct(amax_of, choice[tensor]) for tensor, amax_of in candidates.items()}
-    quick = _quick_samples(current)
-    sensitivity = _sensitivities(search, choice, options, quick, own_errors or errors)
-    negligible = NEGLIGIBLE * mean_of(current[quick])
+    quick = _spread_samples(current, max(MIN_QUICK, current.size // QUICK_SHARE))
+    few = _spread_samples(current, MIN_QUICK)
+    sensitivity = _sensitivities(search, choice, options, few, own_errors or errors)
+    negligible = NEGLIGIBLE * mean_of(current[few])
     order = [
         tensor for tensor, noise in sensitivity.items() if noise >= negligible and options[tensor]
     ]
@@ -204,9 +206,9 @@ def replaces(
     )
 
 
-def _quick_samples(errors: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Indices of a quarter of the samples: half with the largest errors, half spread evenly."""
-    count = min(errors.size, max(MIN_QUICK, errors.size // QUICK_SHARE))
+def _spread_samples(errors: NDArray[np.float64], count: int) -> NDArray[np.intp]:
+    """Indices of `count` samples: half with the largest errors, half spread evenly."""
+    count = min(errors.size, count)
     worst = np.argsort(-errors, kind="stable")
     spread = worst[np.arange(count - count // 2) * errors.size // (count - count // 2)]
     chosen: NDArray[np.intp] = np.unique(np.concatenate((worst[: count // 2], spread)))
@@ -217,13 +219,13 @@ def _sensitivities(
     search: Trials,
     choice: Mapping[str, float],
     options: Mapping[str, Sequence[float]],
-    quick: NDArray[np.intp],
+    few: NDArray[np.intp],
     errors: Errors,
 ) -> dict[str, float]:
-    """The sensitivity of each tensor that has a choice; 0 for the others."""
+    """The sensitivity of each tensor that has a choice, on a few samples; 0 for the others."""
     search.expect(search.trials + len(options))
     return {
-        tensor: mean_of(search.measure({tensor: amax}, quick, errors))
+        tensor: mean_of(search.measure({tensor: amax}, few, errors))
         if options[tensor] and not search.spent
         else 0.0
         for tensor, amax in choice.items()

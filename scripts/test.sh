@@ -54,6 +54,9 @@ else
 fi
 make_venv dev,gpu-build
 
+heading "models of wheels (200 MB, once)"
+.venv/bin/python tests/foreign_models.py
+
 heading "ruff format --check"
 .venv/bin/ruff format --check .
 heading "ruff check"

@@ -16,7 +16,7 @@ from toolkit.errors import BuildError
 from toolkit.graph.extract import extract_segments, serialize_segment
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
-from toolkit.quantize.quantize import calibrated_tensors, quantize
+from toolkit.quantize.quantize import calibrated_tensors, quantize, rectified_operands
 from toolkit.quantize.ranges.observe import ActivationRunner
 
 
@@ -86,6 +86,20 @@ def test_a_rectifier_keeps_the_scale_of_its_operand(rng: np.random.Generator) ->
         return np.clip(np.rint(v / scale), -128, 127) * scale
 
     np.testing.assert_array_equal(np.maximum(q(x), 0), q(np.maximum(x, 0)))
+
+
+@pytest.mark.parametrize("shape", [(), (1,)], ids=["scalar", "one number"])
+def test_the_bounds_of_a_clip_may_be_scalars_or_arrays_of_one_number(
+    shape: tuple[int, ...], tmp_path: Path, rng: np.random.Generator
+) -> None:
+    bounds = {"low": np.zeros(shape, np.float32), "high": np.full(shape, 6, np.float32)}
+    nodes = [
+        helper.make_node("Add", ["x", "x"], ["a"]),
+        helper.make_node("Clip", ["a", "low", "high"], ["y"]),
+    ]
+    size = (1, 4)
+    save(tmp_path / "m.onnx", nodes, {"x": size}, {"y": size}, bounds)
+    assert rectified_operands(prepared(tmp_path / "m.onnx")) == {"a": "y"}
 
 
 def test_weights_are_per_channel_and_symmetric(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -45,7 +45,7 @@ def test_one_method_takes_all_samples(tmp_path: Path, rng: np.random.Generator) 
     data = samples(rng, 9)
     found = measure(path, data, RangeOptions("minmax"))
     assert found.samples == 9
-    assert not found.unseen
+    assert (found.judgement.basis, found.judgement.samples) == ("held out", 4)
     assert found.table.tensors["x"] == pytest.approx(max(np.abs(s["x"]).max() for s in data))
     assert found.sqnr_db["y"] > 15
 
@@ -59,7 +59,7 @@ def test_auto_judges_on_samples_that_its_ranges_did_not_see(
         data = samples(rng, 24)
         data[3]["x"][0, 0, 0, 0] = 300.0  # what min-max falls for
         found = measure(path, data, RangeOptions("auto"))
-        assert found.unseen
+        assert found.judgement.basis == "held out"
         assert found.samples == 24  # those that judged the choice join the ranges
         assert found.auto is not None
         assert set(found.auto.gain_db) == set(AUTO_METHODS)

@@ -13,7 +13,7 @@ from toolkit.importers.onnx import import_model
 from toolkit.quantize.quantize import calibrated_tensors, with_operands
 from toolkit.quantize.ranges.fit import Halves, fit, merge_observations
 from toolkit.quantize.ranges.observe import ActivationRunner
-from toolkit.quantize.ranges.split import MAX_VALIDATION, MIN_SAMPLES, Split
+from toolkit.quantize.ranges.split import MAX_REPORTED, MAX_VALIDATION, MIN_SAMPLES, Split
 from toolkit.quantize.trials.trial import TrialModel
 
 
@@ -34,13 +34,33 @@ def test_every_sample_is_observed_or_held_and_as_many_of_each_judge(count: int) 
     assert len(kept) - len(held) == min(-(-count // 2), MAX_VALIDATION)
 
 
-@pytest.mark.parametrize(("count", "halve"), [(MIN_SAMPLES - 1, True), (MIN_SAMPLES, False)])
-def test_few_samples_or_nothing_to_try_leave_the_data_whole(count: int, halve: bool) -> None:
+@pytest.mark.parametrize("count", [MIN_SAMPLES, 2 * MAX_REPORTED + 3, 100])
+def test_what_is_only_reported_is_held_out_too(count: int) -> None:
+    split = Split(memory_dataset(numbered(count)), halve=False)
+    observed = [int(sample["x"][0, 0]) for sample in split]
+    kept = [int(sample["x"][0, 0]) for sample in split.validation]
+    held = [kept[number] for number in split.held_out]
+    assert len(observed) == len(split)
+    assert sorted(observed + held) == list(range(count))
+    assert len(held) == min(count // 2, MAX_REPORTED)
+    assert kept == [0, *held]
+
+
+@pytest.mark.parametrize("halve", [False, True])
+@pytest.mark.parametrize("count", [2, MIN_SAMPLES - 1])
+def test_of_few_samples_the_last_is_held_out(count: int, halve: bool) -> None:
     split = Split(memory_dataset(numbered(count)), halve)
-    assert len(list(split)) == len(split) == count
+    assert [int(sample["x"][0, 0]) for sample in split] == list(range(count - 1))
+    assert len(split) == count - 1
+    assert [int(split.validation[number]["x"][0, 0]) for number in split.held_out] == [count - 1]
     assert not split.unseen
+
+
+@pytest.mark.parametrize("halve", [False, True])
+def test_a_single_sample_is_not_held_out(halve: bool) -> None:
+    split = Split(memory_dataset(numbered(1)), halve)
+    assert len(list(split)) == len(split) == len(split.validation) == 1
     assert split.held_out.size == 0
-    assert len(split.validation) == count
 
 
 def test_each_part_is_judged_with_the_ranges_of_the_other(

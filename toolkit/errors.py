@@ -2,7 +2,7 @@
 
 import re
 
-from device.errors import TandemError
+from device.errors import TandemError, shortened
 
 
 class ImportModelError(TandemError):
@@ -31,7 +31,7 @@ def first_line(err: BaseException) -> str:
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
     if match := _CPP_PLACE.search(text):
         text = text[: match.start()] + _after_signature(text[match.end() :])
-    return re.sub(r"\s+", " ", text).strip()[:300] or type(err).__name__
+    return shortened(re.sub(r"\s+", " ", text).strip()) or type(err).__name__
 
 
 _CPP_PLACE = re.compile(r"/\S+\.(?:cc|cpp|h|hpp):\d+:? ")

@@ -5,8 +5,10 @@ compiler) when it runs. So `--help` is quick, and `doctor`, `inspect` and `bench
 """
 
 import importlib
+import logging
 import signal
 import sys
+import warnings
 from collections.abc import Mapping
 from importlib.metadata import version
 from types import FrameType
@@ -62,6 +64,8 @@ EXTRA_OF_MODULE: Mapping[str, str] = {
     "cv2": "camera",
 }
 
+LIBRARIES = ("onnx", "onnx_ir", "onnxscript")  # that log what Tandem handles or reports itself
+
 
 class _Commands(click.Group):
     """A group that lists COMMANDS and imports a command when it is used."""
@@ -94,6 +98,7 @@ def main() -> None:
     """Entry point: errors of Tandem become one sentence on standard error and exit status 1."""
     console = Console(stderr=True, soft_wrap=True)
     signal.signal(signal.SIGTERM, _end)
+    _silence_libraries()
     try:
         tandem(standalone_mode=True)
     except TandemError as err:
@@ -109,6 +114,15 @@ def main() -> None:
             highlight=False,
         )
         sys.exit(1)
+
+
+def _silence_libraries() -> None:
+    """Keep log lines and warnings of libraries off the terminal, unless python -W asks for them."""
+    for name in LIBRARIES:
+        logging.getLogger(name).addHandler(logging.NullHandler())
+        logging.getLogger(name).propagate = False
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

@@ -17,7 +17,7 @@ Steps 6 to 10 are gone through once more where lowering or compiling refuses nod
 (`toolkit.partition.coverage.cover_plan`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -56,6 +56,8 @@ from toolkit.partition.coverage import (
 from toolkit.partition.planning.plan import Model, Plan, make_plan
 from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION
 from toolkit.quantize.gpu_operands import operands_on_gpu, tied_on_gpu
+from toolkit.quantize.loss.judge import Judgement, check, judge
+from toolkit.quantize.loss.parts import split_outputs
 from toolkit.quantize.quantize import QuantizedModel, quantize
 from toolkit.quantize.ranges.measure import Ranges
 from toolkit.quantize.ranges.table_file import foreign_notes
@@ -70,7 +72,8 @@ class BuildResult:
     """The engine that was written, and the report about it.
 
     `kept`: the nodes of an INT8 engine that stay in floating point, with the reasons. `gpu`: the
-    kernels and the memory of each segment that has any.
+    kernels and the memory of each segment that has any. `loss`: what the outputs of the engine
+    lose, None without calibration data.
     """
 
     path: Path
@@ -84,6 +87,7 @@ class BuildResult:
     scale_rules: ScaleEffect
     kept: Mapping[str, str] = field(default_factory=dict)
     gpu: tuple[GpuReport, ...] = ()
+    loss: Judgement | None = None
 
 
 def build_engine(
@@ -109,7 +113,7 @@ def build_engine(
     backend = _backend(job)
     covered = cover(calibrated, plan, unified, job, backend)
     manifest, entries = _assemble(calibrated, plan, covered, job)
-    _write(path, manifest, entries, calibrated, job)
+    loss = _write(path, manifest, entries, calibrated, job)
     scale_rules = scale_effect(unified, calibrated.ranges)
     return BuildResult(
         path=path,
@@ -127,6 +131,7 @@ def build_engine(
         scale_rules=scale_rules,
         kept=calibrated.kept(),
         gpu=tuple(report_segment(name, segment) for name, segment in covered.gpu.segments.items()),
+        loss=loss,
     )
 
 
@@ -244,12 +249,30 @@ def _write(
     entries: Mapping[str, np.ndarray[Any, Any]],
     calibrated: Calibrated,
     job: BuildJob,
-) -> None:
-    """Step 12: the file, once a session has run it."""
+) -> Judgement | None:
+    """Step 12: the file, once a session has run it and its loss is within the limits.
+
+    The engine has the ranges of all samples, and rounds what the calibration only predicts: scales
+    that the DLA shares, and tensors between segments. So it is judged again, as it is.
+    """
     job.report("write", 0.0)
-    sample = calibrated.ranges.sample if calibrated.ranges is not None else None
-    write_proven(path, manifest, entries, model=job.imported.name, sample=sample)
+    ranges, name = calibrated.ranges, job.imported.name
+    judgement: Judgement | None = None
+
+    def accept(outputs: Sequence[Mapping[str, np.ndarray[Any, Any]]]) -> None:
+        nonlocal judgement
+        if ranges is None:
+            return
+        parts = ranges.fit.trial.parts
+        actual = [split_outputs(parts, arrays) for arrays in outputs]
+        judgement = judge(parts, [exact for _, exact in ranges.judges], actual, basis="engine")
+        if not job.options.accept_loss:
+            check(judgement, f"the engine of {name}")
+
+    samples = [sample for sample, _ in ranges.judges] if ranges is not None else []
+    write_proven(path, manifest, entries, model=name, samples=samples, accept=accept)
     job.report("write", 1.0)
+    return judgement
 
 
 def _notes(manifest: Manifest, calibrated: Calibrated, job: BuildJob) -> tuple[str, ...]:

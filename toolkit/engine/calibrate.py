@@ -11,6 +11,8 @@ from toolkit.engine.options import BuildJob
 from toolkit.partition.best_precision import best_options, idle_nodes, kept_nodes
 from toolkit.partition.prepare import Prepared, prepare
 from toolkit.quantize.corrections.adjust import adjusted_for, adjusts_only
+from toolkit.quantize.loss.judge import check
+from toolkit.quantize.loss.parts import mixing_concats
 from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.measure import Ranges, dummy_table, measure_ranges
 from toolkit.quantize.ranges.table_file import fit_table, plain_notes, table_of_plain
@@ -21,14 +23,14 @@ class Calibrated:
     """The graph to plan, with its ranges and their report.
 
     `table`: None where the precision is not INT8. `ranges`: how they were measured, None where they
-    were given. `idle`: nodes that INT8 would not make faster, and why.
+    were given. `floating`: nodes that stay in floating point unasked, and why.
     """
 
     prepared: Prepared
     table: CalibrationTable | None = None
     ranges: Ranges | None = None
     notes: tuple[str, ...] = ()
-    idle: Mapping[str, str] = field(default_factory=dict)
+    floating: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def keep_float(self) -> frozenset[str]:
@@ -40,7 +42,7 @@ class Calibrated:
         if self.table is None:
             return {}
         budget = self.ranges.budget if self.ranges is not None else None
-        return kept_nodes(self.table.keep_float, self.idle, budget)
+        return kept_nodes(self.table.keep_float, self.floating, budget)
 
 
 def calibrate(job: BuildJob) -> Calibrated:
@@ -65,15 +67,21 @@ def _measured(job: BuildJob, data: Source) -> Calibrated:
     """Measure ranges over data; write them to a table where requested."""
     options, profile = job.options, job.target.profile
     prepared = prepare(job.graph, profile, job.plan)
-    idle = _idle(prepared, job)
-    range_options = replace(options.ranges, on_gpu=profile.gpu is not None and profile.dla is None)
+    floating = _floating(prepared, job)
+    range_options = replace(
+        options.ranges,
+        on_gpu=profile.gpu is not None and profile.dla is None,
+        keep_float=options.ranges.keep_float | floating.keys(),
+    )
     if options.precision == "best":
-        range_options = best_options(range_options, prepared.model, idle)
+        range_options = best_options(range_options, prepared.model, floating)
     ranges = measure_ranges(prepared.model, data, job.imported.sha256, range_options, job.report)
     if options.save_table is not None:
         write_table(Path(options.save_table), ranges.table)
+    if not options.accept_loss:
+        check(ranges.judgement, job.imported.name)
     prepared = replace(prepared, model=ranges.model)
-    return Calibrated(prepared, ranges.table, ranges, _notes(job), idle)
+    return Calibrated(prepared, ranges.table, ranges, _notes(job), floating)
 
 
 def _from_table(job: BuildJob) -> Calibrated:
@@ -90,18 +98,26 @@ def _from_table(job: BuildJob) -> Calibrated:
     fitted = fit_table(with_ranges, original, prepared.model)
     if not early:
         prepared = replace(prepared, model=adjusted_for(prepared.model, table, sha256))
-    idle = _idle(prepared, job)
-    keep_float = tuple(sorted({*fitted.table.keep_float, *idle}))
+    floating = _floating(prepared, job)
+    keep_float = tuple(sorted({*fitted.table.keep_float, *floating}))
     table = msgspec.structs.replace(fitted.table, keep_float=keep_float)
-    return Calibrated(prepared, table, notes=_notes(job) + fitted.notes, idle=idle)
+    return Calibrated(prepared, table, notes=_notes(job) + fitted.notes, floating=floating)
 
 
 def _notes(job: BuildJob) -> tuple[str, ...]:
     return plain_notes(job.plain) if job.plain is not None else ()
 
 
-def _idle(prepared: Prepared, job: BuildJob) -> dict[str, str]:
-    """Return the nodes that INT8 does not speed up, where "best" is requested."""
-    if job.options.precision != "best":
-        return {}
-    return idle_nodes(prepared.model, job.target.profile, job.plan.power_mode)
+def _floating(prepared: Prepared, job: BuildJob) -> dict[str, str]:
+    """Return the nodes that stay in floating point unasked, and why.
+
+    Where there is a DLA: those that would give scores and boxes one scale. Where "best" is
+    requested: those that INT8 does not speed up.
+    """
+    floating: dict[str, str] = {}
+    if job.target.profile.dla is not None:
+        for node, mix in mixing_concats(prepared.model).items():
+            floating[node] = f"on the DLA it would give one scale to {mix}"
+    if job.options.precision == "best":
+        floating |= idle_nodes(prepared.model, job.target.profile, job.plan.power_mode)
+    return floating

@@ -33,7 +33,8 @@ class BuildOptions:
     iterable of samples. `ranges`: how ranges are measured. `table` takes precedence over `data`.
     `save_table`: file for the measured table, written before the build goes on, so that a later
     failure does not lose hours of calibration. `dummy_ranges` replace measured ranges: the engine
-    is for timing only, and says so.
+    is for timing only, and says so. `accept_loss`: write the engine even if INT8 loses more at the
+    outputs than the limits of `toolkit.quantize.loss.metrics`.
     `shapes`, `dims`: as in `toolkit.importers.onnx.import_model`. `plan`: objective and search of
     the plan; its precision and TensorRT version are those of the build. `plugins`: operators
     beside those of ONNX. `tactics`: which GPU kernels to choose from.
@@ -46,6 +47,7 @@ class BuildOptions:
     table: CalibrationTable | None = None
     save_table: str | Path | None = None
     dummy_ranges: bool = False
+    accept_loss: bool = False
     shapes: Mapping[str, tuple[int, ...]] | None = None
     dims: tuple[DimRange, ...] = ()
     plan: PlanOptions = field(default_factory=PlanOptions)

@@ -2,7 +2,7 @@
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from device.errors import EngineError, SessionError
 from device.files import sync_folder
 from device.runtime.session import open_session
 from toolkit.errors import BuildError, first_line
+
+Outputs = Mapping[str, np.ndarray[Any, Any]]
 
 
 def check_destination(path: Path, model: Path) -> None:
@@ -37,24 +39,26 @@ def write_proven(
     entries: Mapping[str, np.ndarray[Any, Any]],
     *,
     model: str,
-    sample: Sample | None,
+    samples: Sequence[Sample],
+    accept: Callable[[Sequence[Outputs]], None],
 ) -> None:
-    """Write the engine under its final name once its segments load and run `sample`.
+    """Write the engine under its final name once its segments load and run `samples`.
 
-    `model` is what errors call the model. Raises BuildError and leaves no file.
+    `model` is what errors call the model; `accept` raises if the outputs may not be. Raises
+    BuildError and leaves no file.
     """
     unproven = path.with_name(f".{path.name}.{secrets.token_hex(4)}.unproven")
     try:
         write_engine(unproven, manifest, entries)
         with open_session(unproven) as session:
-            if sample is not None:
-                session.infer(sample)
+            accept([session.infer(sample) for sample in samples])
         unproven.replace(path)
         sync_folder(path.parent)
     except SessionError as err:
         detail = first_line(err.__cause__) if err.__cause__ else str(err)
         raise BuildError(
-            f"{model} cannot be run: {detail.replace(str(unproven), path.name)}"
+            f"{model} cannot be run: {detail.replace(str(unproven), path.name)}; check that "
+            "onnxruntime runs it with inputs of these shapes (--shape gives others)."
         ) from err
     except EngineError as err:
         cause = err.__cause__

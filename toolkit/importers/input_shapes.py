@@ -109,9 +109,10 @@ def _new_dims(
 
 def _rebind(model: ir.Model, frozen: Mapping[str, int]) -> None:
     """Carry frozen dimensions to the outputs and drop stale shapes in between."""
-    for node in model.graph:
+    outputs = set(model.graph.outputs)
+    for node in model.graph.all_nodes():
         for value in node.outputs:
-            if not value.is_graph_output():
+            if value not in outputs:
                 value.shape = None
     for value in model.graph.outputs:
         if value.shape is not None:

@@ -8,6 +8,7 @@ What cannot be handled is refused here, with the node and the reason.
 """
 
 import hashlib
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
@@ -30,11 +31,13 @@ from toolkit.plugins.functions import add_functions, unused_plugins
 # Models are raised to TARGET_OPSET, the first whose Q/DQ TensorRT takes on the DLA and for which
 # onnx has a reference of Q/DQ. Some operators have no converter: a model of at least MIN_OPSET,
 # where Q/DQ are per channel and axes are inputs, is then kept as it is.
-OLDEST_OPSET = 9
+OLDEST_OPSET = 1
 MIN_OPSET = 13
 TARGET_OPSET = 19
 # Models above are lowered to it where the operators allow: onnxruntime 1.31 refuses newer ones.
 NEWEST_RUN_OPSET = 26
+RESIZE_MODES_OPSET = 11  # the first in which Resize says how it samples
+BROADCASTING_OPSET = 7  # the first in which shapes are aligned at their ends, as NumPy does
 LARGE_BYTES = 1 << 14  # no converter reads a constant of this size
 # What the version converter raises on a model that it cannot convert.
 _REFUSALS = (
@@ -44,6 +47,9 @@ _REFUSALS = (
     onnx.version_converter.ConvertError,
 )
 _IR_REFUSALS = (ir.serde.SerdeError, ValueError, TypeError, KeyError, NotImplementedError)
+
+# What exporters call a dimension that has no name; equal ones are not the same dimension.
+UNNAMED = frozenset({"?", "-1", "None", "none", "unk", "unknown"})
 
 # Domains whose operators onnxruntime's CPU provider knows.
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
@@ -71,7 +77,7 @@ def import_model(
     dims: Iterable[DimRange] = (),
     plugins: Sequence[Plugin] = (),
 ) -> ImportedModel:
-    """Read an ONNX file of opset 9 or newer.
+    """Read an ONNX file; opsets below 13 are raised, which not every operator allows.
 
     `shapes` fix whole inputs; `dims` keep a named dimension dynamic within a range. A dynamic
     first dimension that neither names is frozen to 1 (and noted); any other is refused. Operators
@@ -137,6 +143,7 @@ def _parse(data: bytes, path: Path) -> onnx.ModelProto:
             f"({first_line(err)}); copy that file to {path.parent}."
         ) from err
     _sort_nodes(proto.graph)
+    _clear_false_sizes(proto.graph)
     return proto
 
 
@@ -161,6 +168,20 @@ def _sort_nodes(graph: onnx.GraphProto) -> None:
     graph.node.extend(ordered.node)
 
 
+def _clear_false_sizes(graph: onnx.GraphProto) -> None:
+    """Make dimensions unknown that exporters write as -1, 0 or "?" for want of a size or a name."""
+    constants = {tensor.name for tensor in graph.initializer}
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            false_size = dim.HasField("dim_value") and dim.dim_value < 1
+            if value.name not in constants and (false_size or dim.dim_param in UNNAMED):
+                dim.Clear()
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                _clear_false_sizes(inner)
+
+
 def _names_read(node: onnx.NodeProto) -> Iterator[str]:
     """The tensors that a node reads, in its branches and bodies, too; "" is none."""
     yield from (name for name in node.input if name)
@@ -175,7 +196,7 @@ def _at_known_opset(
     proto: onnx.ModelProto, path: Path, plugged: Collection[str]
 ) -> tuple[onnx.ModelProto, list[str]]:
     """Convert the model to TARGET_OPSET..NEWEST_RUN_OPSET where possible; return it and notes."""
-    opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
+    opset = _opset(proto)
     if opset is None:
         raise ImportModelError(f"{path.name} imports no standard ONNX opset; export it again.")
     newest = onnx.defs.onnx_opset_version()
@@ -187,6 +208,8 @@ def _at_known_opset(
     target_opset = min(max(opset, TARGET_OPSET), NEWEST_RUN_OPSET)
     if opset == target_opset:
         return proto, []
+    if opset < BROADCASTING_OPSET:
+        _refuse_slopes(proto, path, opset)
     # The converter drops functions. Those of plugins come in the place of the model's own later.
     plain = ir.to_proto(_inlined(proto, path, plugged)) if proto.functions else proto
     try:
@@ -201,6 +224,10 @@ def _at_known_opset(
     return converted, [
         f"opset {opset} {'raised' if opset < target_opset else 'lowered'} to {target_opset}"
     ]
+
+
+def _opset(proto: onnx.ModelProto) -> int | None:
+    return next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
 
 
 def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
@@ -218,7 +245,46 @@ def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     finally:
         _set_weights(proto, weights)
     _set_weights(converted, weights)
+    if (_opset(proto) or RESIZE_MODES_OPSET) < RESIZE_MODES_OPSET:
+        _set_resize_modes(converted.graph)
     return converted
+
+
+def _refuse_slopes(proto: onnx.ModelProto, path: Path, opset: int) -> None:
+    """Refuse PRelu with a slope for each channel: the converter would lay them along the width."""
+    single = {tensor.name for tensor in proto.graph.initializer if math.prod(tensor.dims) == 1}
+    for node in proto.graph.node:
+        if node.op_type == "PRelu" and node.input[1] not in single:
+            raise ImportModelError(
+                f"{path.name} has opset {opset}, and the slopes of its PRelu {node.output[0]!r} "
+                f"cannot be raised to {TARGET_OPSET}; export it with opset {MIN_OPSET} or newer."
+            )
+
+
+def _set_resize_modes(graph: onnx.GraphProto) -> None:
+    """Give Resize nodes the one sampling that Upsample and Resize had before it was an attribute.
+
+    The converter leaves the newer default, "half_pixel". Nearest pixels are those that
+    onnxruntime takes for the old operators: the last one before a point, and the next one where
+    the picture becomes smaller.
+    """
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants |= {
+        node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"
+    }
+    for node in graph.node:
+        if node.op_type != "Resize":
+            continue
+        scales = constants.get(node.input[2]) if len(node.input) > 2 else None
+        shrinks = scales is not None and bool((onnx.numpy_helper.to_array(scales) < 1).any())
+        values = {
+            "coordinate_transformation_mode": "asymmetric",
+            "nearest_mode": "ceil" if shrinks else "floor",
+        }
+        kept = [attribute for attribute in node.attribute if attribute.name not in values]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+        node.attribute.extend(onnx.helper.make_attribute(*item) for item in values.items())
 
 
 def _set_weights(proto: onnx.ModelProto, weights: Mapping[str, bytes]) -> None:

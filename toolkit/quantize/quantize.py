@@ -110,9 +110,12 @@ def with_operands(model: ir.Model, amax: Mapping[str, float]) -> dict[str, float
 
 
 def _constant(node: ir.Node, index: int) -> float | None:
+    """The single number that an operand holds; exporters write it as [] or as [1]."""
     value = node.inputs[index] if index < len(node.inputs) else None
     constant = value.const_value if value is not None else None
-    return None if constant is None else float(constant.numpy())
+    if constant is None or constant.size != 1:
+        return None
+    return float(constant.numpy().item())
 
 
 def calibrated_tensors(model: ir.Model) -> tuple[str, ...]:

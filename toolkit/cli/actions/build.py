@@ -11,6 +11,8 @@ from toolkit.partition.planning.plan_text import render_plan
 from toolkit.quantize.ranges.report_text import (
     SHOWN,
     effects_builtins,
+    judgement_builtins,
+    judgement_lines,
     ranges_builtins,
     ranges_text,
 )
@@ -27,6 +29,8 @@ def build_text(result: BuildResult) -> str:
     lines += [f"note: {note}" for note in result.notes]
     if result.calibration is not None:
         lines.append(ranges_text(result.calibration))
+    if result.loss is not None:
+        lines += ["the engine itself:", *(f"  {line}" for line in judgement_lines(result.loss))]
     for number, (node, why) in enumerate(result.kept.items()):
         if number == SHOWN:
             lines.append(f"  and {len(result.kept) - SHOWN} more nodes in floating point")
@@ -55,6 +59,7 @@ def as_builtins(result: BuildResult) -> dict[str, Any]:
         "gpu": [msgspec.to_builtins(report) for report in result.gpu],
         "keep_float": dict(result.kept),
         "calibration": ranges_builtins(calibration) if calibration else None,
+        "loss": judgement_builtins(result.loss) if result.loss is not None else None,
         "scale_rules": {
             "changes": result.scale_rules.changes,
             "worst_factor": result.scale_rules.worst_factor,

@@ -17,6 +17,7 @@ from toolkit.importers.onnx import ImportedModel, import_model
 from toolkit.partition.planning.plan import PlanOptions
 from toolkit.partition.prepare import prepare
 from toolkit.plugins import Plugin
+from toolkit.quantize.loss.judge import check
 from toolkit.quantize.qdq.export import export_form
 from toolkit.quantize.ranges.measure import RangeOptions, Ranges, Report, measure_ranges
 from toolkit.quantize.ranges.report_html import ranges_html
@@ -43,7 +44,10 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class CalibrateRequest:
-    """What to calibrate; `profile` None: the graph as it is, without rewrites for a DLA."""
+    """What to calibrate; `profile` None: the graph as it is, without rewrites for a DLA.
+
+    `accept_loss`: write the files even if INT8 loses too much.
+    """
 
     model: Path
     data: Path
@@ -51,16 +55,20 @@ class CalibrateRequest:
     shapes: Mapping[str, tuple[int, ...]]
     plugins: tuple[Plugin, ...]
     options: RangeOptions
+    accept_loss: bool = False
 
 
 def calibrate_model(request: CalibrateRequest, outputs: Outputs, report: Report) -> Ranges:
     """Measure the ranges and write all files.
 
-    Raises BuildError: the model is quantized already, or a file cannot be written.
+    Raises BuildError: the model is quantized already, INT8 loses too much, or a file cannot be
+    written.
     """
     imported = import_model(request.model, shapes=request.shapes, plugins=request.plugins)
     graph = _graph_of(imported, request.profile)
     ranges = measure_ranges(graph, request.data, imported.sha256, request.options, report)
+    if not request.accept_loss:
+        check(ranges.judgement, imported.name)
     table = ranges.table
     write_table(outputs.table, table)
     if outputs.cache:

@@ -107,6 +107,7 @@ def build(
     equalise: Switch | None,
     bias_correction: Switch | None,
     keep_float: tuple[str, ...],
+    accept_loss: bool,
     table: Path | None,
     save_table: Path | None,
     dummy_ranges: bool,
@@ -135,6 +136,7 @@ def build(
         "--equalise": equalise,
         "--bias-correction": bias_correction,
         "--keep-float": keep_float,
+        "--accept-loss": accept_loss,
     }
     _refuse_unused(data, precision, of_calibration)
     need_folders(save_table)
@@ -158,6 +160,7 @@ def build(
         else None,
         save_table=save_table,
         dummy_ranges=dummy_ranges,
+        accept_loss=accept_loss,
         shapes=shapes,
         dims=dims,
         plan=PlanOptions(objective=objective, power_mode=power_mode, max_crossings=max_crossings),

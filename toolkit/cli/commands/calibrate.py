@@ -51,6 +51,7 @@ def calibrate(
     equalise: Switch | None,
     bias_correction: Switch | None,
     keep_float: tuple[str, ...],
+    accept_loss: bool,
     out: Path | None,
     cache: Path | None,
     tensorrt: str | None,
@@ -65,7 +66,8 @@ def calibrate(
     """Find the INT8 ranges of an ONNX MODEL on real data.
 
     `--method auto` tries the range of every method, tensor by tensor, and takes the one with the
-    least error at the outputs. `--budget` keeps nodes in floating point until a metric holds.
+    least error at the outputs. `--budget` keeps nodes in floating point until a metric holds. INT8
+    is judged on samples held out from the ranges; if an output loses too much, nothing is written.
     """
     _need_the_graph(profile, cache or qdq, adjusted_model)
     need_folders(out, cache, qdq, adjusted_model, html)
@@ -90,7 +92,7 @@ def calibrate(
         notes += weight_notes
     table = out or model.with_suffix(".calib.json")
     outputs = Outputs(table, cache, tensorrt, qdq, qdq_for, adjusted_model, html)
-    request = CalibrateRequest(model, data, profile, shapes, plugins, options)
+    request = CalibrateRequest(model, data, profile, shapes, plugins, options, accept_loss)
     with progress_bar(model.name) as report:
         ranges = calibrate_model(request, outputs, report)
     if as_json:

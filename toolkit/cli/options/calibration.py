@@ -101,6 +101,11 @@ def calibration_options(required: bool) -> Callable[[F], F]:
             metavar="NODE",
             help="Keep a node in floating point. Repeatable.",
         ),
+        click.option(
+            "--accept-loss",
+            is_flag=True,
+            help="Go on where INT8 loses more at an output than its limit.",
+        ),
     )
 
     def decorate(command: F) -> F:

@@ -15,12 +15,13 @@ from calibration.dataset import Sample
 from calibration.observer import Histogram, merge
 from calibration.threshold import amax_by_method
 from calibration.trials import Assignment, mean_of
+from toolkit.quantize.loss.parts import output_tensors
 from toolkit.quantize.quantize import with_operands
-from toolkit.quantize.trials.metrics import AsJudged, OutputNoise
+from toolkit.quantize.trials.metrics import NO_NODES, AsJudged, OutputNoise
 from toolkit.quantize.trials.trial import TrialModel
 
 Outputs = Mapping[str, NDArray[Any]]
-NO_NODES: frozenset[str] = frozenset()
+Progress = Callable[[int, int], None]
 AUTO_METHODS = (
     "minmax", "percentile:99.999", "percentile", "percentile:99.9", "mse", "entropy"
 )  # fmt: skip
@@ -31,14 +32,16 @@ MAX_CORRECTED_METHODS = 2
 
 @dataclass(frozen=True)
 class Halves:
-    """Histograms of two halves of the samples: the ranges of each are judged on the other.
+    """Histograms of two parts of the samples: the ranges of each are judged on the other.
 
-    `numbers`: indices of the validation samples in `held_out`.
+    `numbers`: indices of the validation samples in `held_out`. `both`: False if `held_out` is too
+    small to give ranges; then the other samples are judged with those of all.
     """
 
     first: Mapping[str, Histogram]
     held_out: Mapping[str, Histogram]
     numbers: NDArray[np.intp]
+    both: bool = True
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ def fit(
     exact: Sequence[Outputs] | None = None,
     halves: Halves | None = None,
     operands: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    on_progress: Progress = lambda done, total: None,
 ) -> Fit:
     """Try each method on all tensors, and choose the one whose worst output is best.
 
@@ -83,20 +87,35 @@ def fit(
     `observation`, None: samples are judged with ranges measured on them too. `operands`: as in
     `toolkit.quantize.quantize.quantize`.
     """
-    candidates = amax_by_method(observation.histograms, methods)
+    candidates = _candidates(graph, observation.histograms, methods)
     trial = TrialModel(graph, operands=operands)
     as_judged = None if halves is None else _as_judged(graph, candidates, halves)
     noise = OutputNoise(trial, validation, exact, as_judged)
     judges = slice(None) if halves is None else halves.numbers
     complete = {method: with_operands(graph, amax) for method, amax in candidates.items()}
-    figures = {
-        method: noise.sqnr_db(trial_ranges(trial, amax), NO_NODES, judges)
-        for method, amax in complete.items()
-    }
+    figures = {}
+    for done, (method, amax) in enumerate(complete.items()):
+        on_progress(done, len(complete))
+        figures[method] = noise.sqnr_db(trial_ranges(trial, amax), NO_NODES, judges)
     best = max(methods, key=lambda method: min(figures[method].values()))
     return Fit(
         graph, observation, candidates, trial, noise, best, complete[best], figures[best], halves
     )
+
+
+def _candidates(
+    graph: ir.Model, histograms: Mapping[str, Histogram], methods: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """Method -> tensor -> amax; what the graph puts out is not clipped by any method.
+
+    Scores are peaked: nearly all are zero, and the few that are large are what they are for. A
+    method that weighs elements by their number clips just these, and no later layer makes up for
+    it.
+    """
+    outputs = [name for name in output_tensors(graph) if name in histograms]
+    unclipped = amax_by_method({name: histograms[name] for name in outputs}, ["minmax"])["minmax"]
+    by_method = amax_by_method(histograms, methods)
+    return {method: {**amax_of, **unclipped} for method, amax_of in by_method.items()}
 
 
 def merge_observations(first: Observation, held_out: Observation) -> Observation:
@@ -111,18 +130,20 @@ def merge_observations(first: Observation, held_out: Observation) -> Observation
 def _as_judged(
     graph: ir.Model, candidates: Mapping[str, Mapping[str, float]], halves: Halves
 ) -> AsJudged:
-    """Judge each sample with the range that the same method gives on the half without it."""
+    """Judge each sample with the range that the same method gives on the part without it."""
     held_out = frozenset(halves.numbers.tolist())
     tables: list[dict[tuple[str, float | None], float]] = []
-    for histograms in (halves.first, halves.held_out):
+    for histograms in (halves.first, *((halves.held_out,) if halves.both else ())):
         table: dict[tuple[str, float | None], float] = {}
-        for method, amax_of in amax_by_method(histograms, tuple(candidates)).items():
+        for method, amax_of in _candidates(graph, histograms, tuple(candidates)).items():
             requested = with_operands(graph, candidates[method])
             for tensor, amax in with_operands(graph, amax_of).items():
                 table.setdefault((tensor, requested[tensor]), amax)
         tables.append(table)
 
     def as_judged(assignment: Assignment, number: int) -> Assignment:
+        if number not in held_out and not halves.both:
+            return assignment
         table = tables[0 if number in held_out else 1]
         return {name: table.get((name, amax), amax) for name, amax in assignment.items()}
 
@@ -132,11 +153,13 @@ def _as_judged(
 def search_ranges(
     fitted: Fit,
     correct: Callable[[Fit], ir.Model] | None,
-    on_progress: Callable[[int, int], None],
+    on_start: Progress,
+    on_progress: Progress,
 ) -> Fit:
     """Choose for each tensor the candidate that adds the least error.
 
     `correct` returns the graph with biases corrected for the ranges of a fit; None: unchanged.
+    `on_start` reports methods tried on all tensors, `on_progress` trials of single tensors.
     """
     trial = fitted.trial
     by_tensor = {
@@ -146,11 +169,13 @@ def search_ranges(
         }
         for tensor in trial.tensors
     }
-    single = {
-        method: fitted.noise.errors({tensor: by_tensor[tensor][method] for tensor in trial.tensors})
-        for method in fitted.candidates
-    }
-    method, noise = _starting_method(fitted, by_tensor, single, correct)
+    single = {}
+    for done, method in enumerate(fitted.candidates):
+        on_start(done, 2 * len(fitted.candidates))
+        single[method] = fitted.noise.errors(
+            {tensor: by_tensor[tensor][method] for tensor in trial.tensors}
+        )
+    method, noise = _starting_method(fitted, by_tensor, single, correct, on_start)
     auto = choose_ranges(
         by_tensor, noise.errors, noise.own_errors,
         single=single, start=method, on_progress=on_progress,
@@ -165,6 +190,7 @@ def _starting_method(
     by_tensor: Mapping[str, Mapping[str, float]],
     single: Mapping[str, NDArray[np.float64]],
     correct: Callable[[Fit], ir.Model] | None,
+    on_progress: Progress,
 ) -> tuple[str, OutputNoise]:
     """The first method, and the model that measures it: with corrected biases if they help."""
     if correct is None:
@@ -172,7 +198,8 @@ def _starting_method(
     order = widest_first(by_tensor)
     lowest_error = sorted(order, key=lambda method: mean_of(single[method]))[:MAX_CORRECTED_METHODS]
     best, noise, error = order[0], fitted.noise, single[order[0]][fitted.judges]
-    for method in order:
+    for done, method in enumerate(order):
+        on_progress(len(order) + done, 2 * len(order))
         uncorrected_error = single[method][fitted.judges]
         if method != best and replaces(uncorrected_error, error, narrower=True):
             best, noise, error = method, fitted.noise, uncorrected_error

@@ -6,11 +6,12 @@
 4 choose    `auto`: trials tensor by tensor     calibration.auto (optional)
 5 budget    nodes that stay in floating point   toolkit.quantize.trials.budget (optional)
 6 correct   biases, for the final ranges        toolkit.quantize.corrections (optional)
+7 judge     what the outputs lose               toolkit.quantize.loss
 
-INT8 error is measured at each output. If it decides anything, the samples are in two halves: each
-is judged with the ranges that the methods give on the other, and corrections are computed on the
-first half and judged on the second (`toolkit.quantize.ranges.split`). The ranges that are written
-come from all samples.
+INT8 error is measured at each output, on samples that are held out: they are judged with the ranges
+that the methods give on the others (`toolkit.quantize.ranges.split`). If it decides anything, the
+samples are in two halves that judge each other, and corrections are computed on the first half and
+judged on the second. The ranges that are written come from all samples.
 """
 
 import difflib
@@ -52,6 +53,7 @@ from toolkit.quantize.corrections.corrections import (
     try_equalisation,
 )
 from toolkit.quantize.gpu_operands import operands_on_gpu
+from toolkit.quantize.loss.judge import Judgement, judge
 from toolkit.quantize.quantize import calibrated_tensors, with_operands
 from toolkit.quantize.ranges.data import Source, input_specs, open_data
 from toolkit.quantize.ranges.fit import (
@@ -120,7 +122,7 @@ class Ranges:
     """A calibration table, with its graph, error and statistics.
 
     `fit`: the graph of the ranges, with weights changed by `corrections`, and its INT8 error.
-    `unseen`: True if choices were judged with ranges from other samples.
+    `judgement`: what the outputs lose, on the samples and FP32 outputs (by part) of `judges`.
     `candidates`: method -> tensor -> amax.
     `dead`, `constant`: tensors that were zero, or one value, in all samples; `dead_channels`:
     zero channels of other tensors in `channel_samples` samples, all unless observation was resumed.
@@ -137,8 +139,8 @@ class Ranges:
     channel_samples: int
     histograms: Mapping[str, Histogram]
     candidates: Mapping[str, Mapping[str, float]]
-    unseen: bool
-    sample: Sample
+    judgement: Judgement
+    judges: Sequence[tuple[Sample, Outputs]] = field(repr=False)
     corrections: tuple[CorrectionOutcome, ...] = ()
     auto: AutoResult | None = None
     budget: BudgetResult | None = None
@@ -147,6 +149,11 @@ class Ranges:
     def model(self) -> ir.Model:
         """The graph that the ranges belong to."""
         return self.fit.graph
+
+    @property
+    def sample(self) -> Sample:
+        """A sample that the model has run."""
+        return self.judges[0][0]
 
     @property
     def sqnr_db(self) -> Mapping[str, float]:
@@ -205,8 +212,8 @@ def measure_ranges(
         channel_samples=watch.samples,
         histograms=fitted.observation.histograms,
         candidates=MappingProxyType(dict(fitted.candidates)),
-        unseen=job.data.unseen,
-        sample=judges.validation[0],
+        judgement=_judge(job, fitted, final),
+        judges=final.noise.selected(fitted.judges),
         corrections=tuple(outcome for outcome in (equalisation, correction) if outcome is not None),
         auto=fitted.auto,
         budget=budget,
@@ -247,7 +254,7 @@ class _Judges:
 def _opened(
     graph: ir.Model, source: Source, model_sha256: str, options: RangeOptions, report: Report
 ) -> _Job:
-    """Open the samples, in two halves if they decide anything."""
+    """Open the samples, some of them held out; in two halves if they decide anything."""
     switches = (options.switch(options.equalise), options.switch(options.correct_biases))
     data = Split(
         open_data(source, input_specs(graph), options.preprocess, options.samples),
@@ -271,12 +278,21 @@ def _fit(
     """Step 2; held-out samples are observed here."""
     nodes = {str(node.name) for node in graph.graph} if job.options.on_gpu else frozenset[str]()
     operands = operands_on_gpu(graph, nodes, job.options.keep_float)
-    if not job.data.unseen:
-        return fit(graph, first, job.methods, judges.validation, exact=exact, operands=operands)
+    on_progress = _share(job.report, "try methods")
+    if not judges.held_out.size:
+        return fit(
+            graph,
+            first,
+            job.methods,
+            judges.validation,
+            exact=exact,
+            operands=operands,
+            on_progress=on_progress,
+        )
     held_out_data = memory_dataset([judges.validation[number] for number in judges.held_out])
     run = shared_runner(graph, job.tensors)
     held_out = observe_run(run, held_out_data, job.tensors, _share(job.report, "calibrate"), None)
-    halves = Halves(first.histograms, held_out.histograms, judges.held_out)
+    halves = Halves(first.histograms, held_out.histograms, judges.held_out, job.data.unseen)
     merged = merge_observations(first, held_out)
     return fit(
         graph,
@@ -286,6 +302,7 @@ def _fit(
         exact=exact,
         halves=halves,
         operands=operands,
+        on_progress=on_progress,
     )
 
 
@@ -311,7 +328,8 @@ def _choose(job: _Job, fitted: Fit, learning: Sequence[Sample]) -> Fit:
     if job.options.method != AUTO:
         return fitted
     correct = partial(corrected_graph, samples=learning) if job.corrects else None
-    return search_ranges(fitted, correct, _share(job.report, "choose ranges"))
+    shares = (_share(job.report, step) for step in ("compare methods", "choose ranges"))
+    return search_ranges(fitted, correct, *shares)
 
 
 def _correct(
@@ -336,6 +354,15 @@ def _correct(
         return final, None
     why_not = _why_not(job.source, job.data)
     return final, CorrectionOutcome(CORRECTION, "auto", False, reason=why_not)
+
+
+def _judge(job: _Job, fitted: Fit, final: FinalFit) -> Judgement:
+    """Step 7."""
+    job.report("judge", 0.0)
+    exact, actual = final.noise.compared(final.ranges, final.keep_float, fitted.judges)
+    return judge(
+        final.trial.parts, exact, actual, basis="seen" if fitted.halves is None else "held out"
+    )
 
 
 def _share(report: Report, step: str) -> Callable[[int, int], None]:

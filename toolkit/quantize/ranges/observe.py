@@ -147,7 +147,7 @@ class ActivationRunner:
         binding = self._session.io_binding()
         for name in self._computed:
             dtype, shape = _DTYPES.get(outputs[name].type), outputs[name].shape
-            if dtype is None or not all(isinstance(size, int) for size in shape):
+            if dtype is None or not all(isinstance(size, int) and size >= 0 for size in shape):
                 return _Preallocated(binding, {})
             arrays[name] = array = np.empty(shape, dtype)
             binding.bind_output(name, "cpu", 0, dtype, array.shape, array.ctypes.data)

@@ -6,6 +6,7 @@ from typing import Any
 
 from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION, CorrectionOutcome
 from toolkit.quantize.corrections.effect import Effect
+from toolkit.quantize.loss.judge import Judgement, loss_text, samples_text
 from toolkit.quantize.ranges.measure import Ranges
 
 SHOWN = 12  # of long lists; the JSON holds all
@@ -25,13 +26,43 @@ def ranges_text(ranges: Ranges) -> str:
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
             lines.append(f"  {title}: {', '.join(names[:SHOWN])}{more}")
     lines += _dead_channels(ranges)
-    where = (
-        "samples that judged the choices" if ranges.unseen else "samples of the calibration data"
-    )
-    for output, decibels in ranges.sqnr_db.items():
-        lines.append(f"  output {output}: {decibels:.1f} dB signal to INT8 noise, on {where}")
+    lines += [f"  {line}" for line in judgement_lines(ranges.judgement)]
     lines += [f"  {correction_text(outcome)}" for outcome in ranges.corrections]
     return "\n".join(lines + _auto(ranges) + _budget(ranges))
+
+
+def judgement_lines(judgement: Judgement) -> list[str]:
+    """Return what the outputs lose, a line for each metric."""
+    lines = [f"INT8 against FP32, {samples_text(judgement)}:"]
+    for loss in judgement.losses:
+        lines.append(f"  {loss_text(loss)}{': BEYOND THE LIMIT' if loss.broken else ''}")
+    for part in judgement.nothing_to_lose:
+        lines.append(
+            f"  output {part}: no detection and no certain class in these samples, so its loss is "
+            "not judged; give data that show what the model is for"
+        )
+    return lines
+
+
+def judgement_builtins(judgement: Judgement) -> dict[str, Any]:
+    """Return what the outputs lose for programs."""
+    return {
+        "samples": judgement.samples,
+        "basis": judgement.basis,
+        "losses": [
+            {
+                "output": loss.part,
+                "metric": loss.metric.name,
+                "unit": loss.metric.unit,
+                "value": loss.value,
+                "limit": loss.metric.limit if loss.judged else None,
+                "of": loss.of,
+                "beyond_limit": loss.broken,
+            }
+            for loss in judgement.losses
+        ],
+        "not_judged": list(judgement.nothing_to_lose),
+    }
 
 
 def correction_text(outcome: CorrectionOutcome) -> str:
@@ -65,7 +96,8 @@ def ranges_builtins(ranges: Ranges) -> dict[str, Any]:
         "dead_channels_samples": ranges.channel_samples,
         "steps": [_correction_builtins(outcome) for outcome in ranges.corrections],
         "sqnr_db": dict(ranges.sqnr_db),
-        "validated_on_unseen_samples": ranges.unseen,
+        "validated_on_unseen_samples": ranges.judgement.basis == "held out",
+        "loss": judgement_builtins(ranges.judgement),
         "tensors": {
             name: {
                 "amax": amax,

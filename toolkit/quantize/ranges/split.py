@@ -9,24 +9,29 @@ from numpy.typing import NDArray
 from calibration.dataset import Dataset, Sample, Skipped
 
 MIN_SAMPLES = 6
-"""Samples needed to split them; a half of fewer is not representative."""
+"""Samples needed to halve them; a half of fewer is not representative."""
 MAX_VALIDATION = 16  # of each half; more hardly change a choice, and every trial runs all of them
 MAX_REPORTED = 8  # if they are only reported and choose nothing
 
 
 class Split:
-    """A data set in two halves that judge each other's ranges.
+    """A data set of which a part judges the ranges of the others.
 
-    The first pass observes all samples but every second one, up to `MAX_VALIDATION`; these
-    `held_out` samples are observed later. Validation uses them and as many of the others.
-    If `halve` is False, or there are fewer than `MIN_SAMPLES`, all samples are observed and the
-    first of them are the validation samples too.
+    The first pass observes all samples but every second one, up to `MAX_VALIDATION`
+    (`MAX_REPORTED` unless `halve`); these `held_out` samples are observed later. Of fewer than
+    `MIN_SAMPLES` only the last is held out, and of one none. Validation uses them and, if `halve`,
+    as many of the others, else the first.
+
+    `unseen`: True if there are enough samples held out to choose by. Without a known length none
+    are held out; the first of them are the validation samples too.
     """
 
     def __init__(self, data: Dataset, halve: bool) -> None:
         self._data = data
-        self.unseen = halve and len(data) >= MIN_SAMPLES
-        self._max_watched = MAX_VALIDATION if halve else MAX_REPORTED
+        self._halve = halve
+        self._max = MAX_VALIDATION if halve else MAX_REPORTED
+        self._count = len(data)
+        self.unseen = self._count >= MIN_SAMPLES
         self._validation: dict[int, Sample] = {}
 
     @property
@@ -50,7 +55,9 @@ class Split:
 
     def __len__(self) -> int:
         count = len(self._data)
-        return count - min(count // 2, MAX_VALIDATION) if self.unseen else count
+        if self.unseen:
+            return count - min(count // 2, self._max)
+        return count - 1 if self._count > 1 else count
 
     def __iter__(self) -> Iterator[Sample]:
         self._validation.clear()
@@ -62,13 +69,17 @@ class Split:
                 yield sample
 
     def _is_held_out(self, number: int) -> bool:
-        return self.unseen and number % 2 == 1 and number // 2 < MAX_VALIDATION
+        if self.unseen:
+            return number % 2 == 1 and number // 2 < self._max
+        return number == self._count - 1 > 0
 
     def _is_watched(self, number: int) -> bool:
         """True if an observed sample is a validation sample too."""
+        if self._count > 1 and not self._halve:
+            return number == 0  # stands in if the others cannot be read
         if not self.unseen:
-            return number < self._max_watched
-        return number % 2 == 0 and number // 2 < MAX_VALIDATION
+            return number < self._max
+        return number % 2 == 0 and number // 2 < self._max
 
     def first(self, count: int) -> tuple[Sample, ...]:
         """The first `count` observed samples, in a pass of their own."""

@@ -1,7 +1,8 @@
 """Metrics of INT8 accuracy for trials, by name.
 
 A metric gives one number for ranges and nodes in floating point; larger is better. Output metrics
-compare with the float model and need no labels:
+compare with the float model and need no labels. An output o is a part of one where it holds several
+(`toolkit.quantize.loss.parts`), so that boxes do not hide scores:
 
     signal_o = sum |y_o|^2,  noise_o = sum |y_o' - y_o|^2   over all validation samples
     sqnr     = min over o of  10 log10(signal_o / noise_o)  dB
@@ -25,6 +26,7 @@ from calibration.errors import CalibrationError
 from calibration.trials import ALL, Assignment, SampleSelection
 from pipelines.config import ModelConfig
 from toolkit.graph.node_view import view
+from toolkit.quantize.loss.parts import split_outputs
 from toolkit.quantize.quantize import int8_nodes
 from toolkit.quantize.trials.score import HeldOut, score
 from toolkit.quantize.trials.trial import TrialModel
@@ -35,6 +37,8 @@ Measure = Callable[[Assignment, frozenset[str]], float]
 AsJudged = Callable[[Assignment, int], Assignment]
 """(Requested ranges, sample index) -> the ranges that the sample is judged with."""
 Outputs = Mapping[str, NDArray[Any]]
+NO_NODES: frozenset[str] = frozenset()
+_Trial = tuple[frozenset[tuple[str, float | None]], int, frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Metric:
 
 
 class OutputNoise:
-    """INT8 error at the outputs, on fixed samples.
+    """INT8 error at the parts of the outputs, on fixed samples.
 
     Holds the float outputs of all samples as `exact`; a trial runs each sample once. `as_judged`
     may replace the ranges of a sample by those of the same methods without it.
@@ -88,11 +92,12 @@ class OutputNoise:
                 "more data"
             )
         self._trial = trial
+        self._known: dict[_Trial, Mapping[str, float]] = {}
         self._as_judged = as_judged or _as_requested
         self._samples = tuple(samples)
         if exact is None:
             all_nodes = frozenset(trial.nodes)
-            exact = [_floats(trial({}, sample, all_nodes)) for sample in self._samples]
+            exact = [self._parts(trial({}, sample, all_nodes)) for sample in self._samples]
         self.exact = tuple(exact)
         powers = {
             name: sum(_power(outputs[name]) for outputs in self.exact) for name in self.exact[0]
@@ -106,13 +111,19 @@ class OutputNoise:
 
     def errors(self, assignment: Assignment, samples: SampleSelection = ALL) -> NDArray[np.float64]:
         """e_s of `calibration.auto` against the float model for each of `samples`."""
-        return self._errors(assignment, samples, self.exact)
+        numbers = self._numbers(samples)
+        return self._summed([self._noise(assignment, number) for number in numbers])
 
     def own_errors(
         self, assignment: Assignment, samples: SampleSelection = ALL
     ) -> NDArray[np.float64]:
         """e_s against the model whose weights alone are INT8."""
-        return self._errors(assignment, samples, self._weights_only)
+        return self._summed(
+            [
+                _noise_between(self._run(assignment, number), self._weights_only[number])
+                for number in self._numbers(samples)
+            ]
+        )
 
     def of_model(self, trial: TrialModel) -> "OutputNoise":
         """The noise of a changed model against the same float outputs."""
@@ -120,32 +131,53 @@ class OutputNoise:
 
     @cached_property
     def _weights_only(self) -> tuple[Outputs, ...]:
-        return tuple(_floats(self._trial({}, sample)) for sample in self._samples)
+        return tuple(self._parts(self._trial({}, sample)) for sample in self._samples)
 
     def sqnr_db(
         self, assignment: Assignment, keep_float: frozenset[str], samples: SampleSelection = ALL
     ) -> dict[str, float]:
-        """SQNR by output in dB, over the selected samples."""
+        """SQNR by part in dB, over the selected samples."""
         noise = dict.fromkeys(self._signal, 0.0)
         signal = dict.fromkeys(self._signal, 0.0)
         for number in self._numbers(samples):
-            ranges = self._as_judged(assignment, number)
-            outputs = self._trial(ranges, self._samples[number], keep_float)
-            exact = self.exact[number]
+            noise_of = self._noise(assignment, number, keep_float)
             for name in noise:
-                noise[name] += _power(np.asarray(outputs[name], np.float64) - exact[name])
-                signal[name] += _power(exact[name])
+                noise[name] += noise_of[name]
+                signal[name] += _power(self.exact[number][name])
         return {name: _decibels(signal[name], noise[name]) for name in noise}
+
+    def compared(
+        self, assignment: Assignment, keep_float: frozenset[str], samples: SampleSelection = ALL
+    ) -> tuple[list[Outputs], list[Outputs]]:
+        """Float and INT8 outputs of each selected sample, by part."""
+        numbers = self._numbers(samples)
+        actual = [self._run(assignment, number, keep_float) for number in numbers]
+        return [self.exact[number] for number in numbers], actual
+
+    def selected(
+        self, samples: SampleSelection = ALL
+    ) -> tuple[tuple[dict[str, NDArray[Any]], Outputs], ...]:
+        """The selected samples and their float outputs by part."""
+        return tuple((dict(self._samples[n]), self.exact[n]) for n in self._numbers(samples))
+
+    def _run(
+        self, assignment: Assignment, number: int, keep_float: frozenset[str] = NO_NODES
+    ) -> Outputs:
+        ranges = self._as_judged(assignment, number)
+        return self._parts(self._trial(ranges, self._samples[number], keep_float))
+
+    def _parts(self, outputs: Outputs) -> dict[str, NDArray[Any]]:
+        return split_outputs(self._trial.parts, outputs)
 
     def _numbers(self, samples: SampleSelection) -> list[int]:
         return [int(number) for number in np.arange(len(self._samples))[samples]]
 
     def cosine(self, assignment: Assignment, keep_float: frozenset[str]) -> dict[str, float]:
-        """Cosine similarity by output, over all samples as one vector."""
+        """Cosine similarity by part, over all samples as one vector."""
         product = dict.fromkeys(self._signal, 0.0)
         power = dict.fromkeys(self._signal, 0.0)
         for sample, exact in zip(self._samples, self.exact, strict=True):
-            outputs = self._trial(assignment, sample, keep_float)
+            outputs = self._parts(self._trial(assignment, sample, keep_float))
             for name in product:
                 array = np.asarray(outputs[name], np.float64)
                 product[name] += float(np.vdot(array, exact[name]))
@@ -157,17 +189,22 @@ class OutputNoise:
             for name in product
         }
 
-    def _errors(
-        self, assignment: Assignment, samples: SampleSelection, references: Sequence[Outputs]
-    ) -> NDArray[np.float64]:
-        numbers = self._numbers(samples)
-        errors = np.zeros(len(numbers))
-        for position, number in enumerate(numbers):
-            outputs = self._trial(self._as_judged(assignment, number), self._samples[number])
-            for name, signal in self._signal.items():
-                noise = _power(np.asarray(outputs[name], np.float64) - references[number][name])
-                errors[position] += noise * len(self._samples) / signal
-        return errors
+    def _noise(
+        self, assignment: Assignment, number: int, keep_float: frozenset[str] = NO_NODES
+    ) -> Mapping[str, float]:
+        """Power of the error of each part in one sample; the same trial is run once."""
+        key = (frozenset(assignment.items()), number, keep_float)
+        if key not in self._known:
+            outputs = self._run(assignment, number, keep_float)
+            self._known[key] = _noise_between(outputs, self.exact[number])
+        return self._known[key]
+
+    def _summed(self, noises: Sequence[Mapping[str, float]]) -> NDArray[np.float64]:
+        """e_s of `calibration.auto` for each sample."""
+        share = {name: len(self._samples) / signal for name, signal in self._signal.items()}
+        return np.array(
+            [sum(noise[name] * factor for name, factor in share.items()) for noise in noises]
+        )
 
 
 def _as_requested(assignment: Assignment, number: int) -> Assignment:
@@ -220,9 +257,10 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 )
 
 
-def _floats(outputs: Outputs) -> dict[str, NDArray[Any]]:
-    """Only floating-point outputs have noise."""
-    return {name: array for name, array in outputs.items() if array.dtype.kind == "f"}
+def _noise_between(outputs: Outputs, exact: Outputs) -> dict[str, float]:
+    return {
+        name: _power(np.asarray(outputs[name], np.float64) - array) for name, array in exact.items()
+    }
 
 
 def _power(array: NDArray[Any]) -> float:

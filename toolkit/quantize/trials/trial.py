@@ -22,6 +22,7 @@ from calibration.table import scale_of
 from calibration.trials import Assignment
 from toolkit.errors import BuildError
 from toolkit.graph.extract import MAX_IR_VERSION, external_weights
+from toolkit.quantize.loss.parts import output_parts
 from toolkit.quantize.trials.trial_graph import TrialGraph
 
 Array = NDArray[Any]
@@ -41,7 +42,8 @@ class TrialModel:
     """A model in onnxruntime whose quantization is chosen at every run.
 
     `tensors`: the activations that INT8 quantizes, in the order of the graph. `nodes`: those that
-    compute in INT8. `inputs`: what a sample has to feed. `outputs`: what a run returns.
+    compute in INT8. `inputs`: what a sample has to feed. `outputs`: what a run returns; `parts`:
+    what they hold.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class TrialModel:
         """
         self.inputs = tuple(str(value.name) for value in model.graph.inputs)
         self.operands = operands
+        self.parts = output_parts(model)
         builder = TrialGraph(model.clone(), operands)
         known = max(model.ir_version, MIN_IR_VERSION)
         builder.model.ir_version = min(known, MAX_IR_VERSION)

@@ -1,0 +1,168 @@
+"""Judge what INT8 loses: every part of the outputs by the metrics that fit it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolkit.errors import BuildError
+from toolkit.quantize.loss.metrics import (
+    MIN_CLASSES,
+    Candidates,
+    OutputLoss,
+    class_loss,
+    detection_losses,
+    mask_loss,
+    score_losses,
+    sqnr,
+)
+from toolkit.quantize.loss.parts import OutputPart
+
+Parts = Mapping[str, NDArray[Any]]
+"""Name of a part -> its array in one sample."""
+
+Basis = Literal["held out", "seen", "engine"]
+_BASES: Mapping[Basis, str] = {
+    "held out": "held out from the ranges",
+    "seen": "that the ranges were measured on: there are none to hold out",
+    "engine": "with the final ranges",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The losses of all outputs, measured on `samples` samples.
+
+    `basis`: whether ranges were measured on these samples. `nothing_to_lose`: scores of which
+    none is a detection, and probabilities of which none is certain, so that nothing is judged.
+    """
+
+    losses: tuple[OutputLoss, ...]
+    samples: int
+    basis: Basis
+    nothing_to_lose: tuple[str, ...] = ()
+
+    @property
+    def broken(self) -> tuple[OutputLoss, ...]:
+        """The losses beyond their limits."""
+        return tuple(loss for loss in self.losses if loss.broken)
+
+
+def judge(
+    parts: Sequence[OutputPart],
+    reference: Sequence[Parts],
+    candidate: Sequence[Parts],
+    *,
+    basis: Basis,
+) -> Judgement:
+    """Judge the parts that `reference` and `candidate` hold for each sample."""
+    losses: list[OutputLoss] = []
+    for part in parts:
+        if part.name not in reference[0]:
+            continue
+        exact = [outputs[part.name] for outputs in reference]
+        actual = [outputs[part.name] for outputs in candidate]
+        fitting = _fitting(part, parts, reference, candidate)
+        losses += [sqnr(part.name, exact, actual, judged=part.kind == "values"), *fitting]
+    judged = {loss.part for loss in losses if loss.judged}
+    idle = tuple(
+        part.name for part in parts if part.name in reference[0] and part.name not in judged
+    )
+    return Judgement(tuple(losses), len(reference), basis, idle)
+
+
+def check(judgement: Judgement, model: str) -> None:
+    """Raise BuildError if a loss is beyond its limit."""
+    if judgement.broken:
+        raise BuildError(
+            f"INT8 loses too much of {model}: {'; '.join(map(loss_text, judgement.broken))} "
+            f"({samples_text(judgement)}). Try --method auto or minmax, nodes in floating point "
+            "(--budget sqnr:25 or --keep-float), or more data; --accept-loss takes it as it is."
+        )
+
+
+def loss_text(loss: OutputLoss) -> str:
+    """Return a loss in words: output, metric, value and limit."""
+    unit = f" {loss.metric.unit}" if loss.metric.unit else ""
+    digits = 1 if loss.metric.unit == "dB" else 3
+    text = f"output {loss.part}: {loss.metric.name} {loss.value:.{digits}f}{unit}"
+    if not loss.judged:
+        return text
+    bound = "at least" if loss.metric.larger_is_better else "at most"
+    return f"{text} (limit: {bound} {loss.metric.limit:g}{unit})"
+
+
+def samples_text(judgement: Judgement) -> str:
+    """Return what the losses were measured on."""
+    count = f"{judgement.samples} sample{'' if judgement.samples == 1 else 's'}"
+    return f"on {count} {_BASES[judgement.basis]}"
+
+
+def _fitting(
+    part: OutputPart,
+    parts: Sequence[OutputPart],
+    reference: Sequence[Parts],
+    candidate: Sequence[Parts],
+) -> tuple[OutputLoss, ...]:
+    """The losses that fit the kind of a part, as far as the reference has something to lose."""
+    exact = [outputs[part.name] for outputs in reference]
+    actual = [outputs[part.name] for outputs in candidate]
+    boxes = _boxes_of(part, parts, reference[0])
+    if boxes is not None:
+        of_boxes, axis = boxes
+        names = (of_boxes, part.name, axis)
+        matched = detection_losses(
+            part.name,
+            [_candidates(outputs, *names) for outputs in reference],
+            [_candidates(outputs, *names) for outputs in candidate],
+        )
+        return (*matched, *score_losses(part.name, exact, actual, axis))
+    if part.kind == "scores":
+        area = mask_loss(part.name, exact, actual) if exact[0].ndim == 4 else None
+        return (area,) if area is not None else score_losses(part.name, exact, actual)
+    axis_of_classes = _class_axis(part, exact[0])
+    if axis_of_classes is None:
+        return ()
+    logits = part.kind == "values"
+    classes = class_loss(part.name, exact, actual, axis_of_classes, logits=logits)
+    return () if classes is None else (classes,)
+
+
+def _class_axis(part: OutputPart, array: NDArray[Any]) -> int | None:
+    """The axis of classes, None if a part holds no classes."""
+    if part.kind == "probabilities":
+        return part.class_axis
+    return 1 if array.ndim == 2 and array.shape[1] >= MIN_CLASSES else None
+
+
+def _boxes_of(
+    part: OutputPart, parts: Sequence[OutputPart], outputs: Parts
+) -> tuple[str, int] | None:
+    """The boxes that belong to scores, and the axis of both that holds coordinates and classes.
+
+    They have four values where the scores have classes, and the same shape besides.
+    """
+    if part.kind == "values":
+        return None
+    shape = outputs[part.name].shape
+    for other in parts:
+        if other.kind != "values" or other.name not in outputs or len(shape) < 3:
+            continue
+        of_boxes = outputs[other.name].shape
+        for axis in range(1, len(shape)):
+            rest = shape[:axis] + shape[axis + 1 :]
+            if of_boxes == (*shape[:axis], 4, *shape[axis + 1 :]) and np.prod(rest) > 1:
+                return other.name, axis
+    return None
+
+
+def _candidates(outputs: Parts, boxes: str, scores: str, axis: int) -> Candidates:
+    """Boxes and scores of a sample (batch and positions in one axis)."""
+    return Candidates(_rows(outputs[boxes], axis), _rows(outputs[scores], axis))
+
+
+def _rows(array: NDArray[Any], axis: int) -> NDArray[Any]:
+    moved = np.moveaxis(array, axis, -1)
+    return moved.reshape(-1, moved.shape[-1])

@@ -1,0 +1,232 @@
+"""Metrics of one part of the outputs: reference and candidate arrays -> figures with limits.
+
+Arrays are [N, ...], one for each sample. Figures are judged only where the reference has something
+to lose: a score that is a detection, a class that is certain. The limits are where INT8 no longer
+does the task of the model; they are no quality that INT8 should just reach.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = Sequence[NDArray[Any]]
+
+DETECTION = 0.25
+"""A score of this or more is a detection."""
+CERTAIN = 0.5
+"""A class of this probability or more is certain."""
+MIN_CLASSES = 10  # fewer logits may be coordinates
+MIN_MARGIN = 0.1  # of the spread of the logits: closer ones are a tie
+MIN_RANKED_GAP = 0.2  # detections whose scores are closer have no order
+MIN_IOU = 0.5
+MAX_DETECTIONS = 20  # of a sample
+MASK_LEVEL = 0.5
+MIN_MASK_SHARE = 0.01  # of all positions; fewer are peaks, not areas
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A figure of merit. `limit`: the least value, or the largest if smaller is better."""
+
+    name: str
+    unit: str
+    limit: float
+    larger_is_better: bool = True
+
+
+SQNR = Metric("SQNR", "dB", 3.0)
+SCORE_DROP = Metric("largest drop of a top score", "", 0.1, larger_is_better=False)
+SCORE_RISE = Metric("largest rise of a top score", "", 0.25, larger_is_better=False)
+DETECTION_DROP = Metric("largest drop of a detection's score", "", 0.1, larger_is_better=False)
+RANKING = Metric("detections in the same order", "", 0.9)
+AGREEMENT = Metric("same class where FP32 is certain", "", 0.8)
+MASK_IOU = Metric("overlap of the areas above 0.5", "IoU", 0.7)
+
+METRICS = (SQNR, SCORE_DROP, SCORE_RISE, DETECTION_DROP, RANKING, AGREEMENT, MASK_IOU)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLoss:
+    """A metric of one part of the outputs.
+
+    `of`: how many detections, classes, pairs or samples it is about. `judged`: False if it is
+    reported without a limit, because others fit this part better.
+    """
+
+    part: str
+    metric: Metric
+    value: float
+    of: int
+    judged: bool = True
+
+    @property
+    def broken(self) -> bool:
+        """True if the value is beyond the limit; NaN is."""
+        if not self.judged:
+            return False
+        limit = self.metric.limit
+        return not (self.value >= limit if self.metric.larger_is_better else self.value <= limit)
+
+
+def sqnr(part: str, reference: Arrays, candidate: Arrays, *, judged: bool) -> OutputLoss:
+    """10 log10(sum r^2 / sum (c - r)^2) dB over all samples as one vector."""
+    signal = noise = 0.0
+    for r, c in zip(reference, candidate, strict=True):
+        exact = np.asarray(r, np.float64).reshape(-1)
+        error = np.asarray(c, np.float64).reshape(-1) - exact
+        signal, noise = signal + float(exact @ exact), noise + float(error @ error)
+    decibels = math.inf
+    if noise:
+        decibels = 10.0 * math.log10(signal / noise) if signal else -math.inf
+    return OutputLoss(part, SQNR, decibels, len(reference), judged)
+
+
+def score_losses(
+    part: str, reference: Arrays, candidate: Arrays, class_axis: int | None = None
+) -> tuple[OutputLoss, ...]:
+    """Compare the largest score of each sample and class.
+
+    `class_axis`: one row of scores for each class, None: all scores are of one class.
+    """
+    drops, rises = [], []
+    for r, c in zip(reference, candidate, strict=True):
+        for exact, actual in zip(_top(r, class_axis), _top(c, class_axis), strict=True):
+            if exact >= DETECTION:
+                drops.append(exact - actual)
+            if max(exact, actual) >= DETECTION:
+                rises.append(actual - exact)
+    losses = []
+    if drops:
+        losses.append(OutputLoss(part, SCORE_DROP, max(0.0, *drops), len(drops)))
+    if rises:
+        losses.append(OutputLoss(part, SCORE_RISE, max(0.0, *rises), len(rises)))
+    return tuple(losses)
+
+
+def mask_loss(part: str, reference: Arrays, candidate: Arrays) -> OutputLoss | None:
+    """Overlap of the areas above `MASK_LEVEL`; None if the reference has peaks but no areas."""
+    both = either = area = positions = 0
+    for r, c in zip(reference, candidate, strict=True):
+        exact, actual = np.asarray(r) >= MASK_LEVEL, np.asarray(c) >= MASK_LEVEL
+        both += int((exact & actual).sum())
+        either += int((exact | actual).sum())
+        area, positions = area + int(exact.sum()), positions + exact.size
+    if not area or area < MIN_MASK_SHARE * positions:
+        return None
+    return OutputLoss(part, MASK_IOU, both / either, area)
+
+
+def class_loss(
+    part: str, reference: Arrays, candidate: Arrays, axis: int, *, logits: bool
+) -> OutputLoss | None:
+    """Share of certain classes that stay; None if the reference is certain of none."""
+    same = certain = 0
+    for r, c in zip(reference, candidate, strict=True):
+        exact = np.moveaxis(np.asarray(r, np.float64), axis, -1)
+        actual = np.moveaxis(np.asarray(c, np.float64), axis, -1)
+        exact = exact.reshape(-1, exact.shape[-1])
+        actual = actual.reshape(exact.shape)
+        rows = _certain(exact, logits=logits)
+        certain += int(rows.sum())
+        same += int((exact.argmax(axis=1) == actual.argmax(axis=1))[rows].sum())
+    return OutputLoss(part, AGREEMENT, same / certain, certain) if certain else None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Boxes [A, 4], and scores [A, C], of one sample."""
+
+    boxes: NDArray[Any]
+    scores: NDArray[Any]
+
+
+def detection_losses(
+    part: str, reference: Sequence[Candidates], candidate: Sequence[Candidates]
+) -> tuple[OutputLoss, ...]:
+    """Compare detections: each of the reference with the best candidate of its class and place.
+
+    A candidate is at the place of a detection if their boxes overlap by an IoU of `MIN_IOU`.
+    """
+    pairs: list[tuple[float, float]] = []
+    for r, c in zip(reference, candidate, strict=True):
+        corners = _are_corners(r.boxes)
+        exact_boxes, boxes = _corners(r.boxes, corners), _corners(c.boxes, corners)
+        for anchor, class_id in _detections(exact_boxes, r.scores):
+            there = _iou(exact_boxes[anchor], boxes) >= MIN_IOU
+            actual = float(c.scores[there, class_id].max(initial=0.0))
+            pairs.append((float(r.scores[anchor, class_id]), actual))
+    if not pairs:
+        return ()
+    drop = max(0.0, *(exact - actual for exact, actual in pairs))
+    losses = [OutputLoss(part, DETECTION_DROP, drop, len(pairs))]
+    ordered = [
+        low[1] < high[1] for low in pairs for high in pairs if high[0] - low[0] >= MIN_RANKED_GAP
+    ]
+    if ordered:
+        losses.append(OutputLoss(part, RANKING, sum(ordered) / len(ordered), len(ordered)))
+    return tuple(losses)
+
+
+def _top(scores: NDArray[Any], class_axis: int | None) -> list[float]:
+    """The largest score of each class."""
+    array = np.asarray(scores, np.float64)
+    if class_axis is None:
+        return [float(array.max())]
+    rows = np.moveaxis(array, class_axis, 0).reshape(array.shape[class_axis], -1)
+    return [float(top) for top in rows.max(axis=1)]
+
+
+def _certain(rows: NDArray[np.float64], *, logits: bool) -> NDArray[np.bool_]:
+    """Whether the first class of each row is certain."""
+    ordered = np.sort(rows, axis=1)
+    if not logits:
+        return np.asarray(ordered[:, -1] >= CERTAIN)
+    spread = ordered[:, -1] - ordered[:, 0]
+    margin = ordered[:, -1] - ordered[:, -2]
+    share = 1.0 / np.exp(ordered - ordered[:, -1:]).sum(axis=1)
+    return np.asarray((share >= CERTAIN) & (margin >= MIN_MARGIN * spread) & (spread > 0))
+
+
+def _detections(boxes: NDArray[np.float64], scores: NDArray[Any]) -> list[tuple[int, int]]:
+    """(anchor, class) of the detections of one sample: the best first, without their neighbours."""
+    anchors, classes = np.nonzero(scores >= DETECTION)
+    best_first = np.argsort(-scores[anchors, classes], kind="stable")
+    kept: list[tuple[int, int]] = []
+    for index in best_first:
+        anchor, class_id = int(anchors[index]), int(classes[index])
+        others = [known for known, of_class in kept if of_class == class_id]
+        if not others or float(_iou(boxes[anchor], boxes[others]).max()) < MIN_IOU:
+            kept.append((anchor, class_id))
+        if len(kept) == MAX_DETECTIONS:
+            break
+    return kept
+
+
+def _are_corners(boxes: NDArray[Any]) -> bool:
+    """True for left, top, right, bottom; False for centre, width, height, decided by values."""
+    return bool(((boxes[:, 2] >= boxes[:, 0]) & (boxes[:, 3] >= boxes[:, 1])).all())
+
+
+def _corners(boxes: NDArray[Any], corners: bool) -> NDArray[np.float64]:
+    array = np.asarray(boxes, np.float64)
+    if corners:
+        return array
+    half = array[:, 2:] / 2.0
+    return np.concatenate((array[:, :2] - half, array[:, :2] + half), axis=1)
+
+
+def _iou(box: NDArray[np.float64], boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Intersection over union of one box with each of `boxes`; 0 for empty ones."""
+    low, high = np.maximum(box[:2], boxes[:, :2]), np.minimum(box[2:], boxes[:, 2:])
+    common = np.prod(np.clip(high - low, 0.0, None), axis=1)
+    area = float(np.prod(box[2:] - box[:2]))
+    areas = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
+    union = area + areas - common
+    iou: NDArray[np.float64] = np.divide(
+        common, union, out=np.zeros_like(common), where=union > 0.0
+    )
+    return iou
