@@ -69,8 +69,8 @@ def test_pipelines_that_ship_are_read(path):
 def test_unknown_key_is_named_with_its_table_and_the_allowed_keys(tmp_path):
     message = error_of(tmp_path, GOOD.replace("width =", "widht ="))
     assert message == (
-        ": unknown key 'widht' in [preprocess]: use one of width, height, resize, color, scale,"
-        " mean, std, pad_value."
+        ": unknown key 'widht' in [preprocess]: use one of resize, crop_fraction, color, layout,"
+        " scale, mean, std, pad_value, dtype, width, height."
     )
 
 

@@ -4,6 +4,7 @@ One frame is in flight and the source keeps one more, the latest: the engine is 
 frame is older than one inference and one frame period when its turn comes.
 """
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -13,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
 from device.engine.manifest import TensorInfo
+from device.engine.preprocessing import Preprocessing
 from device.errors import PipelineError
 from device.protocol.messages import ChildMessage, Ready, Result, Stats
 from pipelines.config import LtrbGrid, PipelineConfig
@@ -26,9 +29,11 @@ from pipelines.sinks.table import Broker, FrameResult, Sink, SinkContext, open_s
 from pipelines.sources.table import Source, open_source
 from pipelines.stages.decode import cell_count, decode, view_of
 from pipelines.stages.preprocess import Preprocessor
+from pipelines.stages.preprocess_check import check_preprocessing
 from pipelines.vision import cv2
 
 STATS_S = 1.0
+_LOG = logging.getLogger(__name__)
 
 
 class Report(Protocol):
@@ -58,11 +63,13 @@ class Inference(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """An open session with the names of its classes and the hash of its engine file."""
+    """An open session with the names of its classes, and of its engine file the hash and the
+    preprocessing."""
 
     session: Inference
     labels: tuple[str, ...]
     engine_sha256: str
+    preprocessing: Preprocessing | UnsetType = UNSET
 
 
 def run_pipeline(
@@ -99,6 +106,9 @@ def run_pipeline(
 def check_model(config: PipelineConfig, model: Model) -> None:
     """Raise PipelineError unless engine, pipeline.toml and labels fit together."""
     _check_input(config, model.session.inputs)
+    warning = check_preprocessing(config, model.preprocessing)
+    if warning is not None:
+        _LOG.warning(warning)
     shapes = {info.name: info.shape for info in model.session.outputs}
     names = [config.decode.scores]
     if isinstance(config.decode, LtrbGrid):
@@ -120,7 +130,7 @@ def check_model(config: PipelineConfig, model: Model) -> None:
 
 
 def _check_input(config: PipelineConfig, inputs: tuple[TensorInfo, ...]) -> None:
-    expected = (1, 3, config.preprocess.height, config.preprocess.width)
+    expected, dtype = config.preprocess.input_shape, config.preprocess.dtype
     if len(inputs) != 1:
         names = ", ".join(info.name for info in inputs)
         raise PipelineError(
@@ -131,10 +141,11 @@ def _check_input(config: PipelineConfig, inputs: tuple[TensorInfo, ...]) -> None
     fits = len(shape) == 4 and all(
         not isinstance(dim, int) or dim == size for dim, size in zip(shape, expected, strict=True)
     )
-    if not fits or inputs[0].dtype != "float32":
+    if not fits or inputs[0].dtype != dtype:
         raise PipelineError(
             f"the engine's input {inputs[0].name!r} is {inputs[0].dtype} {list(shape)} where"
-            f" [preprocess] gives float32 {list(expected)}: correct width and height there."
+            f" [preprocess] gives {dtype} {list(expected)}: correct width, height, layout, color"
+            " or dtype there."
         )
 
 
@@ -189,10 +200,8 @@ class _Runner:
 
     def warm_up(self) -> None:
         """Infer once, so that the first frame does not wait for initialization."""
-        size = self._config.preprocess
-        self._model.session.infer(
-            {self._input: np.zeros((1, 3, size.height, size.width), np.float32)}
-        )
+        config = self._config.preprocess
+        self._model.session.infer({self._input: np.zeros(config.input_shape, config.dtype)})
 
     def run(self, frame: Frame, sinks: Sequence[Sink]) -> FrameResult:
         """Run every stage on one frame."""

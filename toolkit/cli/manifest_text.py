@@ -3,6 +3,7 @@
 from calibration.table import IMPORTED
 from device.engine.cuda_manifest import Cuda
 from device.engine.manifest import UNCALIBRATED, DimRange, Manifest
+from device.engine.preprocessing import describe
 
 
 def manifest_text(manifest: Manifest) -> str:
@@ -22,6 +23,7 @@ def manifest_text(manifest: Manifest) -> str:
         lines.append(
             f"calibrated by {source.calibration.method} on {source.calibration.samples} samples"
         )
+    lines.append(preprocessing_line(manifest))
     for title, names in (("input", manifest.inputs), ("output", manifest.outputs)):
         for name in names:
             tensor = tensors[name]
@@ -44,6 +46,13 @@ def manifest_text(manifest: Manifest) -> str:
         )
     lines.append(f"arena: {manifest.memory.arena_bytes} bytes")
     return "\n".join(lines)
+
+
+def preprocessing_line(manifest: Manifest) -> str:
+    """Return how images become inputs, as far as the engine says."""
+    if not manifest.preprocessing:
+        return "preprocessing: not recorded"
+    return f"preprocessing: {describe(manifest.preprocessing)}"
 
 
 def _kernels(cuda: Cuda) -> str:

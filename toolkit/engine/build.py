@@ -38,6 +38,7 @@ from toolkit.dla.legalize.rewrite import Applied
 from toolkit.engine.assemble import assemble
 from toolkit.engine.calibrate import Calibrated, calibrate
 from toolkit.engine.options import BuildJob, BuildOptions
+from toolkit.engine.preprocessing import engine_preprocessing
 from toolkit.engine.read import read_model, silent
 from toolkit.engine.target import Target, choose_target
 from toolkit.engine.write import check_destination, write_proven
@@ -219,6 +220,7 @@ def _assemble(
         placements=place_in_pieces(plan.placements, covered.pieces),
         profile=job.target.profile.name,
         provenance=_provenance(calibrated.table, plan, covered, job),
+        preprocessing=engine_preprocessing(calibrated.table, job),
     )
 
 

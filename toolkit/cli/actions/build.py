@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from toolkit.cli.manifest_text import preprocessing_line
 from toolkit.engine.build import BuildResult
 from toolkit.gpu.report import memory_line, report_lines
 from toolkit.partition.planning.plan_json import plan_builtins
@@ -27,6 +28,8 @@ def build_text(result: BuildResult) -> str:
         for row in result.rewrites
     ]
     lines += [f"note: {note}" for note in result.notes]
+    if result.calibration is None:
+        lines.append(preprocessing_line(result.manifest))
     if result.calibration is not None:
         lines.append(ranges_text(result.calibration))
     if result.loss is not None:

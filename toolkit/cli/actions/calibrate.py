@@ -19,7 +19,7 @@ from toolkit.partition.prepare import prepare
 from toolkit.plugins import Plugin
 from toolkit.quantize.loss.judge import check
 from toolkit.quantize.qdq.export import export_form
-from toolkit.quantize.ranges.measure import RangeOptions, Ranges, Report, measure_ranges
+from toolkit.quantize.ranges.measure import RangeOptions, Ranges, Report, measure_ranges, with_model
 from toolkit.quantize.ranges.report_html import ranges_html
 from toolkit.quantize.ranges.table_file import has_qdq
 
@@ -66,7 +66,8 @@ def calibrate_model(request: CalibrateRequest, outputs: Outputs, report: Report)
     """
     imported = import_model(request.model, shapes=request.shapes, plugins=request.plugins)
     graph = _graph_of(imported, request.profile)
-    ranges = measure_ranges(graph, request.data, imported.sha256, request.options, report)
+    options = with_model(request.options, imported)
+    ranges = measure_ranges(graph, request.data, imported.sha256, options, report)
     if not request.accept_loss:
         check(ranges.judgement, imported.name)
     table = ranges.table

@@ -17,6 +17,7 @@ from toolkit.cli.options.calibration import (
 from toolkit.cli.options.choices import Switch
 from toolkit.cli.options.plan import plan_options
 from toolkit.cli.options.plugin import plugin_option
+from toolkit.cli.options.preprocess import PreprocessOptions
 from toolkit.cli.options.range_outputs import need_folders
 from toolkit.cli.options.tactics import tactic_options
 
@@ -103,7 +104,7 @@ def build(
     method: str,
     budget: str | None,
     resume: Path | None,
-    preprocess: Path | None,
+    preprocess: PreprocessOptions,
     equalise: Switch | None,
     bias_correction: Switch | None,
     keep_float: tuple[str, ...],

@@ -43,11 +43,16 @@ def bundle(
     The same inputs give the same bytes.
     """
     from device.engine.file import open_engine  # numpy is not needed to show the help
+    from pipelines.config import load_pipeline
+    from pipelines.stages.preprocess_check import check_preprocessing
 
     with open_engine(engine) as opened:
         profile = opened.manifest.profile
         if opened.manifest.uncalibrated:
             click.secho(UNCALIBRATED, fg="red", err=True)
+        warning = check_preprocessing(load_pipeline(pipeline), opened.manifest.preprocessing)
+        if warning is not None:
+            click.secho(warning, fg="yellow", err=True)
     info = write_bundle(
         output,
         engine=engine,
