@@ -47,7 +47,7 @@ from calibration.trials import (
     significantly_less,
 )
 
-MAX_TRIALS = 120
+MAX_TRIALS = 40
 """Maximum number of runs over all validation samples; partial runs count in part."""
 SIGNIFICANT = 2.0
 """z at which a narrower range is significantly better."""

@@ -80,7 +80,7 @@ def calibrate(
     run: Run,
     samples: Dataset,
     tensors: Sequence[str],
-    method: str = "entropy",
+    method: str = "minmax",
     on_progress: Progress | None = None,
     *,
     model_sha256: str,

@@ -39,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=Path, default=SCENES / "calibration")
     parser.add_argument("--count", type=int, default=32)
-    parser.add_argument("--method", default="entropy", help="or auto, minmax, percentile, mse")
+    parser.add_argument("--method", default="auto", help="or minmax, percentile, mse, entropy")
     parser.add_argument("--out", type=Path, default=Path("."), help="folder for the files")
     arguments = parser.parse_args()
 

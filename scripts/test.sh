@@ -47,6 +47,36 @@ install_debian_packages() {
         apt-get install -q -y --no-install-recommends "${missing[@]}"
 }
 
+# The oldest NumPy that pyproject.toml allows and that has a wheel for a Python.
+oldest_numpy() {
+    case $1 in
+        3.10) echo 1.23.0 ;;
+        3.11) echo 1.23.2 ;;
+        3.12) echo 1.26.0 ;;
+        *) echo 2.1.0 ;;
+    esac
+}
+
+# Run the tests of INT8 and of sessions with the oldest NumPy, in .venv-oldest.
+test_oldest_numpy() {
+    local version numpy stamp
+    version=$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    numpy=$(oldest_numpy "$version")
+    stamp=.venv-oldest/.tandem-$numpy-$(sha256sum pyproject.toml | cut -c 1-16)
+    if [[ ! -e $stamp ]]; then
+        heading "pip install -e '.[host]' numpy==$numpy"
+        rm -rf .venv-oldest
+        .venv/bin/python -m venv .venv-oldest
+        .venv-oldest/bin/python -m pip install -q --disable-pip-version-check \
+            -e '.[host]' "numpy==$numpy" hypothesis pytest pytest-timeout scipy
+        touch "$stamp"
+    fi
+    heading "pytest with NumPy $numpy"
+    .venv-oldest/bin/python -m pytest -q tests/test_quantize.py tests/test_threshold.py \
+        tests/test_trial.py tests/test_output_losses.py tests/test_accept_loss.py \
+        tests/test_session_arrays.py
+}
+
 if command -v dpkg-query >/dev/null; then
     install_debian_packages "${debian_packages[@]}"
 else
@@ -65,6 +95,9 @@ heading "mypy"
 .venv/bin/mypy
 heading "lint-imports"
 .venv/bin/lint-imports
+if (($# == 0)); then
+    test_oldest_numpy
+fi
 heading "pytest"
 if (($# == 0)); then
     # Builds in the tests compile on all cores, too: more than 8 at once would wait for each other.

@@ -46,7 +46,7 @@ def test_minmax_finds_the_largest_magnitude_over_all_samples():
 def test_the_table_says_what_it_was_made_of():
     data = memory_dataset(samples(7))
     table = calibrate(run, data, ["x"], model_sha256=MODEL).table
-    assert (table.method, table.samples, table.model_sha256) == ("entropy", 7, MODEL)
+    assert (table.method, table.samples, table.model_sha256) == ("minmax", 7, MODEL)
     assert table.data_sha256 == data.sha256()
 
 

@@ -71,7 +71,7 @@ def _measured(job: BuildJob, data: Source) -> Calibrated:
     range_options = replace(
         with_model(options.ranges, job.imported),
         on_gpu=profile.gpu is not None and profile.dla is None,
-        keep_float=options.ranges.keep_float | floating.keys(),
+        keep_float=frozenset({*options.ranges.keep_float, *floating}),
     )
     if options.precision == "best":
         range_options = best_options(range_options, prepared.model, floating)

@@ -62,7 +62,7 @@ def idle_nodes(graph: ir.Model, profile: Profile, power_mode: str | None) -> dic
 
 def best_options(asked: RangeOptions, graph: ir.Model, idle: Mapping[str, str]) -> RangeOptions:
     """Return the options with idle nodes in floating point and a budget for the others."""
-    keep = asked.keep_float | idle.keys()
+    keep = frozenset({*asked.keep_float, *idle})
     quantizes = any(str(node.name) not in keep for node, _ in int8_nodes(graph))
     return replace(
         asked, keep_float=keep, budget=(asked.budget or DEFAULT_BUDGET) if quantizes else None

@@ -65,7 +65,7 @@ def calibration_options(required: bool) -> Callable[[F], F]:
         ),
         click.option(
             "--method",
-            default="entropy",
+            default=AUTO,
             show_default=True,
             callback=parse_method,
             metavar="METHOD",

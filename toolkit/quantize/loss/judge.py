@@ -142,13 +142,14 @@ def _boxes_of(
 ) -> tuple[str, int] | None:
     """The boxes that belong to scores, and the axis of both that holds coordinates and classes.
 
-    They have four values where the scores have classes, and the same shape besides.
+    They have four values where the scores have classes, and the same shape besides. Those of grids,
+    [N, 4, H, W], are not matched: a decoder has to place them first.
     """
-    if part.kind == "values":
-        return None
     shape = outputs[part.name].shape
+    if part.kind == "values" or len(shape) != 3:
+        return None
     for other in parts:
-        if other.kind != "values" or other.name not in outputs or len(shape) < 3:
+        if other.kind != "values" or other.name not in outputs:
             continue
         of_boxes = outputs[other.name].shape
         for axis in range(1, len(shape)):

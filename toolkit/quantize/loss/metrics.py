@@ -149,9 +149,12 @@ def detection_losses(
 ) -> tuple[OutputLoss, ...]:
     """Compare detections: each of the reference with the best candidate of its class and place.
 
-    A candidate is at the place of a detection if their boxes overlap by an IoU of `MIN_IOU`.
+    A candidate is at the place of a detection if their boxes overlap by an IoU of `MIN_IOU`. Empty
+    if the values are no boxes in one frame but offsets that a decoder still has to place.
     """
     pairs: list[tuple[float, float]] = []
+    if not all(_are_boxes(one.boxes) for one in reference):
+        return ()
     for r, c in zip(reference, candidate, strict=True):
         corners = _are_corners(r.boxes)
         exact_boxes, boxes = _corners(r.boxes, corners), _corners(c.boxes, corners)
@@ -204,6 +207,13 @@ def _detections(boxes: NDArray[np.float64], scores: NDArray[Any]) -> list[tuple[
         if len(kept) == MAX_DETECTIONS:
             break
     return kept
+
+
+def _are_boxes(boxes: NDArray[Any]) -> bool:
+    """True if no box has a negative size and centres lie farther apart than boxes are large."""
+    low, high = np.split(_corners(boxes, _are_corners(boxes)), 2, axis=1)
+    size, centre = high - low, (low + high) / 2.0
+    return bool((size >= 0.0).all() and (np.ptp(centre, axis=0) > np.median(size, axis=0)).any())
 
 
 def _are_corners(boxes: NDArray[Any]) -> bool:

@@ -101,7 +101,7 @@ class RangeOptions:
     INT8 (`toolkit.quantize.gpu_operands`).
     """
 
-    method: str = "entropy"
+    method: str = AUTO
     samples: int | None = None
     preprocess: Stated | Preprocessing | None = None
     suggested: Hint | None = None

@@ -10,7 +10,7 @@ from calibration.dataset import Dataset, Sample, Skipped
 
 MIN_SAMPLES = 6
 """Samples needed to halve them; a half of fewer is not representative."""
-MAX_VALIDATION = 16  # of each half; more hardly change a choice, and every trial runs all of them
+MAX_VALIDATION = 8  # of each half: every trial runs all of them
 MAX_REPORTED = 8  # if they are only reported and choose nothing
 
 

@@ -193,7 +193,7 @@ class OutputNoise:
         self, assignment: Assignment, number: int, keep_float: frozenset[str] = NO_NODES
     ) -> Mapping[str, float]:
         """Power of the error of each part in one sample; the same trial is run once."""
-        key = (frozenset(assignment.items()), number, keep_float)
+        key = (frozenset(assignment.items()), number, frozenset(keep_float))
         if key not in self._known:
             outputs = self._run(assignment, number, keep_float)
             self._known[key] = _noise_between(outputs, self.exact[number])

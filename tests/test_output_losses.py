@@ -1,0 +1,211 @@
+"""What INT8 loses at the outputs: their parts, the metrics that fit them, and the limits."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from model_fixtures import save
+from onnx import helper
+
+from toolkit.errors import BuildError
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import import_model
+from toolkit.quantize.loss import metrics
+from toolkit.quantize.loss.judge import Judgement, check, judge
+from toolkit.quantize.loss.metrics import Candidates, OutputLoss
+from toolkit.quantize.loss.parts import (
+    OutputPart,
+    mixing_concats,
+    output_parts,
+    output_tensors,
+    split_outputs,
+)
+
+ANCHORS = 60
+
+
+def graph_of(path: Path) -> ir.Model:
+    return run_passes(import_model(path).model)[0]
+
+
+def detector(path: Path, *, transposed: bool = False) -> Path:
+    """A head as YOLOv8's: x [1,4,A] * 100 beside sigmoid(w x) [1,2,A] in one output."""
+    nodes = [
+        helper.make_node("Mul", ["x", "size"], ["boxes"], "scaled"),
+        helper.make_node("Conv", ["x", "w"], ["logits"], "conv"),
+        helper.make_node("Sigmoid", ["logits"], ["scores"], "sigmoid"),
+        helper.make_node("Concat", ["boxes", "scores"], ["both"], "concat", axis=1),
+        helper.make_node("Transpose", ["both"], ["y"], "turn", perm=[0, 2, 1]),
+    ]
+    weights = {"size": np.full(1, 100, np.float32), "w": np.ones((2, 4, 1), np.float32)}
+    name, shape = ("y", [1, ANCHORS, 6]) if transposed else ("both", [1, 6, ANCHORS])
+    nodes = nodes if transposed else nodes[:-1]
+    return save(path, nodes, {"x": [1, 4, ANCHORS]}, {name: shape}, weights)
+
+
+@pytest.mark.parametrize(("transposed", "axis"), [(False, 1), (True, 2)])
+def test_boxes_and_scores_in_one_output_are_two_parts(
+    transposed: bool, axis: int, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    graph = graph_of(detector(tmp_path / "m.onnx", transposed=transposed))
+    boxes, scores = output_parts(graph)
+    assert (boxes.kind, scores.kind) == ("values", "scores")
+    assert (boxes.axis, scores.axis) == (axis, axis)
+    name = boxes.output
+    array = rng.normal(size=(1, ANCHORS, 6) if transposed else (1, 6, ANCHORS))
+    parts = split_outputs((boxes, scores), {name: array})
+    assert parts.keys() == {f"{name}[0:4]", f"{name}[4:6]"}
+    np.testing.assert_array_equal(np.concatenate(list(parts.values()), axis=axis), array)
+    assert {"scores", "boxes"} <= output_tensors(graph)
+    assert "logits" not in output_tensors(graph)
+
+
+def test_levels_of_one_head_are_one_part(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Sigmoid", ["x"], ["a"]),
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("Sigmoid", ["r"], ["b"]),
+        helper.make_node("Concat", ["a", "b"], ["y"], axis=1),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, {"x": [1, 4]}, {"y": [1, 8]})
+    assert output_parts(graph_of(path)) == (OutputPart("y", "y", "scores"),)
+
+
+def test_concats_that_mix_scores_with_boxes_are_named(tmp_path: Path) -> None:
+    assert list(mixing_concats(graph_of(detector(tmp_path / "m.onnx")))) == ["concat"]
+
+
+def test_concats_before_the_sigmoid_of_scores_mix_too(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Mul", ["x", "size"], ["boxes"], "scaled"),
+        helper.make_node("Concat", ["boxes", "x"], ["both"], "mixing", axis=1),
+        helper.make_node("Split", ["both", "sizes"], ["a", "b"], "split", axis=1),
+        helper.make_node("Sigmoid", ["b"], ["scores"], "sigmoid"),
+        helper.make_node("Relu", ["a"], ["r"], "relu"),
+        helper.make_node("Concat", ["x", "x"], ["twice"], "not mixing", axis=1),
+        helper.make_node("Relu", ["twice"], ["t"], "relu2"),
+    ]
+    weights = {"size": np.full(1, 100, np.float32), "sizes": np.array([4, 4], np.int64)}
+    outputs = {"scores": [1, 4, ANCHORS], "r": [1, 4, ANCHORS], "t": [1, 8, ANCHORS]}
+    path = save(tmp_path / "m.onnx", nodes, {"x": [1, 4, ANCHORS]}, outputs, weights)
+    assert list(mixing_concats(graph_of(path))) == ["mixing"]
+
+
+def loss_of(losses: tuple[OutputLoss, ...], metric: metrics.Metric) -> OutputLoss:
+    (loss,) = [loss for loss in losses if loss.metric is metric]
+    return loss
+
+
+@pytest.mark.parametrize(("drop", "broken"), [(0.1, False), (0.1001, True)])
+def test_a_top_score_may_drop_to_the_limit(
+    drop: float, broken: bool, rng: np.random.Generator
+) -> None:
+    reference = [rng.uniform(0, 0.2, (1, 3, ANCHORS)) for _ in range(3)]
+    candidate = [array.copy() for array in reference]
+    reference[1][0, 2, 7], candidate[1][0, 2, 7] = 0.8, 0.8 - drop
+    loss = loss_of(metrics.score_losses("y", reference, candidate, 1), metrics.SCORE_DROP)
+    assert loss.value == pytest.approx(drop)
+    assert loss.broken == broken
+    assert loss.of == 1
+
+
+def test_scores_that_are_no_detections_have_nothing_to_lose(rng: np.random.Generator) -> None:
+    reference = [rng.uniform(0, 0.2, (1, ANCHORS))]
+    assert metrics.score_losses("y", reference, [np.zeros((1, ANCHORS))]) == ()
+    part = OutputPart("y", "y", "scores")
+    judgement = judge([part], [{"y": reference[0]}], [{"y": np.zeros((1, ANCHORS))}], basis="seen")
+    assert judgement.nothing_to_lose == ("y",)
+    assert not judgement.broken
+
+
+def test_a_score_out_of_nothing_is_a_loss(rng: np.random.Generator) -> None:
+    reference, candidate = [np.full((1, ANCHORS), 0.01)], [np.full((1, ANCHORS), 0.01)]
+    candidate[0][0, 5] = 0.6
+    (loss,) = metrics.score_losses("y", reference, candidate)
+    assert loss.metric is metrics.SCORE_RISE
+    assert loss.broken
+
+
+def boxes_at(centres: np.ndarray, size: float) -> np.ndarray:
+    return np.concatenate([centres, np.full_like(centres, size)], axis=1)
+
+
+def test_a_detection_may_move_to_the_next_anchor_but_not_away() -> None:
+    centres = np.stack([np.arange(0.0, 40.0), np.full(40, 10.0)], axis=1)
+    scores = np.zeros((40, 2))
+    scores[20, 1] = 0.9
+    reference = Candidates(boxes_at(centres, 20.0), scores)
+    moved, away = np.zeros((40, 2)), np.zeros((40, 2))
+    moved[21, 1], away[39, 1] = 0.88, 0.9
+    near = metrics.detection_losses("y", [reference], [Candidates(reference.boxes, moved)])
+    far = metrics.detection_losses("y", [reference], [Candidates(reference.boxes, away)])
+    assert loss_of(near, metrics.DETECTION_DROP).value == pytest.approx(0.02)
+    assert loss_of(far, metrics.DETECTION_DROP).value == pytest.approx(0.9)
+    other_class = Candidates(reference.boxes, moved[:, ::-1])
+    lost = metrics.detection_losses("y", [reference], [other_class])
+    assert loss_of(lost, metrics.DETECTION_DROP).value == pytest.approx(0.9)
+
+
+def test_boxes_are_read_as_corners_where_the_values_say_so() -> None:
+    low = np.stack([np.arange(10.0) * 50, np.zeros(10)], axis=1)
+    corners = np.concatenate([low, low + 30], axis=1)
+    scores = np.eye(10)[:, :1] * 0.9
+    reference, candidate = Candidates(corners, scores), Candidates(corners + 2.0, scores * 0.9)
+    losses = metrics.detection_losses("y", [reference], [candidate])
+    assert loss_of(losses, metrics.DETECTION_DROP).value == pytest.approx(0.09)
+
+
+def test_detections_far_apart_in_score_keep_their_order() -> None:
+    centres = np.stack([np.arange(4.0) * 100, np.zeros(4)], axis=1)
+    boxes = boxes_at(centres, 20.0)
+    reference = Candidates(boxes, np.array([[0.9], [0.6], [0.55], [0.3]]))
+    swapped = Candidates(boxes, np.array([[0.5], [0.58], [0.6], [0.3]]))
+    loss = loss_of(
+        metrics.detection_losses("y", [reference], [swapped]), metrics.RANKING
+    )  # 0.6 and 0.55 have no order; 0.9 fell below both
+    assert (loss.of, loss.value) == (5, pytest.approx(3 / 5))
+
+
+@pytest.mark.parametrize("logits", [False, True])
+def test_classes_are_judged_where_the_reference_is_certain(logits: bool) -> None:
+    certain, unsure = [0.9, 0.05, 0.05], [0.4, 0.35, 0.25]
+    reference, flipped = np.array([certain, certain, unsure]), np.array([certain, unsure, unsure])
+    flipped[1:] = flipped[1:, ::-1]
+    if logits:
+        reference, flipped = np.log(reference), np.log(flipped)
+    loss = metrics.class_loss("y", [reference], [flipped], 1, logits=logits)
+    assert loss is not None
+    assert (loss.value, loss.of) == (0.5, 2)
+    assert metrics.class_loss("y", [reference[2:]], [flipped[2:]], 1, logits=logits) is None
+
+
+def test_areas_are_judged_by_their_overlap_and_peaks_by_their_height() -> None:
+    area = np.zeros((1, 1, 20, 20))
+    area[..., 5:15, 5:15] = 0.9
+    shifted = np.roll(area, 5, axis=3)
+    loss = metrics.mask_loss("y", [area], [shifted])
+    assert loss is not None
+    assert loss.value == pytest.approx(50 / 150)
+    assert loss.broken
+    peak = np.zeros((1, 1, 20, 20))
+    peak[0, 0, 3, 3] = 0.9
+    assert metrics.mask_loss("y", [peak], [area]) is None
+
+
+def test_noise_as_large_as_the_signal_is_an_error_that_says_what_to_do(
+    rng: np.random.Generator,
+) -> None:
+    exact = rng.normal(size=(1, 8))
+    judgement = judge(
+        [OutputPart("y", "y", "values")], [{"y": exact}], [{"y": 0 * exact}], basis="held out"
+    )
+    assert judgement.losses[0].value == pytest.approx(0.0)
+    message = r"output y: SQNR 0\.0 dB \(limit: at least 3 dB\).*1 sample held.*--accept-loss"
+    with pytest.raises(BuildError, match=message):
+        check(judgement, "m.onnx")
+
+
+def test_a_figure_that_is_not_a_number_is_beyond_every_limit() -> None:
+    loss = OutputLoss("y", metrics.SQNR, float("nan"), 1)
+    assert Judgement((loss,), 1, "held out").broken == (loss,)
