@@ -50,9 +50,10 @@ def bundle(
         profile = opened.manifest.profile
         if opened.manifest.uncalibrated:
             click.secho(UNCALIBRATED, fg="red", err=True)
-        warning = check_preprocessing(load_pipeline(pipeline), opened.manifest.preprocessing)
-        if warning is not None:
-            click.secho(warning, fg="yellow", err=True)
+        if opened.manifest.preprocessing:
+            warning = check_preprocessing(load_pipeline(pipeline), opened.manifest.preprocessing)
+            if warning is not None:
+                click.secho(warning, fg="yellow", err=True)
     info = write_bundle(
         output,
         engine=engine,

@@ -83,7 +83,7 @@ def _file_name(family: str) -> Callable[[ModelOrigin, str], str]:
 
 _TIMM_HALF = (
     r"^(vit_|mixer_|beit_|resnetv2_|tnt_|inception_v4|inception_resnet|xception(41|65|71)|"
-    r"tf_efficientnetv2_(s|m|l|xl)\b)|[._](ap_in1k|ra4_)"
+    r"tf_efficientnetv2_(s|m|l|xl)\b|.*[._](ap_in1k|ra4_))"
 )
 _TIMM_SELF_SUPERVISED = r"[._](dino|mae)"  # with ImageNet's statistics, unlike other vit_
 _TIMM_NAME = r"[._](in1k|in21k|in22k|in12k|augreg\d*|tv_in1k|ra\d?_in1k|laion\w*|openai)(?![a-z])"
@@ -108,7 +108,7 @@ KNOWN: tuple[Known, ...] = (
     Known("imagenet", _classes("torchvision.models.")),
     Known("yolo", _file_name("YOLO of Ultralytics"), r"^yolo(v5|v8|v9|v10|11|12|26)[nsmblxtec]"),
     Known("clip", _file_name("timm"), r"_clip_.*" + _TIMM_NAME),
-    Known("timm-half", _file_name("timm"), _TIMM_HALF + r".*" + _TIMM_NAME),
+    Known("timm-half", _file_name("timm"), rf"^(?=.*{_TIMM_NAME})" + _TIMM_HALF),
     Known("timm", _file_name("timm"), _TIMM_NAME),
     Known("imagenet", _file_name("torchvision"), _TORCHVISION_NAME),
 )
