@@ -318,8 +318,9 @@ def _convnet(path: Path, rng: np.random.Generator, *, norm: bool, layout: str = 
                "m": mean.astype(np.float32), "v": variance.astype(np.float32),
                "g": rng.normal(size=(10, 16)).astype(np.float32)}  # fmt: skip
     if norm:
+        norms = ["c", "s", "z", "m", "v"]
         nodes += [helper.make_node("Conv", ["t", "w", "b"], ["c"], name="conv"),
-                  helper.make_node("BatchNormalization", ["c", "s", "z", "m", "v"], ["n"])]  # fmt: skip
+                  helper.make_node("BatchNormalization", norms, ["n"])]  # fmt: skip
     else:  # as an exporter fuses it
         scale = 1 / np.sqrt(variance)
         weights["w"] = (weight * scale[:, None, None, None]).astype(np.float32)
