@@ -22,6 +22,7 @@ from device.errors import PipelineError
 from pipelines.config import Classification, PipelineConfig, PreprocessConfig, SourceConfig
 from pipelines.stages.preprocess_check import check_preprocessing
 from toolkit.cli.main import tandem
+from toolkit.errors import BuildError
 from toolkit.importers.onnx import import_model
 from toolkit.importers.origin import ModelOrigin, model_origin
 from toolkit.quantize.preprocess.decide import ASSUMED, FROM_INPUT, Stated, decide
@@ -533,8 +534,11 @@ def test_an_engine_records_the_preprocessing_of_its_ranges(
     assert text in _run("inspect", tmp_path / "m.engine").output
     with open_engine(tmp_path / "m.engine") as engine:
         assert engine.manifest.preprocessing == read_table(tmp_path / "m.calib.json").preprocessing
-    with pytest.raises(Exception, match=r"another preprocessing.*color rgb, not bgr"):
-        _run("build", model, *table, "--preprocess", "imagenet", "--colour", "bgr")
+    assert _run("build", model, *table, "--std", "0.229,0.224,0.225").exit_code == 0  # as it says
+    with pytest.raises(BuildError, match=r"another preprocessing.*stated: color rgb, not bgr;"):
+        _run("build", model, *table, "--colour", "bgr")
+    with pytest.raises(BuildError, match=r"stated: resize centre-crop, not stretch, crop_fraction"):
+        _run("build", model, *table, "--preprocess", "raw")
 
 
 def test_an_engine_without_ranges_records_what_is_stated_alone(

@@ -6,7 +6,8 @@ from calibration.table import CalibrationTable
 from device.engine.preprocessing import Preprocessing, describe, differences
 from toolkit.engine.options import BuildJob
 from toolkit.errors import BuildError
-from toolkit.quantize.preprocess.decide import as_stated, decide
+from toolkit.quantize.preprocess.decide import Stated, as_stated, decide, stated_over
+from toolkit.quantize.preprocess.known import known_preprocessing
 from toolkit.quantize.ranges.data import input_specs
 
 
@@ -21,17 +22,20 @@ def engine_preprocessing(
     stated = as_stated(job.options.ranges.preprocess)
     if job.options.data is not None or not stated.says_anything:
         return recorded
-    decision = decide(stated, None, input_specs(job.graph))
-    if decision is None:
-        return recorded
     if recorded:
-        different = differences(recorded, decision.value)
-        if different:
-            raise BuildError(
-                "The calibration table was measured with another preprocessing than the one "
-                f"stated: {', '.join(f'{name} {text}' for name, text in different.items())}; "
-                f"calibrate again, or leave out what the table says already "
-                f"({describe(recorded)})."
-            )
+        _refuse_another(recorded, stated)
         return recorded
-    return decision.value
+    hint = known_preprocessing(job.imported.name, job.imported.origin)
+    decision = decide(stated, hint, input_specs(job.graph))
+    return UNSET if decision is None else decision.value
+
+
+def _refuse_another(recorded: Preprocessing, stated: Stated) -> None:
+    different = differences(recorded, stated_over(recorded, stated))
+    if different:
+        said = ", ".join(f"{name} {text}" for name, text in different.items())
+        raise BuildError(
+            f"The calibration table was measured with another preprocessing than the one stated: "
+            f"{said}; calibrate again, or leave out what the table says already "
+            f"({describe(recorded)})."
+        )

@@ -120,6 +120,20 @@ def decide(
     return Decision(config, {name: o for name, o in origins.items() if name not in hidden})
 
 
+def stated_over(recorded: Preprocessing, stated: Stated) -> Preprocessing:
+    """Return a recorded preprocessing with the values that the user states in their place.
+
+    Raises CalibrationError: the values contradict each other.
+    """
+    values = {**_fields(recorded), **_without(stated.base, ("width", "height")), **stated.values}
+    if values["resize"] != "centre-crop":
+        values["crop_fraction"] = 1.0
+    try:
+        return Preprocessing(**values)
+    except PreprocessingError as error:
+        raise CalibrationError(f"the preprocessing is wrong: {error}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class _Image:
     """An image input."""
