@@ -34,6 +34,7 @@ __all__ = [
     "LoadPicture",
     "Sample",
     "Skipped",
+    "holds_pictures",
     "iterable_dataset",
     "memory_dataset",
     "open_dataset",
@@ -53,6 +54,7 @@ def open_dataset(
     load_picture: LoadPicture | None,
     inputs: Sequence[InputSpec],
     limit: int | None = None,
+    prepared_by: bytes = b"",
 ) -> Dataset:
     """The samples of a folder or file, at most `limit` of them, spread evenly.
 
@@ -61,6 +63,9 @@ def open_dataset(
     missing batch axis of 1 is added. If the input has a batch, a sample is one batch: images are
     stacked, and rows that do not fill a batch are skipped and counted. Folders are searched
     recursively without hidden files.
+
+    `prepared_by`: the settings of `load_picture`. The same images prepared otherwise are other
+    data, with another hash.
     """
     if limit is not None and limit < 1:
         raise CalibrationError(f"limit is {limit} samples, but must be at least 1: raise it")
@@ -80,7 +85,13 @@ def open_dataset(
     batch = (inputs[0].shape[:1] or (None,))[0] or 1
     image_spec = replace(inputs[0], shape=(1, *inputs[0].shape[1:]))
     pictures = limit and limit * batch
-    return batched(_choose(path, files, pictures, [image_spec], load_picture), batch)
+    chosen = _choose(path, files, pictures, [image_spec], load_picture, prepared_by=prepared_by)
+    return batched(chosen, batch)
+
+
+def holds_pictures(path: Path) -> bool:
+    """True if there are images at `path`, False for arrays; raises CalibrationError for others."""
+    return _find(path)[0] == "picture"
 
 
 @dataclass(frozen=True)
@@ -101,11 +112,13 @@ class _Files:
         plan: Sequence[tuple[_File, Sequence[int]]],
         requested: int,
         read: Callable[[_File, Sequence[int]], Iterator[Sample | Skipped]],
+        prepared_by: bytes,
     ) -> None:
         self.requested = requested
         self.skipped: tuple[Skipped, ...] = ()
         self._plan = tuple(plan)
         self._read = read
+        self._prepared_by = prepared_by
 
     def __len__(self) -> int:
         return sum(len(numbers) for _, numbers in self._plan)
@@ -136,7 +149,7 @@ class _Files:
 
     @cached_property
     def _sha256(self) -> str:
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(self._prepared_by)
         for file, numbers in self._plan:
             try:
                 # Lengths first, so that no two data sets have the same byte stream.
@@ -195,6 +208,8 @@ def _choose(
     limit: int | None,
     inputs: Sequence[InputSpec],
     load_picture: LoadPicture | None,
+    *,
+    prepared_by: bytes = b"",
 ) -> _Files:
     """Spread `limit` samples evenly over all files."""
     total = sum(file.samples for file in files)
@@ -218,7 +233,7 @@ def _choose(
             return read_samples(file.path, numbers, inputs)
         return _read_picture(file, inputs[0], load_picture)
 
-    return _Files(plan, limit or total, read)
+    return _Files(plan, limit or total, read, prepared_by)
 
 
 def _read_picture(

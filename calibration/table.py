@@ -1,9 +1,11 @@
 """The calibration table: amax per tensor and its origin, as a JSON file.
 
 Format 1 holds the ranges of an unchanged model; format 2 also holds the adjustments of its weights
-(`Adjustments`), so that ranges and weights stay together.
+(`Adjustments`), so that ranges and weights stay together; format 3 also holds the preprocessing of
+the images, and adjustments if there are any.
 """
 
+import hashlib
 import math
 import re
 from collections.abc import Iterable
@@ -15,6 +17,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from calibration.errors import CalibrationError
 from device.engine.manifest import IMPORTED
+from device.engine.preprocessing import Preprocessing
 from device.files import replacing
 
 QMAX = 127.0
@@ -24,7 +27,7 @@ MAX_AMAX = 3.4028234663852886e38
 MIN_AMAX = QMAX * 2.0**-126
 """Below this the scale amax / 127 would not be a normal float32."""
 
-FORMATS = (1, 2)
+FORMATS = (1, 2, 3)
 # A list of numbers over several lines; JSON strings hold no line feed.
 _NUMBERS = re.compile(rb"\[\n[-+.0-9eE,\s]*\]")
 
@@ -69,10 +72,11 @@ class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     `samples`: how many were run; 0 only for a dummy and if `method` is IMPORTED. `data_sha256`,
     `model_sha256`: of the data set or imported file, and of the model file, 64 lowercase
     hexadecimal digits. `keep_float`: nodes that stay in floating point. `dummy`: the ranges were
-    not measured; for timing only. `adjusted`: changes of the model's weights, format 2 only.
+    not measured; for timing only. `adjusted`: changes of the model's weights, format 2 or 3.
+    `preprocessing`: image -> input, format 3 only; unset where it is not recorded.
     """
 
-    format: Literal[1, 2] = 1
+    format: Literal[1, 2, 3] = 1
     method: Name
     samples: Annotated[int, Meta(ge=0)]
     data_sha256: Sha256
@@ -82,13 +86,16 @@ class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     keep_float: tuple[Name, ...] = ()
     dummy: bool = False
     adjusted: Adjustments | UnsetType = UNSET
+    preprocessing: Preprocessing | UnsetType = UNSET
 
     def __post_init__(self) -> None:
-        if (self.format == 2) != bool(self.adjusted):
-            having = "has" if self.adjusted else "has no"
+        if self.format != format_of(self.adjusted, self.preprocessing):
+            weights = "adjustments" if self.adjusted else "no adjustments"
+            images = "a preprocessing" if self.preprocessing else "no preprocessing"
             raise CalibrationError(
-                f"the calibration table is of format {self.format}, but {having} adjustments of "
-                "weights, which format 2 alone holds: calibrate again"
+                f"the calibration table is of format {self.format}, but has {weights} of weights "
+                f"and {images} of images (format 1: neither, 2: adjustments, 3: a preprocessing): "
+                "calibrate again"
             )
         if self.samples == 0 and not self.dummy and self.method != IMPORTED:
             raise CalibrationError(
@@ -127,6 +134,20 @@ class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         return scale_of(self.amax(tensor))
 
 
+def format_of(
+    adjusted: Adjustments | UnsetType, preprocessing: Preprocessing | UnsetType
+) -> Literal[1, 2, 3]:
+    """The oldest format that holds both."""
+    if preprocessing:
+        return 3
+    return 2 if adjusted else 1
+
+
+def fingerprint(table: CalibrationTable) -> str:
+    """SHA-256 of the table's file, as 64 hexadecimal digits: tables that differ at all differ."""
+    return hashlib.sha256(encode_table(table)).hexdigest()
+
+
 def rounded(values: Iterable[float], digits: int) -> tuple[float, ...]:
     """The numbers rounded to `digits` significant decimal digits."""
     return tuple(float(f"{value:.{digits}g}") for value in values)
@@ -153,8 +174,8 @@ def decode_table(data: bytes, where: str) -> CalibrationTable:
         version = msgspec.json.decode(data, type=_Head).format
         if version not in FORMATS:
             raise CalibrationError(
-                f"the calibration table has format {version}, but this version reads formats 1 and "
-                "2: calibrate again with this version"
+                f"the calibration table has format {version}, but this version reads formats 1 to "
+                f"{FORMATS[-1]}: calibrate again with this version"
             )
         return msgspec.json.decode(data, type=CalibrationTable)
     except CalibrationError as error:

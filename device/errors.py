@@ -13,6 +13,12 @@ class ConfigError(TandemError):
     """A configuration file (TOML) is missing, unreadable or holds a wrong or unknown key."""
 
 
+class PreprocessingError(TandemError, ValueError):
+    """The values of a preprocessing contradict each other.
+
+    A ValueError too: msgspec then adds the place in the file."""
+
+
 class ProfileError(TandemError):
     """A device profile does not exist or does not fit."""
 

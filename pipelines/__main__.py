@@ -75,7 +75,7 @@ def _run(
     ):
         if engine.manifest.uncalibrated:
             logging.getLogger(__name__).warning(UNCALIBRATED)
-        model = Model(session, labels, engine.sha256)
+        model = Model(session, labels, engine.sha256, engine.manifest.preprocessing)
         run_pipeline(config, model, emit=emit, stop=stop, broker=broker, frames=options.frames)
 
 

@@ -8,12 +8,11 @@ import msgspec
 from msgspec import Meta
 
 from device.choices import list_choices
+from device.engine.preprocessing import Preprocessing
 from device.errors import ConfigError
 
 Positive = Annotated[int, Meta(ge=1)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
-Triple = tuple[float, float, float]
-Divisor = Annotated[float, Meta(gt=0.0)]
 
 
 class _Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -36,17 +35,16 @@ class SourceConfig(_Value, frozen=True, kw_only=True):
     stall_s: Annotated[float, Meta(gt=0.0)] = 2.0
 
 
-class PreprocessConfig(_Value, frozen=True, kw_only=True):
-    """Frame -> network input: resize, colour order, value = (pixel * scale - mean) / std."""
+class PreprocessConfig(Preprocessing, frozen=True, kw_only=True):
+    """Frame -> network input of `width` by `height`; see `Preprocessing`."""
 
     width: Positive
     height: Positive
-    resize: Literal["letterbox", "stretch"] = "letterbox"
-    color: Literal["rgb", "bgr"] = "rgb"
-    scale: float = 1.0 / 255.0
-    mean: Triple = (0.0, 0.0, 0.0)
-    std: tuple[Divisor, Divisor, Divisor] = (1.0, 1.0, 1.0)
-    pad_value: Annotated[int, Meta(ge=0, le=255)] = 114
+
+    @property
+    def input_shape(self) -> tuple[int, int, int, int]:
+        """The input's shape for one image."""
+        return self.shape(self.height, self.width)
 
 
 class LtrbGrid(_Value, frozen=True, kw_only=True, tag="ltrb_grid", tag_field="kind"):

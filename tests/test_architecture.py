@@ -24,6 +24,7 @@ from toolkit.cli.options import choices
 from toolkit.partition.costs.constants import Costs
 from toolkit.partition.planning.plan import PlanOptions
 from toolkit.quantize.corrections.corrections import Switch
+from toolkit.quantize.preprocess.presets import PRESETS
 from toolkit.quantize.qdq.export import FORMS
 from toolkit.quantize.ranges.measure import AUTO
 
@@ -112,6 +113,7 @@ def test_the_choices_of_options_are_those_of_the_tables() -> None:
     assert choices.AUTO == AUTO
     assert tuple(METHODS) == choices.CALIBRATION_METHODS
     assert choices.QDQ_FORMS == FORMS
+    assert tuple(PRESETS) == choices.PREPROCESSINGS
     assert get_args(choices.Switch) == get_args(Switch)
     assert PlanOptions().seconds == choices.PLAN_SECONDS
 

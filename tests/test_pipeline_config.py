@@ -69,8 +69,8 @@ def test_pipelines_that_ship_are_read(path):
 def test_unknown_key_is_named_with_its_table_and_the_allowed_keys(tmp_path):
     message = error_of(tmp_path, GOOD.replace("width =", "widht ="))
     assert message == (
-        ": unknown key 'widht' in [preprocess]: use one of width, color, height, mean,"
-        " pad_value, resize, scale, std."
+        ": unknown key 'widht' in [preprocess]: use one of width, color, crop_fraction, dtype,"
+        " height, layout, mean, pad_value, resize, scale, std."
     )
 
 

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from typing import Literal, Union
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from device.engine.cuda_manifest import Cuda
+from device.engine.preprocessing import Preprocessing
 
 FORMAT_VERSION = 1
 
@@ -162,7 +164,11 @@ class Provenance(_Value, frozen=True, kw_only=True):
 
 
 class Manifest(_Value, frozen=True, kw_only=True):
-    """Everything about an engine but its bytes."""
+    """Everything about an engine but its bytes.
+
+    `preprocessing`: how the images of the calibration became inputs, which the pipeline must do,
+    too; unset where that is not known, and then not in the file.
+    """
 
     format: int
     profile: str
@@ -175,6 +181,7 @@ class Manifest(_Value, frozen=True, kw_only=True):
     memory: MemoryPlan
     plan: tuple[NodePlacement, ...]
     provenance: Provenance
+    preprocessing: Preprocessing | UnsetType = UNSET
 
     @property
     def uncalibrated(self) -> bool:

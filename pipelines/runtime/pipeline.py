@@ -4,6 +4,7 @@ One frame is in flight and the source keeps one more, the latest: the engine is 
 frame is older than one inference and one frame period when its turn comes.
 """
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -13,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
 from device.engine.manifest import TensorInfo
+from device.engine.preprocessing import Preprocessing
 from device.protocol.messages import ChildMessage, Ready, Result, Stats
 from pipelines.config import PipelineConfig
 from pipelines.frame import Frame
@@ -26,9 +29,11 @@ from pipelines.sources.table import Source, open_source
 from pipelines.stages.decode import decode, view_of
 from pipelines.stages.fit import check_fit
 from pipelines.stages.preprocess import Preprocessor
+from pipelines.stages.preprocess_check import check_preprocessing
 from pipelines.vision import cv2
 
 STATS_S = 1.0
+_LOG = logging.getLogger(__name__)
 
 
 class Report(Protocol):
@@ -58,11 +63,13 @@ class Inference(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """An open session with the names of its classes and the hash of its engine file."""
+    """An open session with the names of its classes, and of its engine file the hash and the
+    preprocessing."""
 
     session: Inference
     labels: tuple[str, ...]
     engine_sha256: str
+    preprocessing: Preprocessing | UnsetType = UNSET
 
 
 def run_pipeline(
@@ -81,6 +88,9 @@ def run_pipeline(
     at the end. `watch` sees every result. Raises TandemError where the pipeline cannot go on.
     """
     check_fit(config, model.session.inputs, model.session.outputs, model.labels)
+    warning = check_preprocessing(config, model.preprocessing)
+    if warning is not None:
+        _LOG.warning(warning)
     cv2.setNumThreads(1)  # a second thread gains nothing at these sizes and adds jitter
     runner = _Runner(config, model)
     runner.warm_up()
@@ -138,10 +148,8 @@ class _Runner:
 
     def warm_up(self) -> None:
         """Infer once, so that the first frame does not wait for initialization."""
-        size = self._config.preprocess
-        self._model.session.infer(
-            {self._input: np.zeros((1, 3, size.height, size.width), np.float32)}
-        )
+        config = self._config.preprocess
+        self._model.session.infer({self._input: np.zeros(config.input_shape, config.dtype)})
 
     def run(self, frame: Frame, sinks: Sequence[Sink]) -> FrameResult:
         """Run every stage on one frame."""

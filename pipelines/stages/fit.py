@@ -32,7 +32,7 @@ def check_fit(
 def _check_input(
     config: PipelineConfig, inputs: Sequence[TensorInfo], dims: dict[str, DimRange]
 ) -> None:
-    expected = (1, 3, config.preprocess.height, config.preprocess.width)
+    expected, dtype = config.preprocess.input_shape, config.preprocess.dtype
     if len(inputs) != 1:
         names = ", ".join(info.name for info in inputs)
         raise PipelineError(
@@ -43,10 +43,11 @@ def _check_input(
     fits = len(shape) == 4 and all(
         not isinstance(dim, int) or dim == size for dim, size in zip(shape, expected, strict=True)
     )
-    if not fits or inputs[0].dtype != "float32":
+    if not fits or inputs[0].dtype != dtype:
         raise PipelineError(
             f"the engine's input {inputs[0].name!r} is {inputs[0].dtype} {list(shape)} where"
-            f" [preprocess] gives float32 {list(expected)}: correct width and height there."
+            f" [preprocess] gives {dtype} {list(expected)}: correct width, height, layout, color"
+            " or dtype there."
         )
     for name, size in zip(shape, expected, strict=True):
         dim = dims.get(name) if isinstance(name, str) else None

@@ -2,6 +2,7 @@
 
 from device.engine.cuda_manifest import Cuda
 from device.engine.manifest import IMPORTED, UNCALIBRATED, DimRange, Manifest
+from device.engine.preprocessing import preprocessing_line
 
 
 def manifest_text(manifest: Manifest) -> str:
@@ -21,6 +22,7 @@ def manifest_text(manifest: Manifest) -> str:
         lines.append(
             f"calibrated by {source.calibration.method} on {source.calibration.samples} samples"
         )
+    lines.append(preprocessing_line(manifest.preprocessing))
     for title, names in (("input", manifest.inputs), ("output", manifest.outputs)):
         for name in names:
             tensor = tensors[name]

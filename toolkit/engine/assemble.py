@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
+from msgspec import UNSET, UnsetType
 
 from device.engine.manifest import (
     FORMAT_VERSION,
@@ -20,6 +21,7 @@ from device.engine.manifest import (
     TensorInfo,
     largest_bytes,
 )
+from device.engine.preprocessing import Preprocessing
 from toolkit.errors import BuildError
 from toolkit.gpu.compile import GpuSegment
 from toolkit.graph.dtypes import IO_DTYPES
@@ -39,10 +41,12 @@ def assemble(
     profile: str,
     provenance: Provenance,
     cuda: Mapping[str, GpuSegment] | None = None,
+    preprocessing: Preprocessing | UnsetType = UNSET,
 ) -> tuple[Manifest, dict[str, np.ndarray]]:
     """Return the manifest and the file's entries.
 
-    `scales` are those of INT8 tensors; `cuda`: the segments that have GPU kernels, by name.
+    `scales` are those of INT8 tensors; `cuda`: the segments that have GPU kernels, by name;
+    `preprocessing`: image -> input, where it is known.
     """
     kernels = cuda or {}
     tensors = _tensors(model, lowered, scales, {dim.name for dim in dims})
@@ -71,6 +75,7 @@ def assemble(
         memory=_memory(lowered, outputs, sizes),
         plan=tuple(placements),
         provenance=provenance,
+        preprocessing=preprocessing,
     )
     return manifest, _entries(lowered, kernels)
 

@@ -31,6 +31,7 @@ from toolkit.engine.assemble import assemble
 from toolkit.engine.calibrate import Calibrated, calibrate
 from toolkit.engine.notes import gpu_notes, model_notes
 from toolkit.engine.options import BuildJob, BuildOptions
+from toolkit.engine.preprocessing import engine_preprocessing
 from toolkit.engine.read import read_model, silent
 from toolkit.engine.report_text import build_text
 from toolkit.engine.segments import BuiltSegments, Quantizer, build_segments
@@ -224,6 +225,7 @@ def _assemble(
         placements=built.plan.placements,
         profile=job.target.profile.name,
         provenance=_provenance(calibrated.table, built, job),
+        preprocessing=engine_preprocessing(calibrated.table, job),
     )
 
 

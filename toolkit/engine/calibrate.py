@@ -14,7 +14,7 @@ from toolkit.quantize.corrections.adjust import adjusted_for, adjusts_only
 from toolkit.quantize.loss.judge import check
 from toolkit.quantize.loss.parts import mixing_concats
 from toolkit.quantize.ranges.data import Source
-from toolkit.quantize.ranges.measure import Ranges, dummy_table, measure_ranges
+from toolkit.quantize.ranges.measure import Ranges, dummy_table, measure_ranges, with_model
 from toolkit.quantize.ranges.table_file import fit_table, plain_notes, table_of_plain
 
 
@@ -69,7 +69,7 @@ def _measured(job: BuildJob, data: Source) -> Calibrated:
     prepared = prepare(job.graph, profile, job.plan)
     floating = _floating(prepared, job)
     range_options = replace(
-        options.ranges,
+        with_model(options.ranges, job.imported),
         on_gpu=profile.gpu is not None and profile.dla is None,
         keep_float=frozenset({*options.ranges.keep_float, *floating}),
     )

@@ -14,7 +14,13 @@ from toolkit.partition.prepare import prepare
 from toolkit.plugins import Plugin
 from toolkit.quantize.loss.judge import check
 from toolkit.quantize.ranges.data import Source
-from toolkit.quantize.ranges.measure import RangeOptions, Ranges, Report, measure_ranges
+from toolkit.quantize.ranges.measure import (
+    RangeOptions,
+    Ranges,
+    Report,
+    measure_ranges,
+    with_model,
+)
 from toolkit.quantize.ranges.table_file import has_qdq
 
 
@@ -42,7 +48,8 @@ def measure_model(request: CalibrateRequest, report: Report) -> tuple[Ranges, st
     """
     imported = import_model(request.model, shapes=request.shapes, plugins=request.plugins)
     graph = _graph_of(imported, request.profile)
-    ranges = measure_ranges(graph, request.data, imported.sha256, request.options, report)
+    options = with_model(request.options, imported)
+    ranges = measure_ranges(graph, request.data, imported.sha256, options, report)
     if not request.accept_loss:
         check(ranges.judgement, imported.name)
     return ranges, imported.name

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from device.engine.preprocessing import preprocessing_line
 from toolkit.gpu.report import memory_line, report_lines
 from toolkit.partition.planning.plan_text import render_plan
 from toolkit.quantize.ranges.report_text import SHOWN, judgement_lines, ranges_text
@@ -19,7 +20,9 @@ def build_text(result: "BuildResult") -> str:
         for row in result.rewrites
     ]
     lines += [f"note: {note}" for note in result.notes]
-    if result.calibration is not None:
+    if result.calibration is None:
+        lines.append(preprocessing_line(result.manifest.preprocessing))
+    else:
         lines.append(ranges_text(result.calibration))
     if result.loss is not None:
         lines += ["the engine itself:", *(f"  {line}" for line in judgement_lines(result.loss))]

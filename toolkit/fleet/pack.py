@@ -8,14 +8,20 @@ from device.errors import BundleError, PipelineError
 from device.update.bundle import BundleInfo, write_bundle
 from pipelines.config import load_labels, load_pipeline
 from pipelines.stages.fit import check_fit
+from pipelines.stages.preprocess_check import check_preprocessing
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A bundle that was written; `uncalibrated`: the engine's INT8 ranges were never measured."""
+    """A bundle that was written.
+
+    `uncalibrated`: the engine's INT8 ranges were never measured. `warning`: images are fitted into
+    the input otherwise than in the calibration.
+    """
 
     info: BundleInfo
     uncalibrated: bool
+    warning: str | None
 
 
 def pack_bundle(
@@ -35,6 +41,7 @@ def pack_bundle(
     )
     try:
         check_fit(config, inputs, outputs, classes, manifest.dims)
+        warning = check_preprocessing(config, manifest.preprocessing)
     except PipelineError as error:
         raise BundleError(
             f"{engine} does not fit {pipeline} and {labels}, so no bundle was written: {error}"
@@ -48,4 +55,4 @@ def pack_bundle(
         version=version,
         profile=manifest.profile,
     )
-    return Packed(info, manifest.uncalibrated)
+    return Packed(info, manifest.uncalibrated, warning)

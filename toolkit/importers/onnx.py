@@ -26,6 +26,7 @@ from toolkit.errors import ImportModelError, first_line
 from toolkit.graph.dtypes import IO_DTYPES
 from toolkit.graph.passes.branches import own_branch_outputs
 from toolkit.importers.input_shapes import dims_in_use, fix_shapes
+from toolkit.importers.origin import ModelOrigin, model_origin
 from toolkit.plugins import Plugin
 from toolkit.plugins.functions import add_functions, unused_plugins
 
@@ -82,6 +83,7 @@ class ImportedModel:
     model: ir.Model
     dims: tuple[DimRange, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    origin: ModelOrigin = field(default_factory=ModelOrigin)
 
 
 def import_model(
@@ -103,7 +105,9 @@ def import_model(
     path = Path(source.name if isinstance(source, ModelBytes) else source)
     data = source.data if isinstance(source, ModelBytes) else _read(path)
     plugged = [plugin.title for plugin in plugins]
-    proto, notes = _at_known_opset(_parse(data, path), path, plugged)
+    parsed = _parse(data, path)
+    origin = model_origin(parsed)
+    proto, notes = _at_known_opset(parsed, path, plugged)
     add_functions(proto, plugins, reserved=KNOWN_DOMAINS)
     model = _to_ir(proto, path, plugged)
     _refuse_unsupported(model, path)
@@ -126,6 +130,7 @@ def import_model(
         model=model,
         dims=dynamic,
         notes=tuple(notes),
+        origin=origin,
     )
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from calibration.dataset import Sample
 from device.engine.file import Engine, open_engine
 from device.engine.manifest import Manifest
+from device.engine.preprocessing import Preprocessing
 from device.runtime.emulation.options import Emulation
 from device.runtime.session import Dla, Session
 from pipelines.config import Classification, ModelConfig, load_labels, load_model
@@ -64,7 +65,8 @@ def compare_engine(request: CompareRequest, report: Report) -> tuple[Comparison,
     with open_engine(request.engine) as engine:
         graph = _graph_of(request.model, engine, request.plugins)
         tensors = load_recorded(request.recorded) if request.recorded else {}
-        samples = _samples(request.data, graph, settings, request.samples, tensors)
+        preparation = settings.preprocess if settings else engine.manifest.preprocessing or None
+        samples = _samples(request.data, graph, preparation, request.samples, tensors)
         comparer = Comparer(engine, graph, emulation)
         for number, sample in enumerate(samples):
             comparer.add(sample)
@@ -135,7 +137,7 @@ def _graph_of(path: Path, engine: Engine, plugins: tuple[Plugin, ...]) -> ir.Mod
 def _samples(
     data: Path | None,
     graph: ir.Model,
-    settings: ModelConfig | None,
+    preparation: Preprocessing | None,
     count: int,
     recorded: Mapping[str, NDArray[Any]],
 ) -> list[Sample]:
@@ -146,7 +148,6 @@ def _samples(
     if recorded and all(name in recorded for name in names):
         samples.append({name: recorded[name] for name in names})
     if data is not None:
-        preparation = settings.preprocess if settings else None
         samples += list(open_data(data, specs, preparation, count))
     if not samples:
         raise BuildError(

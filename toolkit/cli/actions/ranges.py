@@ -9,7 +9,7 @@ import msgspec
 import onnx_ir as ir
 
 from calibration.compare import RangesComparison, compare_ranges
-from calibration.table import write_table
+from calibration.table import CalibrationTable, write_table
 from calibration.trt_cache import (
     DEFAULT_TENSORRT,
     TensorRTCache,
@@ -18,6 +18,7 @@ from calibration.trt_cache import (
     cache_warning,
     write_cache,
 )
+from device.engine.preprocessing import describe
 from toolkit.cli.options.range_outputs import write_bytes, write_model
 from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
@@ -132,7 +133,7 @@ def as_text(result: RangesResult) -> str:
         text += f", {fitted.ranges} of the model's {fitted.tensors} tensors have one"
         floats = fitted.table.keep_float
         text += f"; {len(floats)} nodes in floating point" if floats else ""
-    lines = [text]
+    lines = [text, _preprocessing_text(ranges.table)]
     if result.difference and result.request.against:
         lines.append(_difference_text(result.difference, result.request.against))
     lines += [f"note: {note}" for note in result.notes]
@@ -148,6 +149,9 @@ def as_builtins(result: RangesResult) -> dict[str, Any]:
         "kind": ranges.kind,
         "version": ranges.cache.version if ranges.cache else None,
         "algorithm": ranges.cache.algorithm if ranges.cache else None,
+        "preprocessing": msgspec.to_builtins(ranges.table.preprocessing)
+        if ranges.table.preprocessing
+        else None,
         "ranges": ranges.table.tensors,
         "keep_float": list(fitted.table.keep_float if fitted else ranges.table.keep_float),
         "model": None
@@ -201,6 +205,12 @@ def _on_model(
         return ranges, None
     graph, _ = run_passes(ranges.plain.model)
     return ranges, RangesOnModel(graph, fit_table(ranges.table, ranges.plain.model, graph))
+
+
+def _preprocessing_text(table: CalibrationTable) -> str:
+    if not table.preprocessing:
+        return "preprocessing: not recorded"
+    return f"preprocessing: {describe(table.preprocessing)}"
 
 
 def _cache(ranges: RangesFile, version: str | None) -> TensorRTCache:

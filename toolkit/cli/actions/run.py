@@ -94,7 +94,7 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
         stop = stack.enter_context(_interruptible())
         view = _View(config, console, live=not as_json)
         with view:
-            model = Model(session, names, engine.sha256)
+            model = Model(session, names, engine.sha256, engine.manifest.preprocessing)
             run_pipeline(
                 config,
                 model,

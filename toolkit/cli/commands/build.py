@@ -18,6 +18,7 @@ from toolkit.cli.options.choices import Switch
 from toolkit.cli.options.names import complete_profile
 from toolkit.cli.options.plan import plan_options
 from toolkit.cli.options.plugin import plugin_option
+from toolkit.cli.options.preprocess import PreprocessOptions
 from toolkit.cli.options.range_outputs import need_folders
 from toolkit.cli.options.tactics import tactic_options
 
@@ -110,7 +111,7 @@ def build(
     method: str,
     budget: str | None,
     resume: Path | None,
-    preprocess: Path | None,
+    preprocess: PreprocessOptions,
     equalise: Switch | None,
     bias_correction: Switch | None,
     keep_float: tuple[str, ...],

@@ -55,6 +55,8 @@ def bundle(
     info = packed.info
     if packed.uncalibrated:
         click.secho(UNCALIBRATED, fg="red", err=True)
+    if packed.warning is not None:
+        click.secho(packed.warning, fg="yellow", err=True)
     if as_json:
         click.echo(msgspec.json.encode(info).decode())
         return

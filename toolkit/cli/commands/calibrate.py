@@ -15,6 +15,7 @@ from toolkit.cli.options.calibration import (
 from toolkit.cli.options.choices import Switch
 from toolkit.cli.options.names import complete_profile
 from toolkit.cli.options.plugin import plugin_option
+from toolkit.cli.options.preprocess import PreprocessOptions
 from toolkit.cli.options.range_outputs import need_folders, output_options
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def calibrate(
     method: str,
     budget: str | None,
     resume: Path | None,
-    preprocess: Path | None,
+    preprocess: PreprocessOptions,
     equalise: Switch | None,
     bias_correction: Switch | None,
     keep_float: tuple[str, ...],

@@ -12,6 +12,7 @@ from device.errors import TandemError
 from toolkit.cli.log import progress_shown
 from toolkit.cli.options.choices import AUTO, CALIBRATION_METHODS, Switch
 from toolkit.cli.options.names import complete_method
+from toolkit.cli.options.preprocess import PreprocessOptions, preprocess_options
 
 if TYPE_CHECKING:
     from toolkit.quantize.ranges.measure import RangeOptions, Report
@@ -84,11 +85,7 @@ def calibration_options(required: bool) -> Callable[[F], F]:
             type=click.Path(path_type=Path),
             help="Save the state of the calibration here, and resume from it.",
         ),
-        click.option(
-            "--preprocess",
-            type=click.Path(path_type=Path),
-            help="Model file (configs/models/*.toml): how an image becomes the input.",
-        ),
+        preprocess_options,
         click.option(
             "--equalise",
             type=click.Choice(["auto", "on", "off"]),
@@ -125,25 +122,25 @@ def range_options(
     samples: int | None,
     budget: str | None,
     resume: Path | None,
-    preprocess: Path | None,
+    preprocess: PreprocessOptions,
     equalise: Switch | None,
     bias_correction: Switch | None,
     keep_float: tuple[str, ...],
 ) -> "RangeOptions":
     """Make one value of the options; the decoder and the labels come from the model file."""
     from calibration.budget import parse_budget
-    from pipelines.config import load_labels, load_model
+    from pipelines.config import load_labels
     from toolkit.quantize.ranges.measure import RangeOptions
 
-    model = load_model(preprocess) if preprocess else None
+    file, model = preprocess.file, preprocess.model
     return RangeOptions(
         method=method,
         samples=samples,
-        preprocess=model.preprocess if model else None,
+        preprocess=preprocess.stated,
         budget=parse_budget(budget) if budget else None,
         resume=resume,
         detector=model,
-        labels=load_labels(preprocess.parent / model.labels) if preprocess and model else (),
+        labels=load_labels(file.parent / model.labels) if file and model else (),
         equalise=equalise,
         correct_biases=bias_correction,
         keep_float=frozenset(keep_float),

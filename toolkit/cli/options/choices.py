@@ -10,4 +10,8 @@ Switch = Literal["auto", "on", "off"]
 AUTO = "auto"
 CALIBRATION_METHODS = ("minmax", "entropy", "percentile", "mse")
 QDQ_FORMS = ("tensorrt-gpu", "tensorrt-dla", "onnxruntime")
+PREPROCESSINGS = (
+    "yolo", "yolo-classify", "rtdetr", "imagenet", "timm", "timm-half", "clip", "segmentation",
+    "unit", "raw",
+)  # fmt: skip
 PLAN_SECONDS = 10.0

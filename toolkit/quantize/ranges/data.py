@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 
@@ -20,16 +21,19 @@ from calibration.dataset import (
     InputSpec,
     Sample,
     Skipped,
+    holds_pictures,
     iterable_dataset,
     open_dataset,
 )
 from calibration.errors import CalibrationError
 from calibration.iterable import Item
 from calibration.samples import batched
+from device.engine.preprocessing import Preprocessing
 from device.errors import SourceError
 from pipelines.config import PreprocessConfig, SourceConfig
-from toolkit.errors import BuildError
 from toolkit.graph.dtypes import IO_DTYPES
+from toolkit.quantize.preprocess.decide import Decision, Stated, as_stated, decide
+from toolkit.quantize.preprocess.known import Hint
 
 Source = str | Path | Iterable[Item]
 """A folder or file, or samples: input name -> array, or arrays for a model's only input."""
@@ -46,32 +50,35 @@ _Image = np.ndarray[Any, Any]
 def open_data(
     source: Source,
     inputs: Sequence[InputSpec],
-    preprocess: PreprocessConfig | None = None,
+    preprocess: Preprocessing | None = None,
     limit: int | None = None,
 ) -> Dataset:
     """The samples of `source`, at most `limit`, spread evenly over it where its length is known.
 
-    `preprocess` None: letterbox to the input's size, RGB, 0 to 1, if the input is [N,3,H,W].
+    `preprocess` of images and frames; None: as `toolkit.quantize.preprocess.decide` assumes.
 
     Raises TandemError: there is no such data, or they do not fit the inputs.
     """
     if not isinstance(source, str | Path):
         return iterable_dataset(source, inputs, limit)
     path = Path(source)
-    prepare = _preparation(inputs, preprocess)
+    decision = decide(preprocess, None, inputs) if prepares(source) else None
+    prepare = None if decision is None else _preparation(decision.config)
+    settings = b"" if decision is None else msgspec.json.encode(decision.config)
     if path.suffix.lower() not in VIDEOS:
         load = None if prepare is None else lambda picture: prepare(_read(picture))
-        return open_dataset(path, load, inputs, limit)
+        return open_dataset(path, load, inputs, limit, settings)
     if limit is not None and limit < 1:
         raise CalibrationError(f"limit is {limit} samples, but must be at least 1: raise it")
     if prepare is None:
         raise CalibrationError(
-            f"{path} is a video, but the model has no single input of shape [N,3,H,W] for its "
+            f"{path} is a video, but the model has no single image input for its "
             f"frames, only {[list(spec.shape) for spec in inputs]}: give .npz files instead"
         )
     batch = inputs[0].shape[0] or 1
     frame_spec = replace(inputs[0], shape=(1, *inputs[0].shape[1:]))
-    return batched(_Video(path, frame_spec, prepare, limit and limit * batch), batch)
+    frames = _Video(path, frame_spec, prepare, limit and limit * batch, settings)
+    return batched(frames, batch)
 
 
 def input_specs(model: ir.Model) -> list[InputSpec]:
@@ -86,37 +93,38 @@ def input_specs(model: ir.Model) -> list[InputSpec]:
     ]
 
 
-def _preparation(
-    inputs: Sequence[InputSpec], preprocess: PreprocessConfig | None
-) -> Callable[[_Image], _Image] | None:
-    """Return image uint8 [H,W,3] BGR -> float32 [1,3,H,W] for a model's only input.
+def prepares(source: Source) -> bool:
+    """True if `open_data` preprocesses what is there: images or a video, not arrays."""
+    if not isinstance(source, str | Path):
+        return False
+    path = Path(source)
+    return path.suffix.lower() in VIDEOS or holds_pictures(path)
 
-    None if the input is no image and no preprocessing is given.
-    """
-    if len(inputs) != 1:
+
+def preprocessing_of(
+    source: Source,
+    inputs: Sequence[InputSpec],
+    preprocess: Stated | Preprocessing | None,
+    suggested: Hint | None,
+) -> Decision | None:
+    """Return how images become inputs; of arrays only what the user says is known."""
+    if prepares(source):
+        return decide(preprocess, suggested, inputs)
+    if not as_stated(preprocess).says_anything:
         return None
-    shape = inputs[0].shape
-    config = preprocess or _default(shape)
-    if config is None:
-        return None
-    if shape[2:] != (config.height, config.width):
-        raise BuildError(
-            f"The preprocessing makes pictures of {config.width}x{config.height}, but the model's "
-            f"input has shape {list(shape)}; make width and height agree."
-        )
+    decision = decide(preprocess, suggested, inputs)
+    return None if decision is None else replace(decision, applied=False)
+
+
+def _preparation(config: PreprocessConfig) -> Callable[[_Image], _Image]:
+    """Return image uint8 [H,W,3] BGR -> input."""
 
     def prepare(picture: _Image) -> _Image:
-        from pipelines.stages.preprocess import preprocess as run
+        from pipelines.stages.preprocess import preprocess
 
-        return run(picture, config)[0]
+        return preprocess(picture, config)[0]
 
     return prepare
-
-
-def _default(shape: tuple[int | None, ...]) -> PreprocessConfig | None:
-    if len(shape) != 4 or shape[1] != 3 or shape[2] is None or shape[3] is None:
-        return None
-    return PreprocessConfig(width=shape[3], height=shape[2])
 
 
 def _read(path: Path) -> _Image:
@@ -137,8 +145,10 @@ class _Video:
         spec: InputSpec,
         prepare: Callable[[_Image], _Image],
         limit: int | None,
+        prepared_by: bytes,
     ) -> None:
         self._path = path
+        self._prepared_by = prepared_by
         self._spec = spec
         self._prepare = prepare
         total = _count_frames(path)
@@ -185,7 +195,8 @@ class _Video:
 
     @cached_property
     def _sha256(self) -> str:
-        digest = hashlib.sha256(repr((self._path.name, self._frames)).encode())
+        digest = hashlib.sha256(self._prepared_by)
+        digest.update(repr((self._path.name, self._frames)).encode())
         try:
             with self._path.open("rb") as stream:
                 while block := stream.read(_BLOCK):

@@ -17,7 +17,7 @@ judged on the second. The ranges that are written come from all samples.
 import difflib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -36,9 +36,11 @@ from calibration.dataset import Sample, Skipped, memory_dataset
 from calibration.errors import CalibrationError
 from calibration.observer import Histogram
 from calibration.state import read_state
-from calibration.table import Adjustments, CalibrationTable
+from calibration.table import Adjustments, CalibrationTable, format_of
 from calibration.threshold import method_named
-from pipelines.config import ModelConfig, PreprocessConfig
+from device.engine.preprocessing import Preprocessing
+from pipelines.config import ModelConfig
+from toolkit.importers.onnx import ImportedModel
 from toolkit.quantize.corrections.corrections import (
     CORRECTION,
     CORRECTION_SAMPLES,
@@ -54,8 +56,11 @@ from toolkit.quantize.corrections.corrections import (
 )
 from toolkit.quantize.gpu_operands import operands_on_gpu
 from toolkit.quantize.loss.judge import Judgement, judge
+from toolkit.quantize.preprocess.decide import Decision, Stated
+from toolkit.quantize.preprocess.known import Hint, known_preprocessing
 from toolkit.quantize.quantize import calibrated_tensors, with_operands
-from toolkit.quantize.ranges.data import Source, input_specs, open_data
+from toolkit.quantize.ranges.data import Source, input_specs, open_data, preprocessing_of
+from toolkit.quantize.ranges.first_layer import FirstLayer, first_layer, remark
 from toolkit.quantize.ranges.fit import (
     AUTO_METHODS,
     Fit,
@@ -83,8 +88,9 @@ class RangeOptions:
     """How ranges are found.
 
     `method`: a row of METHODS, with a parameter after a colon where it takes one, or "auto".
-    `samples`: how many are used, None: all. `preprocess`: image -> input, None:
-    letterbox to the input's size, RGB, 0 to 1.
+    `samples`: how many are used, None: all. `preprocess`: image -> input, as far as the user says;
+    `suggested`: what the model's file says of it (`toolkit.quantize.preprocess`).
+    `first_layer`: of the imported model; the inputs are compared with it.
     `detector` and its labels let a budget measure mAP50 on the scenes that ship with Tandem.
     `resume`: checkpoint file of the observation (see `calibration.calibrate`).
     `equalise` and `correct_biases`: corrections of weights (`toolkit.quantize.corrections`).
@@ -97,7 +103,9 @@ class RangeOptions:
 
     method: str = AUTO
     samples: int | None = None
-    preprocess: PreprocessConfig | None = None
+    preprocess: Stated | Preprocessing | None = None
+    suggested: Hint | None = None
+    first_layer: FirstLayer | None = field(default=None, repr=False)
     budget: Budget | None = None
     resume: Path | None = None
     detector: ModelConfig | None = None
@@ -117,6 +125,15 @@ class RangeOptions:
         return correction or ("auto" if self.search else "off")
 
 
+def with_model(options: RangeOptions, imported: ImportedModel) -> RangeOptions:
+    """Return the options with what the model's file says about its images."""
+    return replace(
+        options,
+        suggested=known_preprocessing(imported.name, imported.origin),
+        first_layer=first_layer(imported.model),
+    )
+
+
 @dataclass(frozen=True)
 class Ranges:
     """A calibration table, with its graph, error and statistics.
@@ -124,6 +141,8 @@ class Ranges:
     `fit`: the graph of the ranges, with weights changed by `corrections`, and its INT8 error.
     `judgement`: what the outputs lose, on the samples and FP32 outputs (by part) of `judges`.
     `candidates`: method -> tensor -> amax.
+    `preprocessing`: image -> input; None: not known, as the samples are arrays. `remarks`: what
+    about the inputs looks wrong.
     `dead`, `constant`: tensors that were zero, or one value, in all samples; `dead_channels`:
     zero channels of other tensors in `channel_samples` samples, all unless observation was resumed.
     """
@@ -141,6 +160,8 @@ class Ranges:
     candidates: Mapping[str, Mapping[str, float]]
     judgement: Judgement
     judges: Sequence[tuple[Sample, Outputs]] = field(repr=False)
+    preprocessing: Decision | None = None
+    remarks: tuple[str, ...] = ()
     corrections: tuple[CorrectionOutcome, ...] = ()
     auto: AutoResult | None = None
     budget: BudgetResult | None = None
@@ -197,6 +218,7 @@ def measure_ranges(
             model_sha256=model_sha256,
             keep_float=final.keep_float,
             adjusted=_adjustments(factors, final.changes),
+            preprocessing=UNSET if job.preprocessing is None else job.preprocessing.value,
         ),
         fit=final,
         requested=job.data.requested,
@@ -214,6 +236,8 @@ def measure_ranges(
         candidates=MappingProxyType(dict(fitted.candidates)),
         judgement=_judge(job, fitted, final),
         judges=final.noise.selected(fitted.judges),
+        preprocessing=job.preprocessing,
+        remarks=_remarks(job),
         corrections=tuple(outcome for outcome in (equalisation, correction) if outcome is not None),
         auto=fitted.auto,
         budget=budget,
@@ -227,6 +251,7 @@ class _Job:
     graph: ir.Model
     tensors: Sequence[str]
     source: Source
+    preprocessing: Decision | None
     data: Split
     options: RangeOptions
     model_sha256: str
@@ -256,11 +281,20 @@ def _opened(
 ) -> _Job:
     """Open the samples, some of them held out; in two halves if they decide anything."""
     switches = (options.switch(options.equalise), options.switch(options.correct_biases))
+    specs = input_specs(graph)
+    preprocessing = preprocessing_of(source, specs, options.preprocess, options.suggested)
+    config = None if preprocessing is None else preprocessing.config
     data = Split(
-        open_data(source, input_specs(graph), options.preprocess, options.samples),
+        open_data(source, specs, config, options.samples),
         options.search or switches != ("off", "off"),
     )
-    return _Job(graph, calibrated_tensors(graph), source, data, options, model_sha256, report)
+    tensors = calibrated_tensors(graph)
+    return _Job(graph, tensors, source, preprocessing, data, options, model_sha256, report)
+
+
+def _remarks(job: _Job) -> tuple[str, ...]:
+    sentence = remark(job.options.first_layer, job.data.validation)
+    return () if sentence is None else (sentence,)
 
 
 def _observe(job: _Job, run: Run, checkpoint: Checkpoint | None) -> Observation:
@@ -441,13 +475,14 @@ def _table(
     model_sha256: str,
     keep_float: frozenset[str],
     adjusted: Adjustments | UnsetType,
+    preprocessing: Preprocessing | UnsetType,
 ) -> CalibrationTable:
     auto, methods = fitted.auto, dict[str, str]()
     if auto is not None:
         rest = dict.fromkeys(set(fitted.amax) - set(auto.amax), auto.start)
         methods = {**{choice.tensor: choice.method for choice in auto.choices}, **rest}
     return CalibrationTable(
-        format=2 if adjusted else 1,
+        format=format_of(adjusted, preprocessing),
         method=options.method,
         samples=samples,
         data_sha256=data_sha256,
@@ -456,6 +491,7 @@ def _table(
         methods=methods,
         keep_float=tuple(sorted(keep_float)),
         adjusted=adjusted,
+        preprocessing=preprocessing,
     )
 
 

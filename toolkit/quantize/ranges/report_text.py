@@ -4,9 +4,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
+from calibration.table import fingerprint
 from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION, CorrectionOutcome
 from toolkit.quantize.corrections.effect import Effect
 from toolkit.quantize.loss.judge import Judgement, loss_text, samples_text
+from toolkit.quantize.preprocess.decide import Decision
 from toolkit.quantize.ranges.measure import Ranges
 
 SHOWN = 12  # of long lists; the JSON holds all
@@ -20,6 +24,9 @@ def ranges_text(ranges: Ranges) -> str:
         f"calibration: {table.method} over {ranges.samples} of {ranges.requested} samples, "
         f"{len(table.tensors)} tensors"
     ]
+    lines += [f"  {line}" for line in preprocessing_lines(ranges)]
+    lines += [f"  REMARK: {remark}" for remark in ranges.remarks]
+    lines.append(f"  fingerprint of the table: {fingerprint(table)[:16]}")
     lines += [f"  skipped {item.name}: {item.reason}" for item in ranges.skipped]
     for title, names in (("always zero", ranges.dead), ("constant", ranges.constant)):
         if names:
@@ -29,6 +36,27 @@ def ranges_text(ranges: Ranges) -> str:
     lines += [f"  {line}" for line in judgement_lines(ranges.judgement)]
     lines += [f"  {correction_text(outcome)}" for outcome in ranges.corrections]
     return "\n".join(lines + _auto(ranges) + _budget(ranges))
+
+
+def preprocessing_lines(ranges: Ranges) -> list[str]:
+    """Return how images became inputs, and where that is from."""
+    if ranges.preprocessing is None:
+        return [
+            "preprocessing: not recorded, as the samples are arrays and are taken as they are; "
+            "--preprocess states what made them"
+        ]
+    return ranges.preprocessing.lines()
+
+
+def preprocessing_builtins(decision: Decision | None) -> dict[str, Any] | None:
+    """Return how images became inputs for programs."""
+    if decision is None:
+        return None
+    return {
+        **msgspec.to_builtins(decision.config),
+        "origins": dict(decision.origins),
+        "applied": decision.applied,
+    }
 
 
 def judgement_lines(judgement: Judgement) -> list[str]:
@@ -86,6 +114,9 @@ def ranges_builtins(ranges: Ranges) -> dict[str, Any]:
         "method": table.method,
         "asked": ranges.requested,
         "samples": ranges.samples,
+        "preprocessing": preprocessing_builtins(ranges.preprocessing),
+        "remarks": list(ranges.remarks),
+        "fingerprint": fingerprint(table),
         "skipped": {item.name: item.reason for item in ranges.skipped},
         "dead": list(ranges.dead),
         "constant": list(ranges.constant),

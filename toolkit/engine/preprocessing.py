@@ -1,0 +1,41 @@
+"""The preprocessing that an engine records: that of its calibration, or what the user states."""
+
+from msgspec import UNSET, UnsetType
+
+from calibration.table import CalibrationTable
+from device.engine.preprocessing import Preprocessing, describe, differences
+from toolkit.engine.options import BuildJob
+from toolkit.errors import BuildError
+from toolkit.quantize.preprocess.decide import Stated, as_stated, decide, stated_over
+from toolkit.quantize.preprocess.known import known_preprocessing
+from toolkit.quantize.ranges.data import input_specs
+
+
+def engine_preprocessing(
+    table: CalibrationTable | None, job: BuildJob
+) -> Preprocessing | UnsetType:
+    """Return how images become inputs of the engine; unset where nothing says it.
+
+    Raises BuildError: the user states another preprocessing than that of the table.
+    """
+    recorded = UNSET if table is None else table.preprocessing
+    stated = as_stated(job.options.ranges.preprocess)
+    if job.options.data is not None or not stated.says_anything:
+        return recorded
+    if recorded:
+        _refuse_another(recorded, stated)
+        return recorded
+    hint = known_preprocessing(job.imported.name, job.imported.origin)
+    decision = decide(stated, hint, input_specs(job.graph))
+    return UNSET if decision is None else decision.value
+
+
+def _refuse_another(recorded: Preprocessing, stated: Stated) -> None:
+    different = differences(recorded, stated_over(recorded, stated))
+    if different:
+        said = ", ".join(f"{name} {text}" for name, text in different.items())
+        raise BuildError(
+            f"The calibration table was measured with another preprocessing than the one stated: "
+            f"{said}; calibrate again, or leave out what the table says already "
+            f"({describe(recorded)})."
+        )
