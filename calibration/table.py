@@ -14,12 +14,11 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from calibration.errors import CalibrationError
+from device.engine.manifest import IMPORTED
 from device.files import replacing
 
 QMAX = 127.0
 """Symmetric INT8 uses -127 to 127."""
-IMPORTED = "imported"
-"""The method of imported ranges: how they were measured is not known."""
 MAX_AMAX = 3.4028234663852886e38
 """The largest float32: scales are float32 on every device."""
 MIN_AMAX = QMAX * 2.0**-126

@@ -9,16 +9,11 @@ The engine runs where it is opened: on a Jetson on GPU and DLA, on a laptop on t
 import argparse
 from pathlib import Path
 
-import configs
-from device.session import open_session
-from pipelines.config import load_labels, load_model
-from pipelines.sources.files import read_image
-from pipelines.stages.decode import Detections, decode, view_of
-from pipelines.stages.preprocess import preprocess
-from toolkit.build import BuildOptions, RangeOptions, build_engine
+import tandem
 
-MODEL_FILE = configs.ROOT / "models" / "robot-objects.toml"
-IMAGE = configs.ROOT / "scenes" / "heldout" / "000.jpg"
+CONFIGS = Path(__file__).parents[1] / "configs"
+MODEL_FILE = CONFIGS / "models" / "robot-objects.toml"
+IMAGE = CONFIGS / "scenes" / "heldout" / "000.jpg"
 
 
 def main() -> None:
@@ -30,27 +25,31 @@ def main() -> None:
     arguments = parser.parse_args()
 
     # The model file says how an image becomes the input and how outputs become detections.
-    model = load_model(MODEL_FILE)
-    labels = load_labels(MODEL_FILE.parent / model.labels)
+    model = tandem.load_model(MODEL_FILE)
+    labels = tandem.load_labels(MODEL_FILE.parent / model.labels)
 
-    options = BuildOptions(
-        data=MODEL_FILE.parent / model.calibration,
-        ranges=RangeOptions(samples=arguments.samples, preprocess=model.preprocess),
+    ranges = tandem.RangeOptions(samples=arguments.samples, preprocess=model.preprocess)
+    result = tandem.build(
+        MODEL_FILE.parent / model.file,
+        arguments.out,
+        profile=arguments.profile,
+        calibration=MODEL_FILE.parent / model.calibration,
+        options=tandem.BuildOptions(ranges=ranges),
     )
-    result = build_engine(MODEL_FILE.parent / model.file, arguments.profile, arguments.out, options)
     print(f"wrote {result.path} ({result.path.stat().st_size / 1e6:.1f} MB)")
 
-    image = read_image(arguments.image)  # uint8 [height, width, 3], BGR
+    image = tandem.read_image(arguments.image)  # uint8 [height, width, 3], BGR
     if image is None:
         raise SystemExit(f"{arguments.image} is not an image")
-    blob, geometry = preprocess(image, model.preprocess)  # float32 [1, 3, 320, 320]
-    with open_session(result.path) as session:
+    blob, geometry = tandem.preprocess(image, model.preprocess)  # float32 [1, 3, 320, 320]
+    with tandem.open_session(result.path) as session:
         for report in session.reports:
             print(f"{report.segment} ({report.processor}): {report.reason}")
         outputs = session.infer({session.inputs[0].name: blob})
 
-    detections = decode(outputs, model.decode, view_of(geometry, image.shape, model.preprocess))
-    assert isinstance(detections, Detections)
+    view = tandem.view_of(geometry, image.shape, model.preprocess)
+    detections = tandem.decode(outputs, model.decode, view)
+    assert isinstance(detections, tandem.Detections)
     for box, score, class_id in zip(
         detections.boxes, detections.scores, detections.class_ids, strict=True
     ):

@@ -5,7 +5,8 @@
 
 Calibration data is any iterable of samples: arrays for a model's only input, or a mapping from
 input name to array. So data may come from a database, a ROS bag or a simulator. For a folder of
-images, .npy or .npz files give the folder to `BuildOptions(data=...)` or `tandem calibrate`.
+images, .npy or .npz files give the folder to `tandem.calibrate`, or to
+`tandem calibrate` on the command line.
 """
 
 import argparse
@@ -14,25 +15,20 @@ from pathlib import Path
 
 import numpy as np
 
-import configs
-from calibration import read_table
-from device.session import open_session
-from pipelines.config import PreprocessConfig, load_model
-from pipelines.sources.files import read_image
-from pipelines.stages.preprocess import preprocess
-from toolkit.build import BuildOptions, RangeOptions, build_engine
+import tandem
 
-MODEL_FILE = configs.ROOT / "models" / "robot-objects.toml"
-SCENES = configs.ROOT / "scenes"
+CONFIGS = Path(__file__).parents[1] / "configs"
+MODEL_FILE = CONFIGS / "models" / "robot-objects.toml"
+SCENES = CONFIGS / "scenes"
 
 
-def samples(folder: Path, config: PreprocessConfig, count: int) -> Iterator[np.ndarray]:
+def samples(folder: Path, config: tandem.PreprocessConfig, count: int) -> Iterator[np.ndarray]:
     """Yield float32 [1, 3, 320, 320]: what the network gets on the board."""
     paths = sorted(folder.glob("*.jpg"))
     for path in paths[:: max(1, len(paths) // count)][:count]:  # spread over the folder
-        image = read_image(path)
+        image = tandem.read_image(path)
         if image is not None:
-            yield preprocess(image, config)[0].copy()
+            yield tandem.preprocess(image, config)[0].copy()
 
 
 def main() -> None:
@@ -43,24 +39,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("."), help="folder for the files")
     arguments = parser.parse_args()
 
-    model = load_model(MODEL_FILE)
+    model = tandem.load_model(MODEL_FILE)
     onnx = MODEL_FILE.parent / model.file
     data = list(samples(arguments.images, model.preprocess, arguments.count))
 
-    table = arguments.out / "robot.calib.json"
-    ranges = RangeOptions(method=arguments.method)
-    options = BuildOptions(data=data, ranges=ranges, save_table=table)
-    int8 = build_engine(onnx, "laptop", arguments.out / "int8.engine", options).path
-    print(f"{len(read_table(table).tensors)} ranges from {len(data)} samples: {table}")
+    file = arguments.out / "robot.calib.json"
+    table = tandem.calibrate(onnx, data, method=arguments.method, out=file)
+    print(f"{len(table.tensors)} ranges from {table.samples} samples: {file}")
 
-    # The table builds the engine of another board without data.
-    options = BuildOptions(table=read_table(table))
-    board = build_engine(onnx, "orin-nx-16gb", arguments.out / "orin-nx.engine", options).path
+    # The table builds engines for any board; `tandem.read_table` reads it back.
+    int8 = tandem.build(onnx, arguments.out / "int8.engine", calibration=table).path
+    out = arguments.out / "orin-nx.engine"
+    board = tandem.build(onnx, out, profile="orin-nx-16gb", calibration=table).path
     print(f"wrote {board}")
 
     # How far is INT8 from FP32 on images that calibration did not see?
-    fp32 = build_engine(onnx, "laptop", arguments.out / "fp32.engine").path
-    with open_session(fp32) as exact, open_session(int8) as quantized:
+    fp32 = tandem.build(onnx, arguments.out / "fp32.engine").path
+    with tandem.open_session(fp32) as exact, tandem.open_session(int8) as quantized:
         name = exact.inputs[0].name
         for sample in samples(SCENES / "heldout", model.preprocess, 4):
             truth, outputs = exact.infer({name: sample}), quantized.infer({name: sample})

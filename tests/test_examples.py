@@ -15,7 +15,7 @@ from device.update.bundle import ENGINE, LABELS, PIPELINE
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 MODELS = configs.ROOT / "models"
-COVERED = {"build_and_infer.py", "calibrate.py", "read_events.py", "stereo/run.py"}
+COVERED = {"build_and_infer.py", "calibrate.py", "mnist.py", "read_events.py", "stereo/run.py"}
 # plugin.py and its kernels: tests/test_plugins.py
 PARTS_OF_STEREO = {"stereo/make_model.py", "stereo/plugin.py", "stereo/cost_volume.py"}
 WAIT_S = 60
@@ -97,3 +97,10 @@ def test_read_events_prints_what_a_pipeline_publishes(
 def test_the_stereo_plugin_measures_the_shift_of_a_texture(tmp_path: Path) -> None:
     out = run(tmp_path, "stereo/run.py")
     assert re.search(r"shifted by 9 pixels, median disparity 9\.0\d$", out.strip())
+
+
+def test_mnist_recognizes_digits_that_it_has_not_seen(tmp_path: Path) -> None:
+    out = run(tmp_path, "mnist.py")
+    assert "scores: float32 (50, 10)" in out
+    (share,) = re.findall(r"recognized ([\d.]+)% of 500 digits", out)
+    assert float(share) > 93

@@ -1,10 +1,158 @@
-"""The build as a library: `build_engine` takes a model and a profile and writes an engine file.
+"""The host side as a library: `build`, `plan` and `calibrate`, as `import tandem` offers them.
 
-The steps are in `toolkit.engine.build`.
+`build_engine` is the build with every option in one value; its steps are in `toolkit.engine.build`.
 """
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import onnx
+
+from calibration.table import CalibrationTable, write_table
+from device.engine.manifest import DimRange, Precision
 from toolkit.engine.build import BuildOptions, BuildResult, build_engine
+from toolkit.engine.measure import CalibrateRequest, measure_model
+from toolkit.engine.options import Progress
+from toolkit.engine.plan_models import PlanMember, PlanRequest, make_plan
+from toolkit.engine.read import silent
+from toolkit.importers.onnx import ModelBytes, ModelSource
+from toolkit.network import Network
+from toolkit.partition.planning.plan import Plan, PlanOptions
+from toolkit.partition.planning.plan_text import render_plan
+from toolkit.plugins import Plugin
 from toolkit.plugins.load import load_plugins
+from toolkit.quantize.ranges.data import Source
 from toolkit.quantize.ranges.measure import RangeOptions
 
-__all__ = ["BuildOptions", "BuildResult", "RangeOptions", "build_engine", "load_plugins"]
+__all__ = [
+    "BuildOptions",
+    "BuildResult",
+    "DimRange",
+    "Model",
+    "Plan",
+    "PlanOptions",
+    "RangeOptions",
+    "Source",
+    "build",
+    "build_engine",
+    "calibrate",
+    "load_plugins",
+    "plan",
+    "plan_text",
+]
+
+Model = str | Path | onnx.ModelProto | Network
+"""An ONNX file, a model in memory, or a network made layer by layer."""
+
+
+def build(
+    model: Model,
+    out: str | Path | None = None,
+    *,
+    profile: str = "laptop",
+    precision: Precision | Literal["best"] | None = None,
+    calibration: Source | CalibrationTable | None = None,
+    options: BuildOptions | None = None,
+    on_progress: Progress | None = None,
+) -> BuildResult:
+    """Build an engine for a device profile and write it to `out`.
+
+    `out` None: the model's name with the ending .engine, beside the model file. `precision` None:
+    int8 with `calibration`, else fp16, or fp32 where the profile has no GPU. `calibration`: a
+    table, a folder or file of pictures or arrays, a video, or samples one after the other (float32
+    arrays of the input's shape, or input name -> array). `options` has everything else; `precision`
+    and `calibration` go before what it says. The result has the engine's `path` and a `report`.
+
+    Raises TandemError: the model, the data or the profile cannot be used; no engine is written.
+    """
+    options = options or BuildOptions()
+    if precision is not None:
+        options = replace(options, precision=precision)
+    if isinstance(calibration, CalibrationTable):
+        options = replace(options, table=calibration, data=None)
+    elif calibration is not None:
+        options = replace(options, data=calibration, table=None)
+    options = replace(options, plugins=(*options.plugins, *_plugins(model)))
+    source = _source(model)
+    name = Path(source.name if isinstance(source, ModelBytes) else source)
+    return build_engine(source, profile, out or name.with_suffix(".engine"), options, on_progress)
+
+
+def plan(
+    model: Model,
+    *,
+    profile: str,
+    precision: Precision = "int8",
+    table: CalibrationTable | None = None,
+    options: PlanOptions | None = None,
+    jetpack: str | None = None,
+    plugins: tuple[Plugin, ...] = (),
+) -> Plan:
+    """Predict which node of a model runs where on a device, why, and what it takes.
+
+    `table` None: every tensor is taken to have an INT8 range. `options`: objective, power mode and
+    limits; `precision` goes before what it says. `plan_text` shows the plan.
+
+    Raises TandemError: the model or the profile cannot be used.
+    """
+    source = _source(model)
+    name = Path(source.name if isinstance(source, ModelBytes) else source)
+    request = PlanRequest(
+        members=(PlanMember(name.stem, source, table=table),),
+        profile=profile,
+        jetpack=jetpack,
+        options=replace(options or PlanOptions(), precision=precision),
+        plugins=(*plugins, *_plugins(model)),
+    )
+    return make_plan(request).shared.plans[0]
+
+
+def plan_text(plan: Plan) -> str:
+    """Return a plan as `tandem plan` prints it, without advice."""
+    return render_plan(plan)
+
+
+def calibrate(
+    model: Model,
+    data: Source,
+    *,
+    method: str = "entropy",
+    samples: int | None = None,
+    profile: str | None = None,
+    out: str | Path | None = None,
+    options: RangeOptions | None = None,
+    plugins: tuple[Plugin, ...] = (),
+    on_progress: Progress | None = None,
+) -> CalibrationTable:
+    """Measure the INT8 range of every tensor over data; `build` takes the table as `calibration`.
+
+    `data` as in `build`. `method`: minmax, entropy, percentile, mse or auto. `samples`: how many
+    to use, None: all. `profile`: rewrite the graph for its DLA first. `out`: a file for the table.
+    `options` has everything else; `method` and `samples` go before what it says.
+
+    Raises TandemError: the model is quantized already, or the data do not fit it.
+    """
+    request = CalibrateRequest(
+        model=_source(model),
+        data=data,
+        profile=profile,
+        plugins=(*plugins, *_plugins(model)),
+        options=replace(options or RangeOptions(), method=method, samples=samples),
+    )
+    ranges, _ = measure_model(request, on_progress or silent)
+    if out is not None:
+        write_table(Path(out), ranges.table)
+    return ranges.table
+
+
+def _source(model: Model) -> ModelSource:
+    if isinstance(model, Network):
+        return ModelBytes(f"{model.name}.onnx", model.serialize())
+    if isinstance(model, onnx.ModelProto):
+        return ModelBytes(f"{model.graph.name or 'model'}.onnx", model.SerializeToString())
+    return model
+
+
+def _plugins(model: Model) -> tuple[Plugin, ...]:
+    return model.plugins if isinstance(model, Network) else ()

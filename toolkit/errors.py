@@ -17,8 +17,16 @@ class BuildError(TandemError):
     """An engine cannot be built from a model, a profile and a calibration table."""
 
 
+class NetworkError(TandemError):
+    """A layer does not fit the network that it is added to."""
+
+
 class BenchError(TandemError):
     """An engine cannot be measured as asked."""
+
+
+class DemoDataError(TandemError):
+    """The model or the pictures of the demo are not installed."""
 
 
 class PluginError(TandemError):

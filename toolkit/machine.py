@@ -17,6 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from device.start.command import module_command
+
 if TYPE_CHECKING:
     from paho.mqtt.enums import MQTTProtocolVersion
 
@@ -97,8 +99,7 @@ def _command(words: Sequence[str]) -> str | None:
 
 
 def _isolated(function: str) -> Mapping[str, str] | None:
-    code = f"import json, toolkit.machine as m; print(json.dumps(m.{function}()))"
-    output = _command([sys.executable, "-c", code])
+    output = _command(module_command("toolkit.machine", function))
     if output is None:
         return None
     answer: dict[str, str] = json.loads(output.splitlines()[-1])
@@ -198,3 +199,15 @@ def _refusal(host: str, port: int, timeout_s: float, version: "MQTTProtocolVersi
     finally:
         client.disconnect()
         client.loop_stop()
+
+
+# What `Machine.isolated` asks for, each in a process of its own.
+ISOLATED: Mapping[str, Callable[[], dict[str, str]]] = {
+    "cuda_device": cuda_device,
+    "opencv": opencv,
+    "tensorrt_library": tensorrt_library,
+    "tensorrt_module": tensorrt_module,
+}
+
+if __name__ == "__main__":
+    print(json.dumps(ISOLATED[sys.argv[1]]()))

@@ -1,6 +1,6 @@
 """Starts a command that does not outlive the agent.
 
-    python -m device.agent.child PARENT_PID COMMAND...
+    python .../device/start device.agent.child PARENT_PID COMMAND...
 
 An agent that is killed cannot stop its pipeline, and a camera takes one reader only. The kernel is
 asked to kill this process when its parent ends, then it becomes the command.
@@ -11,6 +11,8 @@ import os
 import signal
 import sys
 
+from device.start.command import module_command
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -19,7 +21,7 @@ def guarded(command: tuple[str, ...]) -> list[str]:
 
     Linux ties it to the thread that starts it, so start it from one that lasts.
     """
-    return [sys.executable, "-m", "device.agent.child", str(os.getpid()), *command]
+    return [*module_command("device.agent.child", str(os.getpid())), *command]
 
 
 def main(argv: list[str]) -> int:

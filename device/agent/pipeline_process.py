@@ -19,6 +19,7 @@ from typing import IO
 
 from device.agent.child import guarded
 from device.protocol.messages import ChildMessage, decode_message
+from device.start.command import module_command
 
 LOG = logging.getLogger("tandem.pipeline")
 STDERR_LINES = 100
@@ -40,7 +41,7 @@ class ProcessRow:
 
 PIPELINE = ProcessRow(
     name="pipeline",
-    prefix=(sys.executable, "-m", "pipelines"),
+    prefix=module_command("pipelines"),
     arguments=(
         *("--bundle", "{bundle}"),
         *("--profile", "{profile}"),

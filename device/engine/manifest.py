@@ -135,6 +135,7 @@ class NodePlacement(_Value, frozen=True, kw_only=True):
 
 
 DUMMY = "dummy"
+IMPORTED = "imported"  # ranges of another tool; how they were measured is not known
 UNCALIBRATED = (
     "UNCALIBRATED: the INT8 ranges of this engine were never measured; its results are wrong, and "
     "it is good for timing only"

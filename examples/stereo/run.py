@@ -11,11 +11,9 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-import onnx
 from make_model import HEIGHT, WIDTH, make_model
 
-from device.session import open_session
-from toolkit.build import BuildOptions, build_engine, load_plugins
+import tandem
 
 PLUGIN = Path(__file__).with_name("plugin.py")
 SHIFT = 9  # pixels
@@ -28,14 +26,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("stereo.engine"))
     arguments = parser.parse_args()
 
-    model = arguments.out.with_suffix(".onnx")
-    onnx.save(make_model(), model)
-    options = BuildOptions(precision=arguments.precision, plugins=load_plugins(PLUGIN))
-    engine = build_engine(model, arguments.profile, arguments.out, options).path
+    engine = tandem.build(
+        make_model(),
+        arguments.out,
+        profile=arguments.profile,
+        precision=arguments.precision,
+        options=tandem.BuildOptions(plugins=tandem.load_plugins(PLUGIN)),
+    ).path
 
     texture = np.random.default_rng(0).random((1, 1, HEIGHT, WIDTH + SHIFT), np.float32)
     left, right = texture[..., :WIDTH].copy(), texture[..., SHIFT:].copy()
-    with open_session(engine) as session:
+    with tandem.open_session(engine) as session:
         for report in session.reports:
             print(f"{report.segment} ({report.processor}): {report.reason}")
         disparity = session.infer({"left": left, "right": right})["disparity"]  # [1, H, W]

@@ -8,15 +8,13 @@ import importlib
 import signal
 import sys
 from collections.abc import Mapping
-from importlib.metadata import version
 from types import FrameType
 from typing import NoReturn
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
 from device.errors import TandemError
+from device.start.packages import claim
 
 # name -> (module, command, what the overview says)
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
@@ -43,6 +41,11 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
         "toolkit.cli.commands.demo",
         "demo",
         "Build, run, deploy and roll back on this machine.",
+    ),
+    "completion": (
+        "toolkit.cli.commands.completion",
+        "completion",
+        "Print the completion script of a shell.",
     ),
     "doctor": (
         "toolkit.cli.commands.doctor",
@@ -82,7 +85,7 @@ class _Commands(click.Group):
 
 
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("tandem-edge"), prog_name="tandem")
+@click.version_option(package_name="tandem-edge", prog_name="tandem")
 def tandem() -> None:
     """Put ONNX models on Jetson-class boards: build, run, deploy.
 
@@ -92,23 +95,29 @@ def tandem() -> None:
 
 def main() -> None:
     """Entry point: errors of Tandem become one sentence on standard error and exit status 1."""
-    console = Console(stderr=True, soft_wrap=True)
+    claim()  # a plugin may put its folder on the path
     signal.signal(signal.SIGTERM, _end)
     try:
         tandem(standalone_mode=True)
     except TandemError as err:
-        console.print(f"[bold red]error:[/] {escape(str(err))}", highlight=False)
-        sys.exit(1)
+        _fail(str(err))
     except ModuleNotFoundError as err:
         extra = EXTRA_OF_MODULE.get((err.name or "").split(".")[0])
         if extra is None:
             raise
-        console.print(
-            f"[bold red]error:[/] this needs the package {err.name!r}, which is not installed; "
-            f"pip install 'tandem-edge\\[{extra}]'",
-            highlight=False,
+        _fail(
+            f"this needs the package {err.name!r}, which is not installed; "
+            f"pip install 'tandem-edge[{extra}]'"
         )
-        sys.exit(1)
+
+
+def _fail(message: str) -> NoReturn:
+    from rich.console import Console
+    from rich.text import Text
+
+    text = Text.assemble(("error:", "bold red"), " ", message)
+    Console(stderr=True, soft_wrap=True).print(text)
+    sys.exit(1)
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

@@ -1,8 +1,7 @@
 """What `tandem inspect` prints. It loads neither onnx nor the compiler."""
 
-from calibration.table import IMPORTED
 from device.engine.cuda_manifest import Cuda
-from device.engine.manifest import UNCALIBRATED, DimRange, Manifest
+from device.engine.manifest import IMPORTED, UNCALIBRATED, DimRange, Manifest
 
 
 def manifest_text(manifest: Manifest) -> str:

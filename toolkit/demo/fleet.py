@@ -3,7 +3,6 @@
 import os
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from device.protocol.documents import decode as decode_document
 from device.protocol.messages import Stats, decode_message
 from device.protocol.mqtt import Link, LinkEvent, LinkSettings, Message, queue_putter
 from device.protocol.topics import Topics
+from device.start.command import module_command
 from pipelines.sinks.events import Event
 from toolkit.fleet.broker import start_broker
 from toolkit.fleet.deploy import BrokerAddress
@@ -165,7 +165,7 @@ def _agent(folder: Path, profile: str, port: int, log: Path) -> Iterator["subpro
             }
         )
     )
-    command = [sys.executable, "-m", "device.agent", "--config", str(settings)]
+    command = module_command("device.agent", "--config", str(settings))
     with log.open("wb") as sink:
         process = subprocess.Popen(
             command, stdout=sink, stderr=sink, stdin=subprocess.DEVNULL, env=os.environ

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-import configs
 from device.errors import SourceError
 from pipelines.vision import cv2
 from toolkit.demo.scenes import load_backgrounds, moving_scene
+from toolkit.shipped import demo_file
 
 FPS = 30.0
 FRAMES = 300
@@ -20,7 +20,7 @@ def write_scene_video(path: Path, frames: int = FRAMES) -> Path:
             f"OpenCV cannot encode {path}: it has no MPEG-4 encoder; give --source, "
             "or install opencv-python-headless."
         )
-    backgrounds = load_backgrounds(configs.ROOT / "scenes" / "backgrounds", held_out=True)
+    backgrounds = load_backgrounds(demo_file("scenes/backgrounds"), held_out=True)
     try:
         for scene in moving_scene(SEED, frames, backgrounds):
             writer.write(scene.image)

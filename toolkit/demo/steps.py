@@ -33,6 +33,7 @@ from toolkit.engine.build import BuildOptions, BuildResult, build_engine
 from toolkit.fleet.deploy import DeployResult, deploy_bundle
 from toolkit.quantize.ranges.measure import RangeOptions
 from toolkit.quantize.trials.score import load_held_out, plain_model, score
+from toolkit.shipped import demo_file
 
 Report = Callable[[str, float], None]
 """Called with a step's name and its progress, 0 to 1."""
@@ -168,6 +169,8 @@ class _Subject:
 
 def _subject(path: Path | None) -> _Subject:
     """Read the model file beside the ONNX file, or the shipped one."""
+    if path is None:
+        demo_file("models/robot-objects.onnx")  # refused here where it is not installed
     config = SHIPPED_MODEL if path is None else path.with_suffix(".toml")
     if not config.exists():
         raise ConfigError(

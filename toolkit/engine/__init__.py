@@ -1,1 +1,6 @@
-"""The build of an engine: `build.py` is the numbered driver, the other files are its steps."""
+"""The build of an engine: `build.py` is the numbered driver, most other files are its steps.
+
+report_text   the report of a build
+plan_models   plans without a build
+measure       INT8 ranges without a build
+"""

@@ -39,6 +39,7 @@ from toolkit.engine.assemble import assemble
 from toolkit.engine.calibrate import Calibrated, calibrate
 from toolkit.engine.options import BuildJob, BuildOptions
 from toolkit.engine.read import read_model, silent
+from toolkit.engine.report_text import build_text
 from toolkit.engine.target import Target, choose_target
 from toolkit.engine.write import check_destination, write_proven
 from toolkit.gpu.codegen.compile import Progress
@@ -46,6 +47,7 @@ from toolkit.gpu.codegen.cuda_source import find_compiler
 from toolkit.gpu.report import GpuReport, report_segment
 from toolkit.gpu.segments import NO_COMPILER, GpuBackend, find_backend
 from toolkit.graph.passes import PassReport
+from toolkit.importers.onnx import ModelBytes, ModelSource
 from toolkit.partition.coverage import (
     Covered,
     PlannedGraph,
@@ -85,9 +87,14 @@ class BuildResult:
     kept: Mapping[str, str] = field(default_factory=dict)
     gpu: tuple[GpuReport, ...] = ()
 
+    @property
+    def report(self) -> str:
+        """What runs where and why, calibration, notes and kernels, as text."""
+        return build_text(self)
+
 
 def build_engine(
-    model: str | Path,
+    model: ModelSource,
     profile: str,
     out: str | Path,
     options: BuildOptions | None = None,
@@ -101,7 +108,7 @@ def build_engine(
     options = options or BuildOptions()
     target = choose_target(profile, options.jetpack)
     path = Path(out)
-    check_destination(path, Path(model))
+    check_destination(path, None if isinstance(model, ModelBytes) else Path(model))
     job = read_model(model, target, options, on_progress or silent)
     calibrated = calibrate(job)
     plan = plan_nodes(calibrated, job)

@@ -1,7 +1,6 @@
 """Steps 1 and 2 of the build: the model, folded and fused, and the precision of its engine."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import onnx_ir as ir
 
@@ -11,7 +10,7 @@ from toolkit.engine.target import Target
 from toolkit.errors import BuildError
 from toolkit.gpu.codegen.compile import Progress
 from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import import_model
+from toolkit.importers.onnx import ModelSource, import_model
 from toolkit.plugins.functions import give_shapes
 from toolkit.quantize.qdq.importer import PlainModel, import_qdq
 from toolkit.quantize.quantize import QUANTIZED_OPS, calibrated_tensors
@@ -23,7 +22,7 @@ def silent(step: str, share: float) -> None:
 
 
 def read_model(
-    model: str | Path, target: Target, options: BuildOptions, report: Progress = silent
+    model: ModelSource, target: Target, options: BuildOptions, report: Progress = silent
 ) -> BuildJob:
     """Import a model, run the passes, and choose the precision.
 

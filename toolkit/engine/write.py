@@ -17,7 +17,7 @@ from device.runtime.session import open_session
 from toolkit.errors import BuildError, first_line
 
 
-def check_destination(path: Path, model: Path) -> None:
+def check_destination(path: Path, model: Path | None) -> None:
     """Check the output path before the build starts; raises BuildError."""
     if path.is_dir():
         raise BuildError(
@@ -27,7 +27,7 @@ def check_destination(path: Path, model: Path) -> None:
         raise BuildError(f"{path} cannot be written: there is no folder {path.parent}; make it.")
     if not os.access(path.parent, os.W_OK):
         raise BuildError(f"{path} cannot be written: {path.parent} is not writable; use another.")
-    if path.exists() and model.exists() and path.samefile(model):
+    if model is not None and path.exists() and model.exists() and path.samefile(model):
         raise BuildError(f"{path} is the model itself; give the engine another name.")
 
 

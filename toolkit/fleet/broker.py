@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from device.errors import BrokerError
+from device.start.command import module_command
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 1883
@@ -61,14 +62,7 @@ def start_broker(port: int = 0) -> BrokerProcess:
     """
     chosen = port or free_port()
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "toolkit.fleet.broker",
-            "--port",
-            str(chosen),
-            "--until-stdin-closes",
-        ],
+        module_command("toolkit.fleet.broker", "--port", str(chosen), "--until-stdin-closes"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -50,6 +50,17 @@ KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
 
 
 @dataclass(frozen=True, slots=True)
+class ModelBytes:
+    """An ONNX file that is in memory; `name` stands for its file name in messages."""
+
+    name: str
+    data: bytes = field(repr=False)
+
+
+ModelSource = str | Path | ModelBytes
+
+
+@dataclass(frozen=True, slots=True)
 class ImportedModel:
     """A model as later steps take it.
 
@@ -65,7 +76,7 @@ class ImportedModel:
 
 
 def import_model(
-    path: str | Path,
+    source: ModelSource,
     *,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     dims: Iterable[DimRange] = (),
@@ -80,8 +91,8 @@ def import_model(
     Raises ImportModelError: the file is missing or damaged, or holds what cannot be handled;
     PluginError: a plugin does not fit the model.
     """
-    path = Path(path)
-    data = _read(path)
+    path = Path(source.name if isinstance(source, ModelBytes) else source)
+    data = source.data if isinstance(source, ModelBytes) else _read(path)
     plugged = [plugin.title for plugin in plugins]
     proto, notes = _at_known_opset(_parse(data, path), path, plugged)
     add_functions(proto, plugins, reserved=KNOWN_DOMAINS)

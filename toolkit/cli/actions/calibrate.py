@@ -1,26 +1,19 @@
 """Measure INT8 ranges with the options of `tandem calibrate`, and write them in every form."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
-import onnx_ir as ir
 
 from calibration.table import write_table
 from calibration.trt_cache import DEFAULT_TENSORRT, cache_of, cache_version, write_cache
 from toolkit.cli.options.range_outputs import write_bytes, write_model
-from toolkit.engine.target import choose_target
-from toolkit.errors import BuildError
-from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import ImportedModel, import_model
-from toolkit.partition.planning.plan import PlanOptions
-from toolkit.partition.prepare import prepare
-from toolkit.plugins import Plugin
+from toolkit.engine.measure import CalibrateRequest, measure_model
 from toolkit.quantize.qdq.export import export_form
-from toolkit.quantize.ranges.measure import RangeOptions, Ranges, Report, measure_ranges
+from toolkit.quantize.ranges.measure import RangeOptions, Ranges, Report
 from toolkit.quantize.ranges.report_html import ranges_html
-from toolkit.quantize.ranges.table_file import has_qdq
+
+__all__ = ["CalibrateRequest", "Outputs", "calibrate_model", "keep_weights"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +34,12 @@ class Outputs:
         return tuple(path for path in files if path is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class CalibrateRequest:
-    """What to calibrate; `profile` None: the graph as it is, without rewrites for a DLA."""
-
-    model: Path
-    data: Path
-    profile: str | None
-    shapes: Mapping[str, tuple[int, ...]]
-    plugins: tuple[Plugin, ...]
-    options: RangeOptions
-
-
 def calibrate_model(request: CalibrateRequest, outputs: Outputs, report: Report) -> Ranges:
     """Measure the ranges and write all files.
 
     Raises BuildError: the model is quantized already, or a file cannot be written.
     """
-    imported = import_model(request.model, shapes=request.shapes, plugins=request.plugins)
-    graph = _graph_of(imported, request.profile)
-    ranges = measure_ranges(graph, request.data, imported.sha256, request.options, report)
+    ranges, name = measure_model(request, report)
     table = ranges.table
     write_table(outputs.table, table)
     if outputs.cache:
@@ -73,22 +52,8 @@ def calibrate_model(request: CalibrateRequest, outputs: Outputs, report: Report)
     if outputs.adjusted_model:
         write_model(outputs.adjusted_model, ranges.model)
     if outputs.html:
-        write_bytes(outputs.html, ranges_html(ranges, imported.name).encode())
+        write_bytes(outputs.html, ranges_html(ranges, name).encode())
     return ranges
-
-
-def _graph_of(imported: ImportedModel, profile: str | None) -> ir.Model:
-    """Return the graph after the passes and, for a profile, the rewrites for its DLA."""
-    if has_qdq(imported.model):
-        raise BuildError(
-            f"{imported.name} is quantized already: `tandem ranges` takes the ranges that its Q/DQ "
-            "hold; to measure others give the plain model (`tandem ranges ... --plain`)."
-        )
-    graph, _ = run_passes(imported.model)
-    if profile is None:
-        return graph
-    target = choose_target(profile)
-    return prepare(graph, target.profile, PlanOptions(tensorrt=target.tensorrt)).model
 
 
 def keep_weights(options: RangeOptions) -> tuple[RangeOptions, list[str]]:

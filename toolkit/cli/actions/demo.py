@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from toolkit.cli.actions.build import build_text
 from toolkit.demo.steps import DemoResult
 
 
@@ -34,7 +33,7 @@ def as_builtins(result: DemoResult) -> dict[str, Any]:
 def print_result(result: DemoResult) -> None:
     """Print the report of the build, latencies, accuracy, checks and file names."""
     console = Console(soft_wrap=True, highlight=False)
-    console.print(Text(build_text(result.build)))
+    console.print(Text(result.build.report))
     console.print()
     for segment in result.segments:
         console.print(Text(f"ran {segment}"))

@@ -15,6 +15,7 @@ from toolkit.cli.options.calibration import (
     range_options,
 )
 from toolkit.cli.options.choices import Switch
+from toolkit.cli.options.names import complete_profile
 from toolkit.cli.options.plan import plan_options
 from toolkit.cli.options.plugin import plugin_option
 from toolkit.cli.options.range_outputs import need_folders
@@ -48,7 +49,13 @@ def parse_dims(
     epilog="Example: tandem build model.onnx --profile agx-orin-64gb --data images/ -o m.engine"
 )
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--profile", default="laptop", show_default=True, help="See `tandem profiles`.")
+@click.option(
+    "--profile",
+    default="laptop",
+    show_default=True,
+    shell_complete=complete_profile,
+    help="See `tandem profiles`.",
+)
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="[default: MODEL.engine]")
 @click.option(
     "--precision",
@@ -139,7 +146,7 @@ def build(
     _refuse_unused(data, precision, of_calibration)
     need_folders(save_table)
 
-    from toolkit.cli.actions.build import as_builtins, build_text
+    from toolkit.cli.actions.build import as_builtins
     from toolkit.engine.build import BuildOptions, build_engine
     from toolkit.gpu.schedule.tactics import TacticOptions
     from toolkit.partition.planning.plan import PlanOptions
@@ -170,7 +177,7 @@ def build(
     )
     with progress_bar(model.name) as report:
         result = build_engine(model, profile, out or model.with_suffix(".engine"), options, report)
-    click.echo(json.dumps(as_builtins(result)) if as_json else build_text(result))
+    click.echo(json.dumps(as_builtins(result)) if as_json else result.report)
 
 
 def _refuse_two_sources(

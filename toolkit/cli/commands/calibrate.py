@@ -13,6 +13,7 @@ from toolkit.cli.options.calibration import (
     range_options,
 )
 from toolkit.cli.options.choices import Switch
+from toolkit.cli.options.names import complete_profile
 from toolkit.cli.options.plugin import plugin_option
 from toolkit.cli.options.range_outputs import need_folders, output_options
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 @calibration_options(required=True)
 @click.option(
     "--profile",
+    shell_complete=complete_profile,
     help="Calibrate the graph that a build for this profile makes, rewrites for its DLA included.",
 )
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="[default: MODEL.calib.json]")

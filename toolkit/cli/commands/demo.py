@@ -11,13 +11,19 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from toolkit.cli.options.names import complete_profile
+
 if TYPE_CHECKING:
     from toolkit.demo.steps import Report
 
 
 @click.command(epilog="Example: tandem demo --profile orin-nx-16gb --source rtsp://10.0.0.7/stream")
 @click.option(
-    "--profile", default="agx-orin-64gb", show_default=True, help="See `tandem profiles`."
+    "--profile",
+    default="agx-orin-64gb",
+    show_default=True,
+    shell_complete=complete_profile,
+    help="See `tandem profiles`.",
 )
 @click.option(
     "--source",

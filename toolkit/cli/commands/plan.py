@@ -12,6 +12,7 @@ from device.files import replacing
 from toolkit.cli.options.calibration import parse_shapes
 from toolkit.cli.options.choices import PLAN_SECONDS
 from toolkit.cli.options.finite import FiniteRange
+from toolkit.cli.options.names import complete_profile
 from toolkit.cli.options.plan import plan_options
 from toolkit.cli.options.plugin import plugin_option
 from toolkit.partition.planning.workload import WorkloadModel, load_workload
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     "--html plan.html"
 )
 @click.argument("model", required=False, type=click.Path(path_type=Path))
-@click.option("--profile", required=True, help="See `tandem profiles`.")
+@click.option(
+    "--profile", required=True, shell_complete=complete_profile, help="See `tandem profiles`."
+)
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "fp16", "int8"]),
@@ -93,7 +96,7 @@ def plan(
     from toolkit.cli.actions import plan as action
 
     request = action.PlanRequest(
-        members=members,
+        members=tuple(map(action.member_of, members)),
         profile=profile,
         jetpack=jetpack,
         options=action.PlanOptions(

@@ -22,6 +22,7 @@ from device.profile import (
     load_profile,
     load_sources,
 )
+from toolkit.cli.options.names import complete_profile
 
 # The last part of a figure's key -> its unit; counts have none.
 _UNITS: dict[str, str] = {
@@ -67,7 +68,7 @@ def profiles(context: click.Context, as_json: bool) -> None:
 
 
 @profiles.command(epilog=_EXAMPLES)
-@click.argument("name")
+@click.argument("name", shell_complete=complete_profile)
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON.")
 def show(name: str, as_json: bool) -> None:
     """Explain one profile: a shipped NAME, or the path of a TOML file."""

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from device.errors import TandemError
 from toolkit.cli.options.choices import AUTO, CALIBRATION_METHODS, Switch
+from toolkit.cli.options.names import complete_method
 
 if TYPE_CHECKING:
     from toolkit.quantize.ranges.measure import RangeOptions, Report
@@ -68,6 +67,7 @@ def calibration_options(required: bool) -> Callable[[F], F]:
             show_default=True,
             callback=parse_method,
             metavar="METHOD",
+            shell_complete=complete_method,
             help=f"{AUTO}, {', '.join(CALIBRATION_METHODS)}, or percentile:99.9.",
         ),
         click.option(
@@ -144,6 +144,9 @@ def range_options(
 @contextmanager
 def progress_bar(title: str) -> "Iterator[Report]":
     """Show the steps and the remaining time on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
     with Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),

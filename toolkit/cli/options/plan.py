@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import click
 
+from toolkit.cli.options.names import complete_power_mode
 from toolkit.partition.planning.objectives import DEFAULT, GOALS
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -20,7 +21,11 @@ def plan_options(command: F) -> F:
             show_default=True,
             help="What the split between GPU and DLA optimizes.",
         ),
-        click.option("--power-mode", help="A power mode of the profile. [default: highest clocks]"),
+        click.option(
+            "--power-mode",
+            shell_complete=complete_power_mode,
+            help="A power mode of the profile. [default: highest clocks]",
+        ),
         click.option(
             "--max-crossings",
             type=click.IntRange(min=0),

@@ -8,7 +8,6 @@ import hashlib
 import os
 import queue
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from device.files import replacing
+from device.start.command import module_command
 from toolkit.gpu.codegen.cuda_source import find_compiler
 from toolkit.gpu.codegen.messages import Answer, Compiled, Request, read_message, write_message
 from toolkit.gpu.errors import CompileError, NotCoveredError, not_covered
@@ -154,14 +154,12 @@ def _worker(scratch: str) -> "subprocess.Popen[bytes]":
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     # Line tables would put the paths of this machine into the cubins.
     environment |= {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_CACHE_DIR": scratch}
-    root = str(Path(__file__).parents[3])
-    path = [root, *filter(None, [environment.get("PYTHONPATH")])]
     return subprocess.Popen(
-        [sys.executable, "-m", "toolkit.gpu.codegen.worker"],
+        module_command("toolkit.gpu.codegen.worker"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**environment, "PYTHONPATH": os.pathsep.join(path)},
+        env=environment,
     )
 
 

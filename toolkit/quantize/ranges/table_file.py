@@ -13,9 +13,9 @@ import onnx_ir as ir
 from msgspec.structs import replace
 
 from calibration.errors import CalibrationError
-from calibration.table import IMPORTED, CalibrationTable, decode_table
+from calibration.table import CalibrationTable, decode_table
 from calibration.trt_cache import TensorRTCache, amax_of, decode_cache
-from device.engine.manifest import DimRange
+from device.engine.manifest import IMPORTED, DimRange
 from toolkit.errors import BuildError, ImportModelError
 from toolkit.importers.onnx import ImportedModel, import_model
 from toolkit.quantize.qdq.importer import PlainModel, import_qdq

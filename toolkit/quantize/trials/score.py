@@ -10,13 +10,13 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-import configs
 from pipelines.config import Classification, ModelConfig
 from pipelines.stages.accuracy import Accuracy, Truth, mean_average_precision
 from pipelines.stages.decode import Detections, decode, view_of
 from pipelines.stages.preprocess import preprocess
 from pipelines.vision import cv2
 from toolkit.errors import BuildError
+from toolkit.shipped import demo_file
 
 Infer = Callable[[NDArray[np.float32]], Mapping[str, NDArray[Any]]]
 
@@ -35,8 +35,9 @@ class HeldOut:
 
 def load_held_out(labels: tuple[str, ...]) -> HeldOut:
     """Read the scenes that ship with Tandem; class ids are indices into `labels`."""
-    folder = configs.ROOT / "scenes"
-    entries = json.loads((folder / "heldout.json").read_text())["pictures"]
+    truth = demo_file("scenes/heldout.json")
+    folder = truth.parent
+    entries = json.loads(truth.read_text())["pictures"]
     pictures, truths = [], []
     for entry in entries:
         picture = cv2.imread(str(folder / entry["file"]), cv2.IMREAD_COLOR)

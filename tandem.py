@@ -1,0 +1,204 @@
+"""Tandem's public Python API.
+
+    import tandem
+
+    result = tandem.build("model.onnx", profile="agx-orin-64gb", calibration="images/")
+    print(result.report)
+    with tandem.open_session(result.path) as session:
+        outputs = session.infer({"images": array})
+
+On the host:
+    build           model -> engine file; `BuildOptions`, `RangeOptions`, `PlanOptions`, `DimRange`
+    plan            what runs where, why, and how fast, without a board; `plan_text` shows it
+    calibrate       data -> INT8 ranges; `read_table` and `write_table` keep them
+    Network         a model made layer by layer, as with TensorRT's network definition API;
+                    `ActivationType`, `PoolingType` ... are its operations
+    load_plugins    custom operators of a file
+On the board and on the host:
+    open_session    an engine, ready to run
+    run_pipeline    camera to detections: the pipeline of a bundle
+    load_model, load_labels, read_image, preprocess, decode, view_of
+                    the steps of a pipeline one by one, as a model file describes them
+
+Every error that a caller can cause is a `TandemError`. A name is imported when it is first used: on
+a board, without onnx, `open_session` and `run_pipeline` work, and the host's names raise
+ModuleNotFoundError.
+"""
+
+import sys
+import warnings
+from functools import cache
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from calibration.table import CalibrationTable, read_table, write_table
+    from device.errors import TandemError
+    from device.session import Session, open_session
+    from pipelines.config import PreprocessConfig, load_labels, load_model
+    from pipelines.run import Broker, FrameResult, run_pipeline
+    from pipelines.sources.files import read_image
+    from pipelines.stages.decode import Detections, decode, view_of
+    from pipelines.stages.preprocess import preprocess
+    from toolkit.build import (
+        BuildOptions,
+        BuildResult,
+        DimRange,
+        Plan,
+        PlanOptions,
+        RangeOptions,
+        build,
+        calibrate,
+        load_plugins,
+        plan,
+        plan_text,
+    )
+    from toolkit.network import (
+        ActivationType,
+        ElementWiseOperation,
+        GatherMode,
+        InterpolationMode,
+        Layer,
+        MatrixOperation,
+        Network,
+        PaddingMode,
+        PoolingType,
+        ReduceOperation,
+        Tensor,
+        TopKOperation,
+        UnaryOperation,
+    )
+
+    __version__: str
+
+# name -> the module that has it
+_MODULES = {
+    "ActivationType": "toolkit.network",
+    "Broker": "pipelines.run",
+    "BuildOptions": "toolkit.build",
+    "BuildResult": "toolkit.build",
+    "CalibrationTable": "calibration.table",
+    "Detections": "pipelines.stages.decode",
+    "DimRange": "toolkit.build",
+    "ElementWiseOperation": "toolkit.network",
+    "FrameResult": "pipelines.run",
+    "GatherMode": "toolkit.network",
+    "InterpolationMode": "toolkit.network",
+    "Layer": "toolkit.network",
+    "MatrixOperation": "toolkit.network",
+    "Network": "toolkit.network",
+    "PaddingMode": "toolkit.network",
+    "Plan": "toolkit.build",
+    "PlanOptions": "toolkit.build",
+    "PoolingType": "toolkit.network",
+    "PreprocessConfig": "pipelines.config",
+    "RangeOptions": "toolkit.build",
+    "ReduceOperation": "toolkit.network",
+    "Session": "device.session",
+    "TandemError": "device.errors",
+    "Tensor": "toolkit.network",
+    "TopKOperation": "toolkit.network",
+    "UnaryOperation": "toolkit.network",
+    "build": "toolkit.build",
+    "calibrate": "toolkit.build",
+    "decode": "pipelines.stages.decode",
+    "load_labels": "pipelines.config",
+    "load_model": "pipelines.config",
+    "load_plugins": "toolkit.build",
+    "open_session": "device.session",
+    "plan": "toolkit.build",
+    "plan_text": "toolkit.build",
+    "preprocess": "pipelines.stages.preprocess",
+    "read_image": "pipelines.sources.files",
+    "read_table": "calibration.table",
+    "run_pipeline": "pipelines.run",
+    "view_of": "pipelines.stages.decode",
+    "write_table": "calibration.table",
+}
+
+__all__ = [
+    "ActivationType",
+    "Broker",
+    "BuildOptions",
+    "BuildResult",
+    "CalibrationTable",
+    "Detections",
+    "DimRange",
+    "ElementWiseOperation",
+    "FrameResult",
+    "GatherMode",
+    "InterpolationMode",
+    "Layer",
+    "MatrixOperation",
+    "Network",
+    "PaddingMode",
+    "Plan",
+    "PlanOptions",
+    "PoolingType",
+    "PreprocessConfig",
+    "RangeOptions",
+    "ReduceOperation",
+    "Session",
+    "TandemError",
+    "Tensor",
+    "TopKOperation",
+    "UnaryOperation",
+    "__version__",
+    "build",
+    "calibrate",
+    "decode",
+    "load_labels",
+    "load_model",
+    "load_plugins",
+    "open_session",
+    "plan",
+    "plan_text",
+    "preprocess",
+    "read_image",
+    "read_table",
+    "run_pipeline",
+    "view_of",
+    "write_table",
+]
+
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of this module
+
+    def __getattr__(name: str) -> object:
+        """Import a name of the API when it is first used (PEP 562)."""
+        if name == "__version__":
+            return version("tandem-edge")
+        if name not in _MODULES:
+            raise AttributeError(f"module 'tandem' has no attribute {name!r}")
+        _claim_packages()
+        value = getattr(import_module(_MODULES[name]), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+@cache
+def _claim_packages() -> None:
+    """Let the names of Tandem's packages mean those beside this file, whatever is on sys.path.
+
+    Raises ImportError: a module of the user's has one of the names, and was imported already.
+    """
+    path = Path(__file__).resolve().parent / "device" / "start" / "packages.py"
+    spec = spec_from_file_location("tandem_packages", path)
+    assert spec is not None
+    assert spec.loader is not None
+    packages = module_from_spec(spec)
+    sys.modules[spec.name] = packages
+    spec.loader.exec_module(packages)
+    for hidden in packages.claim():
+        warnings.warn(
+            f"{hidden} cannot be imported in this process any more: Tandem has a package of the "
+            "same name. Rename it, or use Tandem in another process.",
+            stacklevel=3,
+        )

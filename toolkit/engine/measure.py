@@ -1,0 +1,54 @@
+"""Measure the INT8 ranges of a model without building it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from toolkit.engine.target import choose_target
+from toolkit.errors import BuildError
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import ImportedModel, ModelSource, import_model
+from toolkit.partition.planning.plan import PlanOptions
+from toolkit.partition.prepare import prepare
+from toolkit.plugins import Plugin
+from toolkit.quantize.ranges.data import Source
+from toolkit.quantize.ranges.measure import RangeOptions, Ranges, Report, measure_ranges
+from toolkit.quantize.ranges.table_file import has_qdq
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrateRequest:
+    """What to calibrate; `profile` None: the graph as it is, without rewrites for a DLA."""
+
+    model: ModelSource
+    data: Source
+    profile: str | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    plugins: tuple[Plugin, ...] = ()
+    options: RangeOptions = field(default_factory=RangeOptions)
+
+
+def measure_model(request: CalibrateRequest, report: Report) -> tuple[Ranges, str]:
+    """Measure the ranges of a model; second, its name.
+
+    Raises TandemError: the model is quantized already, or the data cannot be used.
+    """
+    imported = import_model(request.model, shapes=request.shapes, plugins=request.plugins)
+    graph = _graph_of(imported, request.profile)
+    ranges = measure_ranges(graph, request.data, imported.sha256, request.options, report)
+    return ranges, imported.name
+
+
+def _graph_of(imported: ImportedModel, profile: str | None) -> ir.Model:
+    """Return the graph after the passes and, for a profile, the rewrites for its DLA."""
+    if has_qdq(imported.model):
+        raise BuildError(
+            f"{imported.name} is quantized already: `tandem ranges` takes the ranges that its Q/DQ "
+            "hold; to measure others give the plain model (`tandem ranges ... --plain`)."
+        )
+    graph, _ = run_passes(imported.model)
+    if profile is None:
+        return graph
+    target = choose_target(profile)
+    return prepare(graph, target.profile, PlanOptions(tensorrt=target.tensorrt)).model

@@ -1,0 +1,154 @@
+"""Plan one model or several on one board, without building: import, rewrite, place, advise."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from calibration.table import CalibrationTable
+from device.profile import Profile
+from toolkit.dla.rules.explain import Explanation, explain_node
+from toolkit.engine.target import Target, choose_target
+from toolkit.errors import PlanError
+from toolkit.graph.node_view import views
+from toolkit.graph.passes import run_passes
+from toolkit.importers.onnx import ModelSource, import_model
+from toolkit.partition.costs.measured import load_measured
+from toolkit.partition.planning.advice import Advice, advise
+from toolkit.partition.planning.plan import Model, PlanOptions, SharedPlan, plan_together
+from toolkit.partition.planning.workload import WorkloadModel
+from toolkit.partition.prepare import Prepared, prepare
+from toolkit.plugins import Plugin
+from toolkit.plugins.functions import give_shapes
+from toolkit.quantize.qdq.importer import import_qdq
+from toolkit.quantize.ranges.table_file import has_qdq, read_ranges, table_of_plain
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMember:
+    """A model to plan. `table`: INT8 ranges, None: every tensor has one."""
+
+    title: str
+    source: ModelSource
+    rate_hz: float | None = None
+    table: Path | CalibrationTable | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """Models that share one board, and how to plan them.
+
+    `options.tensorrt` is filled in from the profile and `jetpack`. `measured`: file of node times.
+    """
+
+    members: tuple[PlanMember, ...]
+    profile: str
+    jetpack: str | None = None
+    options: PlanOptions = field(default_factory=PlanOptions)
+    measured: Path | None = None
+    rewrites: bool = True
+    plugins: tuple[Plugin, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model after passes and rewrites; `original` is its graph before the rewrites."""
+
+    model: Model
+    prepared: Prepared
+    original: ir.Graph
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """The plans of all models, in their order, with advice by model name."""
+
+    shared: SharedPlan
+    advice: Mapping[str, tuple[Advice, ...]]
+    loaded: tuple[LoadedModel, ...]
+
+
+def member_of(row: WorkloadModel) -> PlanMember:
+    """Return the model of a workload file."""
+    return PlanMember(row.title, row.path, row.rate_hz, row.table, row.shapes)
+
+
+def make_plan(request: PlanRequest) -> PlanResult:
+    """Plan all models of the request together."""
+    target, options = _target(request)
+    loaded = tuple(_load(member, request, target.profile, options) for member in request.members)
+    times = load_measured(request.measured) if request.measured else None
+    models = tuple(replace(one.model, measured=times) for one in loaded)
+    shared = plan_together(models, target.profile, options)
+    advice = {
+        plan.name: advise(shared, plan, target.profile, one.prepared.declined)
+        for plan, one in zip(shared.plans, loaded, strict=True)
+    }
+    return PlanResult(shared, advice, loaded)
+
+
+def explain(request: PlanRequest, node: str) -> Explanation:
+    """Check every DLA rule on a node of the first model, rewritten or as it was.
+
+    Raises PlanError: the profile has no DLA, or the model no such node.
+    """
+    target, options = _target(request)
+    loaded = _load(request.members[0], request, target.profile, options)
+    dla = target.profile.dla
+    if dla is None:
+        raise PlanError(f"{target.profile.name} has no DLA, so that no rule keeps nodes off it")
+    nodes = {view.name: view for view in (*views(loaded.original), *views(loaded.model.graph))}
+    if node not in nodes:
+        similar = difflib.get_close_matches(node, nodes, n=3, cutoff=0.5)
+        what = "the nearest names are" if similar else "its nodes begin with"
+        names = ", ".join(similar or list(nodes)[:3])
+        raise PlanError(f"{loaded.model.name} has no node {node!r}; {what} {names}")
+    return explain_node(nodes[node], dla, target.tensorrt, options.precision)
+
+
+def _target(request: PlanRequest) -> tuple[Target, PlanOptions]:
+    target = choose_target(request.profile, request.jetpack)
+    return target, replace(request.options, tensorrt=target.tensorrt)
+
+
+def _load(
+    member: PlanMember, request: PlanRequest, profile: Profile, options: PlanOptions
+) -> LoadedModel:
+    imported = import_model(member.source, shapes=member.shapes, plugins=request.plugins)
+    graph, table = imported.model, None
+    if options.precision == "int8" and has_qdq(graph):
+        plain = import_qdq(graph, any_weight_scale=True)
+        graph, table = plain.model, table_of_plain(plain, imported.sha256)
+    if member.table is not None and options.precision == "int8":
+        table = _table(member.table, member.shapes)
+    graph, _ = run_passes(graph)
+    give_shapes(graph, request.plugins)
+    ranges, keep = None, frozenset[str]()
+    if table is not None:
+        ranges, keep = table.tensors, frozenset(table.keep_float)
+    if request.rewrites:
+        prepared = prepare(graph, profile, options, ranges)
+    else:
+        prepared = Prepared(graph, dict(ranges or {}))
+    model = Model(
+        member.title,
+        prepared.model.graph,
+        has_scale=prepared.ranges.__contains__ if ranges is not None else _always,
+        keep_float=keep,
+        rate_hz=member.rate_hz,
+        cuts=prepared.cuts,
+    )
+    return LoadedModel(model, prepared, graph.graph)
+
+
+def _table(
+    table: Path | CalibrationTable, shapes: Mapping[str, tuple[int, ...]]
+) -> CalibrationTable:
+    return table if isinstance(table, CalibrationTable) else read_ranges(table, shapes=shapes).table
+
+
+def _always(name: str) -> bool:
+    return True

@@ -1,0 +1,35 @@
+"""The report of a build as text."""
+
+from typing import TYPE_CHECKING
+
+from toolkit.gpu.report import memory_line, report_lines
+from toolkit.partition.planning.plan_text import render_plan
+from toolkit.quantize.ranges.report_text import SHOWN, ranges_text
+
+if TYPE_CHECKING:
+    from toolkit.engine.build import BuildResult
+
+
+def build_text(result: "BuildResult") -> str:
+    """Return the report of a build: plan, calibration, notes and where the engine is."""
+    lines = [render_plan(result.plan), ""]
+    lines += [f"pass {step.name}: {step.changes}" for step in result.passes if step.changes]
+    lines += [
+        f"rewritten {row.rewrite}: {row.node} ({row.verdict.rule}: {row.verdict.actual})"
+        for row in result.rewrites
+    ]
+    lines += [f"note: {note}" for note in result.notes]
+    if result.calibration is not None:
+        lines.append(ranges_text(result.calibration))
+    for number, (node, why) in enumerate(result.kept.items()):
+        if number == SHOWN:
+            lines.append(f"  and {len(result.kept) - SHOWN} more nodes in floating point")
+            break
+        lines.append(f"  {node} stays in floating point: {why}")
+    for report in result.gpu:
+        lines += report_lines(report)
+    if result.gpu:
+        lines.append(memory_line(result.gpu, result.manifest.memory.arena_bytes))
+    size = result.path.stat().st_size
+    lines.append(f"engine: {result.path} ({size / 1e6:.2f} MB)")
+    return "\n".join(lines)

@@ -1,0 +1,108 @@
+"""Inputs, constants and outputs of a network, and what the methods of all layers share."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from toolkit.errors import NetworkError
+from toolkit.network.draft import Attributes, Draft
+from toolkit.network.layers import Layer, Operand, Tensor, tensor_of
+from toolkit.network.windows import weights_as
+from toolkit.plugins import Plugin
+
+Array = npt.NDArray[Any]
+
+
+class NetworkBase:
+    """A graph that grows by one layer at a time."""
+
+    def __init__(self, name: str = "network") -> None:
+        self.name = name
+        self.plugins: tuple[Plugin, ...] = ()
+        self._draft = Draft()
+
+    def add_input(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int | str]) -> Tensor:
+        """Add an input. A size of -1 or a name is dynamic; BuildOptions(dims=...) bounds it."""
+        name = self._draft.claim(name, "input")
+        sizes = (f"{name}_{at}" if size == -1 else size for at, size in enumerate(shape))
+        return self._draft.input(name, dtype, tuple(sizes))
+
+    def add_constant(
+        self, shape: Sequence[int], weights: npt.ArrayLike, *, name: str | None = None
+    ) -> Layer:
+        """Add a constant of a shape; its type is that of the array, float32 for Python floats."""
+        name = self._draft.claim(name, "constant")
+        values = np.asarray(weights)
+        if not isinstance(weights, np.ndarray | np.generic) and values.dtype == np.float64:
+            values = values.astype(np.float32)
+        array = weights_as(name, "value", values, shape, values.dtype.name)
+        return Layer(name, (self._draft.constant(name, array),))
+
+    def mark_output(self, tensor: Operand, name: str | None = None) -> Tensor:
+        """Make a tensor an output of the network, under a name of yours."""
+        output = tensor_of(tensor)
+        if name is not None:
+            self._draft.rename(output, name)
+        self._draft.output(output)
+        return output
+
+    def serialize(self) -> bytes:
+        """Return the network as an ONNX file. Raises NetworkError: it has no output."""
+        return ir.to_proto(self._draft.model(self.name)).SerializeToString()
+
+    # --- for the methods of layers --------------------------------------------------------------
+
+    def _layer(
+        self,
+        name: str,
+        op_type: str,
+        inputs: Sequence[Tensor | None],
+        attributes: Attributes | None = None,
+        *,
+        outputs: int = 1,
+    ) -> Layer:
+        return Layer(name, self._draft.node(name, op_type, inputs, attributes, outputs=outputs))
+
+    def _weight(
+        self, layer: str, what: str, values: npt.ArrayLike, shape: Sequence[int], like: Tensor
+    ) -> Tensor:
+        """Add weights of a layer, in the type of its input."""
+        array = weights_as(layer, what, values, shape, like.dtype)
+        return self._draft.constant(f"{layer}_{what}", array)
+
+    def _sizes(self, name: str, values: Sequence[int]) -> Tensor:
+        """Add a list of sizes or axes."""
+        return self._draft.constant(name, np.array(values, np.int64))
+
+
+def rank_of(layer: str, tensor: Tensor) -> int:
+    """Return the number of dimensions; raises NetworkError if it is unknown."""
+    if tensor.shape is None:
+        raise NetworkError(
+            f"layer {layer!r} needs the rank of {tensor.name!r}, which depends on the data; "
+            "reshape it before"
+        )
+    return len(tensor.shape)
+
+
+def axes_of(layer: str, axes: int | Sequence[int], rank: int) -> list[int]:
+    """Return sorted axes, from a bit mask or a sequence. Raises NetworkError: there is no such."""
+    indices = [at for at in range(64) if axes >> at & 1] if isinstance(axes, int) else list(axes)
+    wrong = [axis for axis in indices if not -rank <= axis < rank]
+    if wrong or not indices:
+        raise NetworkError(
+            f"layer {layer!r} has the axes {indices or axes!r}, but its input has {rank} "
+            "dimensions; give a bit mask, such as 1 << 1, or a sequence, such as [1]"
+        )
+    return sorted({axis % rank for axis in indices})
+
+
+def one_axis_of(layer: str, axes: int | Sequence[int], rank: int) -> int:
+    """Return the only axis; raises NetworkError if there are several."""
+    indices = axes_of(layer, axes, rank)
+    if len(indices) > 1:
+        raise NetworkError(f"layer {layer!r} works along one axis, but has {indices}; give one")
+    return indices[0]

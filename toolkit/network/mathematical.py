@@ -1,0 +1,163 @@
+"""Layers that compute on elements, windows and axes, without weights."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from toolkit.errors import NetworkError
+from toolkit.network import operations as ops
+from toolkit.network.base import NetworkBase, axes_of, one_axis_of, rank_of
+from toolkit.network.draft import Attributes
+from toolkit.network.layers import Layer, Operand, tensor_of
+from toolkit.network.windows import PaddingMode, window
+
+
+class MathLayers(NetworkBase):
+    """Activations, element-wise layers, poolings, reductions."""
+
+    def add_activation(
+        self,
+        input: Operand,
+        type: ops.ActivationType,
+        *,
+        alpha: float | None = None,
+        beta: float | None = None,
+        name: str | None = None,
+    ) -> Layer:
+        """Add an activation. `alpha` and `beta` as in TensorRT: CLIP keeps alpha <= x <= beta."""
+        name, source = self._draft.claim(name, "activation"), tensor_of(input)
+        row = ops.ACTIVATIONS[type]
+        if type is ops.ActivationType.CLIP:
+            limits = (("min", alpha), ("max", beta))
+            operands = [
+                None if value is None
+                else self._draft.constant(f"{name}_{what}", np.array(value, source.dtype))
+                for what, value in limits
+            ]  # fmt: skip
+            return self._layer(name, "Clip", [source, *operands])
+        attributes: dict[str, str | int | float | Sequence[int] | Sequence[float]] = dict(
+            row.attributes
+        )
+        for what, attribute, value in (("alpha", row.alpha, alpha), ("beta", row.beta, beta)):
+            if value is not None:
+                if attribute is None:
+                    raise NetworkError(
+                        f"layer {name!r}: {type.name} has no {what}, but got {value}; leave it out"
+                    )
+                attributes[attribute] = float(value)
+        return self._layer(name, row.op_type, [source], attributes)
+
+    def add_parametric_relu(
+        self, input: Operand, slopes: Operand, *, name: str | None = None
+    ) -> Layer:
+        """Add x where x > 0, else slopes * x; `slopes` is broadcast to x."""
+        name = self._draft.claim(name, "parametric_relu")
+        return self._layer(name, "PRelu", [tensor_of(input), tensor_of(slopes)])
+
+    def add_elementwise(
+        self,
+        input1: Operand,
+        input2: Operand,
+        op: ops.ElementWiseOperation,
+        *,
+        name: str | None = None,
+    ) -> Layer:
+        """Add an operation on two tensors, broadcast as in NumPy."""
+        name = self._draft.claim(name, "elementwise")
+        return self._layer(name, ops.ELEMENTWISE[op], [tensor_of(input1), tensor_of(input2)])
+
+    def add_unary(
+        self, input: Operand, op: ops.UnaryOperation, *, name: str | None = None
+    ) -> Layer:
+        """Add an operation on each element."""
+        return self._layer(self._draft.claim(name, "unary"), ops.UNARY[op], [tensor_of(input)])
+
+    def add_select(
+        self,
+        condition: Operand,
+        then_input: Operand,
+        else_input: Operand,
+        *,
+        name: str | None = None,
+    ) -> Layer:
+        """Add a choice between two tensors by a boolean one."""
+        operands = [tensor_of(one) for one in (condition, then_input, else_input)]
+        return self._layer(self._draft.claim(name, "select"), "Where", operands)
+
+    def add_pooling_nd(
+        self,
+        input: Operand,
+        type: ops.PoolingType,
+        window_size: Sequence[int],
+        *,
+        stride_nd: Sequence[int] | None = None,
+        padding_nd: Sequence[int] | None = None,
+        post_padding: Sequence[int] | None = None,
+        padding_mode: PaddingMode = PaddingMode.EXPLICIT_ROUND_DOWN,
+        average_count_excludes_padding: bool = True,
+        name: str | None = None,
+    ) -> Layer:
+        """Add a pooling; strides are 1 unless given."""
+        name = self._draft.claim(name, "pooling")
+        attributes = window(
+            name, window_size, stride=stride_nd, padding=padding_nd, post_padding=post_padding,
+            dilation=None, mode=padding_mode,
+        )  # fmt: skip
+        if type is ops.PoolingType.AVERAGE:
+            attributes["count_include_pad"] = int(not average_count_excludes_padding)
+        return self._layer(name, ops.POOLINGS[type], [tensor_of(input)], attributes)
+
+    def add_lrn(
+        self,
+        input: Operand,
+        window: int,
+        alpha: float,
+        beta: float,
+        k: float,
+        *,
+        name: str | None = None,
+    ) -> Layer:
+        """Add a local response normalization over `window` channels."""
+        attributes: Attributes = {"size": window, "alpha": alpha, "beta": beta, "bias": k}
+        return self._layer(self._draft.claim(name, "lrn"), "LRN", [tensor_of(input)], attributes)
+
+    def add_softmax(
+        self, input: Operand, axes: int | Sequence[int], *, name: str | None = None
+    ) -> Layer:
+        """Add a softmax along one axis. TensorRT's default axis is none here."""
+        name, source = self._draft.claim(name, "softmax"), tensor_of(input)
+        axis = one_axis_of(name, axes, rank_of(name, source))
+        return self._layer(name, "Softmax", [source], {"axis": axis})
+
+    def add_reduce(
+        self,
+        input: Operand,
+        op: ops.ReduceOperation,
+        axes: int | Sequence[int],
+        keep_dims: bool,
+        *,
+        name: str | None = None,
+    ) -> Layer:
+        """Add a reduction over axes."""
+        name, source = self._draft.claim(name, "reduce"), tensor_of(input)
+        indices = self._sizes(f"{name}_axes", axes_of(name, axes, rank_of(name, source)))
+        attributes: Attributes = {"keepdims": int(keep_dims)}
+        return self._layer(name, ops.REDUCTIONS[op], [source, indices], attributes)
+
+    def add_topk(
+        self,
+        input: Operand,
+        op: ops.TopKOperation,
+        k: int,
+        axes: int | Sequence[int],
+        *,
+        name: str | None = None,
+    ) -> Layer:
+        """Add the k largest or smallest elements along one axis: values, and indices in int64."""
+        name, source = self._draft.claim(name, "topk"), tensor_of(input)
+        attributes: Attributes = {
+            "axis": one_axis_of(name, axes, rank_of(name, source)),
+            "largest": int(op is ops.TopKOperation.MAX),
+        }
+        count = self._sizes(f"{name}_k", [k])
+        return self._layer(name, "TopK", [source, count], attributes, outputs=2)
