@@ -1,6 +1,6 @@
 """The build, step by step: model.onnx -> engine file.
 
- 1 import      ONNX -> graph                         toolkit.importers.onnx
+ 1 import      model file -> graph                   toolkit.importers
  2 passes      fold, fuse, infer shapes              toolkit.graph.passes
  3 rewrite     what keeps nodes off the DLA          toolkit.partition.prepare, toolkit.dla.legalize
  4 calibrate   data -> amax per tensor (INT8)        toolkit.quantize.ranges, calibration
@@ -38,7 +38,7 @@ from toolkit.dla.legalize.rewrite import Applied
 from toolkit.engine.assemble import assemble
 from toolkit.engine.calibrate import Calibrated, calibrate
 from toolkit.engine.options import BuildJob, BuildOptions
-from toolkit.engine.read import read_model, silent
+from toolkit.engine.read import read_model
 from toolkit.engine.report_text import build_text
 from toolkit.engine.target import Target, choose_target
 from toolkit.engine.write import check_destination, write_proven
@@ -47,7 +47,8 @@ from toolkit.gpu.codegen.cuda_source import find_compiler
 from toolkit.gpu.report import GpuReport, report_segment
 from toolkit.gpu.segments import NO_COMPILER, GpuBackend, find_backend
 from toolkit.graph.passes import PassReport
-from toolkit.importers.onnx import ModelBytes, ModelSource
+from toolkit.importers.onnx import ModelBytes, ModelSource, source_path
+from toolkit.importers.source import silent
 from toolkit.partition.coverage import (
     Covered,
     PlannedGraph,
@@ -108,7 +109,7 @@ def build_engine(
     options = options or BuildOptions()
     target = choose_target(profile, options.jetpack)
     path = Path(out)
-    check_destination(path, None if isinstance(model, ModelBytes) else Path(model))
+    check_destination(path, None if isinstance(model, ModelBytes) else source_path(model))
     job = read_model(model, target, options, on_progress or silent)
     calibrated = calibrate(job)
     plan = plan_nodes(calibrated, job)

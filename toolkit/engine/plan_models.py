@@ -15,6 +15,7 @@ from toolkit.errors import PlanError
 from toolkit.graph.node_view import views
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ModelSource, import_model
+from toolkit.importers.source import ModelFile
 from toolkit.partition.costs.measured import load_measured
 from toolkit.partition.planning.advice import Advice, advise
 from toolkit.partition.planning.plan import Model, PlanOptions, SharedPlan, plan_together
@@ -73,7 +74,8 @@ class PlanResult:
 
 def member_of(row: WorkloadModel) -> PlanMember:
     """Return the model of a workload file."""
-    return PlanMember(row.title, row.path, row.rate_hz, row.table, row.shapes)
+    source = ModelFile(row.path, row.inputs_as_nchw)
+    return PlanMember(row.title, source, row.rate_hz, row.table, row.shapes)
 
 
 def make_plan(request: PlanRequest) -> PlanResult:

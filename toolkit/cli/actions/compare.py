@@ -1,6 +1,5 @@
 """Run an engine in FP32, GPU INT8 and DLA INT8 on the same samples, and compare."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from toolkit.evaluate.compare.compare import Comparer, Comparison, Metric
 from toolkit.evaluate.compare.recorded import Recorded, lay_beside, load_recorded
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
+from toolkit.importers.source import ModelFile, model_sha256
 from toolkit.plugins import Plugin
 from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION
 from toolkit.quantize.qdq.importer import import_qdq
@@ -49,6 +49,7 @@ class CompareRequest:
     recorded: Path | None
     emulation: Emulation
     plugins: tuple[Plugin, ...]
+    inputs_as_nchw: bool = False
 
 
 def compare_engine(request: CompareRequest, report: Report) -> tuple[Comparison, Recorded | None]:
@@ -56,7 +57,7 @@ def compare_engine(request: CompareRequest, report: Report) -> tuple[Comparison,
     preprocess, emulation = request.preprocess, request.emulation
     settings = load_model(preprocess) if preprocess else None
     with open_engine(request.engine) as engine:
-        graph = _graph_of(request.model, engine, request.plugins)
+        graph = _graph_of(request.model, engine, request.plugins, request.inputs_as_nchw)
         tensors = load_recorded(request.recorded) if request.recorded else {}
         samples = _samples(request.data, graph, settings, request.samples, tensors)
         comparer = Comparer(engine, graph, emulation)
@@ -73,7 +74,9 @@ def compare_engine(request: CompareRequest, report: Report) -> tuple[Comparison,
         return comparison, recorded
 
 
-def _graph_of(path: Path, engine: Engine, plugins: tuple[Plugin, ...]) -> ir.Model:
+def _graph_of(
+    path: Path, engine: Engine, plugins: tuple[Plugin, ...], inputs_as_nchw: bool
+) -> ir.Model:
     """Return the model's graph after the passes, without Q/DQ.
 
     Raises BuildError where the engine was made of another model.
@@ -86,13 +89,14 @@ def _graph_of(path: Path, engine: Engine, plugins: tuple[Plugin, ...]) -> ir.Mod
         if all(isinstance(dim, int) for dim in tensors[name].shape)
     }
     stated = manifest.provenance
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-    if sha256 is not None and sha256 != stated.model_sha256:  # the import refuses what is no file
+    sha256 = model_sha256(path)
+    if sha256 != stated.model_sha256:
         raise BuildError(
             f"{engine.path} was made of {stated.model} with sha256 {stated.model_sha256[:12]}, but "
             f"{path} has {sha256[:12]}; give the model that the engine was built from."
         )
-    imported = import_model(path, shapes=shapes, dims=manifest.dims, plugins=plugins)
+    source = ModelFile(path, inputs_as_nchw)
+    imported = import_model(source, shapes=shapes, dims=manifest.dims, plugins=plugins)
     model = imported.model
     if has_qdq(model):
         model = import_qdq(model, any_weight_scale=True).model

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from toolkit.cli.options.calibration import progress_bar
+from toolkit.cli.options.model import layout_option
 from toolkit.cli.options.plugin import plugin_option
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ SAMPLES = 8
 @click.option("--scales", type=click.Choice(["hardware", "ideal"]), default="hardware",
     show_default=True, help="Scales of the DLA: 16 bits and a shift, or exact.")  # fmt: skip
 @click.option("--nodes", "every", is_flag=True, help="List every node, not only those with a loss.")
+@layout_option
 @plugin_option
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 def compare(
@@ -48,10 +50,11 @@ def compare(
     dla: Literal["exact", "fast"],
     scales: "Scales",
     every: bool,
+    inputs_as_nchw: bool,
     plugins: "tuple[Plugin, ...]",
     as_json: bool,
 ) -> None:
-    """Compare an ENGINE with its ONNX MODEL: FP32, GPU INT8, and the DLA's INT8 in software.
+    """Compare an ENGINE with its MODEL: FP32, GPU INT8, and the DLA's INT8 in software.
 
     Names the nodes where the DLA's arithmetic loses accuracy, and why. Silicon may differ.
     """
@@ -68,6 +71,7 @@ def compare(
         recorded=recorded,
         emulation=Emulation(dla, scales),
         plugins=plugins,
+        inputs_as_nchw=inputs_as_nchw,
     )
     with progress_bar(engine.name) as report:
         comparison, tensors = compare_engine(request, report)
