@@ -53,6 +53,7 @@ else
     echo "This is not Debian: tests that need mosquitto, ffmpeg or GStreamer may fail." >&2
 fi
 make_venv dev,gpu-build
+make_tensorflow_venv
 
 heading "ruff format --check"
 .venv/bin/ruff format --check .

@@ -20,7 +20,7 @@ from device.start.packages import claim
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "profiles": ("toolkit.cli.commands.profiles", "profiles", "List and explain device profiles."),
     "plan": ("toolkit.cli.commands.plan", "plan", "Say what runs where, why, and what it takes."),
-    "build": ("toolkit.cli.commands.build", "build", "Build an engine from an ONNX model."),
+    "build": ("toolkit.cli.commands.build", "build", "Build an engine from a model."),
     "calibrate": (
         "toolkit.cli.commands.calibrate",
         "calibrate",
@@ -63,6 +63,7 @@ EXTRA_OF_MODULE: Mapping[str, str] = {
     "amqtt": "host",
     "onnxruntime": "portable",
     "cv2": "camera",
+    "torch": "torch",
 }
 
 

@@ -135,6 +135,21 @@ def _convert(source: dict[str, str], out: str, as_nchw: list[str]) -> None:
         arguments += ["--inputs-as-nchw", ",".join(as_nchw)]
     sys.argv = ["tf2onnx", *arguments]
     convert.main()
+    _refuse_foreign(out)
+
+
+def _refuse_foreign(out: str) -> None:
+    """Refuse what tf2onnx writes under TensorFlow's name because ONNX has no such operator."""
+    import onnx
+
+    graph = onnx.load(out).graph
+    foreign = [node for node in graph.node if not node.domain and not onnx.defs.has(node.op_type)]
+    if foreign:
+        kinds = ", ".join(sorted({node.op_type for node in foreign}))
+        raise ValueError(
+            f"tf2onnx has no ONNX for the operators {kinds} (first at node {foreign[0].name!r}); "
+            "make the model without them"
+        )
 
 
 EXPORTERS: dict[str, Callable[[str, str, bool, Say], None]] = {
