@@ -1,6 +1,7 @@
 """Tandem beside files of the user's that have the names of its packages."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -134,6 +135,9 @@ def test_import_tandem_alone_loads_none_of_its_packages() -> None:
 def test_every_name_of_the_api_is_there_and_has_a_docstring() -> None:
     assert set(tandem.__all__) == {*tandem._MODULES, "__version__"}
     assert list(tandem.__all__) == sorted(tandem.__all__)
+    stubs = (ROOT / "tandem-stubs/__init__.pyi").read_text()
+    rows = re.findall(r"^from ([\w.]+) import (\w+) as \2$", stubs, re.M)
+    assert {name: module for module, name in rows} == tandem._MODULES
     undocumented = [name for name in tandem._MODULES if not getattr(tandem, name).__doc__]
     assert undocumented == []
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):

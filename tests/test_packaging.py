@@ -29,7 +29,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("calibration", "configs", "device", "pipelines", "toolkit")
+PACKAGES = ("calibration", "configs", "device", "pipelines", "tandem-stubs", "toolkit")
 FOLDERS_OF_THE_SOURCE = ("docs", "examples", "scripts", "tests")
 BESIDES = (
     "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "README.md", "THIRD_PARTY.md",
@@ -76,7 +76,9 @@ def wheel(archives: Path) -> Path:
 @pytest.fixture(scope="session")
 def demo_wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("demo")
-    folder = str(source / "scripts/demo_data")
+    for folder in ("configs", "scripts/demo_data"):  # a build writes into its tree
+        shutil.copytree(source / folder, out / "tree" / folder)
+    folder = str(out / "tree/scripts/demo_data")
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), folder)
     return next(out.glob("*.whl"))
 
@@ -187,8 +189,7 @@ def test_the_source_archive_holds_docs_scripts_and_tests_too_and_no_caches(
 ) -> None:
     with tarfile.open(next(archives.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    folders = files_of(source, (*PACKAGES, *FOLDERS_OF_THE_SOURCE))
-    everything = {name for name in folders if "demo_data/build/" not in name}
+    everything = files_of(source, (*PACKAGES, *FOLDERS_OF_THE_SOURCE))
     assert (everything | set(BESIDES)) - names == set()
     assert [name for name in names if "__pycache__" in name] == []
 
@@ -304,6 +305,21 @@ def test_the_python_api_works_on_a_board(board: Path, engine: Path) -> None:
     )
     printed = run(str(board / "python"), "-I", "-c", code, str(engine)).split()
     assert printed == ["1", "False", metadata_version()]
+
+
+def test_type_checkers_see_the_python_api_of_an_installed_wheel(
+    board: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "user.py").write_text(
+        "import tandem\nreveal_type(tandem.open_session('m.engine'))\ntandem.nonsense\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "user.py",
+               "--python-executable", str(board / "python")]  # fmt: skip
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    notes = [line.partition(": ")[2] for line in done.stdout.splitlines()]
+    assert 'note: Revealed type is "device.runtime.session.Session"' in notes, done.stdout
+    assert 'error: Module has no attribute "nonsense"  [attr-defined]' in notes
+    assert len(notes) == 3  # these, and the count of errors
 
 
 def test_the_host_part_of_the_python_api_names_what_a_board_lacks(board: Path) -> None:

@@ -5,10 +5,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from toolkit.errors import NetworkError
-from toolkit.network import operations as ops
 from toolkit.network.base import NetworkBase, axes_of, one_axis_of, rank_of
 from toolkit.network.draft import Attributes
 from toolkit.network.layers import Layer, Operand, tensor_of
+from toolkit.network.operations import (
+    ACTIVATIONS,
+    ELEMENTWISE,
+    POOLINGS,
+    REDUCTIONS,
+    UNARY,
+    ActivationType,
+    ElementWiseOperation,
+    PoolingType,
+    ReduceOperation,
+    TopKOperation,
+    UnaryOperation,
+)
 from toolkit.network.windows import PaddingMode, window
 
 
@@ -18,7 +30,7 @@ class MathLayers(NetworkBase):
     def add_activation(
         self,
         input: Operand,
-        type: ops.ActivationType,
+        type: ActivationType,
         *,
         alpha: float | None = None,
         beta: float | None = None,
@@ -26,8 +38,8 @@ class MathLayers(NetworkBase):
     ) -> Layer:
         """Add an activation. `alpha` and `beta` as in TensorRT: CLIP keeps alpha <= x <= beta."""
         name, source = self._draft.claim(name, "activation"), tensor_of(input)
-        row = ops.ACTIVATIONS[type]
-        if type is ops.ActivationType.CLIP:
+        row = ACTIVATIONS[type]
+        if type is ActivationType.CLIP:
             limits = (("min", alpha), ("max", beta))
             operands = [
                 None if value is None
@@ -58,19 +70,17 @@ class MathLayers(NetworkBase):
         self,
         input1: Operand,
         input2: Operand,
-        op: ops.ElementWiseOperation,
+        op: ElementWiseOperation,
         *,
         name: str | None = None,
     ) -> Layer:
         """Add an operation on two tensors, broadcast as in NumPy."""
         name = self._draft.claim(name, "elementwise")
-        return self._layer(name, ops.ELEMENTWISE[op], [tensor_of(input1), tensor_of(input2)])
+        return self._layer(name, ELEMENTWISE[op], [tensor_of(input1), tensor_of(input2)])
 
-    def add_unary(
-        self, input: Operand, op: ops.UnaryOperation, *, name: str | None = None
-    ) -> Layer:
+    def add_unary(self, input: Operand, op: UnaryOperation, *, name: str | None = None) -> Layer:
         """Add an operation on each element."""
-        return self._layer(self._draft.claim(name, "unary"), ops.UNARY[op], [tensor_of(input)])
+        return self._layer(self._draft.claim(name, "unary"), UNARY[op], [tensor_of(input)])
 
     def add_select(
         self,
@@ -87,7 +97,7 @@ class MathLayers(NetworkBase):
     def add_pooling_nd(
         self,
         input: Operand,
-        type: ops.PoolingType,
+        type: PoolingType,
         window_size: Sequence[int],
         *,
         stride_nd: Sequence[int] | None = None,
@@ -103,9 +113,9 @@ class MathLayers(NetworkBase):
             name, window_size, stride=stride_nd, padding=padding_nd, post_padding=post_padding,
             dilation=None, mode=padding_mode,
         )  # fmt: skip
-        if type is ops.PoolingType.AVERAGE:
+        if type is PoolingType.AVERAGE:
             attributes["count_include_pad"] = int(not average_count_excludes_padding)
-        return self._layer(name, ops.POOLINGS[type], [tensor_of(input)], attributes)
+        return self._layer(name, POOLINGS[type], [tensor_of(input)], attributes)
 
     def add_lrn(
         self,
@@ -132,7 +142,7 @@ class MathLayers(NetworkBase):
     def add_reduce(
         self,
         input: Operand,
-        op: ops.ReduceOperation,
+        op: ReduceOperation,
         axes: int | Sequence[int],
         keep_dims: bool,
         *,
@@ -142,12 +152,12 @@ class MathLayers(NetworkBase):
         name, source = self._draft.claim(name, "reduce"), tensor_of(input)
         indices = self._sizes(f"{name}_axes", axes_of(name, axes, rank_of(name, source)))
         attributes: Attributes = {"keepdims": int(keep_dims)}
-        return self._layer(name, ops.REDUCTIONS[op], [source, indices], attributes)
+        return self._layer(name, REDUCTIONS[op], [source, indices], attributes)
 
     def add_topk(
         self,
         input: Operand,
-        op: ops.TopKOperation,
+        op: TopKOperation,
         k: int,
         axes: int | Sequence[int],
         *,
@@ -157,7 +167,7 @@ class MathLayers(NetworkBase):
         name, source = self._draft.claim(name, "topk"), tensor_of(input)
         attributes: Attributes = {
             "axis": one_axis_of(name, axes, rank_of(name, source)),
-            "largest": int(op is ops.TopKOperation.MAX),
+            "largest": int(op is TopKOperation.MAX),
         }
         count = self._sizes(f"{name}_k", [k])
         return self._layer(name, "TopK", [source, count], attributes, outputs=2)

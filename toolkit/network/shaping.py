@@ -6,10 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 from toolkit.errors import NetworkError
-from toolkit.network import operations as ops
 from toolkit.network.base import NetworkBase, rank_of
 from toolkit.network.draft import Attributes, onnx_type
 from toolkit.network.layers import Layer, Operand, Tensor, tensor_of
+from toolkit.network.operations import (
+    GATHERS,
+    INTERPOLATIONS,
+    GatherMode,
+    InterpolationMode,
+)
 
 _BEFORE_FIRST = np.iinfo(np.int64).min
 
@@ -107,7 +112,7 @@ class ShapingLayers(NetworkBase):
         *,
         shape: Sequence[int] | None = None,
         scales: Sequence[float] | None = None,
-        resize_mode: ops.InterpolationMode = ops.InterpolationMode.NEAREST,
+        resize_mode: InterpolationMode = InterpolationMode.NEAREST,
         coordinate_transformation: str = "asymmetric",
         nearest_rounding: str = "floor",
         name: str | None = None,
@@ -121,10 +126,10 @@ class ShapingLayers(NetworkBase):
         if (shape is None) == (scales is None):
             raise NetworkError(f"layer {name!r} needs a shape or scales, one of the two")
         attributes: dict[str, str | int | float | Sequence[int]] = {
-            "mode": ops.INTERPOLATIONS[resize_mode],
+            "mode": INTERPOLATIONS[resize_mode],
             "coordinate_transformation_mode": coordinate_transformation,
         }
-        if resize_mode is ops.InterpolationMode.NEAREST:
+        if resize_mode is InterpolationMode.NEAREST:
             attributes["nearest_mode"] = nearest_rounding
         if scales is not None:
             factors = self._draft.constant(f"{name}_scales", np.array(scales, np.float32))
@@ -139,14 +144,14 @@ class ShapingLayers(NetworkBase):
         indices: Operand,
         axis: int = 0,
         *,
-        mode: ops.GatherMode = ops.GatherMode.DEFAULT,
+        mode: GatherMode = GatherMode.DEFAULT,
         name: str | None = None,
     ) -> Layer:
         """Take elements or slices by indices; see `GatherMode`."""
-        attributes: Attributes = {} if mode is ops.GatherMode.ND else {"axis": axis}
+        attributes: Attributes = {} if mode is GatherMode.ND else {"axis": axis}
         operands = [tensor_of(input), tensor_of(indices)]
         name = self._draft.claim(name, "gather")
-        return self._layer(name, ops.GATHERS[mode], operands, attributes)
+        return self._layer(name, GATHERS[mode], operands, attributes)
 
     def add_identity(self, input: Operand, *, name: str | None = None) -> Layer:
         """Add a copy."""

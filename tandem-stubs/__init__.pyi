@@ -1,0 +1,45 @@
+# The types of tandem.py once it is installed: a single file can carry no py.typed (PEP 561).
+# tests/test_import_names.py holds it to tandem.__all__.
+from calibration.table import CalibrationTable as CalibrationTable
+from calibration.table import read_table as read_table
+from calibration.table import write_table as write_table
+from device.errors import TandemError as TandemError
+from device.session import Session as Session
+from device.session import open_session as open_session
+from pipelines.config import PreprocessConfig as PreprocessConfig
+from pipelines.config import load_labels as load_labels
+from pipelines.config import load_model as load_model
+from pipelines.run import Broker as Broker
+from pipelines.run import FrameResult as FrameResult
+from pipelines.run import run_pipeline as run_pipeline
+from pipelines.sources.files import read_image as read_image
+from pipelines.stages.decode import Detections as Detections
+from pipelines.stages.decode import decode as decode
+from pipelines.stages.decode import view_of as view_of
+from pipelines.stages.preprocess import preprocess as preprocess
+from toolkit.build import BuildOptions as BuildOptions
+from toolkit.build import BuildResult as BuildResult
+from toolkit.build import DimRange as DimRange
+from toolkit.build import Plan as Plan
+from toolkit.build import PlanOptions as PlanOptions
+from toolkit.build import RangeOptions as RangeOptions
+from toolkit.build import build as build
+from toolkit.build import calibrate as calibrate
+from toolkit.build import load_plugins as load_plugins
+from toolkit.build import plan as plan
+from toolkit.build import plan_text as plan_text
+from toolkit.network import ActivationType as ActivationType
+from toolkit.network import ElementWiseOperation as ElementWiseOperation
+from toolkit.network import GatherMode as GatherMode
+from toolkit.network import InterpolationMode as InterpolationMode
+from toolkit.network import Layer as Layer
+from toolkit.network import MatrixOperation as MatrixOperation
+from toolkit.network import Network as Network
+from toolkit.network import PaddingMode as PaddingMode
+from toolkit.network import PoolingType as PoolingType
+from toolkit.network import ReduceOperation as ReduceOperation
+from toolkit.network import Tensor as Tensor
+from toolkit.network import TopKOperation as TopKOperation
+from toolkit.network import UnaryOperation as UnaryOperation
+
+__version__: str

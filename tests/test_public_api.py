@@ -1,0 +1,124 @@
+"""`import tandem`: what build, plan, calibrate and run_pipeline make of their arguments."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from model_fixtures import small_convnet
+
+import configs
+import tandem
+from device.protocol.messages import ChildMessage, Ready
+from device.update.bundle import ENGINE, LABELS, PIPELINE, write_bundle
+
+MODELS = configs.ROOT / "models"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return small_convnet(tmp_path / "net.onnx", np.random.default_rng(0))
+
+
+def samples(model: Path, count: int = 4) -> list[np.ndarray]:
+    dims = onnx.load(model).graph.input[0].type.tensor_type.shape.dim
+    shape = [dim.dim_value or 1 for dim in dims]
+    rng = np.random.default_rng(1)
+    return [rng.random(shape, np.float32) for _ in range(count)]
+
+
+def test_an_engine_lies_beside_its_model_unless_told_otherwise(model: Path) -> None:
+    result = tandem.build(model)
+    assert result.path == model.with_suffix(".engine")
+    assert result.manifest.provenance.precision == "fp32"
+    assert str(result.path) in result.report
+
+
+def test_a_model_in_memory_is_built_as_its_file_is(model: Path, tmp_path: Path) -> None:
+    file = tandem.build(model, tmp_path / "a.engine").path
+    memory = tandem.build(onnx.load(model), tmp_path / "b.engine").path
+    feed = samples(model)[0]
+    results = []
+    for path in (file, memory):
+        with tandem.open_session(path) as session:
+            results.append(session.infer({session.inputs[0].name: feed}))
+    for name, expected in results[0].items():
+        np.testing.assert_array_equal(results[1][name], expected)
+
+
+def test_calibration_is_data_or_a_table_and_makes_int8(model: Path, tmp_path: Path) -> None:
+    data = samples(model)
+    table = tandem.calibrate(model, data, method="minmax", samples=3, out=tmp_path / "t.json")
+    assert (table.method, table.samples) == ("minmax", 3)
+    assert tandem.read_table(tmp_path / "t.json") == table
+    for number, calibration in enumerate((data, table)):
+        out = tmp_path / f"{number}.engine"
+        built = tandem.build(model, out, calibration=calibration)
+        assert built.manifest.provenance.precision == "int8"
+    assert built.manifest.provenance.calibration is not None
+    assert built.manifest.provenance.calibration.samples == 3
+
+
+def test_arguments_go_before_options(model: Path, tmp_path: Path) -> None:
+    options = tandem.BuildOptions(precision="fp16", data=samples(model))
+    built = tandem.build(model, tmp_path / "m.engine", precision="fp32", options=options)
+    assert built.manifest.provenance.precision == "fp32"
+
+
+def test_a_plan_needs_no_board_and_takes_the_precision(model: Path) -> None:
+    plan = tandem.plan(model, profile="agx-orin-64gb", precision="fp16")
+    assert (plan.name, plan.profile, plan.precision) == ("net", "agx-orin-64gb", "fp16")
+    assert "plan for agx-orin-64gb, fp16" in tandem.plan_text(plan)
+
+
+def test_an_unknown_profile_is_a_tandem_error(model: Path) -> None:
+    with pytest.raises(tandem.TandemError, match="no-such-board"):
+        tandem.plan(model, profile="no-such-board")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped detector with the shipped pipeline, which has an mqtt sink."""
+    folder = tmp_path_factory.mktemp("bundle")
+    tandem.build(MODELS / "robot-objects.onnx", folder / ENGINE)
+    (folder / LABELS).write_bytes((MODELS / "robot-objects.labels.txt").read_bytes())
+    pipeline = configs.ROOT / "pipelines" / "robot-objects.toml"
+    (folder / PIPELINE).write_bytes(pipeline.read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "file"])
+def test_a_pipeline_runs_without_a_broker(bundle: Path, tmp_path: Path, packed: bool) -> None:
+    target = bundle
+    if packed:
+        target = tmp_path / "robot.bundle"
+        write_bundle(
+            target, engine=bundle / ENGINE, pipeline=bundle / PIPELINE, labels=bundle / LABELS,
+            name="robot", version="1", profile="laptop",
+        )  # fmt: skip
+    results: list[tandem.FrameResult] = []
+    messages: list[ChildMessage] = []
+    frames = tandem.run_pipeline(
+        target, source=str(configs.ROOT / "scenes" / "heldout"), frames=3,
+        on_result=results.append, on_message=messages.append,
+    )  # fmt: skip
+    assert frames == len(results) == 3
+    assert isinstance(messages[0], Ready)
+    labels = set((bundle / LABELS).read_text().split())
+    found = {one.label for result in results for one in result.event.detections}
+    assert found
+    assert found <= labels
+
+
+def test_a_pipeline_stops_when_told(bundle: Path) -> None:
+    stop = threading.Event()
+    seen = []
+
+    def end(result: tandem.FrameResult) -> None:
+        seen.append(result)
+        stop.set()
+
+    pictures = str(configs.ROOT / "scenes" / "heldout")
+    assert tandem.run_pipeline(bundle, source=pictures, on_result=end, stop=stop) == len(seen)
+    assert len(seen) < 10
