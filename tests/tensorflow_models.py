@@ -50,11 +50,11 @@ def of_keras(model: Any, path: Path) -> dict[str, np.ndarray]:
 
 
 def make_keras(folder: Path) -> dict[str, np.ndarray]:
-    return of_keras(mobilenet_v3(), folder / "net.keras")
+    return of_keras(mobilenet_v3(), folder / "model.keras")
 
 
 def make_h5(folder: Path) -> dict[str, np.ndarray]:
-    return of_keras(mobilenet(), folder / "net.h5")
+    return of_keras(mobilenet(), folder / "model.h5")
 
 
 def make_saved_model(folder: Path) -> dict[str, np.ndarray]:
@@ -78,7 +78,7 @@ def make_saved_model(folder: Path) -> dict[str, np.ndarray]:
             return {"logits": logits, "scores": tf.nn.softmax(logits)}
 
     net, bias = Net(), np.random.normal(size=(1, 10)).astype(np.float32)
-    tf.saved_model.save(net, folder / "net", signatures={"serving_default": net.run})
+    tf.saved_model.save(net, folder / "saved_model", signatures={"serving_default": net.run})
     x = picture()
     outputs = {f"out:{key}": value.numpy() for key, value in net.run(x, bias).items()}
     return {"in:image": x, "in:bias": bias, **outputs}
@@ -98,7 +98,7 @@ def make_int8_tflite(folder: Path) -> dict[str, np.ndarray]:
 
 def of_tflite(converter: Any, folder: Path, x: np.ndarray) -> dict[str, np.ndarray]:
     content = converter.convert()
-    (folder / "net.tflite").write_bytes(content)
+    (folder / "model.tflite").write_bytes(content)
     interpreter = tf.lite.Interpreter(model_content=content)
     interpreter.allocate_tensors()
     (source,), (result,) = interpreter.get_input_details(), interpreter.get_output_details()
@@ -119,7 +119,7 @@ def make_eigenvalues(folder: Path) -> dict[str, np.ndarray]:
             return tf.linalg.eigvalsh(x)
 
     net = Net()
-    tf.saved_model.save(net, folder / "net", signatures={"serving_default": net.run})
+    tf.saved_model.save(net, folder / "saved_model", signatures={"serving_default": net.run})
     return {}
 
 

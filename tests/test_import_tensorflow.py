@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from import_page import run_command_of_page
 from numpy.typing import NDArray
 
 import tandem
@@ -55,25 +56,23 @@ def agree(engine: Path, inputs: Arrays, expected: Arrays, error: float = FP32_ER
         assert np.abs(outputs[name] - array).max() <= error * np.abs(array).max(), name
 
 
-FILES = (
-    ("keras", "net.keras", FP32_ERROR),
-    pytest.param("h5", "net.h5", FP32_ERROR, marks=pytest.mark.slow),
-    ("saved_model", "net", FP32_ERROR),
-    ("tflite", "net.tflite", FP32_ERROR),
+MODELS = (
+    ("keras", "model.keras", FP32_ERROR),
+    ("saved_model", "saved_model", FP32_ERROR),
+    ("tflite", "model.tflite", FP32_ERROR),
     # TensorFlow Lite rounds in integers, ONNX in floating point: some steps of the last scale.
-    pytest.param("int8_tflite", "net.tflite", 0.05, marks=pytest.mark.slow),
+    pytest.param("int8_tflite", "model.tflite", 0.05, marks=pytest.mark.slow),
 )
 
 
-@pytest.mark.parametrize(("kind", "name", "error"), FILES)
+@pytest.mark.parametrize(("kind", "name", "error"), MODELS)
 def test_an_engine_computes_what_tensorflow_computes(
     kind: str, name: str, error: float, tensorflow: Path, tmp_path: Path
 ) -> None:
     inputs, expected = make(tensorflow, kind, tmp_path)
-    result = tandem.build(tmp_path / name)
-    assert result.path == tmp_path / "net.engine"
-    assert any(note.startswith("exported to ONNX by TensorFlow 2") for note in result.notes)
-    agree(result.path, inputs, expected, error)
+    engine, report = run_command_of_page(name, tmp_path)
+    assert "exported to ONNX by TensorFlow 2" in report
+    agree(engine, inputs, expected, error)
 
 
 @pytest.mark.slow
@@ -82,32 +81,32 @@ def test_inputs_as_nchw_holds_in_build_plan_calibrate_and_compare(
 ) -> None:
     inputs, expected = make(tensorflow, "h5", tmp_path)
     ((name, picture),) = inputs.items()
-    turned = np.ascontiguousarray(picture.transpose(0, 3, 1, 2))
-    np.save(tmp_path / "x.npy", turned)
-    model, data = str(tmp_path / "net.h5"), str(tmp_path / "x.npy")
-    layout, engine = "--inputs-as-nchw", str(tmp_path / "net.engine")
+    turned = {name: np.ascontiguousarray(picture.transpose(0, 3, 1, 2))}
+    agree(run_command_of_page("model.h5", tmp_path)[0], turned, expected)
+    np.save(tmp_path / "x.npy", turned[name])
+    model, data = str(tmp_path / "model.h5"), str(tmp_path / "x.npy")
     commands = (
-        ["plan", model, "--profile", "agx-orin-64gb", layout],
-        ["calibrate", model, "--data", data, layout],
-        ["build", model, layout],
-        ["compare", engine, model, "--data", data, layout],
+        ["plan", model, "--profile", "agx-orin-64gb"],
+        ["calibrate", model, "--data", data],
+        ["compare", str(tmp_path / "model.engine"), model, "--data", data],
     )
     for command in commands:
-        done = CliRunner().invoke(command_line, command)
+        done = CliRunner().invoke(command_line, [*command, "--inputs-as-nchw"])
         assert done.exit_code == 0, (command, done.output, done.exception)
-    agree(tmp_path / "net.engine", {name: turned}, expected)
 
 
 def test_what_cannot_be_exported_is_named_and_the_log_is_kept(
     tensorflow: Path, tmp_path: Path
 ) -> None:
     make(tensorflow, "eigenvalues", tmp_path)
-    with pytest.raises(tandem.TandemError, match="net cannot be exported.*Eig.*log") as refused:
-        tandem.build(tmp_path / "net")
+    with pytest.raises(
+        tandem.TandemError, match="saved_model cannot be exported.*SelfAdjointEig.*log"
+    ) as refused:
+        tandem.build(tmp_path / "saved_model")
     log = Path(str(refused.value).rpartition(" is in ")[2].rstrip("."))
     assert "Eig" in log.read_text()
     log.unlink()
-    assert not (tmp_path / "net.engine").exists()
+    assert not (tmp_path / "saved_model.engine").exists()
 
 
 def test_a_damaged_keras_file_is_refused(tensorflow: Path, tmp_path: Path) -> None:
