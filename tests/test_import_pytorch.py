@@ -1,5 +1,6 @@
-"""PyTorch models: engines compute what torch computes, and files that could run code are refused."""
+"""PyTorch models: engines compute what torch computes; files that could run code are refused."""
 
+import contextlib
 import os
 import pickle
 import re
@@ -91,8 +92,7 @@ def test_a_pickle_is_refused_and_the_lines_that_it_says_make_a_pt2(tmp_path: Pat
     torch.save(Scaled().state_dict(), path)
     with pytest.raises(tandem.TandemError, match="run any code") as refused:
         tandem.build(path)
-    first, *others = str(refused.value).split("\n")
-    lines = "\n".join(line.strip() for line in others)
+    lines = "\n".join(line.strip() for line in str(refused.value).split("\n")[1:])
     code = f"import torch\nmodule = torch.nn.Conv2d(3, 2, 3)\n{lines}"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
     assert tandem.build(tmp_path / "best.pt2").path.exists()
@@ -128,7 +128,8 @@ def test_a_pt2_that_would_run_code_is_refused_unread(part: str, tmp_path: Path) 
         tandem.build(hostile)
     assert not (tmp_path / "was here").exists()
     if part.startswith("sample_inputs"):
-        torch.export.load(hostile)
+        with contextlib.suppress(Exception):  # what follows the pickle
+            torch.export.load(hostile)
         assert (tmp_path / "was here").exists()  # what the refusal is for
 
 
@@ -163,7 +164,7 @@ def test_example_inputs_are_asked_for_and_belong_to_modules_alone() -> None:
     with pytest.raises(tandem.TandemError, match="has no example inputs"):
         tandem.build(Scaled().eval())
     with pytest.raises(tandem.TandemError, match="belong to a PyTorch module"):
-        tandem.build("model.onnx", SHAPES)  # type: ignore[call-overload]
+        tandem.build("model.onnx", SHAPES)
 
 
 class Solved(torch.nn.Module):

@@ -100,7 +100,7 @@ def test_what_cannot_be_exported_is_named_and_the_log_is_kept(
 ) -> None:
     make(tensorflow, "eigenvalues", tmp_path)
     with pytest.raises(
-        tandem.TandemError, match="saved_model cannot be exported.*SelfAdjointEig.*log"
+        tandem.TandemError, match=r"saved_model cannot be exported.*SelfAdjointEig.*log"
     ) as refused:
         tandem.build(tmp_path / "saved_model")
     log = Path(str(refused.value).rpartition(" is in ")[2].rstrip("."))

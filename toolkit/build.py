@@ -5,15 +5,14 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 import onnx
 
 from calibration.table import CalibrationTable, write_table
 from device.engine.manifest import DimRange, Precision
-from toolkit.engine.build import BuildOptions, BuildResult, build_engine
+from toolkit.engine.build import BuildOptions, BuildResult, Progress, build_engine
 from toolkit.engine.measure import CalibrateRequest, measure_model
-from toolkit.engine.options import Progress
 from toolkit.engine.plan_models import PlanMember, PlanRequest, make_plan
 from toolkit.errors import ImportModelError
 from toolkit.importers.onnx import ModelBytes, ModelSource, source_path
@@ -54,36 +53,9 @@ Model = str | Path | ModelFile | onnx.ModelProto | Network | TorchModel
 layer."""
 
 
-@overload
 def build(
-    model: Model,
-    out: str | Path | None = None,
-    *,
-    profile: str = "laptop",
-    precision: Precision | Literal["best"] | None = None,
-    calibration: Source | CalibrationTable | None = None,
-    options: BuildOptions | None = None,
-    on_progress: Progress | None = None,
-) -> BuildResult: ...
-
-
-@overload
-def build(
-    model: "torch.nn.Module | torch.export.ExportedProgram",
-    example_inputs: tuple[Any, ...] | None = None,
-    *,
-    out: str | Path | None = None,
-    profile: str = "laptop",
-    precision: Precision | Literal["best"] | None = None,
-    calibration: Source | CalibrationTable | None = None,
-    options: BuildOptions | None = None,
-    on_progress: Progress | None = None,
-) -> BuildResult: ...
-
-
-def build(
-    model: Any,
-    example_inputs: Any = None,
+    model: "Model | torch.nn.Module | torch.export.ExportedProgram",
+    example_inputs: "str | Path | tuple[Any, ...] | torch.Tensor | None" = None,
     *,
     out: str | Path | None = None,
     profile: str = "laptop",
@@ -92,10 +64,10 @@ def build(
     options: BuildOptions | None = None,
     on_progress: Progress | None = None,
 ) -> BuildResult:
-    """Build an engine for a device profile and write it to `out`: `build(model, out)`.
+    """Build an engine for a device profile and write it to `out`.
 
-    A PyTorch module comes with the arguments of its `forward`, a tuple:
-    `build(module, example_inputs, out=out)`.
+    `build(model, out)`, or for PyTorch `build(module, example_inputs, out=out)`: the second
+    argument is `out` where it is a path. `example_inputs` are the arguments of `forward`, a tuple.
 
     `out` None: the model's name with the ending .engine, beside the model file. `precision` None:
     int8 with `calibration`, else fp16, or fp32 where the profile has no GPU. `calibration`: a
@@ -107,13 +79,8 @@ def build(
     """
     if isinstance(example_inputs, str | Path):
         out, example_inputs = example_inputs, None
-    if is_torch(model):
-        model = TorchModel(model, _arguments(example_inputs))
-    elif example_inputs is not None:
-        raise ImportModelError(
-            f"example inputs belong to a PyTorch module, but the model is {type(model).__name__}; "
-            "leave them out."
-        )
+    if example_inputs is not None:
+        model = _with_inputs(model, example_inputs)
     options = options or BuildOptions()
     if precision is not None:
         options = replace(options, precision=precision)
@@ -195,6 +162,8 @@ def calibrate(
 
 
 def _source(model: Model) -> ModelSource:
+    if is_torch(model):
+        model = TorchModel(model)
     if isinstance(model, TorchModel):
         return ModelBytes(f"{model.title}.onnx", export_module(model).data)
     if isinstance(model, Network):
@@ -204,11 +173,15 @@ def _source(model: Model) -> ModelSource:
     return model
 
 
-def _arguments(example_inputs: object) -> tuple[Any, ...]:
-    """Return the arguments of `forward`: one tensor may stand without a tuple."""
-    if example_inputs is None:
-        return ()
-    return example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+def _with_inputs(model: object, example_inputs: object) -> TorchModel:
+    """Return a PyTorch module with its inputs; one tensor may stand without a tuple."""
+    if not is_torch(model):
+        raise ImportModelError(
+            f"example inputs belong to a PyTorch module, but the model is {type(model).__name__}; "
+            "leave them out."
+        )
+    inputs = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    return TorchModel(model, inputs)
 
 
 def _plugins(model: Model) -> tuple[Plugin, ...]:

@@ -79,7 +79,7 @@ def export_module(model: TorchModel) -> Exported:
     if not model.example_inputs:
         raise ImportModelError(
             f"{model.title} has no example inputs, and their shapes become those of the engine; "
-            "give them: tandem.build(module, (torch.rand(1, 3, 224, 224),))."
+            "give them: tandem.TorchModel(module, (torch.rand(1, 3, 224, 224),))."
         )
     return _to_onnx(model.module, model.example_inputs, model.title, model.dynamic_shapes)
 

@@ -99,13 +99,13 @@ def export_keras(path: str, out: str, nchw: bool, say: Say) -> None:
     specs = [tf.TensorSpec(item.shape, item.dtype, item.name) for item in model.inputs]
     names = list(model.output_names)
 
-    @tf.function(input_signature=specs)
     def serve(*inputs: Any) -> dict[str, Any]:  # noqa: ANN401  (tensors)
         outputs = model(list(inputs) if len(inputs) > 1 else inputs[0], training=False)
         return dict(zip(names, tf.nest.flatten(outputs), strict=True))
 
+    signature = {"serving_default": tf.function(serve, input_signature=specs)}
     with tempfile.TemporaryDirectory(prefix="tandem-keras-") as folder:
-        tf.saved_model.save(model, folder, signatures={"serving_default": serve})
+        tf.saved_model.save(model, folder, signatures=signature)
         export_saved_model(folder, out, nchw, say)
 
 

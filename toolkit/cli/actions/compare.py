@@ -57,7 +57,7 @@ def compare_engine(request: CompareRequest, report: Report) -> tuple[Comparison,
     preprocess, emulation = request.preprocess, request.emulation
     settings = load_model(preprocess) if preprocess else None
     with open_engine(request.engine) as engine:
-        graph = _graph_of(request.model, engine, request.plugins, request.inputs_as_nchw)
+        graph = _graph_of(request, engine, report)
         tensors = load_recorded(request.recorded) if request.recorded else {}
         samples = _samples(request.data, graph, settings, request.samples, tensors)
         comparer = Comparer(engine, graph, emulation)
@@ -74,14 +74,12 @@ def compare_engine(request: CompareRequest, report: Report) -> tuple[Comparison,
         return comparison, recorded
 
 
-def _graph_of(
-    path: Path, engine: Engine, plugins: tuple[Plugin, ...], inputs_as_nchw: bool
-) -> ir.Model:
+def _graph_of(request: CompareRequest, engine: Engine, report: Report) -> ir.Model:
     """Return the model's graph after the passes, without Q/DQ.
 
     Raises BuildError where the engine was made of another model.
     """
-    manifest = engine.manifest
+    manifest, path = engine.manifest, request.model
     tensors = {tensor.name: tensor for tensor in manifest.tensors}
     shapes = {
         name: tuple(dim for dim in tensors[name].shape if isinstance(dim, int))
@@ -95,8 +93,13 @@ def _graph_of(
             f"{engine.path} was made of {stated.model} with sha256 {stated.model_sha256[:12]}, but "
             f"{path} has {sha256[:12]}; give the model that the engine was built from."
         )
-    source = ModelFile(path, inputs_as_nchw)
-    imported = import_model(source, shapes=shapes, dims=manifest.dims, plugins=plugins)
+    imported = import_model(
+        ModelFile(path, request.inputs_as_nchw),
+        shapes=shapes,
+        dims=manifest.dims,
+        plugins=request.plugins,
+        report=report,
+    )
     model = imported.model
     if has_qdq(model):
         model = import_qdq(model, any_weight_scale=True).model

@@ -9,7 +9,7 @@ import click
 
 from device.engine.manifest import Precision
 from device.files import replacing
-from toolkit.cli.options.calibration import parse_shapes
+from toolkit.cli.options.calibration import parse_shapes, progress_bar
 from toolkit.cli.options.choices import PLAN_SECONDS
 from toolkit.cli.options.finite import FiniteRange
 from toolkit.cli.options.model import layout_option
@@ -120,7 +120,8 @@ def plan(
             json.dumps(asdict(explanation)) if as_json else action.render_explanation(explanation)
         )
         return
-    result = action.make_plan(request)
+    with progress_bar("plan") as report:
+        result = action.make_plan(request, report)
     if html:
         with replacing(html) as file:
             file.write(action.plan_html(result.shared, result.advice).encode())
