@@ -9,7 +9,7 @@
 
 On the host:
     build           model (ONNX, PyTorch, TensorFlow, Keras) -> engine file; `BuildOptions`,
-                    `RangeOptions`, `PlanOptions`, `DimRange`; `TorchModel`, `ModelFile`
+                    `RangeOptions`, `PlanOptions`, `DimRange`; `TorchModel`, `ModelPath`
     plan            what runs where, why, and how fast, without a board; `plan_text` shows it
     calibrate       data -> INT8 ranges; `read_table` and `write_table` keep them
     Network         a model made layer by layer, as with TensorRT's network definition API;
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         BuildOptions,
         BuildResult,
         DimRange,
-        ModelFile,
+        ModelPath,
         Plan,
         PlanOptions,
         RangeOptions,
@@ -92,7 +92,7 @@ _MODULES = {
     "InterpolationMode": "toolkit.network",
     "Layer": "toolkit.network",
     "MatrixOperation": "toolkit.network",
-    "ModelFile": "toolkit.build",
+    "ModelPath": "toolkit.build",
     "Network": "toolkit.network",
     "PaddingMode": "toolkit.network",
     "Plan": "toolkit.build",
@@ -138,7 +138,7 @@ __all__ = [
     "InterpolationMode",
     "Layer",
     "MatrixOperation",
-    "ModelFile",
+    "ModelPath",
     "Network",
     "PaddingMode",
     "Plan",

@@ -51,3 +51,14 @@ class PipelineError(TandemError):
 
 class SourceError(PipelineError):
     """A camera, stream, file or folder of pictures cannot be read."""
+
+
+LONGEST_QUOTE = 300  # characters of a library's message that ours repeat
+
+
+def shortened(text: str) -> str:
+    """Leave out the beginning of a long message of a library: the end says what is wrong."""
+    if len(text) <= LONGEST_QUOTE:
+        return text
+    end = text[-LONGEST_QUOTE:]
+    return f"... {end.partition(' ')[2] or end}"

@@ -11,6 +11,7 @@ import onnx
 
 from device.engine.manifest import Precision
 from device.profile import load_profile
+from toolkit.engine.support import ask_gpu
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
 from toolkit.partition.planning.objectives import DEFAULT
@@ -40,7 +41,7 @@ class Golden:
         return FOLDER / f"plan_{self.model}_{self.profile}_{self.precision}{aim}.txt"
 
     def plan(self) -> Plan:
-        """Import the model, run the passes and plan it, every tensor having a scale."""
+        """Import the model, run the passes, ask the GPU and plan, every tensor having a scale."""
         model, _ = run_passes(import_model(LIGHT_MODELS / f"light_{self.model}.onnx").model)
         profile = load_profile(self.profile)
         options = PlanOptions(
@@ -50,7 +51,12 @@ class Golden:
             seconds=SECONDS,
         )
         prepared = prepare(model, profile, options)
-        graph = Model(self.model, prepared.model.graph, cuts=prepared.cuts)
+        graph = Model(
+            self.model,
+            prepared.model.graph,
+            cuts=prepared.cuts,
+            kernels=ask_gpu(prepared.model),
+        )
         return make_plan(graph, profile, options)
 
 

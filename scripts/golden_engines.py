@@ -11,7 +11,7 @@ with; where a check fails after another of them is installed, compare with the c
 Names may change: give the new one and the one that the file was written with in `RENAMED_KERNELS`,
 `RENAMED_PARAMETERS` and `RENAMED_STEPS`. Names of allocations are not hashed, nor is any order of
 parameters and constants. What the project is called upon for is in `_model`, `_planned` and
-`_covered`; how its values are read is in `_plan_text` to `_workspace_text`.
+`_built`; how its values are read is in `_plan_text` to `_workspace_text`.
 """
 
 import argparse
@@ -38,10 +38,11 @@ from device.engine.manifest import DimRange, Precision
 from scripts.golden import LIGHT_MODELS
 from scripts.golden_graphs import GRAPHS, graph_named
 from scripts.networks import NETWORKS
-from toolkit.engine.build import cover, plan_nodes, unified_ranges
+from toolkit.engine.build import ask_for_kernels, build_planned, plan_nodes, unified_ranges
 from toolkit.engine.calibrate import Calibrated, calibrate
 from toolkit.engine.options import BuildJob, BuildOptions
 from toolkit.engine.read import read_model
+from toolkit.engine.segments import BuiltSegments
 from toolkit.engine.target import choose_target
 from toolkit.gpu.codegen.kernel_files import kernel_function
 from toolkit.gpu.compile import GpuSegment
@@ -60,9 +61,8 @@ from toolkit.gpu.schedule.tactics import TacticOptions
 from toolkit.gpu.segments import GpuBackend, gpu_target
 from toolkit.gpu.shapes.sizes import Size
 from toolkit.graph.extract import serialize_segment
-from toolkit.partition.coverage import Covered
 from toolkit.partition.planning.objectives import DEFAULT
-from toolkit.partition.planning.plan import Plan, PlanOptions
+from toolkit.partition.planning.plan import Plan, PlanOptions, SharedPlan
 
 FILE = Path(__file__).parent.parent / "tests" / "golden" / "engines.json"
 SECONDS = 120.0  # of search: far more than any proof takes, so that a busy machine finds the same
@@ -71,16 +71,8 @@ PROCESSES = 2
 # New name -> name in the golden file. Empty them when the file is written again.
 RENAMED_KERNELS: Mapping[str, str] = {}
 RENAMED_PARAMETERS: Mapping[str, str] = {}
-RENAMED_STEPS: Mapping[str, str] = {
-    "greater_equal": "not_less",
-    "int_div": "whole_div",
-    "int_power": "whole_power",
-    "int_remainder": "whole_remainder",
-    "is_nonzero": "bool",
-    "less_equal": "not_greater",
-    "thresholded_relu": "thresholded",
-}
-"""Of all strings in constants: steps of endings, kinds of reductions and so on."""
+RENAMED_STEPS: Mapping[str, str] = {}
+"""Of all strings in constants: steps of epilogues, kinds of reductions and so on."""
 
 # Kernels that no case makes, with the reason; all others must occur.
 NOT_COVERED: Mapping[str, str] = {}
@@ -248,8 +240,8 @@ class Golden:
     """The expected results of a case: counts to read, then hashes.
 
     `kernels`: launches of each kernel in all tactics. `mma_layout`: those that store accumulators
-    in the MMA layout. `processors`: planned segments of each. `portable`: pieces of GPU segments
-    that have no kernels.
+    in the MMA layout. `processors`: planned segments of each. `portable`: GPU segments that
+    have no kernels.
     """
 
     processors: dict[str, int]
@@ -268,33 +260,38 @@ class Golden:
 
 @dataclass(frozen=True)
 class _Planned:
+    """A plan and what it was made of; `programs` takes the segments that `backend` compiles."""
+
     calibrated: Calibrated
-    plan: Plan
+    shared: SharedPlan
     job: BuildJob
+    backend: GpuBackend | None
+    programs: dict[str, KernelProgram]
 
 
 def measure(case: Case) -> Golden:
     """Return what a build makes of a case."""
     planned = _planned(case)
-    covered, programs = _covered(planned)
+    (plan,) = planned.shared.plans
+    built, programs = _built(planned), planned.programs
     operations = [op for program in programs.values() for op in program.ops]
     tactics = [tactic for op in operations for tactic in op.tactics]
     calls = [call for tactic in tactics for call in tactic]
     kernels = Counter(_kernel(call) for call in calls)
     mma_layout = Counter(_kernel(call) for call in calls if _has_mma_layout(call))
-    processors = Counter(segment.processor for segment in planned.plan.segments)
+    processors = Counter(segment.processor for segment in plan.segments)
     numbers = {name: _allocation_numbers(program) for name, program in programs.items()}
     return Golden(
         processors=dict(sorted(processors.items())),
         rewrites=len(planned.calibrated.prepared.applied),
-        portable=sum(piece.portable for piece in covered.pieces),
+        portable=sum(s.place == "portable" for s in built.plan.segments if s.processor == "gpu"),
         operations=len(operations),
         tactics=len(tactics),
         kernels=dict(sorted(kernels.items())),
         mma_layout=dict(sorted(mma_layout.items())),
-        plan=_sha(_plan_text(planned.plan)),
-        segments=_sha(_segments_text(covered)),
-        weights=_sha(_weights_text(covered, programs)),
+        plan=_sha(_plan_text(plan)),
+        segments=_sha(_segments_text(built)),
+        weights=_sha(_weights_text(built, programs)),
         launches=_sha({n: _launches_text(p, numbers[n]) for n, p in programs.items()}),
         workspace=_sha({n: _workspace_text(p, numbers[n]) for n, p in programs.items()}),
     )
@@ -323,7 +320,7 @@ def _model(case: Case, folder: Path) -> Path:
 
 
 def _planned(case: Case) -> _Planned:
-    """Steps 1 to 5 of `toolkit.engine.build.build_engine`, with stand-ins for ranges."""
+    """Steps 1 to 6 of `toolkit.engine.build.build_engine`, with stand-ins for ranges."""
     options = BuildOptions(
         precision=case.precision,
         dummy_ranges=case.precision == "int8",
@@ -334,18 +331,19 @@ def _planned(case: Case) -> _Planned:
     with tempfile.TemporaryDirectory() as folder:
         job = read_model(_model(case, Path(folder)), choose_target(case.profile), options)
         calibrated = calibrate(job)
-    plan = plan_nodes(calibrated, job)
-    assert plan.search is None or plan.search.proven, f"no plan is proven for {case.name}"
-    return _Planned(calibrated, plan, job)
+    programs: dict[str, KernelProgram] = {}
+    backend = _backend(job, programs)
+    kernels = ask_for_kernels(calibrated, job, backend)
+    shared = plan_nodes(calibrated, kernels, job)
+    assert shared.plans[0].search.proven, f"no plan is proven for {case.name}"
+    return _Planned(calibrated, shared, job, backend, programs)
 
 
-def _covered(planned: _Planned) -> tuple[Covered, dict[str, KernelProgram]]:
-    """Steps 6 to 10 with a stand-in for the compiler; returns the programs by segment, too.
+def _backend(job: BuildJob, programs: dict[str, KernelProgram]) -> GpuBackend | None:
+    """Return a backend whose compiler only keeps the programs, by segment.
 
     Compiling takes minutes, and a host may have no compiler.
     """
-    calibrated, plan, job = planned.calibrated, planned.plan, planned.job
-    programs: dict[str, KernelProgram] = {}
 
     def record(name: str, program: KernelProgram, **_: object) -> GpuSegment:
         programs[name] = program
@@ -354,17 +352,22 @@ def _covered(planned: _Planned) -> tuple[Covered, dict[str, KernelProgram]]:
         )
         return GpuSegment(cuda, {}, (), program.workspace_bytes, program.largest_live_bytes)
 
-    backend = None
-    if job.target.profile.gpu is not None:
-        tactics = job.options.tactics
-        backend = GpuBackend(
-            gpu_target(job.target.profile, tactics),
-            plan.precision,
-            job.imported.dims,
-            tactics=tactics,
-            compiler=record,
-        )
-    return cover(calibrated, plan, unified_ranges(calibrated, plan), job, backend), programs
+    if job.target.profile.gpu is None:
+        return None
+    tactics = job.options.tactics
+    return GpuBackend(
+        gpu_target(job.target.profile, tactics),
+        job.plan.precision,
+        job.imported.dims,
+        tactics=tactics,
+        compiler=record,
+    )
+
+
+def _built(planned: _Planned) -> BuiltSegments:
+    """Steps 7 to 10, with the stand-in for the compiler."""
+    unified = unified_ranges(planned.calibrated, planned.shared.plans[0])
+    return build_planned(planned.calibrated, planned.shared, unified, planned.job, planned.backend)
 
 
 # What is hashed, as values that JSON can hold
@@ -384,26 +387,26 @@ def _plan_text(plan: Plan) -> object:
     return [rows, [[s.name, s.processor, list(s.nodes)] for s in plan.segments]]
 
 
-def _segments_text(covered: Covered) -> object:
+def _segments_text(built: BuiltSegments) -> object:
     pieces = [
-        [piece.segment.name, piece.segment.processor, dict(piece.refused), list(piece.along)]
-        for piece in covered.pieces
+        [segment.name, segment.processor, dict(segment.no_kernel), list(segment.unpaid)]
+        for segment in built.plan.segments
     ]
     models = [
         [s.name, list(s.inputs), list(s.outputs), _sha_bytes(serialize_segment(s))]
-        for s in covered.extracted
+        for s in built.extracted
     ]
-    dims = [[dim.name, dim.min, dim.opt, dim.max, dim.step] for dim in covered.gpu.dims]
+    dims = [[dim.name, dim.min, dim.opt, dim.max, dim.step] for dim in built.gpu.dims]
     return [pieces, models, dims]
 
 
-def _weights_text(covered: Covered, programs: Mapping[str, KernelProgram]) -> object:
+def _weights_text(built: BuiltSegments, programs: Mapping[str, KernelProgram]) -> object:
     constants = {
         segment.name: {
             name: [str(array.dtype), list(array.shape), _sha_array(array)]
             for name, array in segment.weights.items()
         }
-        for segment in covered.extracted
+        for segment in built.extracted
     }
     return [constants, {name: _sha_bytes(p.weights) for name, p in programs.items()}]
 

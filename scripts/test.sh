@@ -55,6 +55,9 @@ fi
 make_venv dev,gpu-build
 make_tensorflow_venv
 
+heading "models of wheels (200 MB, once)"
+.venv/bin/python tests/foreign_models.py
+
 heading "ruff format --check"
 .venv/bin/ruff format --check .
 heading "ruff check"

@@ -20,7 +20,7 @@ from pipelines.stages.preprocess import preprocess as preprocess
 from toolkit.build import BuildOptions as BuildOptions
 from toolkit.build import BuildResult as BuildResult
 from toolkit.build import DimRange as DimRange
-from toolkit.build import ModelFile as ModelFile
+from toolkit.build import ModelPath as ModelPath
 from toolkit.build import Plan as Plan
 from toolkit.build import PlanOptions as PlanOptions
 from toolkit.build import RangeOptions as RangeOptions

@@ -1,11 +1,21 @@
 """Two Q/DQ graphs of one model, compared tensor by tensor from the same INT8 operands."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    quant_pre_process,
+    quantize_static,
+)
+
+from toolkit.importers.onnx import import_model
 
 Arrays = dict[str, np.ndarray]
 
@@ -114,3 +124,34 @@ def steps_apart(
         name: np.abs(on_grid(found[name], step) - on_grid(seen[name], step)) / step
         for name, step in steps.items()
     }
+
+
+class _Reader(CalibrationDataReader):
+    def __init__(self, samples: list[np.ndarray]) -> None:
+        self._left = iter(samples)
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        x = next(self._left, None)
+        return None if x is None else {"x": x}
+
+
+def by_onnxruntime(
+    path: Path,
+    samples: list[np.ndarray],
+    activations: QuantType = QuantType.QInt8,
+    symmetric: bool = True,
+) -> tuple[onnx.ModelProto, ir.Model]:
+    """What onnxruntime's own quantizer makes of a model, as a proto and imported."""
+    ready, out = path.with_suffix(".pre.onnx"), path.with_suffix(".qdq.onnx")
+    quant_pre_process(path, ready)
+    quantize_static(
+        ready,
+        out,
+        _Reader(samples),
+        quant_format=QuantFormat.QDQ,
+        activation_type=activations,
+        weight_type=QuantType.QInt8,
+        per_channel=True,
+        extra_options={"ActivationSymmetric": symmetric, "WeightSymmetric": True},
+    )
+    return onnx.load(out), import_model(out).model

@@ -104,7 +104,12 @@ def test_inspect_loads_numpy_and_nothing_heavier(engine: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("doctor", "--help"), ("inspect", "--json"), ("bench", "--iterations", "2", "--json")],
+    [
+        ("doctor", "--help"),
+        ("inspect", "--json"),
+        ("infer", "--json"),
+        ("bench", "--iterations", "2", "--json"),
+    ],
     ids=lambda arguments: arguments[0],
 )
 def test_a_command_of_the_board_runs_without_the_packages_of_the_host(

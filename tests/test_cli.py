@@ -1,10 +1,13 @@
 """The command line: help with examples, JSON, exit statuses, errors in one sentence."""
 
+import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -86,7 +89,8 @@ def test_a_saved_table_builds_the_same_engine_again(tmp_path: Path, engine: Path
         (("build", "net.onnx", "--profile", "agx-orin-64"), "agx-orin-64gb"),
         (("build", "net.onnx", "--data", "empty"), "empty"),
         (("build", "net.onnx", "--precision", "int8"), "INT8 needs activation ranges"),
-        (("inspect", "net.onnx"), "net.onnx"),
+        (("inspect", "net.engine"), "net.engine is not an engine"),
+        (("inspect", "none.onnx"), "there is no file none.onnx"),
         (("profiles", "show", "orin-nano"), "orin-nano"),
         (("run", "net.engine", "--source", "/dev/null"), "pipeline"),
     ],
@@ -125,3 +129,32 @@ def test_malformed_and_useless_options_are_usage_errors(
     done = CliRunner().invoke(toolkit.cli.main.tandem, ["build", str(model), *option])
     assert done.exit_code == 2, done.output
     assert [p.name for p in tmp_path.iterdir()] == ["net.onnx"]
+
+
+def options_of(command: click.Command) -> set[str]:
+    below = command.commands.values() if isinstance(command, click.Group) else ()
+    own = {option for parameter in command.params for option in parameter.opts}
+    return own.union(*(options_of(one) for one in below))
+
+
+# Options of other programs, and of processes that Tandem starts.
+FOREIGN = {
+    "--add", "--config", "--dump-resource-usage", "--exists", "--format", "--help", "--id",
+    "--port", "--query-gpu", "--system-site-packages", "--until-stdin-closes", "--version",
+    "--write",
+}  # fmt: skip
+
+
+def test_options_that_messages_name_are_those_of_a_command() -> None:
+    root = click.Context(toolkit.cli.main.tandem)
+    commands = [toolkit.cli.main.tandem.get_command(root, name) for name in COMMANDS]
+    known = set().union(*(options_of(command) for command in commands if command))
+    folder = Path(toolkit.__file__).parent
+    named: dict[str, Path] = {}
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found = re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z](?![\w-])", node.value)
+                named |= dict.fromkeys(found, path)
+    assert len(named) > 50
+    assert {option: path for option, path in named.items() if option not in known | FOREIGN} == {}

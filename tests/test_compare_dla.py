@@ -179,12 +179,12 @@ def run(*arguments: object) -> str:
 
 def test_the_command_says_it_all(built: Built) -> None:
     engine, model, data = built
-    found = json.loads(run(engine, model, "--data", data, "--json"))
+    found = json.loads(run(engine, "--model", model, "--data", data, "--json"))
     assert found["samples"] == 2
     assert found["dla_segments"] >= 1
     assert found["outputs"][0]["dla"]["sqnr_db"] > 10
     assert any(row["own"] for row in found["nodes"])
-    text = run(engine, model, "--data", data, "--nodes")
+    text = run(engine, "--model", model, "--data", data, "--nodes")
     assert "silicon may differ" in text
     assert all(row["node"] in text for row in found["nodes"])
 
@@ -193,15 +193,32 @@ def test_the_model_of_another_engine_is_refused(built: Built, tmp_path: Path) ->
     engine, _, data = built
     other = small_convnet(tmp_path / "other.onnx", np.random.default_rng(8))
     with pytest.raises(TandemError, match="give the model that the engine was built from"):
-        run(engine, other, "--data", data)
+        run(engine, "--model", other, "--data", data)
 
 
 def test_an_engine_without_dla_says_so(built: Built, tmp_path: Path) -> None:
     _, model, data = built
     result = build_engine(model, "laptop", tmp_path / "cpu.engine", BuildOptions(dummy_ranges=True))
-    text = run(result.path, model, "--data", data)
+    text = run(result.path, "--model", model, "--data", data)
     assert "no segment on the DLA" in text
     assert text.startswith("UNCALIBRATED")
+    assert "CPU INT8" in text
+
+
+def test_an_engine_in_fp32_is_not_called_int8(built: Built, tmp_path: Path) -> None:
+    _, model, data = built
+    options = BuildOptions(precision="fp32")
+    path = build_engine(model, "laptop", tmp_path / "f.engine", options).path
+    text = run(path, "--model", model, "--data", data)
+    assert "CPU FP32" in text
+    assert "INT8" not in text
+
+
+def test_a_model_with_a_profile_is_built_and_compared(built: Built) -> None:
+    _, model, data = built
+    found = json.loads(run(model, "--profile", "agx-orin-64gb", "--data", data, "--json"))
+    assert (found["graph"], found["precision"], found["samples"]) == ("GPU INT8", "int8", 2)
+    assert found["outputs"][0]["gpu"]["sqnr_db"] > 10
 
 
 def recorded_run(engine: Path, model: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -228,7 +245,7 @@ def test_one_changed_element_of_a_recorded_run_is_found(built: Built, tmp_path: 
     run_of = recorded_run(engine, model, feeds)
     same = tmp_path / "same.npz"
     np.savez(same, allow_pickle=False, **run_of)
-    found = json.loads(run(engine, model, "--recorded", same, "--json"))["recorded"]
+    found = json.loads(run(engine, "--model", model, "--recorded", same, "--json"))["recorded"]
     assert found["first"] is None
     assert len(found["tensors"]) == len(run_of) - 1
     row = found["tensors"][len(found["tensors"]) // 2]
@@ -237,7 +254,7 @@ def test_one_changed_element_of_a_recorded_run_is_found(built: Built, tmp_path: 
     other = tmp_path / "other.npz"
     run_of |= {row["tensor"]: changed, "alien": np.zeros(2)}
     np.savez(other, allow_pickle=False, **run_of)
-    found = json.loads(run(engine, model, "--recorded", other, "--json"))["recorded"]
+    found = json.loads(run(engine, "--model", model, "--recorded", other, "--json"))["recorded"]
     assert found["first"]["tensor"] == row["tensor"]
     assert (found["first"]["differing"], found["first"]["largest"]) == (1, 2.0)
     assert found["first"]["worst"]["index"] == list(np.unravel_index(3, changed.shape))
@@ -252,7 +269,7 @@ def test_a_recorded_file_that_is_none_is_refused(
     path = tmp_path / "r.npz"
     path.write_bytes(content)
     with pytest.raises(TandemError, match=r"numpy\.savez"):
-        run(engine, model, "--recorded", path)
+        run(engine, "--model", model, "--recorded", path)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from model_fixtures import small_convnet
 
 from toolkit.cli.main import COMMANDS
 
@@ -55,6 +57,21 @@ def test_the_examples_of_the_python_page_run(tmp_path: Path) -> None:
             check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
+
+
+def test_the_commands_of_the_page_on_debugging_run(tmp_path: Path) -> None:
+    small_convnet(tmp_path / "model.onnx", np.random.default_rng())
+    text = (ROOT / "docs/DEBUGGING.md").read_text()
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    tandem = f'tandem() {{ "{sys.executable}" -m toolkit.cli "$@"; }}'
+    done = subprocess.run(
+        ["bash", "-ec", "\n".join([tandem, *blocks])],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("A and B agree") == 2
+    assert "1 of 9 nodes are left" in done.stdout
 
 
 def test_the_readme_names_every_command() -> None:

@@ -33,7 +33,7 @@ from toolkit.graph.node_view import NodeView
 from toolkit.graph.segment import PlannedSegment
 from toolkit.partition.costs.constants import load_costs
 from toolkit.partition.costs.model import CostModel
-from toolkit.partition.coverage import Piece, cut_segments
+from toolkit.partition.planning.portable import cut_segments
 from toolkit.quantize.ranges.measure import RangeOptions
 
 PROFILE = "orin-nano-8gb"
@@ -48,7 +48,7 @@ def convolution(name: str, reads: Sequence[str], made: str, like: NodeView = BIG
     return replace(like, name=name, inputs=(*inputs, weight), outputs=outputs, reads=tuple(reads))
 
 
-def cut(views: Sequence[NodeView], refused: Sequence[str]) -> tuple[Piece, ...]:
+def cut(views: Sequence[NodeView], refused: Sequence[str]) -> tuple[PlannedSegment, ...]:
     costs = CostModel(views, load_profile(PROFILE), precision="fp16")
     planned = PlannedSegment("gpu.0", "gpu", tuple(view.name for view in views))
     return cut_segments([planned], views, {name: f"{name} is odd" for name in refused}, costs)
@@ -86,13 +86,13 @@ def test_the_pieces_run_in_order_and_are_as_few_as_can_be(
 ) -> None:
     views, refused = graph
     pieces = cut(views, refused)
-    assert sorted(n for p in pieces for n in p.segment.nodes) == sorted(v.name for v in views)
-    assert len({piece.segment.name for piece in pieces}) == len(pieces)
+    assert sorted(n for p in pieces for n in p.nodes) == sorted(v.name for v in views)
+    assert len({piece.name for piece in pieces}) == len(pieces)
     by_name = {view.name: view for view in views}
     made = {"t0"}
     for piece in pieces:
-        assert all((n in refused) == piece.portable for n in piece.segment.nodes)
-        for name in piece.segment.nodes:
+        assert all((n in refused) == (piece.place == "portable") for n in piece.nodes)
+        for name in piece.nodes:
             assert made.issuperset(by_name[name].reads)
             made.add(by_name[name].outputs[0].name)
     assert len(pieces) == fewest_pieces(views, refused)
@@ -101,8 +101,7 @@ def test_the_pieces_run_in_order_and_are_as_few_as_can_be(
 def test_a_segment_without_refused_nodes_stays_as_it_is() -> None:
     small = one_node("Relu", [(1, 8, 4, 4)], (1, 8, 4, 4))
     (piece,) = cut([small], [])
-    assert piece.segment.name == "gpu.0"
-    assert not piece.portable
+    assert (piece.name, piece.place) == ("gpu.0", "gpu")
 
 
 def test_only_segments_of_the_gpu_are_cut() -> None:
@@ -115,14 +114,14 @@ def test_only_segments_of_the_gpu_are_cut() -> None:
     ]
     costs = CostModel(views, load_profile(PROFILE), precision="int8")
     pieces = cut_segments(planned, views, {"n4": "odd"}, costs)
-    assert [(p.segment.name, p.segment.processor, p.segment.nodes) for p in pieces] == [
+    assert [(p.name, p.processor, p.nodes) for p in pieces] == [
         ("gpu.0", "gpu", ("n0",)),
         ("dla0.0", "dla0", ("n1", "n2")),
         ("gpu.1.0", "gpu", ("n3",)),
         ("gpu.1.1", "gpu", ("n4",)),
         ("gpu.1.2", "gpu", ("n5",)),
     ]
-    assert [piece.portable for piece in pieces] == [False, False, False, True, False]
+    assert [piece.place for piece in pieces] == ["gpu", "dla", "gpu", "portable", "gpu"]
 
 
 def crossings_us(elements: int) -> float:
@@ -149,8 +148,9 @@ def test_an_island_gets_kernels_where_they_save_more_than_its_crossings_take(
     saved_us = costs.node("b", "cpu").time_us - costs.node("b", "gpu").time_us
     assert expected == (saved_us > crossings_us(math.prod(shape)))
     pieces = cut(views, ["a", "c"])
-    assert [piece.portable for piece in pieces] == ([True, False, True] if expected else [True])
-    assert expected or pieces[0].along == ("b",)
+    alone = ["portable", "gpu", "portable"]
+    assert [piece.place for piece in pieces] == (alone if expected else ["portable"])
+    assert expected or pieces[0].unpaid == ("b",)
 
 
 def test_all_nodes_without_kernels_are_found_at_once(
@@ -280,7 +280,8 @@ def test_a_partly_covered_network_has_kernels_beside_portable_pieces(
     full, half = 4 * 64 * 64 * 64, 4 * 64 * 32 * 32
     assert f"{full} bytes cross to the CPU and {half} back" in notes[0]
     assert "kernels for 1 more nodes would not save their crossings" in notes[1]
-    assert result.plan.segments[0].name == "gpu.0"  # the plan stays as it was made
+    assert [one.nodes for one in result.plan.segments] == list(nodes.values())
+    assert [one.place for one in result.plan.segments] == ["gpu", "portable"] * 2
 
 
 PORTABLE_NOTE = "portable segments compute in FP32; FP16 is for the board"

@@ -75,7 +75,7 @@ def test_a_deep_product_of_few_rows_is_the_same_in_parts(
     feeds = case.feeds(rng)
     truth = case.truth(feeds)["y"]
     for tactic in split_k:
-        assert [call.spec.title for call in tactic] == ["gemm im2col", "split_k_reduce"]
+        assert [call.spec.title for call in tactic] == ["gemm strided", "split_k_reduce"]
         chosen = tuple(TunableOp(w.nodes, (tactic,)) if w is op else w for w in program.ops)
         found = gpu_interpreter.run(replace(program, ops=chosen), feeds)["y"]
         difference = np.linalg.norm(found.astype(np.float64) - truth)

@@ -8,14 +8,20 @@ from gpu_graphs import Case, node, normal
 from onnx import helper
 
 from toolkit.gpu.emit.table import EMITTERS
+from toolkit.gpu.emit.top_k import MAX_COLUMNS
 from toolkit.gpu.ir.elementwise_ops import OPERATORS
-from toolkit.gpu.support import CONSTANTS, MOST_INDICES, REWRITTEN, RULES, ask_support
+from toolkit.gpu.passes.recurrent import LONGEST
+from toolkit.gpu.support import CONSTANTS, MAX_INDICES, REWRITTEN, RULES, ask_support
 
 Rng = np.random.Generator
 
 
-def asked(case: Case, **how: object) -> dict[str, str]:
-    return dict(ask_support(ir.from_proto(case.model()), **how).refused)
+def asked(case: Case, result: tuple[int, ...] | None = None, **how: object) -> dict[str, str]:
+    """Ask for a case; `result`: the shape of "y", where inference does not find it."""
+    model = ir.from_proto(case.model())
+    if result is not None:
+        model.graph.outputs[0].shape = ir.Shape(result)
+    return dict(ask_support(model, **how).refused)
 
 
 HEADS = {"q": (1, 4, 8, 256), "k": (1, 4, 8, 256), "v": (1, 4, 8, 256)}
@@ -43,10 +49,10 @@ REFUSED = {
     "more indices than kernels read": (
         Case(
             [node("GatherND", "x i", "y")],
-            {"x": (2,) * (MOST_INDICES + 1)},
-            {"i": np.zeros((3, MOST_INDICES + 1), np.int64)},
+            {"x": (2,) * (MAX_INDICES + 1)},
+            {"i": np.zeros((3, MAX_INDICES + 1), np.int64)},
         ),
-        f"takes {MOST_INDICES + 1} indices for an element",
+        f"takes {MAX_INDICES + 1} indices for an element",
     ),
     "cubic samples of volumes": (
         Case(
@@ -56,6 +62,49 @@ REFUSED = {
             opset=19,
         ),
         "samples 3 dimensions (cubic)",
+    ),
+    "computed weights of a transposed convolution": (
+        Case([node("ConvTranspose", "x w", "y")], {"x": (1, 2, 3, 3), "w": (2, 2, 1, 1)}, {}),
+        "has weights that are not constant ('w')",
+    ),
+    "a diagonal of an Einsum": (
+        Case([node("Einsum", "x", "y", equation="...ii ->...i")], {"x": (3, 5, 5)}, {}),
+        "has the equation '...ii ->...i' of 1 tensors",
+    ),
+    "products of scattered numbers": (
+        Case(
+            [node("ScatterND", "x i u", "y", reduction="mul")],
+            {"x": (4,), "u": (2,)},
+            {"i": np.array([[1], [3]])},
+            opset=18,
+        ),
+        "joins by 'mul'; kernels join by add, max, min",
+    ),
+    "more columns than are ranked": (
+        Case(
+            [helper.make_node("TopK", ["x", "k"], ["y", "i"], name="t")],
+            {"x": (1, MAX_COLUMNS + 1)},
+            {"k": np.array([3])},
+        ),
+        f"selects from {MAX_COLUMNS + 1} elements; kernels take {MAX_COLUMNS}",
+    ),
+    "dropout in training": (
+        Case(
+            [node("Dropout", "x r t", "y")],
+            {"x": (2, 3)},
+            {"r": np.array(0.5, np.float32), "t": np.array(True)},
+        ),
+        "is in training mode",
+    ),
+    "scales of blocks that are computed": (
+        Case(
+            [node("QuantizeLinear", "x s", "y", axis=1, block_size=2)],
+            {"x": (2, 4), "s": (2, 2)},
+            {},
+            dtypes={"y": "uint8"},
+            opset=21,
+        ),
+        "has blocks with scales of their own, 's', that are not constant",
     ),
     "a border of a computed number": (
         Case(
@@ -92,11 +141,6 @@ def test_a_definition_that_has_no_kernels_leaves_the_reason_of_the_operator() ->
     assert "(RandomUniformLike) has no kernel" in supported.last["Bernoulli:y"]
 
 
-def test_only_the_nodes_named_are_asked() -> None:
-    case = Case([node("Det", "x", "d"), node("Det", "x", "y")], {"x": (2, 3, 3)}, {}, ("d", "y"))
-    assert set(asked(case, names=["Det:y"])) == {"Det:y"}
-
-
 def test_open_sizes_are_left_to_lowering() -> None:
     """Shapes are formulas there, and what computes with sizes needs no kernel."""
     nodes = [
@@ -114,6 +158,55 @@ def test_rules_are_asked_of_operators_that_have_kernels() -> None:
     assert {kind for kinds in rows for kind in kinds} <= known
     assert not REWRITTEN & (EMITTERS.keys() | OPERATORS.keys())
     assert all(onnx.defs.has(kind) for kind in REWRITTEN)
+
+
+def test_scales_of_a_resize_are_refused_where_they_are_computed() -> None:
+    scales = helper.make_node("Resize", ["x", "", "s"], ["y"], name="r")
+    computed = Case([scales], {"x": (1, 1, 2, 2), "s": (4,)}, {})
+    assert "reads 's', which is computed" in asked(computed, (1, 1, 4, 4))["r"]
+    constant = Case([scales], {"x": (1, 1, 2, 2)}, {"s": np.array([1, 1, 2, 2], np.float32)})
+    assert not asked(constant)
+
+
+@pytest.mark.parametrize(("mode", "side"), [("nearest", 5), ("linear", 4)])
+def test_computed_sizes_are_taken_where_shapes_tell_them(mode: str, side: int) -> None:
+    """Pixels that repeat whole times, and broadcasts, need no sizes."""
+
+    def refused(x: int, result: int, mode: str) -> dict[str, str]:
+        sizes = helper.make_node("Resize", ["x", "", "", "s"], ["y"], name="r", mode=mode)
+        case = Case([sizes], {"x": (1, 1, x, x), "s": (4,)}, {}, dtypes={"s": "int64"})
+        return asked(case, (1, 1, result, result))
+
+    assert "reads 's', which is computed" in refused(2, side, mode)["r"]
+    assert not refused(2, 4, "nearest")
+    assert not refused(1, side, mode)
+
+
+def test_results_are_unpooled_to_the_size_of_their_indices() -> None:
+    unpool = node("MaxUnpool", "x i s", "y", kernel_shape=[2, 2], strides=[2, 2])
+    indices = np.zeros((1, 1, 2, 2), np.int64)
+
+    def refused(side: int) -> dict[str, str]:
+        weights = {"i": indices, "s": np.array([1, 1, side, side])}
+        return asked(Case([unpool], {"x": (1, 1, 2, 2)}, weights), (1, 1, side, side))
+
+    assert not refused(4)
+    (reason,) = refused(5).values()
+    assert "writes [1, 1, 5, 5] by indices in [1, 1, 4, 4]" in reason
+
+
+def test_as_many_columns_as_are_ranked_are_taken() -> None:
+    top_k = helper.make_node("TopK", ["x", "k"], ["y", "i"], name="t")
+    assert not asked(Case([top_k], {"x": (1, MAX_COLUMNS)}, {"k": np.array([3])}))
+
+
+def test_more_steps_than_a_recurrence_takes_are_refused(rng: Rng) -> None:
+    weights = {"w": normal(rng, 1, 12, 4), "r": normal(rng, 1, 12, 3)}
+    lstm = helper.make_node("LSTM", ["x", "w", "r"], ["y"], name="l", hidden_size=3)
+    assert not asked(Case([lstm], {"x": (LONGEST, 1, 4)}, weights))
+    assert asked(Case([lstm], {"x": (LONGEST + 1, 1, 4)}, weights)) == {
+        "l": f"node 'l' (LSTM) has {LONGEST + 1} steps; kernels take {LONGEST}"
+    }
 
 
 def test_weights_that_a_recurrence_computes_are_refused(rng: Rng) -> None:

@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from import_page import TEXT, run_command_of_page
 from torch_networks import NETWORKS, Scaled, network
 
 import tandem
+from toolkit.cli.main import tandem as command_line
 
 ROOT = Path(__file__).parents[1]
 FP32_ERROR = 1e-4  # of the largest output
@@ -78,6 +80,21 @@ def test_the_command_line_builds_a_pt2_and_says_who_exported_it(tmp_path: Path) 
     assert f"exported to ONNX by PyTorch {torch.__version__}" in report
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model.engine", "model.pt2"]
     agree(engine, module, *SHAPES)
+
+
+def test_infer_inspect_and_compare_take_a_pt2(tmp_path: Path) -> None:
+    module, path = Scaled().eval(), tmp_path / "model.pt2"
+    saved(module, path, *SHAPES)
+    np.savez(tmp_path / "x.npz", features=SHAPES[0].numpy(), gain=SHAPES[1].numpy())
+    arrays = ["--input", str(tmp_path / "x.npz")]
+    engine = str(tandem.build(path).path)
+    for command in (
+        ["infer", str(path), *arrays],
+        ["inspect", str(path)],
+        ["compare", str(path), engine, *arrays],
+    ):
+        done = CliRunner().invoke(command_line, command)
+        assert done.exit_code == 0, (command, done.output, done.exception)
 
 
 def test_the_python_examples_of_the_page_run(tmp_path: Path) -> None:

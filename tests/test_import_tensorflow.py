@@ -88,7 +88,7 @@ def test_inputs_as_nchw_holds_in_build_plan_calibrate_and_compare(
     commands = (
         ["plan", model, "--profile", "agx-orin-64gb"],
         ["calibrate", model, "--data", data],
-        ["compare", str(tmp_path / "model.engine"), model, "--data", data],
+        ["compare", str(tmp_path / "model.engine"), "--model", model, "--data", data],
     )
     for command in commands:
         done = CliRunner().invoke(command_line, [*command, "--inputs-as-nchw"])
@@ -142,7 +142,7 @@ def test_an_interpreter_that_does_not_exist_is_refused(
 def test_the_layout_of_other_formats_is_not_changed(name: str, tmp_path: Path) -> None:
     (tmp_path / name).touch()
     with pytest.raises(tandem.TandemError, match="--inputs-as-nchw is for TensorFlow"):
-        tandem.build(tandem.ModelFile(tmp_path / name, inputs_as_nchw=True))
+        tandem.build(tandem.ModelPath(tmp_path / name, inputs_as_nchw=True))
 
 
 def test_a_folder_without_a_saved_model_and_a_missing_file_are_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from model_fixtures import save, small_convnet
 from onnx import TensorProto, helper, numpy_helper
@@ -57,12 +58,73 @@ def test_lowers_an_opset_that_no_runtime_runs_yet(tmp_path: Path) -> None:
     assert bool(imported.notes) == (newest > NEWEST_RUN_OPSET)
 
 
-@pytest.mark.parametrize("opset", [8, onnx.defs.onnx_opset_version() + 1])
-def test_refuses_opsets_outside_the_range(tmp_path: Path, opset: int) -> None:
+def test_refuses_opsets_that_are_newer_than_onnx(tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    opset = onnx.defs.onnx_opset_version() + 1
     path = save(tmp_path / "m.onnx", nodes, {"x": [1, 3]}, {"y": [1, 3]}, opset=opset)
-    with pytest.raises(ImportModelError, match=f"opset {opset}; Tandem reads 9 to"):
+    with pytest.raises(ImportModelError, match=f"opset {opset}; Tandem reads 1 to"):
         import_model(path)
+
+
+@pytest.mark.parametrize("opset", [7, 8])
+def test_raises_opsets_below_9_to_the_same_numbers(
+    tmp_path: Path, opset: int, rng: np.random.Generator
+) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"]),
+        helper.make_node("Clip", ["a"], ["b"], min=-0.5, max=0.5),
+        helper.make_node("Upsample", ["b"], ["y"], scales=[1.0, 1.0, 1.5, 2.0], mode="linear"),
+    ]
+    weights = {"w": rng.normal(size=(4, 3, 3, 3)).astype(np.float32)}
+    shapes = {"x": [1, 3, 8, 8]}, {"y": [1, 4, 9, 12]}
+    path = save(tmp_path / "m.onnx", nodes, *shapes, weights, opset=opset)
+    _same_numbers(path, rng)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize(("opset", "scale"), [(9, 2.0), (9, 1.5), (10, 3.0), (10, 0.5), (10, 0.7)])
+def test_resize_samples_as_it_did_before_opset_11(
+    tmp_path: Path, opset: int, scale: float, mode: str, rng: np.random.Generator
+) -> None:
+    scales = {"s": np.array([1, 1, scale, scale], np.float32)}
+    node = helper.make_node("Upsample" if opset == 9 else "Resize", ["x", "s"], ["y"], mode=mode)
+    size = int(10 * scale)
+    shapes = {"x": [1, 2, 10, 10]}, {"y": [1, 2, size, size]}
+    _same_numbers(save(tmp_path / "m.onnx", [node], *shapes, scales, opset=opset), rng)
+
+
+def _same_numbers(path: Path, rng: np.random.Generator) -> None:
+    """The model computes the same before its import (in its own opset) and after."""
+    imported = ir.to_proto(run_passes(import_model(path).model)[0]).SerializeToString()
+    before, after = (
+        onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+        for model in (path.read_bytes(), imported)
+    )
+    feeds = {"x": rng.normal(size=before.get_inputs()[0].shape).astype(np.float32)}
+    np.testing.assert_allclose(after.run(None, feeds)[0], before.run(None, feeds)[0], rtol=1e-5)
+
+
+def test_refuses_an_old_operator_that_has_no_converter_and_says_so(tmp_path: Path) -> None:
+    slopes = {"s": np.full(3, 0.1, np.float32)}
+    node = helper.make_node("PRelu", ["x", "s"], ["y"])
+    shapes = {"x": [1, 3, 4, 3]}, {"y": [1, 3, 4, 3]}
+    path = save(tmp_path / "m.onnx", [node], *shapes, slopes, opset=6)
+    with pytest.raises(ImportModelError, match=r"opset 6, and the slopes .* opset 13 or newer"):
+        import_model(path)
+
+
+@pytest.mark.parametrize("unnamed", [-1, 0, "?", "None"])
+def test_sizes_that_stand_for_unknown_ones_take_any_shape(
+    tmp_path: Path, unnamed: int | str
+) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    shape = [unnamed, 3, unnamed, unnamed]
+    path = save(tmp_path / "m.onnx", nodes, {"x": shape}, {"y": shape})
+    with pytest.raises(ImportModelError, match="fix it, such as --shape x=1x3x224x224"):
+        import_model(path)
+    for sizes in ((1, 3, 224, 224), (2, 3, 48, 192)):
+        graph = run_passes(import_model(path, shapes={"x": sizes}).model)[0].graph
+        assert graph.outputs[0].shape == sizes
 
 
 def test_reads_external_data_and_refuses_when_it_is_gone(
@@ -146,7 +208,7 @@ def test_freezes_a_dynamic_batch_and_says_so(tmp_path: Path) -> None:
     assert list(imported.model.graph.outputs[0].shape or ()) == [1, 3]
     assert imported.notes == (
         "input 'x': dynamic first dimension batch frozen to 1; "
-        "--dim batch=MIN:OPT:MAX keeps it dynamic",
+        "`tandem build --dim batch=MIN:OPT:MAX` keeps it dynamic",
     )
 
 
@@ -174,7 +236,9 @@ def test_refuses_shapes_that_disagree_on_a_dimension(tmp_path: Path) -> None:
 def test_refuses_other_dynamic_dimensions_and_says_what_to_give(tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     path = save(tmp_path / "m.onnx", nodes, {"x": [1, 3, "h", "w"]}, {"y": [1, 3, "h", "w"]})
-    with pytest.raises(ImportModelError, match=r"--shape x=1x3x224x224, or .* --dim h=MIN:OPT:MAX"):
+    with pytest.raises(
+        ImportModelError, match=r"--shape x=1x3x224x224, or .* `tandem build --dim h=MIN:OPT:MAX`"
+    ):
         import_model(path)
     fixed = import_model(path, shapes={"x": (1, 3, 64, 48)})
     assert list(fixed.model.graph.inputs[0].shape or ()) == [1, 3, 64, 48]

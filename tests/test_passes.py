@@ -215,3 +215,79 @@ def test_factors_of_a_gemm_move_into_its_constants(
         ReferenceEvaluator(ir.to_proto(model)).run(None, {"x": x}), expected, strict=True
     ):
         np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_folds_a_split_of_a_constant(tmp_path: Path, rng: np.random.Generator) -> None:
+    weights = {"c": rng.normal(size=(4, 6)).astype(np.float32), "n": np.array([2, 4])}
+    nodes = [
+        helper.make_node("Split", ["c", "n"], ["l", "r"], axis=1),
+        helper.make_node("MatMul", ["x", "l"], ["a"]),
+        helper.make_node("MatMul", ["x", "r"], ["b"]),
+        helper.make_node("Concat", ["b", "a"], ["y"], axis=1),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, {"x": [3, 4]}, {"y": [3, 6]}, weights)
+    model, _ = run_passes(import_model(path).model)
+    assert ops(model)["Split"] == 0
+    x = rng.normal(size=(3, 4)).astype(np.float32)
+    expected = np.roll(x @ weights["c"], 4, axis=1)
+    actual = ReferenceEvaluator(ir.to_proto(model)).run(None, {"x": x})[0]
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_output_that_is_an_identity_of_another_keeps_both_names(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Identity", ["a"], ["b"])]
+    path = save(tmp_path / "m.onnx", nodes, {"x": [2]}, {"a": [2], "b": [2]})
+    model, reports = run_passes(import_model(path).model)
+    assert [value.name for value in model.graph.outputs] == ["a", "b"]
+    assert not any(report.failure for report in reports)
+
+
+def squeezing_branches(path: Path, size: int) -> Path:
+    """If(flag): squeeze axis 1 of x [2, size], valid for size 1 only; else its mean there."""
+    value = helper.make_tensor_value_info("t", 1, None)
+    squeeze = helper.make_node("Squeeze", ["x", "one"], ["t"])
+    squeezed = helper.make_graph([squeeze], "then", [], [value])
+    value = helper.make_tensor_value_info("e", 1, None)
+    mean = helper.make_node("ReduceMean", ["x", "one"], ["e"], keepdims=0)
+    other = helper.make_graph([mean], "else", [], [value])
+    nodes = [
+        helper.make_node("Cast", ["flag"], ["c"], to=9),
+        helper.make_node(
+            "If", ["c"], ["a"], name="choice", then_branch=squeezed, else_branch=other
+        ),
+        helper.make_node("Neg", ["a"], ["y"]),
+    ]
+    inputs = {"x": [2, size], "flag": [1]}
+    return save(path, nodes, inputs, {"y": [2]}, {"one": np.array([1])}, opset=18)
+
+
+def test_a_branch_that_the_shapes_rule_out_is_never_taken(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model, reports = run_passes(import_model(squeezing_branches(tmp_path / "m.onnx", 3)).model)
+    assert (
+        "choice always takes its else_branch"
+        in {r.name: r.changes for r in reports}["fold-constants"]
+    )
+    assert ops(model)["If"] == 0
+    x = rng.normal(size=(2, 3)).astype(np.float32)
+    session = ort.InferenceSession(ir.to_proto(model).SerializeToString())
+    feeds = {"x": x, "flag": np.zeros(1, np.float32)}
+    np.testing.assert_allclose(session.run(None, feeds)[0], -x.mean(axis=1), rtol=1e-5, atol=1e-6)
+
+
+def test_branches_that_both_hold_stay(tmp_path: Path) -> None:
+    model, reports = run_passes(import_model(squeezing_branches(tmp_path / "m.onnx", 1)).model)
+    assert ops(model)["If"] == 1
+    assert not any("always takes" in report.changes for report in reports)
+
+
+def test_shapes_that_the_nodes_contradict_are_dropped(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Unsqueeze", ["x", "z"], ["a"]),
+        helper.make_node("Neg", ["a"], ["y"]),
+    ]
+    weights = {"z": np.array([0])}
+    path = save(tmp_path / "m.onnx", nodes, {"x": [2, 3]}, {"y": [2, "n"]}, weights)
+    model, _ = run_passes(import_model(path).model)
+    assert model.graph.outputs[0].shape == (1, 2, 3)

@@ -11,6 +11,7 @@ from planning_graphs import constant, graph_of
 
 from device.errors import TandemError
 from toolkit.cli.commands.plan import plan
+from toolkit.partition.planning.portable import KernelSupport
 
 
 @pytest.fixture
@@ -95,6 +96,59 @@ def test_a_node_that_is_not_there_is_answered_with_the_nearest(model):
 def test_rates_that_do_not_fit_name_the_processor(model):
     said = refused(model, "--rate", "1e5")
     assert "gpu: busy" in said or "dla0: busy" in said
+
+
+@pytest.fixture
+def partly(tmp_path):
+    """A convolution, a determinant, for which there is no kernel, and what follows it."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], name="conv", pads=[1] * 4),
+        helper.make_node("Det", ["a"], ["d"], name="det"),
+        helper.make_node("Erf", ["d"], ["y"], name="erf"),
+    ]
+    weights = {"w": constant(64, 64, 3, 3)}
+    return saved(tmp_path / "partly.onnx", nodes, {"x": (1, 64, 112, 112)}, weights)
+
+
+def test_a_node_without_a_kernel_is_portable_with_the_reason(partly):
+    (found,) = plan_of(partly, "--precision", "fp32")["plans"]
+    assert [(one["segment"], one["place"]) for one in found["segments"]] == [
+        ("gpu.0.0", "gpu"),
+        ("gpu.0.1", "portable"),
+    ]
+    no_kernel, unpaid = "node 'det' (Det) has no kernel yet", "a kernel would not save"
+    reasons = {row["node"]: row["reason"] for row in found["portable"]}
+    assert list(reasons) == ["det", "erf"]
+    assert reasons["det"] == no_kernel
+    assert unpaid in reasons["erf"]
+    assert all(reasons[r["node"]] in r["reason"] for r in found["nodes"] if r["node"] in reasons)
+    text = run(partly, "--precision", "fp32").stdout
+    assert "gpu.0.1 portable" in text
+    assert f"1 x Det: {no_kernel}" in text
+    assert f"1 x Erf: {unpaid}" in text
+
+
+def test_a_plan_with_kernels_for_all_nodes_has_no_portable_ones(model):
+    (found,) = plan_of(model)["plans"]
+    assert found["portable"] == []
+    assert {one["place"] for one in found["segments"]} <= {"dla", "gpu"}
+
+
+def test_missing_kernels_change_no_predicted_figure(partly, monkeypatch):
+    (found,) = plan_of(partly, "--precision", "fp32")["plans"]
+    monkeypatch.setattr("toolkit.engine.plan_models.ask_gpu", lambda *_: KernelSupport())
+    (whole,) = plan_of(partly, "--precision", "fp32")["plans"]
+    assert [one["segment"] for one in whole["segments"]] == ["gpu.0"]
+    assert found["compared"] == whole["compared"]
+    total = sum(one["predicted_us"] for one in found["segments"])
+    assert total == pytest.approx(whole["segments"][0]["predicted_us"])
+
+
+def test_a_node_is_explained_with_what_the_gpu_says(partly):
+    said = json.loads(run(partly, "--explain", "det", "--json").stdout)
+    assert said["no_kernel"] == "node 'det' (Det) has no kernel yet"
+    assert "GPU: node 'det' (Det) has no kernel yet" in run(partly, "--explain", "det").stdout
+    assert "GPU: kernels compute it" in run(partly, "--explain", "conv").stdout
 
 
 @pytest.mark.parametrize("option", ["--rate", "--seconds"])

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from model_fixtures import save, small_convnet
 from onnx import helper
-from qdq_fixtures import int8_operands, run_onnx, steps_apart
+from qdq_fixtures import by_onnxruntime, int8_operands, run_onnx, steps_apart
 
 import configs
 from calibration.compare import sqnr_db
@@ -149,3 +150,35 @@ def test_end_to_end_the_forms_of_tensorrt_are_as_near_to_the_engine_as_to_float(
     for output, array in engine.items():
         # Two independent roundings of one signal lie 3 dB further apart than each from it.
         assert sqnr_db(array, found[output]) > sqnr_db(exact[output], array) - 4.5, output
+
+
+@pytest.mark.usefixtures("without_kernels")
+@pytest.mark.parametrize("profile", ["laptop", "agx-orin-64gb", "orin-nano-8gb", "agx-xavier-32gb"])
+def test_a_qdq_model_becomes_int8_with_its_own_ranges(
+    profile: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path = small_convnet(tmp_path / "m.onnx", rng)
+    samples = [rng.normal(size=(1, 3, 32, 32)).astype(np.float32) for _ in range(4)]
+    by_onnxruntime(path, samples, symmetric=True)
+    result = build_engine(path.with_suffix(".qdq.onnx"), profile, tmp_path / "m.engine")
+    assert result.manifest.provenance.precision == "int8"
+    assert any("ranges of the model's own Q/DQ" in note for note in result.notes)
+    exact = run_onnx(onnx.load(path), {"x": samples[0]})["y"]
+    with open_session(tmp_path / "m.engine") as session:
+        quantized = session.infer({"x": samples[0]})["y"]
+    error = np.linalg.norm(quantized - exact) / np.linalg.norm(exact)
+    assert 0 < error < 0.1
+
+
+@pytest.mark.usefixtures("without_kernels")
+@pytest.mark.parametrize("profile", ["laptop", "agx-orin-64gb"])
+def test_a_qdq_model_that_int8_cannot_take_says_why(
+    profile: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path = small_convnet(tmp_path / "m.onnx", rng)
+    samples = [rng.uniform(0, 1, (1, 3, 32, 32)).astype(np.float32)]
+    by_onnxruntime(path, samples, symmetric=False)
+    result = build_engine(path.with_suffix(".qdq.onnx"), profile, tmp_path / "m.engine")
+    (note,) = (note for note in result.notes if "Q/DQ" in note)
+    assert "do not make the engine INT8" in note
+    assert "zero point" in note

@@ -12,14 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_fixtures import small_convnet
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.quantization import (
-    CalibrationDataReader,
-    QuantFormat,
-    QuantType,
-    quant_pre_process,
-    quantize_static,
-)
-from qdq_fixtures import steps_apart
+from onnxruntime.quantization import QuantType
+from qdq_fixtures import by_onnxruntime, steps_apart
 
 from toolkit.errors import ImportModelError
 from toolkit.graph.passes import run_passes
@@ -115,37 +109,6 @@ def small(
     graph = helper.make_graph(nodes, "test", infos(inputs), infos(outputs), arrays)
     opsets = [helper.make_opsetid("", 19), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)
-
-
-class _Reader(CalibrationDataReader):
-    def __init__(self, samples: list[np.ndarray]) -> None:
-        self._left = iter(samples)
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        x = next(self._left, None)
-        return None if x is None else {"x": x}
-
-
-def by_onnxruntime(
-    path: Path,
-    samples: list[np.ndarray],
-    activations: QuantType = QuantType.QInt8,
-    symmetric: bool = True,
-) -> tuple[onnx.ModelProto, ir.Model]:
-    """What onnxruntime's own quantizer makes of a model, as a proto and imported."""
-    ready, out = path.with_suffix(".pre.onnx"), path.with_suffix(".qdq.onnx")
-    quant_pre_process(path, ready)
-    quantize_static(
-        ready,
-        out,
-        _Reader(samples),
-        quant_format=QuantFormat.QDQ,
-        activation_type=activations,
-        weight_type=QuantType.QInt8,
-        per_channel=True,
-        extra_options={"ActivationSymmetric": symmetric, "WeightSymmetric": True},
-    )
-    return onnx.load(out), import_model(out).model
 
 
 @pytest.mark.parametrize("activations", [QuantType.QInt8, QuantType.QUInt8])

@@ -5,11 +5,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from contention_models import XAVIER, OwnDemand, Region, SharedBandwidth
 from scheduling_problems import THREE, TWO, haxconn, problem_of, random_network
 
 from toolkit.errors import PlanError
 from toolkit.partition.solver.assess import assess, utilisation
-from toolkit.partition.solver.contention import XAVIER, OwnDemand, Region, SharedBandwidth
 from toolkit.partition.solver.problem import Flow, Network, Problem, Task
 from toolkit.partition.solver.simulate import CROSSING, Traffic, simulate
 from toolkit.partition.solver.solve import solve

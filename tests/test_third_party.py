@@ -5,6 +5,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from foreign_models import MODELS
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
@@ -54,3 +55,10 @@ def test_shipped_data_is_listed() -> None:
     assert all(f"`{folder}/`" in TEXT for folder in folders)
     data = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "data").iterdir()}
     assert all(f"`{path}`" in TEXT for path in data)
+
+
+def test_the_wheels_of_the_tests_models_are_listed() -> None:
+    section = TEXT.split("## Models of the tests")[1]
+    listed = re.findall(r"^\| ([a-z][\w, -]+) \|", section, re.M)
+    names = {name for row in listed for name in row.split(", ")} - {"wheel"}
+    assert names == {model.distribution for model in MODELS}

@@ -17,7 +17,7 @@ from toolkit.engine.plan_models import PlanMember, PlanRequest, make_plan
 from toolkit.errors import ImportModelError
 from toolkit.importers.onnx import ModelBytes, ModelSource, source_path
 from toolkit.importers.pytorch import TorchModel, export_module, is_torch
-from toolkit.importers.source import ModelFile, silent
+from toolkit.importers.source import ModelPath, silent
 from toolkit.network import Network
 from toolkit.partition.planning.plan import Plan, PlanOptions
 from toolkit.partition.planning.plan_text import render_plan
@@ -31,7 +31,7 @@ __all__ = [
     "BuildResult",
     "DimRange",
     "Model",
-    "ModelFile",
+    "ModelPath",
     "Plan",
     "PlanOptions",
     "RangeOptions",
@@ -48,7 +48,7 @@ __all__ = [
 if TYPE_CHECKING:
     import torch
 
-Model = str | Path | ModelFile | onnx.ModelProto | Network | TorchModel
+Model = str | Path | ModelPath | onnx.ModelProto | Network | TorchModel
 """A file (ONNX, PyTorch's .pt2, TensorFlow, Keras), a model in memory, or a network made layer by
 layer."""
 

@@ -2,7 +2,7 @@
 
 import re
 
-from device.errors import TandemError
+from device.errors import TandemError, shortened
 
 
 class ImportModelError(TandemError):
@@ -29,6 +29,18 @@ class DemoDataError(TandemError):
     """The model or the pictures of the demo are not installed."""
 
 
+class InferError(TandemError):
+    """A model or an engine cannot be run on the inputs that were asked for."""
+
+
+class CompareError(TandemError):
+    """Two models, engines or saved outputs cannot be compared."""
+
+
+class SurgeonError(TandemError):
+    """A model cannot be cut or reduced as asked."""
+
+
 class PluginError(TandemError):
     """A plugin cannot be loaded, or does not do what it says."""
 
@@ -39,7 +51,7 @@ def first_line(err: BaseException) -> str:
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
     if match := _CPP_PLACE.search(text):
         text = text[: match.start()] + _after_signature(text[match.end() :])
-    return re.sub(r"\s+", " ", text).strip()[:300] or type(err).__name__
+    return shortened(re.sub(r"\s+", " ", text).strip()) or type(err).__name__
 
 
 _CPP_PLACE = re.compile(r"/\S+\.(?:cc|cpp|h|hpp):\d+:? ")

@@ -5,8 +5,11 @@ compiler) when it runs. So `--help` is quick, and `doctor`, `inspect` and `bench
 """
 
 import importlib
+import logging
 import signal
 import sys
+import time
+import warnings
 from collections.abc import Mapping
 from types import FrameType
 from typing import NoReturn
@@ -15,11 +18,15 @@ import click
 
 from device.errors import TandemError
 from device.start.packages import claim
+from toolkit.cli.log import add_log_options, log_options, start
+
+LOG = logging.getLogger("tandem")
 
 # name -> (module, command, what the overview says)
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "profiles": ("toolkit.cli.commands.profiles", "profiles", "List and explain device profiles."),
     "plan": ("toolkit.cli.commands.plan", "plan", "Say what runs where, why, and what it takes."),
+    "explain": ("toolkit.cli.commands.explain", "explain", "Explain a reason in a report."),
     "build": ("toolkit.cli.commands.build", "build", "Build an engine from a model."),
     "calibrate": (
         "toolkit.cli.commands.calibrate",
@@ -27,12 +34,18 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
         "Measure INT8 ranges on real data.",
     ),
     "ranges": ("toolkit.cli.commands.ranges", "ranges", "Convert and compare INT8 ranges."),
-    "inspect": ("toolkit.cli.commands.inspect", "inspect", "Show what is inside an engine."),
+    "inspect": (
+        "toolkit.cli.commands.inspect",
+        "inspect",
+        "Show what is inside a model or an engine.",
+    ),
+    "infer": ("toolkit.cli.commands.infer", "infer", "Run a model or an engine, keep its outputs."),
     "compare": (
         "toolkit.cli.commands.compare",
         "compare",
-        "Compare FP32, GPU INT8 and DLA INT8.",
+        "Say whether two models, engines or outputs agree.",
     ),
+    "surgeon": ("toolkit.cli.commands.surgeon", "surgeon", "Cut a model, or reduce it."),
     "bench": ("toolkit.cli.commands.bench", "bench", "Measure an engine on this machine."),
     "run": ("toolkit.cli.commands.run", "run", "Run a pipeline on this machine."),
     "bundle": ("toolkit.cli.commands.bundle", "bundle", "Pack engine, pipeline and labels."),
@@ -66,6 +79,8 @@ EXTRA_OF_MODULE: Mapping[str, str] = {
     "torch": "torch",
 }
 
+LIBRARIES = ("onnx", "onnx_ir", "onnxscript")  # that log what Tandem handles or reports itself
+
 
 class _Commands(click.Group):
     """A group that lists COMMANDS and imports a command when it is used."""
@@ -78,6 +93,7 @@ class _Commands(click.Group):
             return None
         module, attribute, _ = COMMANDS[cmd_name]
         command: click.Command = getattr(importlib.import_module(module), attribute)
+        add_log_options(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -85,22 +101,31 @@ class _Commands(click.Group):
             formatter.write_dl([(name, row[2]) for name, row in COMMANDS.items()])
 
 
-@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    params=log_options(),
+)
 @click.version_option(package_name="tandem-edge", prog_name="tandem")
-def tandem() -> None:
+@click.pass_context
+def tandem(ctx: click.Context) -> None:
     """Put ONNX models on Jetson-class boards: build, run, deploy.
 
     Example: tandem build model.onnx --profile agx-orin-64gb --data images/ -o model.engine
     """
+    start(ctx)
 
 
 def main() -> None:
     """Entry point: errors of Tandem become one sentence on standard error and exit status 1."""
     claim()  # a plugin may put its folder on the path
     signal.signal(signal.SIGTERM, _end)
+    _silence_libraries()
+    begin = time.perf_counter()
     try:
         tandem(standalone_mode=True)
     except TandemError as err:
+        LOG.debug("failed: %s", err, exc_info=err)
         _fail(str(err))
     except ModuleNotFoundError as err:
         extra = EXTRA_OF_MODULE.get((err.name or "").split(".")[0])
@@ -110,6 +135,8 @@ def main() -> None:
             f"this needs the package {err.name!r}, which is not installed; "
             f"pip install 'tandem-edge[{extra}]'"
         )
+    finally:
+        LOG.info("ended after %.2f s", time.perf_counter() - begin)
 
 
 def _fail(message: str) -> NoReturn:
@@ -119,6 +146,15 @@ def _fail(message: str) -> NoReturn:
     text = Text.assemble(("error:", "bold red"), " ", message)
     Console(stderr=True, soft_wrap=True).print(text)
     sys.exit(1)
+
+
+def _silence_libraries() -> None:
+    """Keep log lines and warnings of libraries off the terminal, unless python -W asks for them."""
+    for name in LIBRARIES:
+        logging.getLogger(name).addHandler(logging.NullHandler())
+        logging.getLogger(name).propagate = False
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

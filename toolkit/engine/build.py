@@ -4,20 +4,19 @@
  2 passes      fold, fuse, infer shapes              toolkit.graph.passes
  3 rewrite     what keeps nodes off the DLA          toolkit.partition.prepare, toolkit.dla.legalize
  4 calibrate   data -> amax per tensor (INT8)        toolkit.quantize.ranges, calibration
- 5 plan        every node: processor and reason      toolkit.partition.planning, costs, solver
- 6 cut         GPU segments at unsupported nodes     toolkit.gpu.support, toolkit.partition.coverage
+ 5 ask         every node: is there a GPU kernel     toolkit.gpu.support, toolkit.engine.support
+ 6 plan        every node: DLA, GPU or portable      toolkit.partition.planning, costs, solver
  7 quantize    table + plan -> Q/DQ graph (INT8)     toolkit.quantize.scales, quantize
- 8 extract     pieces -> graphs of their own         toolkit.graph.extract
- 9 lower       GPU pieces -> kernel programs         toolkit.gpu.lower
+ 8 extract     segments -> graphs of their own       toolkit.graph.extract
+ 9 lower       GPU segments -> kernel programs       toolkit.gpu.lower
 10 compile     kernel programs -> cubins             toolkit.gpu.compile
 11 assemble    manifest, memory plan, entries        toolkit.engine.assemble
 12 write       one file, atomically, once proven     toolkit.engine.write
 
-Steps 6 to 10 are gone through once more where lowering or compiling refuses nodes
-(`toolkit.partition.coverage.cover_plan`).
+Steps 7 to 10 are in `toolkit.engine.segments`, which says when they are gone through once more.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -26,42 +25,31 @@ from typing import Any
 import numpy as np
 
 from calibration.table import CalibrationTable
-from device.engine.cuda_manifest import Cuda
-from device.engine.manifest import (
-    DUMMY,
-    UNCALIBRATED,
-    CalibrationInfo,
-    Manifest,
-    Provenance,
-)
+from device.engine.manifest import DUMMY, CalibrationInfo, Manifest, Provenance
 from toolkit.dla.legalize.rewrite import Applied
 from toolkit.engine.assemble import assemble
 from toolkit.engine.calibrate import Calibrated, calibrate
+from toolkit.engine.notes import gpu_notes, model_notes
 from toolkit.engine.options import BuildJob, BuildOptions
 from toolkit.engine.read import read_model
 from toolkit.engine.report_text import build_text
+from toolkit.engine.segments import BuiltSegments, Quantizer, build_segments
+from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import Target, choose_target
 from toolkit.engine.write import check_destination, write_proven
 from toolkit.gpu.codegen.compile import Progress
 from toolkit.gpu.codegen.cuda_source import find_compiler
 from toolkit.gpu.report import GpuReport, report_segment
-from toolkit.gpu.segments import NO_COMPILER, GpuBackend, find_backend
+from toolkit.gpu.segments import GpuBackend, find_backend
 from toolkit.graph.passes import PassReport
 from toolkit.importers.onnx import ModelBytes, ModelSource, source_path
 from toolkit.importers.source import silent
-from toolkit.partition.coverage import (
-    Covered,
-    PlannedGraph,
-    cover_plan,
-    coverage_notes,
-    place_in_pieces,
-)
-from toolkit.partition.planning.plan import Model, Plan, make_plan
+from toolkit.partition.planning.plan import Model, Plan, SharedPlan, plan_together
+from toolkit.partition.planning.portable import KernelSupport
 from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION
 from toolkit.quantize.gpu_operands import operands_on_gpu, tied_on_gpu
 from toolkit.quantize.quantize import QuantizedModel, quantize
 from toolkit.quantize.ranges.measure import Ranges
-from toolkit.quantize.ranges.table_file import foreign_notes
 from toolkit.quantize.scales.effect import ScaleEffect, scale_effect, scale_notes
 from toolkit.quantize.scales.rules import UnifiedRanges, unify_scales
 
@@ -72,8 +60,9 @@ __all__ = ["BuildOptions", "BuildResult", "Progress", "build_engine"]
 class BuildResult:
     """The engine that was written, and the report about it.
 
-    `kept`: the nodes of an INT8 engine that stay in floating point, with the reasons. `gpu`: the
-    kernels and the memory of each segment that has any.
+    `plan`: as its segments were cut in the end. `kept`: the nodes of an INT8 engine that stay in
+    floating point, with the reasons. `gpu`: the kernels and the memory of each segment that has
+    any.
     """
 
     path: Path
@@ -112,34 +101,44 @@ def build_engine(
     check_destination(path, None if isinstance(model, ModelBytes) else source_path(model))
     job = read_model(model, target, options, on_progress or silent)
     calibrated = calibrate(job)
-    plan = plan_nodes(calibrated, job)
-    unified = unified_ranges(calibrated, plan)
     backend = _backend(job)
-    covered = cover(calibrated, plan, unified, job, backend)
-    manifest, entries = _assemble(calibrated, plan, covered, job)
+    kernels = ask_for_kernels(calibrated, job, backend)
+    shared = plan_nodes(calibrated, kernels, job)
+    unified = unified_ranges(calibrated, shared.plans[0])
+    built = build_planned(calibrated, shared, unified, job, backend)
+    manifest, entries = _assemble(calibrated, built, job)
     _write(path, manifest, entries, calibrated, job)
     scale_rules = scale_effect(unified, calibrated.ranges)
     return BuildResult(
         path=path,
         target=target,
         manifest=manifest,
-        plan=plan,
+        plan=built.plan,
         passes=job.passes,
         rewrites=calibrated.prepared.applied,
         notes=(
-            *_notes(manifest, calibrated, job),
-            *_gpu_notes(plan, covered, manifest, job, backend),
+            *model_notes(manifest, calibrated, job),
+            *gpu_notes(built, manifest, backend, job.options),
             *scale_notes(scale_rules),
         ),
         calibration=calibrated.ranges,
         scale_rules=scale_rules,
         kept=calibrated.kept(),
-        gpu=tuple(report_segment(name, segment) for name, segment in covered.gpu.segments.items()),
+        gpu=tuple(report_segment(name, segment) for name, segment in built.gpu.segments.items()),
     )
 
 
-def plan_nodes(calibrated: Calibrated, job: BuildJob) -> Plan:
-    """Step 5: give every node a processor."""
+def ask_for_kernels(
+    calibrated: Calibrated, job: BuildJob, backend: GpuBackend | None
+) -> KernelSupport:
+    """Step 5: ask the GPU backend for a kernel of each node; without a backend, ask nothing."""
+    if backend is None:
+        return KernelSupport()
+    return ask_gpu(calibrated.prepared.model, job.imported.dims, job.options.plugins)
+
+
+def plan_nodes(calibrated: Calibrated, kernels: KernelSupport, job: BuildJob) -> SharedPlan:
+    """Step 6: give every node a processor, and cut segments where kernels are missing."""
     job.report("plan", 0.0)
     table = calibrated.table
     model = Model(
@@ -148,8 +147,9 @@ def plan_nodes(calibrated: Calibrated, job: BuildJob) -> Plan:
         has_scale=(table.tensors if table is not None else {}).__contains__,
         keep_float=calibrated.keep_float,
         cuts=calibrated.prepared.cuts,
+        kernels=kernels,
     )
-    return make_plan(model, job.target.profile, job.plan)
+    return plan_together((model,), job.target.profile, job.plan)
 
 
 def unified_ranges(calibrated: Calibrated, plan: Plan) -> UnifiedRanges:
@@ -164,21 +164,22 @@ def unified_ranges(calibrated: Calibrated, plan: Plan) -> UnifiedRanges:
     return unify_scales(graph, table.tensors, [*(name for name in dla if name not in keep), *tied])
 
 
-def cover(
+def build_planned(
     calibrated: Calibrated,
-    plan: Plan,
+    shared: SharedPlan,
     ranges: UnifiedRanges,
     job: BuildJob,
     backend: GpuBackend | None,
-) -> Covered:
-    """Steps 6 to 10: cut, quantize, extract, lower and compile the segments of a plan."""
+) -> BuiltSegments:
+    """Steps 7 to 10: quantize, extract, lower and compile the segments of a plan."""
     job.report("lower", 0.0)
-    quantizer = _quantizer(calibrated, plan, ranges.amax)
-    graph = calibrated.prepared.model
-    return cover_plan(PlannedGraph(graph, plan, job.target.profile, quantizer, backend))
+    quantizer = _quantizer(calibrated, shared.plans[0], ranges.amax)
+    return build_segments(shared, job, quantizer, backend)
 
 
 def _backend(job: BuildJob) -> GpuBackend | None:
+    if not job.options.kernels:
+        return None
     return find_backend(
         job.target.profile,
         job.plan.precision,
@@ -194,10 +195,8 @@ def _on_gpu(plan: Plan) -> frozenset[str]:
     return frozenset(node for s in plan.segments if s.processor == "gpu" for node in s.nodes)
 
 
-def _quantizer(
-    calibrated: Calibrated, plan: Plan, amax: Mapping[str, float]
-) -> Callable[[Mapping[str, str]], QuantizedModel]:
-    """Return step 7: the segment of each node -> the graph, with Q/DQ where there are ranges."""
+def _quantizer(calibrated: Calibrated, plan: Plan, amax: Mapping[str, float]) -> Quantizer:
+    """Return step 7. It depends on the processor of each node, and on no cut between kernels."""
     graph, keep = calibrated.prepared.model, calibrated.keep_float
     if calibrated.table is None:
         return lambda segment_of: QuantizedModel(graph, segment_of, {})
@@ -209,25 +208,23 @@ def _quantizer(
 
 
 def _assemble(
-    calibrated: Calibrated, plan: Plan, covered: Covered, job: BuildJob
+    calibrated: Calibrated, built: BuiltSegments, job: BuildJob
 ) -> tuple[Manifest, dict[str, np.ndarray[Any, Any]]]:
     """Step 11: the manifest and the entries of the file."""
     return assemble(
-        covered.quantized.model,
-        [piece.segment for piece in covered.pieces],
-        covered.extracted,
-        cuda=covered.gpu.segments,
-        scales=covered.quantized.scales,
-        dims=covered.gpu.dims or job.imported.dims,
-        placements=place_in_pieces(plan.placements, covered.pieces),
+        built.quantized.model,
+        built.plan.segments,
+        built.extracted,
+        cuda=built.gpu.segments,
+        scales=built.quantized.scales,
+        dims=built.gpu.dims or job.imported.dims,
+        placements=built.plan.placements,
         profile=job.target.profile.name,
-        provenance=_provenance(calibrated.table, plan, covered, job),
+        provenance=_provenance(calibrated.table, built, job),
     )
 
 
-def _provenance(
-    table: CalibrationTable | None, plan: Plan, covered: Covered, job: BuildJob
-) -> Provenance:
+def _provenance(table: CalibrationTable | None, built: BuiltSegments, job: BuildJob) -> Provenance:
     info = None
     if table is not None:
         method = DUMMY if table.dummy else table.method
@@ -235,11 +232,11 @@ def _provenance(
     return Provenance(
         model=job.imported.name,
         model_sha256=job.imported.sha256,
-        precision=plan.precision,
+        precision=built.plan.precision,
         passes=(*(step.name for step in job.passes if step.changes), *_adjusting(table)),
         versions=_versions(
             job.target,
-            kernels=bool(covered.gpu.segments),
+            kernels=bool(built.gpu.segments),
             plugins=bool(job.options.plugins),
         ),
         calibration=info,
@@ -258,33 +255,6 @@ def _write(
     sample = calibrated.ranges.sample if calibrated.ranges is not None else None
     write_proven(path, manifest, entries, model=job.imported.name, sample=sample)
     job.report("write", 1.0)
-
-
-def _notes(manifest: Manifest, calibrated: Calibrated, job: BuildJob) -> tuple[str, ...]:
-    table = calibrated.table
-    notes = list(job.imported.notes)
-    notes += [f"pass {step.name} left out: {step.failure}" for step in job.passes if step.failure]
-    kernels = [any(isinstance(i, Cuda) for i in s.implementations) for s in manifest.segments]
-    if manifest.provenance.precision == "fp16" and not all(kernels):
-        notes.append("portable segments compute in FP32; FP16 is for the board")
-    if table is not None:
-        notes += foreign_notes(table, job.imported.sha256)
-    if table is not None and table.dummy:
-        notes.append(UNCALIBRATED)
-    return (*notes, *calibrated.notes)
-
-
-def _gpu_notes(
-    plan: Plan,
-    covered: Covered,
-    manifest: Manifest,
-    job: BuildJob,
-    backend: GpuBackend | None,
-) -> tuple[str, ...]:
-    notes = covered.gpu.notes + coverage_notes(covered.pieces, manifest)
-    if job.target.profile.gpu is None or not _on_gpu(plan) or backend is not None:
-        return notes
-    return (NO_COMPILER, *notes)
 
 
 def _adjusting(table: CalibrationTable | None) -> tuple[str, ...]:

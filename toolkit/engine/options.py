@@ -25,9 +25,9 @@ from toolkit.quantize.ranges.measure import RangeOptions
 class BuildOptions:
     """Options of a build beside the model and the profile.
 
-    `precision`: None is int8 with `data` or `table`, else fp16 (fp32 without a GPU). A Q/DQ model
-    brings its INT8 ranges, unless there are `data`, `table` or `dummy_ranges`. "best" is the same,
-    but nodes that lose accuracy in INT8 stay in floating point
+    `precision`: None is int8 with `data` or `table` and of a Q/DQ model, else fp16 (fp32 without a
+    GPU). A Q/DQ model brings its INT8 ranges, unless there are `data`, `table` or `dummy_ranges`.
+    "best" is the same, but nodes that lose accuracy in INT8 stay in floating point
     (`toolkit.partition.best_precision`).
     `data`: what `toolkit.quantize.ranges.data.open_data` reads: images, arrays, a video, or an
     iterable of samples. `ranges`: how ranges are measured. `table` takes precedence over `data`.
@@ -36,7 +36,8 @@ class BuildOptions:
     is for timing only, and says so.
     `shapes`, `dims`: as in `toolkit.importers.onnx.import_model`. `plan`: objective and search of
     the plan; its precision and TensorRT version are those of the build. `plugins`: operators
-    beside those of ONNX. `tactics`: which GPU kernels to choose from.
+    beside those of ONNX. `tactics`: which GPU kernels to choose from; `kernels` False: none, the
+    engine runs portable.
     """
 
     precision: Precision | Literal["best"] | None = None
@@ -51,6 +52,7 @@ class BuildOptions:
     plan: PlanOptions = field(default_factory=PlanOptions)
     plugins: tuple[Plugin, ...] = ()
     tactics: TacticOptions = field(default_factory=TacticOptions)
+    kernels: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,23 +2,26 @@
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
 from calibration.table import CalibrationTable
 from device.profile import Profile
-from toolkit.dla.rules.explain import Explanation, explain_node
+from toolkit.dla.rules.explain import Explanation, explain_node, render_explanation
+from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import Target, choose_target
 from toolkit.errors import PlanError
 from toolkit.graph.node_view import views
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ModelSource, import_model
-from toolkit.importers.source import ModelFile, Report, silent
+from toolkit.importers.source import ModelPath, Report, silent
 from toolkit.partition.costs.measured import load_measured
 from toolkit.partition.planning.advice import Advice, advise
 from toolkit.partition.planning.plan import Model, PlanOptions, SharedPlan, plan_together
+from toolkit.partition.planning.portable import KernelSupport
 from toolkit.partition.planning.workload import WorkloadModel
 from toolkit.partition.prepare import Prepared, prepare
 from toolkit.plugins import Plugin
@@ -56,11 +59,11 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model after passes and rewrites; `original` is its graph before the rewrites."""
+    """A model after passes and rewrites; `original` is the one before the rewrites."""
 
     model: Model
     prepared: Prepared
-    original: ir.Graph
+    original: ir.Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class PlanResult:
 
 def member_of(row: WorkloadModel) -> PlanMember:
     """Return the model of a workload file."""
-    source = ModelFile(row.path, row.inputs_as_nchw)
+    source = ModelPath(row.path, row.inputs_as_nchw)
     return PlanMember(row.title, source, row.rate_hz, row.table, row.shapes)
 
 
@@ -94,8 +97,25 @@ def make_plan(request: PlanRequest, report: Report = silent) -> PlanResult:
     return PlanResult(shared, advice, loaded)
 
 
-def explain(request: PlanRequest, node: str) -> Explanation:
-    """Check every DLA rule on a node of the first model, rewritten or as it was.
+@dataclass(frozen=True, slots=True)
+class ExplainedNode:
+    """The rules of the DLA on a node, and why the GPU has no kernel for it; "": it has one."""
+
+    dla: Explanation
+    no_kernel: str
+
+    def as_text(self) -> str:
+        """Return the report for people."""
+        gpu = self.no_kernel or "kernels compute it"
+        return f"{render_explanation(self.dla)}\nGPU: {gpu}"
+
+    def as_builtins(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        return {**asdict(self.dla), "no_kernel": self.no_kernel}
+
+
+def explain(request: PlanRequest, node: str) -> ExplainedNode:
+    """Check every DLA rule on a node of the first model, rewritten or as it was; ask the GPU too.
 
     Raises PlanError: the profile has no DLA, or the model no such node.
     """
@@ -104,13 +124,19 @@ def explain(request: PlanRequest, node: str) -> Explanation:
     dla = target.profile.dla
     if dla is None:
         raise PlanError(f"{target.profile.name} has no DLA, so that no rule keeps nodes off it")
-    nodes = {view.name: view for view in (*views(loaded.original), *views(loaded.model.graph))}
+    originals = {view.name: view for view in views(loaded.original.graph)}
+    planned = {view.name: view for view in views(loaded.model.graph)}
+    nodes = {**originals, **planned}
     if node not in nodes:
         similar = difflib.get_close_matches(node, nodes, n=3, cutoff=0.5)
         what = "the nearest names are" if similar else "its nodes begin with"
         names = ", ".join(similar or list(nodes)[:3])
         raise PlanError(f"{loaded.model.name} has no node {node!r}; {what} {names}")
-    return explain_node(nodes[node], dla, target.tensorrt, options.precision)
+    kernels = loaded.model.kernels
+    if node not in planned:
+        kernels = _kernels(loaded.original, request, target.profile)
+    explanation = explain_node(nodes[node], dla, target.tensorrt, options.precision)
+    return ExplainedNode(explanation, kernels.no_kernel.get(node, ""))
 
 
 def _target(request: PlanRequest) -> tuple[Target, PlanOptions]:
@@ -150,8 +176,14 @@ def _load(
         keep_float=keep,
         rate_hz=member.rate_hz,
         cuts=prepared.cuts,
+        kernels=_kernels(prepared.model, request, profile),
     )
-    return LoadedModel(model, prepared, graph.graph)
+    return LoadedModel(model, prepared, graph)
+
+
+def _kernels(graph: ir.Model, request: PlanRequest, profile: Profile) -> KernelSupport:
+    """Ask for GPU kernels, whether or not this host could compile them."""
+    return KernelSupport() if profile.gpu is None else ask_gpu(graph, (), request.plugins)
 
 
 def _table(

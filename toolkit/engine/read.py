@@ -7,7 +7,7 @@ import onnx_ir as ir
 from device.engine.manifest import Precision
 from toolkit.engine.options import BuildJob, BuildOptions
 from toolkit.engine.target import Target
-from toolkit.errors import BuildError
+from toolkit.errors import BuildError, ImportModelError
 from toolkit.gpu.codegen.compile import Progress
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ModelSource, import_model
@@ -16,6 +16,8 @@ from toolkit.plugins.functions import give_shapes
 from toolkit.quantize.qdq.importer import PlainModel, import_qdq
 from toolkit.quantize.quantize import QUANTIZED_OPS, calibrated_tensors
 from toolkit.quantize.ranges.table_file import has_qdq
+
+KEPT_QDQ = "the Q/DQ of the model stay as they are, off the DLA, and do not make the engine INT8"
 
 
 def read_model(
@@ -29,7 +31,8 @@ def read_model(
     imported = import_model(
         model, shapes=options.shapes, dims=options.dims, plugins=options.plugins, report=report
     )
-    plain = _plain(imported.model, options)
+    plain, qdq_notes = _plain(imported.model, options)
+    imported = replace(imported, notes=imported.notes + qdq_notes)
     graph, passes = run_passes(imported.model if plain is None else plain.model)
     give_shapes(graph, options.plugins)
     precision = _precision(options, target, graph, imported.name, plain)
@@ -37,11 +40,28 @@ def read_model(
     return BuildJob(options, target, imported, graph, passes, plain, plan, report)
 
 
-def _plain(model: ir.Model, options: BuildOptions) -> PlainModel | None:
-    """Return a Q/DQ model without its Q/DQ where INT8 is requested; else None."""
-    wants_int8 = options.precision in ("int8", "best")
-    wants_int8 = wants_int8 or (options.precision is None and _has_ranges(options))
-    return import_qdq(model, any_weight_scale=True) if wants_int8 and has_qdq(model) else None
+def _plain(model: ir.Model, options: BuildOptions) -> tuple[PlainModel | None, tuple[str, ...]]:
+    """Return a Q/DQ model without its Q/DQ where it becomes INT8; else None; second, notes.
+
+    INT8 is the default of a Q/DQ model. Where its Q/DQ are not such as INT8 engines have, they
+    stay in the graph as they are.
+    """
+    if not has_qdq(model):
+        return None, ()
+    if options.precision in ("int8", "best") or (
+        options.precision is None and _has_ranges(options)
+    ):
+        return import_qdq(model, any_weight_scale=True), ()
+    if options.precision is not None:
+        return None, (f"the Q/DQ of the model stay as they are, beside {options.precision}",)
+    try:
+        plain = import_qdq(model, any_weight_scale=True)
+    except ImportModelError as err:
+        return None, (f"{KEPT_QDQ}: {err}",)
+    if not plain.amax:
+        return None, (f"{KEPT_QDQ}: it quantizes weights alone",)
+    ranges = f"{len(plain.amax)} ranges"
+    return plain, (f"INT8 with the {ranges} of the model's own Q/DQ (--precision chooses another)",)
 
 
 def _has_ranges(options: BuildOptions) -> bool:

@@ -54,7 +54,8 @@ def write_proven(
     except SessionError as err:
         detail = first_line(err.__cause__) if err.__cause__ else str(err)
         raise BuildError(
-            f"{model} cannot be run: {detail.replace(str(unproven), path.name)}"
+            f"{model} cannot be run: {detail.replace(str(unproven), path.name)}; check that "
+            "onnxruntime runs it with inputs of these shapes (--shape gives others)."
         ) from err
     except EngineError as err:
         cause = err.__cause__

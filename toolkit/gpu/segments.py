@@ -1,10 +1,8 @@
-"""The GPU backend of a build: which nodes it supports, segments -> kernels -> `cuda` parts."""
+"""The GPU backend of a build: segments -> kernels -> `cuda` parts."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
-
-import onnx_ir as ir
 
 from device.engine.manifest import DimRange, Precision
 from device.profile import Profile
@@ -14,7 +12,6 @@ from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.lower import KernelProgram, lower_segment
 from toolkit.gpu.schedule.tactics import TacticOptions
 from toolkit.gpu.shapes.inference import STEPS, Trace, in_steps, traces_of, with_steps
-from toolkit.gpu.support import ask_support
 from toolkit.gpu.target import GpuTarget
 from toolkit.graph.extract import ExtractedSegment
 from toolkit.graph.segment import PlannedSegment
@@ -111,14 +108,6 @@ def gpu_target(profile: Profile, tactics: TacticOptions) -> GpuTarget:
     """Return the GPU of a profile that has one."""
     assert profile.gpu is not None
     return GpuTarget.of(profile.gpu, profile.memory, exhaustive=tactics.exhaustive)
-
-
-def unsupported_nodes(
-    backend: GpuBackend, model: ir.Model, names: Collection[str]
-) -> Mapping[str, str]:
-    """Return the nodes among `names` that no kernel computes, and why; `model` is not cut yet."""
-    plugged = [plugin.title for plugin in backend.plugins]
-    return ask_support(model, plugged, names=names, dynamic=bool(backend.dims)).refused
 
 
 def lower_gpu_segments(

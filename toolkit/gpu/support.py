@@ -1,25 +1,29 @@
-"""Which nodes have GPU kernels, asked of nodes alone: before anything is cut or lowered.
+"""Which nodes have GPU kernels, asked of nodes alone: before the plan, and before any lowering.
 
 A rule reads one ONNX node, with the shapes, types and constants of its tensors. Where a rule
 refuses a node that ONNX defines by others, its definition is asked instead, level by level.
 
-Rules refuse only what no lowering computes. What depends on the neighbours of a node is refused in
-lowering, with these reasons:
+Rules refuse only what no lowering computes. What more than the node decides is refused in lowering
+or compiling, for these reasons:
 
-* constants: operands computed from constants alone may be so when Q/DQ is read, or in this segment;
-* the cut: the types and the memory of tensors at the border of a segment;
-* patterns: an operator that passes rewrite only in some surroundings (`REWRITTEN`);
 * storage: the type and the grid in which a tensor lies, which the precision and Q/DQ decide;
+* numbers: weights that do not fit the storage type;
+* the cut: the types and the memory of tensors at the border of a segment;
 * dynamic sizes: formulas, and steps of dimensions, at which kernels fit;
 * tactics: what plugins and the compiler say.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import onnx_ir as ir
 
+from toolkit.gpu.emit.gather import ATOMIC_TYPES
+from toolkit.gpu.emit.pooling import unpooled_shape
+from toolkit.gpu.emit.resize import reads_parameters
 from toolkit.gpu.emit.table import EMITTERS
+from toolkit.gpu.emit.top_k import MAX_COLUMNS
 from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.dtypes import ELEMENT_TYPES
 from toolkit.gpu.ir.expressions import is_elementwise
@@ -31,11 +35,12 @@ from toolkit.gpu.ir.network import (
     unknown_operand,
 )
 from toolkit.gpu.passes.composites import DEEPEST_HEAD
+from toolkit.gpu.passes.einsum import read_equation
 from toolkit.gpu.passes.functions import expand_functions
-from toolkit.gpu.passes.recurrent import ACTIVATIONS
+from toolkit.gpu.passes.recurrent import ACTIVATIONS, MAX_STEPS
 from toolkit.gpu.shapes.inference import Trace
 
-MOST_INDICES = 4  # of one element, that kernels read
+MAX_INDICES = 4  # of one element, that kernels read
 
 # Operators without a kernel of their own that passes write as others.
 REWRITTEN = frozenset(
@@ -47,8 +52,12 @@ REDUCTIONS = (
     *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"),
     *("ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"),
 )
+_PARAMETER = "reads {name!r}, which is computed; kernels are compiled for constant parameters"
 _QUANTIZED = ("int8", "uint8", "int16", "uint16")
 _SAMPLED = {"bilinear": "linear", "bicubic": "cubic"}  # as they were named before opset 20
+
+Reason: TypeAlias = str
+"""Why no kernel computes a node: a sentence that names the node."""
 
 Check = Callable[[Operation, SegmentTensors], "str | None"]
 """Why kernels do not compute an operation, after "node 'name' (Operator) "; None: they may."""
@@ -92,9 +101,9 @@ def _more_outputs(op: Operation, _: SegmentTensors) -> str | None:
 
 def _indices(op: Operation, tensors: SegmentTensors) -> str | None:
     shape = tensors.shape(op.inputs[1])
-    if shape is None or shape[-1] <= MOST_INDICES:
+    if shape is None or shape[-1] <= MAX_INDICES:
         return None
-    return f"takes {shape[-1]} indices for an element; kernels take {MOST_INDICES}"
+    return f"takes {shape[-1]} indices for an element; kernels take {MAX_INDICES}"
 
 
 def _sampled(op: Operation, tensors: SegmentTensors) -> str | None:
@@ -142,6 +151,75 @@ def _spatial(op: Operation, tensors: SegmentTensors) -> str | None:
     return f"has {len(shape) - 2} spatial dimensions; kernels take 1 to 3"
 
 
+def _steps(op: Operation, tensors: SegmentTensors) -> str | None:
+    shape = tensors.shape(op.inputs[0])
+    if shape is None:
+        return None
+    steps = shape[op.integer("layout", 0)]
+    lengths = tensors.constants.get(op.input(4))
+    if steps > MAX_STEPS:
+        return f"has {steps} steps; kernels take {MAX_STEPS}"
+    if lengths is not None and (lengths != steps).any():
+        return f"has sequences of other lengths than {steps}"
+    return None
+
+
+def _trains(op: Operation, tensors: SegmentTensors) -> str | None:
+    training = tensors.constants.get(op.input(2))
+    if op.kind == "Dropout" and (training is None or not training.any()):
+        return None
+    if op.kind == "BatchNormalization" and not op.integer("training_mode", 0):
+        return None if len(op.outputs) == 1 else "returns statistics; kernels return 1 tensor"
+    return "is in training mode; kernels are for inference"
+
+
+def _equation(op: Operation, _: SegmentTensors) -> str | None:
+    if read_equation(op) is not None:
+        return None
+    return (
+        f"has the equation {op.text('equation', '')!r} of {len(op.inputs)} tensors; kernels take 1 "
+        "or 2, without diagonals and '...'"
+    )
+
+
+def _blocks(op: Operation, tensors: SegmentTensors) -> str | None:
+    computed = [name for name in op.inputs[1:3] if name in tensors.computed]
+    if not op.integer("block_size", 0) or not computed:
+        return None
+    return f"has blocks with scales of their own, {computed[0]!r}, that are not constant"
+
+
+def _joins(op: Operation, _: SegmentTensors) -> str | None:
+    reduction = op.text("reduction", "none")
+    if reduction == "none" or reduction in ATOMIC_TYPES:
+        return None
+    return f"joins by {reduction!r}; kernels join by {', '.join(ATOMIC_TYPES)}"
+
+
+def _columns(op: Operation, tensors: SegmentTensors) -> str | None:
+    shape = tensors.shape(op.inputs[0])
+    if shape is None or shape[op.integer("axis", -1)] <= MAX_COLUMNS:
+        return None
+    return f"selects from {shape[op.integer('axis', -1)]} elements; kernels take {MAX_COLUMNS}"
+
+
+def _unpooled(op: Operation, tensors: SegmentTensors) -> str | None:
+    shape, result = (tensors.shape(name) for name in (op.inputs[0], op.outputs[0]))
+    if shape is None or result is None or result == unpooled_shape(op, shape, result):
+        return None
+    indexed = list(unpooled_shape(op, shape, result))
+    return f"writes {list(result)} by indices in {indexed}; kernels take equal sizes"
+
+
+def _resized(op: Operation, tensors: SegmentTensors) -> str | None:
+    shape, result = (tensors.shape(name) for name in (op.inputs[0], op.outputs[0]))
+    if shape is None or result is None:
+        return None
+    parameters = reads_parameters(op, shape, result)
+    name = next((name for name in parameters if name in tensors.computed), None)
+    return None if name is None else _PARAMETER.format(name=name)
+
+
 RULES: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("Attention",), _keeps_keys),
     (("Attention",), _has_window),
@@ -151,6 +229,14 @@ RULES: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("GridSample",), _sampled),
     (("RNN", "GRU", "LSTM"), _gates),
     (("RNN", "GRU", "LSTM"), _activations),
+    (("RNN", "GRU", "LSTM"), _steps),
+    (("BatchNormalization", "Dropout"), _trains),
+    (("Einsum",), _equation),
+    (("QuantizeLinear", "DequantizeLinear"), _blocks),
+    (("ScatterElements", "ScatterND"), _joins),
+    (("TopK",), _columns),
+    (("MaxUnpool",), _unpooled),
+    (("Resize", "Upsample"), _resized),
     (("QuantizeLinear",), _integers),
     (("Cast", "CastLike"), _cast_type),
     (("Conv", "ConvTranspose"), _spatial),
@@ -158,18 +244,23 @@ RULES: tuple[tuple[tuple[str, ...], Check], ...] = (
 )
 """Operators and what they are asked, in order; all operators are asked for a kernel before."""
 
-_PARAMETER = "reads {name!r}, which is computed; kernels are compiled for constant parameters"
 CONSTANTS: tuple[tuple[tuple[str, ...], tuple[int, ...], str], ...] = (
     (("Pad",), (2, 1, 3), _PARAMETER),
     (("Slice",), (1, 3, 4), _PARAMETER),
-    (("CumSum", "CumProd"), (1,), _PARAMETER),
+    (("CumSum", "CumProd", "Trilu"), (1,), _PARAMETER),
+    (("Dropout",), (2,), _PARAMETER),
+    (("BatchNormalization",), (1, 2, 3, 4), _PARAMETER),
+    (("ConvTranspose",), (1,), "has weights that are not constant ({name!r})"),
     (REDUCTIONS, (1,), "has axes that are not constant ({name!r})"),
     (("RNN", "GRU", "LSTM"), (1, 2, 3, 7), "has weights that are not constant"),
+    (("RNN", "GRU", "LSTM"), (4,), "has lengths of sequences that are not constant ({name!r})"),
 )
 """Operators, their operands that must not depend on the numbers of the inputs, and the reason."""
 
 
-def supports(node: ir.Node, tensors: SegmentTensors, plugged: Collection[str] = ()) -> str | None:
+def supports(
+    node: ir.Node, tensors: SegmentTensors, plugged: Collection[str] = ()
+) -> Reason | None:
     """Return why no kernel computes a node, or None where one may.
 
     `plugged`: operators of other domains that plugins compute, such as "my.domain::Op".
@@ -183,8 +274,8 @@ def supports(node: ir.Node, tensors: SegmentTensors, plugged: Collection[str] = 
         return reason
     if not (op.kind in EMITTERS or op.kind in {*plugged, *REWRITTEN} or is_elementwise(op)):
         return f"node {op.name!r} ({op.kind}) has no kernel yet"
-    for kinds, places, text in CONSTANTS:
-        name = next((op.input(at) for at in places if op.input(at) in tensors.computed), None)
+    for kinds, indices, text in CONSTANTS:
+        name = next((op.input(at) for at in indices if op.input(at) in tensors.computed), None)
         if op.kind in kinds and name is not None:
             return f"node {op.name!r} ({op.kind}) {text.format(name=name)}"
     for kinds, check in RULES:
@@ -203,8 +294,8 @@ class Supported:
     """
 
     model: ir.Model
-    refused: Mapping[str, str]
-    last: Mapping[str, str]
+    refused: Mapping[str, Reason]
+    last: Mapping[str, Reason]
 
 
 def ask_support(
@@ -212,18 +303,17 @@ def ask_support(
     plugged: Collection[str] = (),
     trace: Trace | None = None,
     *,
-    names: Collection[str] | None = None,
     dynamic: bool = False,
 ) -> Supported:
-    """Ask for the nodes `names` of a model, or all. Nodes of a definition are named as the node.
+    """Ask for all nodes of a model. Nodes of a definition are named as the node.
 
     `trace`: a point of the dynamic dimensions, as in `toolkit.gpu.ir.network.read_network`.
     `dynamic`: sizes are open, which only lowering knows; tensors of unknown shape and what is
     computed from sizes alone are left to it.
     """
-    first: dict[str, str] = {}  # what is said of an operator itself, before its definition
+    first: dict[str, Reason] = {}  # what is said of an operator itself, before its definition
     while True:
-        reasons = _refusals(model, plugged, trace, names, dynamic=dynamic)
+        reasons = _refusals(model, plugged, trace, dynamic=dynamic)
         first = {**reasons, **first}
         expanded = expand_functions(model, reasons) if reasons else None
         if expanded is None:
@@ -235,16 +325,15 @@ def _refusals(
     model: ir.Model,
     plugged: Collection[str],
     trace: Trace | None,
-    names: Collection[str] | None,
     *,
     dynamic: bool,
-) -> dict[str, str]:
+) -> dict[str, Reason]:
     tensors = read_tensors(model, trace)
-    nodes = [node for node in tensors.nodes if names is None or node.name in names]
+    nodes: Sequence[ir.Node] = tensors.nodes
     if dynamic:
         nodes = [node for node in nodes if _is_computed(node, tensors)]
         tensors = replace(tensors, unknown={})
-    reasons: dict[str, str] = {}
+    reasons: dict[str, Reason] = {}
     for node in nodes:
         reason = supports(node, tensors, plugged)
         if reason is not None:

@@ -49,7 +49,8 @@ class NodeView:
 
     `reads` are the tensors that must exist before the node runs, those that its subgraphs capture
     included. `before` and `after` are the operators that make its inputs and use its outputs.
-    `macs` is None where the shapes do not tell it.
+    `macs` is None where the shapes do not tell it; of an `If` they are those of its larger branch,
+    of a loop those of one round. `weight_bytes` include the constants of branches and bodies.
     """
 
     name: str
@@ -108,6 +109,12 @@ def view(
     attributes = _attributes(node, opset if opset is not None else node.version)
     data, weight = _shape(inputs, 0), _shape(inputs, 1)
     window = resolve_window(node.op_type, dict(attributes), data, weight)
+    bodies = [_size(graph, opset, overrides) for graph in _subgraphs(node)]
+    macs = (
+        max(macs for macs, _ in bodies)
+        if bodies
+        else _macs(node.op_type, dict(attributes), window, inputs, outputs)
+    )
     return NodeView(
         name=node.name or "",
         op=node.op_type,
@@ -119,10 +126,17 @@ def view(
         reads=_reads(node),
         before=_producers(node),
         after=tuple(sorted(user.op_type for value in node.outputs for user in value.consumers())),
-        has_subgraph=any(True for _ in _subgraphs(node)),
-        macs=_macs(node.op_type, dict(attributes), window, inputs, outputs),
-        weight_bytes=sum(_constant_bytes(value) for value in node.inputs),
+        has_subgraph=bool(bodies),
+        macs=macs,
+        weight_bytes=sum(_constant_bytes(value) for value in node.inputs)
+        + sum(weight_bytes for _, weight_bytes in bodies),
     )
+
+
+def _size(graph: ir.Graph, opset: int | None, shapes: Mapping[str, Shape]) -> tuple[int, int]:
+    """Return the multiply-accumulates of a branch or body, and the bytes of its constants."""
+    nodes = [view(node, opset, shapes) for node in graph if node.op_type != "Constant"]
+    return sum(node.macs or 0 for node in nodes), sum(node.weight_bytes for node in nodes)
 
 
 def views(graph: ir.Graph, shapes: Mapping[str, Shape] | None = None) -> tuple[NodeView, ...]:

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from toolkit.errors import ImportModelError
 from toolkit.importers.pytorch import export_pt2, refuse_pickle
-from toolkit.importers.source import Exported, ModelFile, Report
+from toolkit.importers.source import Exported, ModelPath, Report
 from toolkit.importers.tensorflow import export_keras, export_saved_model, export_tflite
 
 
@@ -24,11 +24,11 @@ class Format:
 
     marker: str
     title: str
-    export: Callable[[ModelFile, Report], Exported]
+    export: Callable[[ModelPath, Report], Exported]
     nhwc: bool = False
 
 
-def _refuse_weights(file: ModelFile, report: Report) -> NoReturn:
+def _refuse_weights(file: ModelPath, report: Report) -> NoReturn:
     raise ImportModelError(
         f"{file.path.name} holds weights without a network; load them into the network in Python "
         "and give that to tandem.build(module, example_inputs), or export it to ONNX or .pt2."
@@ -56,7 +56,7 @@ def format_of(path: Path) -> Format | None:
     return next((row for row in FORMATS if row.marker in (path.suffix.lower(), path.name)), None)
 
 
-def export_to_onnx(file: ModelFile, report: Report) -> Exported | None:
+def export_to_onnx(file: ModelPath, report: Report) -> Exported | None:
     """Make ONNX of a model of another format; None where it is ONNX already.
 
     Raises ImportModelError: the model is missing, its exporter is not installed, or cannot

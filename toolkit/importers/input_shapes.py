@@ -35,6 +35,32 @@ def fix_shapes(
     return notes
 
 
+def set_shapes(model: ir.Model, shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:
+    """Give the inputs named in `shapes` a fixed shape; other dynamic dimensions stay.
+
+    Raises ImportModelError: the model at `path` has no such input, or the shape does not fit it.
+    """
+    inputs = {str(value.name): value for value in model.graph.inputs}
+    fixed: dict[str, int] = {}
+    for name, shape in shapes.items():
+        if name not in inputs:
+            raise ImportModelError(
+                f"{path.name} has no input {name!r} (it has: {', '.join(inputs)}); "
+                "correct the name given with --shape."
+            )
+        value = inputs[name]
+        old: list[int | ir.SymbolicDim] = list(value.shape or [ir.SymbolicDim(None)] * len(shape))
+        new = _new_dims(path, value, old, shape)
+        fixed |= {
+            str(before.value): after
+            for before, after in zip(old, new, strict=True)
+            if not isinstance(before, int) and before.value is not None and isinstance(after, int)
+        }
+        value.shape = ir.Shape(new)
+    if shapes:
+        _rebind(model, fixed)
+
+
 def _fix_input(
     path: Path,
     value: ir.Value,
@@ -84,7 +110,7 @@ def _fix_input(
 
 
 def _option(dim: ir.SymbolicDim) -> str:
-    return f"--dim {dim.value}=MIN:OPT:MAX"
+    return f"`tandem build --dim {dim.value}=MIN:OPT:MAX`"
 
 
 def _new_dims(
@@ -109,9 +135,10 @@ def _new_dims(
 
 def _rebind(model: ir.Model, frozen: Mapping[str, int]) -> None:
     """Carry frozen dimensions to the outputs and drop stale shapes in between."""
-    for node in model.graph:
+    outputs = set(model.graph.outputs)
+    for node in model.graph.all_nodes():
         for value in node.outputs:
-            if not value.is_graph_output():
+            if value not in outputs:
                 value.shape = None
     for value in model.graph.outputs:
         if value.shape is not None:

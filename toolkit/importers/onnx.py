@@ -9,6 +9,8 @@ What cannot be handled is refused here, with the node and the reason.
 """
 
 import hashlib
+import logging
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
@@ -26,18 +28,22 @@ from toolkit.graph.dtypes import IO_DTYPES
 from toolkit.graph.passes.branches import own_branch_outputs
 from toolkit.importers.formats import export_to_onnx
 from toolkit.importers.input_shapes import dims_in_use, fix_shapes
-from toolkit.importers.source import ModelFile, Report, model_sha256, silent
+from toolkit.importers.source import ModelPath, Report, model_sha256, silent
 from toolkit.plugins import Plugin
 from toolkit.plugins.functions import add_functions, unused_plugins
+
+LOG = logging.getLogger(__name__)
 
 # Models are raised to TARGET_OPSET, the first whose Q/DQ TensorRT takes on the DLA and for which
 # onnx has a reference of Q/DQ. Some operators have no converter: a model of at least MIN_OPSET,
 # where Q/DQ are per channel and axes are inputs, is then kept as it is.
-OLDEST_OPSET = 9
+OLDEST_OPSET = 1
 MIN_OPSET = 13
 TARGET_OPSET = 19
 # Models above are lowered to it where the operators allow: onnxruntime 1.31 refuses newer ones.
 NEWEST_RUN_OPSET = 26
+RESIZE_MODES_OPSET = 11  # the first in which Resize says how it samples
+BROADCASTING_OPSET = 7  # the first in which shapes are aligned at their ends, as NumPy does
 LARGE_BYTES = 1 << 14  # no converter reads a constant of this size
 # What the version converter raises on a model that it cannot convert.
 _REFUSALS = (
@@ -47,6 +53,9 @@ _REFUSALS = (
     onnx.version_converter.ConvertError,
 )
 _IR_REFUSALS = (ir.serde.SerdeError, ValueError, TypeError, KeyError, NotImplementedError)
+
+# What exporters call a dimension that has no name; equal ones are not the same dimension.
+UNNAMED = frozenset({"?", "-1", "None", "none", "unk", "unknown"})
 
 # Domains whose operators onnxruntime's CPU provider knows.
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
@@ -60,12 +69,12 @@ class ModelBytes:
     data: bytes = field(repr=False)
 
 
-ModelSource = str | Path | ModelFile | ModelBytes
+ModelSource = str | Path | ModelPath | ModelBytes
 
 
 def source_path(source: ModelSource) -> Path:
     """Return the path of a model, or what stands for it where the model is in memory."""
-    if isinstance(source, ModelFile):
+    if isinstance(source, ModelPath):
         return source.path
     return Path(source.name if isinstance(source, ModelBytes) else source)
 
@@ -93,7 +102,7 @@ def import_model(
     plugins: Sequence[Plugin] = (),
     report: Report = silent,
 ) -> ImportedModel:
-    """Read an ONNX file of opset 9 or newer, or a model of `toolkit.importers.formats`.
+    """Read ONNX or a model of `toolkit.importers.formats`; opsets below 13 are raised.
 
     `shapes` fix whole inputs; `dims` keep a named dimension dynamic within a range. A dynamic
     first dimension that neither names is frozen to 1 (and noted); any other is refused. Operators
@@ -120,6 +129,8 @@ def import_model(
                 f"{path.name} has no dynamic dimension {dim.name!r} (it has: {known}); "
                 "correct the name given with --dim."
             )
+    for note in notes:
+        LOG.info("%s: %s", path.name, note)
     return ImportedModel(
         name=path.name,
         sha256=sha256,
@@ -127,6 +138,43 @@ def import_model(
         dims=dynamic,
         notes=tuple(notes),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A model as its file has it: no conversion, no pass, only every node has a name.
+
+    `size_bytes` is that of the file alone; `external` are the files beside it that hold weights.
+    """
+
+    path: Path
+    sha256: str
+    size_bytes: int
+    model: ir.Model
+    external: tuple[str, ...] = ()
+
+
+def read_model_file(path: str | Path, plugins: Sequence[Plugin] = ()) -> ModelFile:
+    """Read a model as its ONNX file is, to run it in onnxruntime, to inspect it or to cut it.
+
+    The weights of other files are loaded too; the functions of `plugins` are added.
+
+    Raises ImportModelError: the file is missing, damaged or no ONNX model.
+    """
+    path = Path(path)
+    data, sha256, _ = _read(path, silent)
+    external = sorted(
+        {entry.value for tensor in onnx.load_model_from_string(data).graph.initializer
+         for entry in tensor.external_data if entry.key == "location"}
+    )  # fmt: skip
+    proto = _parse(data, path)
+    add_functions(proto, plugins, reserved=KNOWN_DOMAINS)
+    try:
+        model = ir.from_proto(proto)
+    except _IR_REFUSALS as err:
+        raise _not_imported(path, err) from err
+    _name_nodes(model.graph)
+    return ModelFile(path, sha256, len(data), model, tuple(external))
 
 
 def onnx_bytes(source: ModelSource, report: Report = silent) -> bytes:
@@ -141,7 +189,7 @@ def _read(source: ModelSource, report: Report) -> tuple[bytes, str, tuple[str, .
     """Return the ONNX file, the SHA-256 of the model, and notes on how the file was made."""
     if isinstance(source, ModelBytes):
         return source.data, hashlib.sha256(source.data).hexdigest(), ()
-    file = source if isinstance(source, ModelFile) else ModelFile(Path(source))
+    file = source if isinstance(source, ModelPath) else ModelPath(Path(source))
     exported = export_to_onnx(file, report)
     if exported is not None:
         return exported.data, model_sha256(file.path), exported.notes
@@ -175,6 +223,7 @@ def _parse(data: bytes, path: Path) -> onnx.ModelProto:
             f"({first_line(err)}); copy that file to {path.parent}."
         ) from err
     _sort_nodes(proto.graph)
+    _clear_false_sizes(proto.graph)
     return proto
 
 
@@ -199,6 +248,20 @@ def _sort_nodes(graph: onnx.GraphProto) -> None:
     graph.node.extend(ordered.node)
 
 
+def _clear_false_sizes(graph: onnx.GraphProto) -> None:
+    """Make dimensions unknown that exporters write as -1, 0 or "?" for want of a size or a name."""
+    constants = {tensor.name for tensor in graph.initializer}
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            false_size = dim.HasField("dim_value") and dim.dim_value < 1
+            if value.name not in constants and (false_size or dim.dim_param in UNNAMED):
+                dim.Clear()
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                _clear_false_sizes(inner)
+
+
 def _names_read(node: onnx.NodeProto) -> Iterator[str]:
     """The tensors that a node reads, in its branches and bodies, too; "" is none."""
     yield from (name for name in node.input if name)
@@ -213,7 +276,7 @@ def _at_known_opset(
     proto: onnx.ModelProto, path: Path, plugged: Collection[str]
 ) -> tuple[onnx.ModelProto, list[str]]:
     """Convert the model to TARGET_OPSET..NEWEST_RUN_OPSET where possible; return it and notes."""
-    opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
+    opset = _opset(proto)
     if opset is None:
         raise ImportModelError(f"{path.name} imports no standard ONNX opset; export it again.")
     newest = onnx.defs.onnx_opset_version()
@@ -225,6 +288,8 @@ def _at_known_opset(
     target_opset = min(max(opset, TARGET_OPSET), NEWEST_RUN_OPSET)
     if opset == target_opset:
         return proto, []
+    if opset < BROADCASTING_OPSET:
+        _refuse_slopes(proto, path, opset)
     # The converter drops functions. Those of plugins come in the place of the model's own later.
     plain = ir.to_proto(_inlined(proto, path, plugged)) if proto.functions else proto
     try:
@@ -239,6 +304,10 @@ def _at_known_opset(
     return converted, [
         f"opset {opset} {'raised' if opset < target_opset else 'lowered'} to {target_opset}"
     ]
+
+
+def _opset(proto: onnx.ModelProto) -> int | None:
+    return next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
 
 
 def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
@@ -256,7 +325,46 @@ def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     finally:
         _set_weights(proto, weights)
     _set_weights(converted, weights)
+    if (_opset(proto) or RESIZE_MODES_OPSET) < RESIZE_MODES_OPSET:
+        _set_resize_modes(converted.graph)
     return converted
+
+
+def _refuse_slopes(proto: onnx.ModelProto, path: Path, opset: int) -> None:
+    """Refuse PRelu with a slope for each channel: the converter would lay them along the width."""
+    single = {tensor.name for tensor in proto.graph.initializer if math.prod(tensor.dims) == 1}
+    for node in proto.graph.node:
+        if node.op_type == "PRelu" and node.input[1] not in single:
+            raise ImportModelError(
+                f"{path.name} has opset {opset}, and the slopes of its PRelu {node.output[0]!r} "
+                f"cannot be raised to {TARGET_OPSET}; export it with opset {MIN_OPSET} or newer."
+            )
+
+
+def _set_resize_modes(graph: onnx.GraphProto) -> None:
+    """Give Resize nodes the one sampling that Upsample and Resize had before it was an attribute.
+
+    The converter leaves the newer default, "half_pixel". Nearest pixels are those that
+    onnxruntime takes for the old operators: the last one before a point, and the next one where
+    the picture becomes smaller.
+    """
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants |= {
+        node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"
+    }
+    for node in graph.node:
+        if node.op_type != "Resize":
+            continue
+        scales = constants.get(node.input[2]) if len(node.input) > 2 else None
+        shrinks = scales is not None and bool((onnx.numpy_helper.to_array(scales) < 1).any())
+        values = {
+            "coordinate_transformation_mode": "asymmetric",
+            "nearest_mode": "ceil" if shrinks else "floor",
+        }
+        kept = [attribute for attribute in node.attribute if attribute.name not in values]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+        node.attribute.extend(onnx.helper.make_attribute(*item) for item in values.items())
 
 
 def _set_weights(proto: onnx.ModelProto, weights: Mapping[str, bytes]) -> None:

@@ -1,7 +1,7 @@
 """PyTorch -> ONNX: programs of torch.export (.pt2), and modules with example inputs.
 
-torch is imported when such a model is given. Its exporter (onnxscript's) makes the ONNX file, with
-the names of the inputs of `forward`.
+torch and onnx are imported when such a model is given. The exporter of torch (onnxscript's) makes
+the ONNX file, with the names of the inputs of `forward`.
 """
 
 import io
@@ -14,11 +14,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import onnx_ir as ir
-from onnx_ir.passes import common as ir_passes
-
 from toolkit.errors import ImportModelError, first_line
-from toolkit.importers.source import Exported, ModelFile, Report, keep_log
+from toolkit.importers.source import Exported, ModelPath, Report, keep_log
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +81,7 @@ def export_module(model: TorchModel) -> Exported:
     return _to_onnx(model.module, model.example_inputs, model.title, model.dynamic_shapes)
 
 
-def export_pt2(file: ModelFile, report: Report) -> Exported:
+def export_pt2(file: ModelPath, report: Report) -> Exported:
     """Export a file of torch.export.save.
 
     Raises ImportModelError: it is damaged, could run code of its own, or cannot be exported.
@@ -100,7 +97,7 @@ def export_pt2(file: ModelFile, report: Report) -> Exported:
     return _to_onnx(program, (), name)
 
 
-def refuse_pickle(file: ModelFile, report: Report) -> NoReturn:
+def refuse_pickle(file: ModelPath, report: Report) -> NoReturn:
     """Refuse a .pt or .pth file: say what it holds, and how to make a .pt2 of it."""
     try:
         with zipfile.ZipFile(file.path) as archive:
@@ -129,7 +126,7 @@ def _torch(name: str) -> Any:  # noqa: ANN401  (a module)
     return torch
 
 
-def _refuse_code(file: ModelFile) -> None:
+def _refuse_code(file: ModelPath) -> None:
     """Refuse a .pt2 that torch.export.load would unpickle or load as a library.
 
     It takes pickles of any objects; ordinary programs have none.
@@ -176,6 +173,9 @@ def _to_onnx(
     name: str,
     dynamic_shapes: Any = None,  # noqa: ANN401  (torch's)
 ) -> Exported:
+    import onnx_ir as ir
+    from onnx_ir.passes import common as ir_passes
+
     torch = _torch(name)
     if isinstance(module, torch.export.ExportedProgram):
         _refuse_training(module, name)

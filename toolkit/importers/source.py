@@ -17,7 +17,7 @@ def silent(step: str, share: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFile:
+class ModelPath:
     """A model on disk: a file, or the folder of a SavedModel.
 
     `inputs_as_nchw`: give inputs [N,H,W,C] of TensorFlow the layout [N,C,H,W].

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ImportModelError
-from toolkit.importers.source import Exported, ModelFile, Report, keep_log
+from toolkit.importers.source import Exported, ModelPath, Report, keep_log
 
 VARIABLE = "TANDEM_TENSORFLOW_PYTHON"
 # They work together on Python 3.10 to 3.13, also beside Tandem's own packages.
@@ -22,21 +22,21 @@ REQUIREMENTS = ("tensorflow-cpu==2.21.0", "tf2onnx==1.17.0")
 _CHILD = Path(__file__).with_name("tensorflow_export.py")
 
 
-def export_saved_model(file: ModelFile, report: Report) -> Exported:
+def export_saved_model(file: ModelPath, report: Report) -> Exported:
     """Export the signature `serving_default`, or the only one, of a SavedModel.
 
     Raises ImportModelError.
     """
     folder = file.path if file.path.is_dir() else file.path.parent
-    return _export("saved-model", ModelFile(folder, file.inputs_as_nchw), report)
+    return _export("saved-model", ModelPath(folder, file.inputs_as_nchw), report)
 
 
-def export_keras(file: ModelFile, report: Report) -> Exported:
+def export_keras(file: ModelPath, report: Report) -> Exported:
     """Export a .keras or .h5 file with its architecture. Raises ImportModelError."""
     return _export("keras", file, report)
 
 
-def export_tflite(file: ModelFile, report: Report) -> Exported:
+def export_tflite(file: ModelPath, report: Report) -> Exported:
     """Export a .tflite file, quantized or not. Raises ImportModelError."""
     return _export("tflite", file, report)
 
@@ -70,7 +70,7 @@ def find_interpreter(name: str) -> Path:
     )
 
 
-def _export(kind: str, file: ModelFile, report: Report) -> Exported:
+def _export(kind: str, file: ModelPath, report: Report) -> Exported:
     name = file.path.name
     python = find_interpreter(name)
     with tempfile.TemporaryDirectory(prefix="tandem-export-") as folder:

@@ -1,1 +1,1 @@
-"""Which processor runs each node: support, costs, the solver, the plan."""
+"""Which processor runs each node: costs, the solver, the plan."""

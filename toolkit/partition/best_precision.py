@@ -2,7 +2,7 @@
 
 A node stays in floating point
 
-1. where INT8 saves nothing: by the cost model its kernel saves less than LEAST_GAIN of its time,
+1. where INT8 saves nothing: by the cost model its kernel saves less than MIN_GAIN of its time,
    and the kernels that make its operands are not bound by memory, so that they write FP16 as fast.
    A node stays INT8 beside others that read its operand in INT8, for which the tensor would be
    made twice; and so does every node where there is a DLA, which is made for INT8;
@@ -24,7 +24,7 @@ from toolkit.quantize.quantize import QuantizedOp, int8_nodes, is_activation
 from toolkit.quantize.ranges.measure import RangeOptions
 
 # Of a kernel's time in FP16; the cost model is fitted to whole networks and knows no smaller gain.
-LEAST_GAIN = 0.02
+MIN_GAIN = 0.02
 DEFAULT_BUDGET = Budget("sqnr", "least", 20.0)
 
 
@@ -53,7 +53,7 @@ def idle_nodes(graph: ir.Model, profile: Profile, power_mode: str | None) -> dic
             int8.node(producer[0], "gpu").bound_by == "memory" for producer in made_by - {kernel}
         )
         alone = all(readers[name] == 1 for name in operands)
-        if times[0] > (1 - LEAST_GAIN) * times[1] and alone and not slower:
+        if times[0] > (1 - MIN_GAIN) * times[1] and alone and not slower:
             idle[str(node.name)] = (
                 f"INT8 saves nothing: {times[0]:.1f} us, FP16 {times[1]:.1f} us predicted"
             )

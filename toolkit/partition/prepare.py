@@ -75,14 +75,14 @@ def prepare(
             legal = plain
         elif before > 0:
             gain = 1 - trial.search.value / before
-    kept = {row.node for row in legal.applied}
+    applied = {row.node for row in legal.applied}
     if ranges is not None:
         known = infer_ranges(legal.model.graph, known)[0]
     return Prepared(
         model=legal.model,
         ranges=known,
         applied=legal.applied,
-        unused=tuple(row for row in every.applied if row.node not in kept),
+        unused=tuple(row for row in every.applied if row.node not in applied),
         declined=every.refused,
         cuts=legal.cuts,
         gain=gain if legal.applied else None,

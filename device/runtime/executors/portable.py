@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from device.engine.file import Engine
 from device.engine.manifest import Portable, Segment, TensorInfo
-from device.errors import SessionError
+from device.errors import SessionError, shortened
 from device.runtime.executors.protocol import Executor, SegmentContext
 
 Array = npt.NDArray[Any]
@@ -207,4 +207,4 @@ def _error_types(runtime: Any) -> tuple[type[Exception], ...]:  # noqa: ANN401
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:400]
+    return shortened(str(error).partition("\n")[0])

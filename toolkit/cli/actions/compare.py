@@ -1,7 +1,8 @@
-"""Run an engine in FP32, GPU INT8 and DLA INT8 on the same samples, and compare."""
+"""Run an engine beside FP32 and in the DLA's arithmetic on the same samples, and compare."""
 
+import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,19 @@ from device.engine.manifest import Manifest
 from device.runtime.emulation.options import Emulation
 from device.runtime.session import Dla, Session
 from pipelines.config import Classification, ModelConfig, load_labels, load_model
+from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
 from toolkit.evaluate.compare.compare import Comparer, Comparison, Metric
 from toolkit.evaluate.compare.recorded import Recorded, lay_beside, load_recorded
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
-from toolkit.importers.source import ModelFile, model_sha256
+from toolkit.importers.source import ModelPath, model_sha256
 from toolkit.plugins import Plugin
 from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION
 from toolkit.quantize.qdq.importer import import_qdq
 from toolkit.quantize.ranges.data import input_specs, open_data
-from toolkit.quantize.ranges.measure import Report
-from toolkit.quantize.ranges.table_file import has_qdq
+from toolkit.quantize.ranges.measure import RangeOptions, Report
+from toolkit.quantize.ranges.table_file import has_qdq, read_ranges
 from toolkit.quantize.trials.score import Infer, load_held_out, plain_model, score
 
 CHANGED_WEIGHTS = (
@@ -38,7 +40,8 @@ CHANGED_WEIGHTS = (
 class CompareRequest:
     """The command line of `tandem compare`.
 
-    `samples`: how many to take of `data`. `recorded`: .npz of tensors from a board.
+    `samples`: how many to take of `data`. `recorded`: .npz of tensors from a board. `profile`:
+    build an INT8 engine of `model` for it, with the ranges of `table`, and compare that.
     """
 
     engine: Path
@@ -49,6 +52,9 @@ class CompareRequest:
     recorded: Path | None
     emulation: Emulation
     plugins: tuple[Plugin, ...]
+    profile: str | None = None
+    table: Path | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     inputs_as_nchw: bool = False
 
 
@@ -74,6 +80,34 @@ def compare_engine(request: CompareRequest, report: Report) -> tuple[Comparison,
         return comparison, recorded
 
 
+def compare_model(request: CompareRequest, report: Report) -> tuple[Comparison, Recorded | None]:
+    """Build an INT8 engine of `request.model` for its profile, without kernels, and compare that.
+
+    Its ranges are those of `request.table`, or measured on `request.data`. Raises TandemError.
+    """
+    table, shapes = request.table, request.shapes
+    if table is None and request.data is None:
+        raise BuildError(
+            f"INT8 of {request.model} needs ranges: give --data to measure them on, or --table."
+        )
+    preprocess = request.preprocess
+    settings = load_model(preprocess) if preprocess else None
+    options = BuildOptions(
+        precision="int8",
+        data=None if table else request.data,
+        ranges=RangeOptions(preprocess=settings.preprocess if settings else None),
+        table=read_ranges(table, shapes=shapes).table if table else None,
+        shapes=shapes,
+        plugins=request.plugins,
+        kernels=False,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{request.model.stem}.engine"
+        source = ModelPath(request.model, request.inputs_as_nchw)
+        build_engine(source, request.profile or "", path, options, report)
+        return compare_engine(replace(request, engine=path), report)
+
+
 def _graph_of(request: CompareRequest, engine: Engine, report: Report) -> ir.Model:
     """Return the model's graph after the passes, without Q/DQ.
 
@@ -94,7 +128,7 @@ def _graph_of(request: CompareRequest, engine: Engine, report: Report) -> ir.Mod
             f"{path} has {sha256[:12]}; give the model that the engine was built from."
         )
     imported = import_model(
-        ModelFile(path, request.inputs_as_nchw),
+        ModelPath(path, request.inputs_as_nchw),
         shapes=shapes,
         dims=manifest.dims,
         plugins=request.plugins,

@@ -3,7 +3,6 @@
 from typing import Any
 
 from toolkit.dla.legalize.rewrite import Applied
-from toolkit.dla.rules.explain import render_explanation
 from toolkit.engine.plan_models import PlanRequest, PlanResult, explain, make_plan, member_of
 from toolkit.partition.planning.cycles import cycles_of, render_cycles
 from toolkit.partition.planning.plan import PlanOptions
@@ -22,7 +21,6 @@ __all__ = [
     "make_plan",
     "member_of",
     "plan_html",
-    "render_explanation",
 ]
 
 

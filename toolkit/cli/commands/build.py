@@ -62,7 +62,7 @@ def parse_dims(
     "--precision",
     type=click.Choice(["fp32", "fp16", "int8", "best"]),
     help="best: INT8, except for nodes that FP16 serves better. "
-    "[default: int8 with --data or --table, else fp16; fp32 without a GPU]",
+    "[default: int8 with --data or --table and of a Q/DQ model, else fp16; fp32 without a GPU]",
 )
 @calibration_options(required=False)
 @click.option(
@@ -154,7 +154,7 @@ def build(
     from toolkit.cli.actions.build import as_builtins
     from toolkit.engine.build import BuildOptions, build_engine
     from toolkit.gpu.schedule.tactics import TacticOptions
-    from toolkit.importers.source import ModelFile
+    from toolkit.importers.source import ModelPath
     from toolkit.partition.planning.plan import PlanOptions
     from toolkit.quantize.ranges.table_file import read_ranges
 
@@ -182,7 +182,7 @@ def build(
         ),
     )
     with progress_bar(model.name) as report:
-        source = ModelFile(model, inputs_as_nchw)
+        source = ModelPath(model, inputs_as_nchw)
         result = build_engine(source, profile, out or model.with_suffix(".engine"), options, report)
     click.echo(json.dumps(as_builtins(result)) if as_json else result.report)
 

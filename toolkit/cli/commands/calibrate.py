@@ -82,7 +82,7 @@ def calibrate(
         calibrate_model,
         keep_weights,
     )
-    from toolkit.importers.source import ModelFile
+    from toolkit.importers.source import ModelPath
     from toolkit.quantize.ranges.report_text import ranges_builtins, ranges_text
 
     cache_version(tensorrt or DEFAULT_TENSORRT)  # refused before data is read
@@ -96,7 +96,7 @@ def calibrate(
         notes += weight_notes
     table = out or model.with_suffix(".calib.json")
     outputs = Outputs(table, cache, tensorrt, qdq, qdq_for, adjusted_model, html)
-    source = ModelFile(model, inputs_as_nchw)
+    source = ModelPath(model, inputs_as_nchw)
     request = CalibrateRequest(source, data, profile, shapes, plugins, options)
     with progress_bar(model.name) as report:
         ranges = calibrate_model(request, outputs, report)

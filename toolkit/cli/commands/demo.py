@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from toolkit.cli.log import progress_shown
 from toolkit.cli.options.names import complete_profile
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def _progress() -> "Iterator[Report]":
         BarColumn(),
         TimeElapsedColumn(),
         console=Console(stderr=True),
+        disable=not progress_shown(),
     ) as bar:
         task = bar.add_task("", total=1.0)
 

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from device.engine.manifest import UNCALIBRATED
 from device.errors import DeployError, EngineError
 from device.update.bundle import ENGINE, extract_bundle
+from toolkit.cli.log import progress_shown
 from toolkit.cli.options.finite import FiniteRange
 from toolkit.fleet.deploy import DeployProgress, DeployResult, deploy_bundle, parse_broker
 
@@ -102,6 +103,7 @@ def _progress() -> Progress:
         DownloadColumn(),
         TransferSpeedColumn(),
         console=Console(stderr=True),
+        disable=not progress_shown(),
     )
 
 

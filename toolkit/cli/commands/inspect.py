@@ -1,25 +1,94 @@
-"""`tandem inspect`: what is inside an engine file."""
+"""`tandem inspect`: what is inside an engine file or an ONNX model."""
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
+from device.engine.manifest import Precision
+from toolkit.cli.options.calibration import parse_shapes
+from toolkit.cli.options.plugin import plugin_option
 
-@click.command(epilog="Example: tandem inspect model.engine --nodes")
-@click.argument("engine", type=click.Path(path_type=Path))
-@click.option("--nodes", is_flag=True, help="List every node with its processor and reason.")
-@click.option("--json", "as_json", is_flag=True, help="Print the whole manifest as JSON.")
-def inspect(engine: Path, nodes: bool, as_json: bool) -> None:
-    """Show profile, inputs, outputs, segments, crossings and memory of an ENGINE.
+if TYPE_CHECKING:
+    from toolkit.plugins import Plugin
 
-    The whole file is checked before anything is shown.
+
+@click.command(
+    epilog="Examples: tandem inspect model.engine --nodes; "
+    "tandem inspect model.onnx --profile agx-orin-64gb"
+)
+@click.argument("file", metavar="MODEL_OR_ENGINE", type=click.Path(path_type=Path))
+@click.option("--nodes", is_flag=True, help="List every node, with its processor and reason.")
+@click.option("--profile", help="Model: also what runs where on this profile, and why.")
+@click.option("--precision", type=click.Choice(["fp32", "fp16", "int8"]), default="int8",
+    show_default=True, help="Model: the precision of that plan.")  # fmt: skip
+@click.option("--shape", "shapes", multiple=True, callback=parse_shapes, metavar="NAME=DIMS",
+    help="Model: fix an input's shape.")  # fmt: skip
+@plugin_option
+@click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
+def inspect(
+    file: Path,
+    nodes: bool,
+    profile: str | None,
+    precision: Precision,
+    shapes: dict[str, tuple[int, ...]],
+    plugins: "tuple[Plugin, ...]",
+    as_json: bool,
+) -> None:
+    """Show what is inside an ENGINE, an ONNX MODEL, or a file of arrays (.npz).
+
+    Engine: profile, inputs, outputs, segments, crossings and memory; the whole file is checked
+    first. Model: inputs, outputs, weights, and operators with their multiply-accumulates.
     """
+    from toolkit.evaluate.infer.runner import kind_of
+
+    kind = kind_of(file)
+    if kind == "model":
+        from toolkit.cli.actions import inspect as action
+
+        inspected = action.inspect_model(
+            action.InspectRequest(file, shapes, profile, precision, plugins)
+        )
+        click.echo(
+            json.dumps(action.inspected_builtins(inspected))
+            if as_json
+            else action.inspected_text(inspected, nodes=nodes)
+        )
+        return
+    if profile or shapes or plugins:
+        raise click.UsageError(
+            f"--profile, --shape and --plugin are for an ONNX model; {file} is none."
+        )
+    if kind == "arrays":
+        _arrays(file, as_json=as_json)
+    else:
+        _engine(file, nodes=nodes, as_json=as_json)
+
+
+def _arrays(path: Path, *, as_json: bool) -> None:
+    from toolkit.evaluate.infer.saved import load_samples
+
+    samples = [
+        {name: f"{array.dtype} {'x'.join(map(str, array.shape)) or '1 number'}"
+         for name, array in sample.items()}
+        for sample in load_samples(path)
+    ]  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(samples))
+        return
+    for number, sample in enumerate(samples):
+        click.echo(f"sample {number}")
+        for name, what in sample.items():
+            click.echo(f"  {name}: {what}")
+
+
+def _engine(path: Path, *, nodes: bool, as_json: bool) -> None:
     from device.engine.file import open_engine
     from toolkit.cli.manifest_text import manifest_text
 
-    with open_engine(engine) as opened:
+    with open_engine(path) as opened:
         manifest = opened.manifest
         if as_json:
             click.echo(json.dumps(msgspec.to_builtins(manifest)))

@@ -1,7 +1,6 @@
 """`tandem plan`: what runs where, why, what it takes, and what to change; no board needed."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,9 +115,7 @@ def plan(
     )
     if explained is not None:
         explanation = action.explain(request, explained)
-        click.echo(
-            json.dumps(asdict(explanation)) if as_json else action.render_explanation(explanation)
-        )
+        click.echo(json.dumps(explanation.as_builtins()) if as_json else explanation.as_text())
         return
     with progress_bar("plan") as report:
         result = action.make_plan(request, report)

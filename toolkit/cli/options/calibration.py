@@ -1,5 +1,6 @@
 """The calibration options that `tandem build` and `tandem calibrate` share."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,11 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from device.errors import TandemError
+from toolkit.cli.log import progress_shown
 from toolkit.cli.options.choices import AUTO, CALIBRATION_METHODS, Switch
 from toolkit.cli.options.names import complete_method
 
 if TYPE_CHECKING:
     from toolkit.quantize.ranges.measure import RangeOptions, Report
+
+LOG = logging.getLogger("tandem")
 
 _STEP_DEFAULT = "[default: auto with --method auto or --budget, else off]"
 
@@ -143,7 +147,7 @@ def range_options(
 
 @contextmanager
 def progress_bar(title: str) -> "Iterator[Report]":
-    """Show the steps and the remaining time on standard error."""
+    """Show the steps and the remaining time on standard error; log each step."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
@@ -154,10 +158,16 @@ def progress_bar(title: str) -> "Iterator[Report]":
         TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
+        disable=not progress_shown(),
     ) as bar:
         task = bar.add_task(title, total=1.0)
+        last_step = ""
 
         def report(step: str, share: float) -> None:
+            nonlocal last_step
+            if step != last_step:
+                LOG.info("%s: %s", title, step)
+                last_step = step
             bar.update(task, description=f"{title}: {step}", completed=share)
 
         yield report

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from device.engine.file import Engine
-from device.engine.manifest import Segment
+from device.engine.manifest import Manifest, Precision, Segment
 from device.runtime.emulation.options import Emulation
 from device.runtime.executors.emulated import LayerResult
 from toolkit.errors import BuildError
@@ -92,10 +92,15 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything to report. `matched` of `nodes` rows have an FP32 tensor of the same name."""
+    """Everything to report. `matched` of `nodes` rows have an FP32 tensor of the same name.
+
+    `graph` is what the engine computes without the DLA's arithmetic: processor and precision.
+    """
 
     engine: str
     model: str
+    graph: str
+    precision: Precision
     samples: int
     emulation: Emulation
     dla_segments: int
@@ -222,6 +227,8 @@ class Comparer:
         return Comparison(
             engine=str(self._engine.path),
             model=model,
+            graph=_graph_title(self._engine.manifest),
+            precision=self._engine.manifest.provenance.precision,
             samples=self._samples,
             emulation=self._emulation,
             dla_segments=len(self.emulations),
@@ -290,6 +297,11 @@ class Comparer:
             _add_own(row.own, layer, (alone, ideal), graphs, exact_result(layer, gpu))
             if layer.ops & ELEMENT_WISE:
                 _add_shared(row.own, layer, exact)
+
+
+def _graph_title(manifest: Manifest) -> str:
+    on_cpu = all(segment.processor == "cpu" for segment in manifest.segments)
+    return f"{'CPU' if on_cpu else 'GPU'} {manifest.provenance.precision.upper()}"
 
 
 def _add_own(

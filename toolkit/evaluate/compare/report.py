@@ -21,7 +21,7 @@ SILICON = (
     "differ, Orin's more so: only a run on a board, with --recorded, can tell"
 )
 FLOAT_DB = 120.0
-NO_DLA = "the engine has no segment on the DLA: there is no DLA INT8 to compare, both columns agree"
+NO_DLA = "the engine has no segment on the DLA, so that there is no DLA arithmetic to compare"
 
 
 def why(own: OwnError) -> tuple[str, ...]:
@@ -36,22 +36,24 @@ def why(own: OwnError) -> tuple[str, ...]:
 def comparison_text(comparison: Comparison, recorded: Recorded | None, *, every: bool) -> str:
     """Return the report; `every`: all nodes, not those alone where the DLA costs something."""
     lines = [UNCALIBRATED] if comparison.uncalibrated else []
+    has_dla, graph = bool(comparison.dla_segments), comparison.graph
+    dla = f"DLA {comparison.precision.upper()}"
+    how = f"; DLA: {comparison.emulation.mode}, {comparison.emulation.arithmetic} scales"
     lines.append(
-        f"{comparison.engine} and {comparison.model} on {comparison.samples} samples; DLA: "
-        f"{comparison.emulation.mode}, {comparison.emulation.arithmetic} scales"
+        f"{comparison.engine} and {comparison.model} on {comparison.samples} samples"
+        f"{how if has_dla else ''}"
     )
-    if not comparison.dla_segments:
+    if not has_dla:
         lines.append(NO_DLA)
     lines += [f"note: {note}" for note in comparison.notes]
-    lines += ["", "outputs against FP32       GPU INT8                 DLA INT8"]
+    lines += ["", f"outputs against FP32       {graph:<24} {dla if has_dla else ''}".rstrip()]
     for row in comparison.outputs:
-        lines += _output(row)
+        lines += _output(row, has_dla=has_dla)
     if comparison.metric is not None:
         metric = comparison.metric
-        lines.append(
-            f"{metric.name}: FP32 {metric.fp32:.2f}, GPU INT8 {metric.gpu:.2f}, "
-            f"DLA INT8 {metric.dla:.2f} points"
-        )
+        parts = [f"FP32 {metric.fp32:.2f}", f"{graph} {metric.gpu:.2f}"]
+        parts += [f"{dla} {metric.dla:.2f}"] if has_dla else []
+        lines.append(f"{metric.name}: {', '.join(parts)} points")
     lines.append(
         f"{comparison.matched} of {len(comparison.nodes)} tensors have one of the same name in FP32"
     )
@@ -61,7 +63,7 @@ def comparison_text(comparison: Comparison, recorded: Recorded | None, *, every:
         lines += ["", *(_so_far(row) for row in comparison.nodes)]
     if recorded is not None:
         lines += ["", *_recorded(recorded)]
-    return "\n".join([*lines, "", SILICON])
+    return "\n".join([*lines, "", SILICON] if has_dla or recorded else lines)
 
 
 def comparison_builtins(comparison: Comparison, recorded: Recorded | None) -> dict[str, Any]:
@@ -70,6 +72,8 @@ def comparison_builtins(comparison: Comparison, recorded: Recorded | None) -> di
     return {
         "engine": comparison.engine,
         "model": comparison.model,
+        "graph": comparison.graph,
+        "precision": comparison.precision,
         "samples": comparison.samples,
         "dla": comparison.emulation.mode,
         "scales": comparison.emulation.arithmetic,
@@ -108,16 +112,18 @@ def _finite(value: Any) -> Any:  # noqa: ANN401
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _output(row: TensorRow) -> list[str]:
+def _output(row: TensorRow, *, has_dla: bool) -> list[str]:
     if row.gpu is None or row.dla is None:
         return [f"  {row.tensor}: FP32 has no output of that name and shape"]
-    return [
+    dla = row.dla if has_dla else None
+    sqnr_db, cosine = (_db(dla.sqnr_db), f"{dla.cosine:.6f}") if dla else ("", "")
+    lines = [
         f"  {row.tensor}",
-        f"    SQNR dB                  {_db(row.gpu.sqnr_db):<24} {_db(row.dla.sqnr_db)}",
-        f"    cosine                   {row.gpu.cosine:<24.6f} {row.dla.cosine:.6f}",
-        f"    worst GPU: {_worst(row.gpu.worst)}",
-        f"    worst DLA: {_worst(row.dla.worst)}",
+        f"    SQNR dB                  {_db(row.gpu.sqnr_db):<24} {sqnr_db}".rstrip(),
+        f"    cosine                   {row.gpu.cosine:<24.6f} {cosine}".rstrip(),
+        f"    worst: {_worst(row.gpu.worst)}",
     ]
+    return [*lines, f"    worst DLA: {_worst(dla.worst)}"] if dla else lines
 
 
 def _layers(comparison: Comparison, *, every: bool) -> list[str]:
@@ -142,7 +148,8 @@ def _so_far(row: TensorRow) -> str:
     where = f"  {row.node} ({row.op}, {row.segment}) -> {row.tensor}"
     if row.gpu is None or row.dla is None:
         return f"{where}: no tensor of that name in FP32"
-    return f"{where}: so far GPU {_error(row.gpu)}, DLA {_error(row.dla)}"
+    dla = f", DLA {_error(row.dla)}" if row.own is not None else ""
+    return f"{where}: so far {_error(row.gpu)}{dla}"
 
 
 def _own(row: TensorRow) -> list[str]:

@@ -19,8 +19,7 @@ layout           views: Reshape, Transpose, Slice, ...
 normalization    Softmax and normalizations
 pad              Pad
 plugins          nodes of plugins
-pooling          pooling over two dimensions, global average
-pooling3d        pooling over one to three dimensions, MaxUnpool
+pooling          pooling over one to three dimensions, MaxUnpool, global average
 quantization     INT8 <-> ONNX integers
 reduction        Reduce operators, ArgMax, ArgMin
 resample_tables  indices and weights of resized dimensions

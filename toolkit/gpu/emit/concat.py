@@ -193,6 +193,7 @@ def _concat_strides(ctx: LoweringContext, op: Operation) -> tuple[int, ...] | No
     """Return NHWC strides where every input is NHWC, else None."""
     views = [ctx.read(part) for part in op.inputs]
     name = op.outputs[0]
-    if name in ctx.network.outputs or any(view.pixel_pitch() is None for view in views):
+    shape = ctx.network.shapes[name]
+    if name in ctx.network.outputs or len(shape) != 4:
         return None
-    return channels_last(ctx.network.shapes[name])
+    return channels_last(shape) if all(view.pixel_pitch() for view in views) else None

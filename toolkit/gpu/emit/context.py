@@ -152,15 +152,11 @@ class LoweringContext:
         return view if view.scale is not None else self.read_float(name)
 
     def read_nhwc(self, name: str, *, keep_int8: bool = False) -> tuple[View, int]:
-        """Return a (N, C, H, W) tensor stored channels-last, and its pixel pitch in elements.
+        """Return a (N, C, ...) tensor stored channels-last, and its pixel pitch in elements.
 
         An INT8 tensor is dequantized unless `keep_int8`. Anything else is copied where needed.
         """
         view = self.read(name) if keep_int8 else self._dequantized_view(name)
-        if len(view.shape) != 4:
-            raise NotCoveredError(
-                f"tensor {name!r} has {len(view.shape)} dimensions; kernels for images take 4"
-            )
         dtype = view.dtype if keep_int8 and view.scale is not None else self.dtype
         pitch = view.pixel_pitch()
         if pitch is None or view.dtype != dtype:

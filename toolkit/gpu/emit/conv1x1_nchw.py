@@ -1,8 +1,8 @@
 """Lower 1x1 convolutions with an NCHW output: one matrix product for each image."""
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.epilogue import constant_weights, read_epilogue, weight_matrix
-from toolkit.gpu.emit.int8_gemm import int8_weights
+from toolkit.gpu.emit.conv2d import read_filters
+from toolkit.gpu.emit.epilogue import weight_matrix
 from toolkit.gpu.emit.schedule import add_gemm
 from toolkit.gpu.emit.windows import read_window_2d
 from toolkit.gpu.ir.expressions import tensors_read
@@ -39,13 +39,10 @@ def supports_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> bool:
 def emit_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> None:
     """Add a group that `supports_conv1x1_nchw`."""
     op = group.root_operation
-    weights = constant_weights(ctx, op, 1)
-    filters, depth = weights.shape[:2]
-    int8 = int8_weights(ctx, op, 0, filters, depth)
-    epilogue, _ = read_epilogue(ctx, group, op.input(2), filters, int8)
-    x, pitch = ctx.read_nhwc(op.inputs[0], keep_int8=int8 is not None)
-    values = (int8.values if int8 else weights).reshape(filters, depth)
-    packed = weight_matrix(ctx, values.T, x.dtype)
+    filters = read_filters(ctx, group)
+    weights = filters.values
+    x, pitch = ctx.read_nhwc(op.inputs[0], keep_int8=filters.is_int8)
+    packed = weight_matrix(ctx, weights[:, :, 0, 0].T, x.dtype)
     planes = _merged_pixels(y)
     assert planes is not None
     shape = _shape(weights, x.item_bytes, y)
@@ -56,7 +53,7 @@ def emit_conv1x1_nchw(ctx: LoweringContext, group: Group, y: View) -> None:
         right_strides=MatrixStrides(*packed.strides),
         y=y,
         y_strides=MatrixStrides(planes.strides[2], planes.strides[1], outer=planes.strides[0]),
-        epilogue=epilogue,
+        epilogue=filters.epilogue,
         layout="nchw",
     )
     add_gemm(ctx, group.nodes, problem)

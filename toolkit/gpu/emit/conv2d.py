@@ -1,10 +1,22 @@
 """A 2-D convolution with its tensors channels-last, before a kernel is chosen."""
 
 from dataclasses import dataclass
+from math import prod
 
-from toolkit.gpu.ir.gemm import Epilogue, Im2colLoader
+from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.epilogue import constant_weights, pixel_pitch, read_epilogue
+from toolkit.gpu.emit.int8_gemm import int8_weights
+from toolkit.gpu.ir.gemm import (
+    Epilogue,
+    GemmProblem,
+    GemmShape,
+    Im2colLoader,
+    Loader,
+    MatrixStrides,
+)
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import View
+from toolkit.gpu.passes.fusion import Group
 from toolkit.plugins import Constant
 
 
@@ -24,9 +36,7 @@ class Conv2d:
         """Return all operands but the weights, by the names of a kernel's parameters."""
         return {
             "x": self.left.view,
-            "bias": self.epilogue.bias,
-            "scale": self.epilogue.scale,
-            "scalars": self.epilogue.scalars,
+            **self.epilogue.operands(),
             "residual": self.residual,
             "y": self.y,
             "batch": self.left.batch,
@@ -41,3 +51,48 @@ class Conv2d:
             "R_PITCH": self.r_pitch,
             "EPILOGUE": self.epilogue.ops,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Weights of a convolution, (filter, channel of a group, row, column), and its epilogue.
+
+    `is_int8`: an INT8 input is multiplied as it is stored. `residual`: the name of a tensor.
+    """
+
+    values: Array
+    is_int8: bool
+    epilogue: Epilogue
+    residual: str | None
+
+
+def read_filters(ctx: LoweringContext, group: Group, x_scale: float | None = None) -> Filters:
+    """Return the weights of a convolution; `x_scale` where its input is quantized on the way."""
+    op = group.root_operation
+    weights = constant_weights(ctx, op, 1)
+    filters, depth = weights.shape[0], prod(weights.shape[1:])
+    int8 = int8_weights(ctx, op, 0, filters, depth, x_scale=x_scale)
+    epilogue, residual = read_epilogue(ctx, group, op.input(2), filters, int8)
+    return Filters(int8.values if int8 else weights, int8 is not None, epilogue, residual)
+
+
+def pixel_product(
+    left: Loader, right: View, y: View, epilogue: Epilogue, depth: int
+) -> GemmProblem:
+    """Return a product whose rows are the pixels of `y`, and whose columns are its channels."""
+    return GemmProblem(
+        shape=GemmShape(
+            rows=y.shape[0] * y.shape[2] * y.shape[3],
+            columns=y.shape[1],
+            depth=depth,
+            unshared_depth=depth,
+            item_bytes=right.item_bytes,
+            stored_bytes=y.item_bytes,
+        ),
+        left=left,
+        right=right,
+        right_strides=MatrixStrides(*right.strides),
+        y=y,
+        y_strides=MatrixStrides(pixel_pitch(y)),
+        epilogue=epilogue,
+    )

@@ -6,41 +6,30 @@ from math import prod
 import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.epilogue import constant_weights, read_epilogue, weight_matrix
+from toolkit.gpu.emit.epilogue import constant_weights, pixel_pitch, read_epilogue, weight_matrix
 from toolkit.gpu.emit.schedule import add_gemm
-from toolkit.gpu.emit.windows import read_transposed_window, read_window, three
-from toolkit.gpu.errors import NotCoveredError
-from toolkit.gpu.ir.gemm import (
-    Epilogue,
-    GemmProblem,
-    GemmShape,
-    Im2col3dLoader,
-    MatrixStrides,
-    Three,
+from toolkit.gpu.emit.windows import (
+    check_spatial_rank,
+    read_transposed_window,
+    read_window,
+    three,
 )
+from toolkit.gpu.ir.gemm import GemmProblem, GemmShape, Im2col3dLoader, MatrixStrides, Three
 from toolkit.gpu.ir.network import Array, Operation
-from toolkit.gpu.ir.view import Shape, View, like, row_major
+from toolkit.gpu.ir.view import Shape, View, channels_last, row_major
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.shapes.sizes import ceil_div
 
 
 @dataclass(frozen=True, slots=True)
-class _Conv3d:
-    """A convolution along three dimensions; missing leading ones have size 1.
+class _Taps:
+    """The taps of a convolution along three dimensions; missing leading ones have size 1."""
 
-    `weights`: (phases, groups, taps x channels, filters).
-    """
-
-    x: View
-    y: View
-    residual: View | None
-    weights: View
-    taps: Three
+    counts: Three
     strides: Three
     dilations: Three
     pads: Three
     transposed: bool
-    epilogue: Epilogue
 
 
 def emit_conv3d(ctx: LoweringContext, group: Group) -> None:
@@ -50,20 +39,14 @@ def emit_conv3d(ctx: LoweringContext, group: Group) -> None:
     check_spatial_rank(op, shape)
     weights = _filters(ctx, op)
     window = read_window(op, op.integers("kernel_shape", weights.taps), shape, result)
-    _add(
-        ctx,
-        group,
-        _Conv3d(
-            *_operands(ctx, group),
-            weights=weights.packed,
-            taps=three(weights.taps, 1),
-            strides=three(window.strides, 1),
-            dilations=three(window.dilations, 1),
-            pads=three(window.before, 0),
-            transposed=False,
-            epilogue=_epilogue(ctx, group),
-        ),
+    taps = _Taps(
+        counts=three(weights.taps, 1),
+        strides=three(window.strides, 1),
+        dilations=three(window.dilations, 1),
+        pads=three(window.before, 0),
+        transposed=False,
     )
+    _add(ctx, group, weights.packed, taps)
 
 
 def emit_transposed_convolution(ctx: LoweringContext, group: Group) -> None:
@@ -73,26 +56,12 @@ def emit_transposed_convolution(ctx: LoweringContext, group: Group) -> None:
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
     check_spatial_rank(op, shape)
     window = read_transposed_window(op, weights.shape[2:], shape, result)
-    pads = three(window.before, 0)
-    strides = three(window.strides, 1)
+    pads, strides = three(window.before, 0), three(window.strides, 1)
     dilated = _dilated(weights, three(window.dilations, 1))
-    packed = _phases(dilated, op.integer("group", 1), strides, pads)
-    _add(
-        ctx,
-        group,
-        _Conv3d(
-            *_operands(ctx, group),
-            weights=weight_matrix(
-                ctx, packed.reshape(*packed.shape[:2], -1, packed.shape[-1]), ctx.dtype
-            ),
-            taps=three(packed.shape[2:5], 1),
-            strides=strides,
-            dilations=(-1, -1, -1),
-            pads=pads,
-            transposed=True,
-            epilogue=_epilogue(ctx, group),
-        ),
-    )
+    phases = _phases(dilated, op.integer("group", 1), strides, pads)
+    taps = _Taps(three(phases.shape[2:5], 1), strides, (-1, -1, -1), pads, transposed=True)
+    packed = phases.reshape(*phases.shape[:2], -1, phases.shape[-1])
+    _add(ctx, group, weight_matrix(ctx, packed, ctx.dtype), taps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,102 +92,54 @@ def _filters(ctx: LoweringContext, op: Operation) -> _Filters:
     return _Filters(packed_view, view.shape[2:])
 
 
-def check_spatial_rank(op: Operation, shape: Shape) -> None:
-    """Raise NotCoveredError unless (N, C, ...) has one to three dimensions more."""
-    if not 3 <= len(shape) <= 5:
-        raise NotCoveredError(
-            f"node {op.name!r} ({op.kind}) has {len(shape) - 2} spatial dimensions; kernels take "
-            "1 to 3"
-        )
-
-
-def _epilogue(ctx: LoweringContext, group: Group) -> Epilogue:
+def _add(ctx: LoweringContext, group: Group, weights: View, taps: _Taps) -> None:
+    """Add the product with `weights`, (phases, groups, taps x channels, filters)."""
     op = group.root_operation
-    columns = ctx.network.shapes[op.outputs[0]][1]
-    return read_epilogue(ctx, group, op.input(2), columns)[0]
-
-
-def _operands(ctx: LoweringContext, group: Group) -> tuple[View, View, View | None]:
-    """Return the input, the result and the residual, channels-last."""
-    op = group.root_operation
-    x = channels_last_3d(ctx, op.inputs[0])
-    shape = ctx.network.shapes[group.result]
-    y = ctx.output_view(group.result, channels_last_strides_3d(shape))
-    name = ctx.expression(op.outputs[0], group.after).operands[1:]
-    return x, y, channels_last_3d(ctx, name[0]) if name else None
-
-
-def channels_last_3d(ctx: LoweringContext, name: str) -> View:
-    """Return a tensor stored channels-last; copies if needed."""
-    view = ctx.read_float(name)
-    if _is_channels_last(view):
-        return view
-    return ctx.copy_view(view, channels_last_strides_3d(view.shape), view.dtype)
-
-
-def _is_channels_last(view: View) -> bool:
-    """Whether channels are side by side, and pixels dense."""
-    sizes, steps = (view.shape[0], *view.shape[2:]), (view.strides[0], *view.strides[2:])
-    expected = [pitch_3d(view) * prod(sizes[at + 1 :]) for at in range(len(sizes))]
-    dense = all(n == 1 or s == w for n, s, w in zip(sizes, steps, expected, strict=True))
-    return dense and (view.shape[1] == 1 or view.strides[1] == 1)
-
-
-def pitch_3d(view: View) -> int:
-    """Return the elements from one pixel to the next."""
-    for at in (*reversed(range(2, len(view.shape))), 0):
-        if view.shape[at] != 1:
-            return view.strides[at]
-    return view.shape[1]
-
-
-def channels_last_strides_3d(shape: Shape) -> Shape:
-    """Return the strides of a dense (N, C, ...) with channels fastest."""
-    spatial = range(2, len(shape))
-    return like((len(shape) + 1, 0, *(len(shape) - at for at in spatial)), shape)
-
-
-def _add(ctx: LoweringContext, group: Group, conv: _Conv3d) -> None:
-    phases, groups, depth, filters = conv.weights.shape
-    output_size = three(conv.y.shape[2:], 1)
-    step = conv.strides if conv.transposed else (1, 1, 1)
+    phases, groups, depth, filters = weights.shape
+    x, _ = ctx.read_nhwc(op.inputs[0])
+    y = ctx.output_view(group.result, channels_last(ctx.network.shapes[group.result]))
+    epilogue, residual_name = read_epilogue(ctx, group, op.input(2), filters * groups)
+    residual, r_pitch = None, 0
+    if residual_name is not None:
+        residual, r_pitch = ctx.read_nhwc(residual_name)
+    output_size = three(y.shape[2:], 1)
+    step = taps.strides if taps.transposed else (1, 1, 1)
     pixels = (ceil_div(n, each) for n, each in zip(output_size, step, strict=True))
-    residual_bytes = 0 if conv.residual is None else conv.residual.item_bytes
-    channels = depth // prod(conv.taps)
+    channels = depth // prod(taps.counts)
     shape = GemmShape(
-        rows=conv.y.shape[0] * prod(pixels),
+        rows=y.shape[0] * prod(pixels),
         columns=filters,
         depth=depth,
         unshared_depth=channels,
-        item_bytes=conv.x.item_bytes,
-        stored_bytes=conv.y.item_bytes + residual_bytes,
+        item_bytes=x.item_bytes,
+        stored_bytes=y.item_bytes + (0 if residual is None else residual.item_bytes),
         batch=phases * groups,
     )
     left = Im2col3dLoader(
-        view=conv.x,
-        strides=(conv.x.strides[0], *three(conv.x.strides[2:], 0)),
-        size=three(conv.x.shape[2:], 1),
+        view=x,
+        strides=(x.strides[0], *three(x.strides[2:], 0)),
+        size=three(x.shape[2:], 1),
         output_size=output_size,
-        taps=conv.taps,
-        step=conv.strides,
-        dilations=conv.dilations,
-        pads=conv.pads,
+        taps=taps.counts,
+        step=taps.strides,
+        dilations=taps.dilations,
+        pads=taps.pads,
         channels=channels,
         groups=groups,
         phases=phases,
-        transposed=conv.transposed,
+        transposed=taps.transposed,
     )
-    phase, group_stride, row, column = conv.weights.strides
+    phase, group_stride, row, column = weights.strides
     problem = GemmProblem(
         shape=shape,
         left=left,
-        right=conv.weights,
+        right=weights,
         right_strides=MatrixStrides(row, column, batch=group_stride, outer=phase),
-        y=conv.y,
-        y_strides=MatrixStrides(pitch_3d(conv.y)),
-        epilogue=conv.epilogue,
-        residual=conv.residual,
-        residual_strides=MatrixStrides(0 if conv.residual is None else pitch_3d(conv.residual)),
+        y=y,
+        y_strides=MatrixStrides(pixel_pitch(y)),
+        epilogue=epilogue,
+        residual=residual,
+        residual_strides=MatrixStrides(r_pitch),
     )
     add_gemm(ctx, group.nodes, problem)
 

@@ -1,14 +1,11 @@
 """Lower 2-D convolutions: a depthwise kernel, or the matrix product that they are."""
 
-from math import prod
-
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.conv1x1_nchw import emit_conv1x1_nchw
-from toolkit.gpu.emit.conv2d import Conv2d
+from toolkit.gpu.emit.conv2d import Conv2d, read_filters
 from toolkit.gpu.emit.conv3d import emit_conv3d
 from toolkit.gpu.emit.depthwise import emit_depthwise
-from toolkit.gpu.emit.epilogue import constant_weights, pixel_pitch, read_epilogue, weight_matrix
-from toolkit.gpu.emit.int8_gemm import int8_weights
+from toolkit.gpu.emit.epilogue import pixel_pitch, weight_matrix
 from toolkit.gpu.emit.schedule import add_gemm
 from toolkit.gpu.emit.space_to_depth import CHANNELS as STEM_CHANNELS
 from toolkit.gpu.emit.space_to_depth import is_stem, make_stem
@@ -49,22 +46,19 @@ def emit_convolution(ctx: LoweringContext, group: Group) -> None:
 def _read(ctx: LoweringContext, group: Group, depthwise: bool) -> Conv2d:
     """Return the convolution with its tensors channels-last."""
     op = group.root_operation
-    weights, groups = constant_weights(ctx, op, 1), op.integer("group", 1)
-    filters = weights.shape[0]
-    int8 = int8_weights(ctx, op, 0, filters, prod(weights.shape[1:]))
-    epilogue, residual_name = read_epilogue(ctx, group, op.input(2), filters, int8)
+    filters, groups = read_filters(ctx, group), op.integer("group", 1)
+    values = filters.values
     shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
-    window = read_window_2d(op, weights.shape[2:], shape, result)
-    values = int8.values if int8 else weights
-    as_stored = int8 is not None or ctx.read(op.inputs[0]).scale is None
-    if as_stored and not depthwise and is_stem(weights, groups, window, shape):
+    window = read_window_2d(op, values.shape[2:], shape, result)
+    as_stored = filters.is_int8 or ctx.read(op.inputs[0]).scale is None
+    if as_stored and not depthwise and is_stem(values, groups, window, shape):
         stem = make_stem(ctx, op.inputs[0], values, window, result)
         values, window, x, pitch = stem.weights, stem.window, stem.x, STEM_CHANNELS
     else:
-        x, pitch = ctx.read_nhwc(op.inputs[0], keep_int8=int8 is not None)
+        x, pitch = ctx.read_nhwc(op.inputs[0], keep_int8=filters.is_int8)
     residual, r_pitch = None, 0
-    if residual_name is not None:
-        residual, r_pitch = ctx.read_nhwc(residual_name, keep_int8=True)
+    if filters.residual is not None:
+        residual, r_pitch = ctx.read_nhwc(filters.residual, keep_int8=True)
     y = ctx.output_view(group.result, channels_last(result))
     loader = Im2colLoader(
         view=x,
@@ -76,7 +70,7 @@ def _read(ctx: LoweringContext, group: Group, depthwise: bool) -> Conv2d:
         channels=values.shape[1],
         groups=groups,
     )
-    return Conv2d(loader, values, y, pixel_pitch(y), residual, r_pitch, epilogue)
+    return Conv2d(loader, values, y, pixel_pitch(y), residual, r_pitch, filters.epilogue)
 
 
 def _problem(ctx: LoweringContext, conv: Conv2d) -> GemmProblem:

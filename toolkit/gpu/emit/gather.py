@@ -19,7 +19,7 @@ _BLOCK = 512  # elements of a block
 _INDICES = ("j0", "j1", "j2", "j3")  # parameters of the kernels for indices of an element
 # ONNX's `reduction` -> the types with such an atomic operation in PTX (atom.add, atom.max,
 # atom.min) that Triton offers.
-_ATOMIC_TYPES: dict[str, tuple[str, ...]] = {
+ATOMIC_TYPES: dict[str, tuple[str, ...]] = {
     "add": ("float16", "float32", "int32", "int64"),
     "max": ("float32", "int32", "int64"),
     "min": ("float32", "int32", "int64"),
@@ -224,7 +224,7 @@ def _reduction(op: Operation, y: View) -> str:
     reduction = op.text("reduction", "none")
     if reduction == "none":
         return "none"
-    types = _ATOMIC_TYPES.get(reduction, ())
+    types = ATOMIC_TYPES.get(reduction, ())
     if y.dtype not in types:
         raise NotCoveredError(
             f"node {op.name!r} ({op.kind}) joins {y.dtype} by {reduction!r}; GPUs do that at once "

@@ -27,10 +27,7 @@ def emit_grid_sample(ctx: LoweringContext, group: Group) -> None:
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {"x": x, "points": grid, "y": y, "elements": y.elements},
         {
-            "SHAPE": (0, *order.shape[1:]),
-            "Y_STRIDES": order.strides[0],
-            "X_STRIDES": order.strides[1],
-            "POINT_STRIDES": order.strides[2],
+            **order.constants("Y_STRIDES", "X_STRIDES", "POINT_STRIDES"),
             "SIZES": x.shape[2:],
             "SPATIAL_STRIDES": x.strides[2:],
             "COORDINATE_STRIDE": grid.strides[-1],

@@ -1,7 +1,10 @@
 """Lower Pad."""
 
+from collections.abc import Mapping
+
 from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.errors import NotCoveredError
+from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.parameters import constant_of, integers_of
 from toolkit.gpu.ir.view import View
@@ -22,27 +25,40 @@ def emit_pad(ctx: LoweringContext, group: Group) -> None:
     shape = ctx.network.shapes[name]
     y = ctx.output_like(name, x)
     padded = [at for at in range(len(shape)) if before[at] != 0 or shape[at] != x.shape[at]]
-    inner = tuple(0 if at in padded else stride for at, stride in enumerate(x.strides))
-    order = order_of(shape, [y.strides, inner], separate=padded)
-    launch = ctx.make_launch(
+    widths = {at: before[at] for at in padded}
+    mode = op.text("mode", "constant")
+    launch = padded_copy(ctx, x, y, widths, mode=mode, value=value)
+    ctx.add_op(group.nodes, (launch,))
+
+
+def padded_copy(
+    ctx: LoweringContext,
+    x: View,
+    y: View,
+    before: Mapping[int, int],
+    *,
+    mode: str = "constant",
+    value: float = 0,
+) -> KernelLaunch:
+    """Return the launch that copies x with padding, `before` it in each padded dimension."""
+    inner = tuple(0 if at in before else stride for at, stride in enumerate(x.strides))
+    order = order_of(y.shape, [y.strides, inner], separate=before)
+    return ctx.make_launch(
         "pad",
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {"x": x, "y": y, "elements": y.elements},
         {
-            "SHAPE": (0, *order.shape[1:]),
-            "Y_STRIDES": order.strides[0],
-            "X_STRIDES": order.strides[1],
-            "DIMS": tuple(order.positions[at] for at in padded),
-            "BEFORE": tuple(before[at] for at in padded),
-            "SIZES": tuple(x.shape[at] for at in padded),
-            "BORDER_STRIDES": tuple(x.strides[at] for at in padded),
-            "MODE": op.text("mode", "constant"),
+            **order.constants("Y_STRIDES", "X_STRIDES"),
+            "DIMS": tuple(order.positions[at] for at in before),
+            "BEFORE": tuple(before.values()),
+            "SIZES": tuple(x.shape[at] for at in before),
+            "BORDER_STRIDES": tuple(x.strides[at] for at in before),
+            "MODE": mode,
             "VALUE": value,
             "BLOCK": _BLOCK,
         },
         writes=(y,),
     )
-    ctx.add_op(group.nodes, (launch,))
 
 
 def _operand(ctx: LoweringContext, op: Operation, value: float) -> View:

@@ -1,15 +1,17 @@
-"""Lower pooling over two dimensions and global average pooling."""
+"""Lower pooling over one to three dimensions, MaxUnpool and global average pooling."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 from toolkit.gpu.emit import reduction
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.pooling3d import emit_pool3d
-from toolkit.gpu.emit.windows import read_window_2d, window_constants
+from toolkit.gpu.emit.windows import check_spatial_rank, read_window, three, window_constants
+from toolkit.gpu.errors import NotCoveredError
 from toolkit.gpu.ir.elementwise_ops import ExprOp
+from toolkit.gpu.ir.gemm import Three
 from toolkit.gpu.ir.launch import KernelLaunch
-from toolkit.gpu.ir.network import Operation
+from toolkit.gpu.ir.network import Operation, Shape
 from toolkit.gpu.ir.view import View, channels_last
 from toolkit.gpu.passes.fusion import Group
 from toolkit.gpu.passes.quantized import ROUND
@@ -18,6 +20,8 @@ from toolkit.gpu.shapes.sizes import ceil_div, fixed, opt, power_of_two
 from toolkit.gpu.target import GpuTarget
 from toolkit.plugins import Constant
 
+_MODES = {"MaxPool": "max", "AveragePool": "average", "LpPool": "lp"}
+_BLOCK = 1024  # elements of a block of MaxUnpool
 _MAX_UNROLLED_TAPS = 49  # of a window; thousands of taps compile for minutes
 _ROWS_PER_BLOCK = (4, 2, 1)  # output rows that a block may compute at a time
 _FIRST_SM_WITH_PACKED_MAX = 90  # two values of 16 bits in one instruction (PTX ISA, max)
@@ -32,27 +36,22 @@ _MAX_AVERAGE_ELEMENTS = 8192  # of a tile; more spill
 
 
 def emit_pool(ctx: LoweringContext, group: Group) -> None:
-    """Lower MaxPool and AveragePool."""
+    """Lower MaxPool, AveragePool and LpPool; a MaxPool may return the indices of its maxima."""
     op = group.root_operation
-    if len(op.outputs) > 1 or len(ctx.network.shapes[op.inputs[0]]) != 4:
-        emit_pool3d(ctx, group)
-        return
-    shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
-    window = read_window_2d(op, op.integers("kernel_shape", ()), shape, result)
-    x, x_pitch = ctx.read_nhwc(op.inputs[0], keep_int8=True)
+    shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[op.outputs[0]]
+    check_spatial_rank(op, shape)
+    window = read_window(op, op.integers("kernel_shape", ()), shape, result)
+    of_images = len(shape) == 4 and len(op.outputs) == 1 and op.kind != "LpPool"
+    x, x_pitch = ctx.read_nhwc(op.inputs[0], keep_int8=of_images)
     y = ctx.output_view(group.result, channels_last(result))
     constants: dict[str, Constant] = {
-        "HEIGHT": shape[2],
-        "WIDTH": shape[3],
         "CHANNELS": shape[1],
         "X_PITCH": x_pitch,
-        "OUT_HEIGHT": result[2],
-        "OUT_WIDTH": result[3],
         "Y_PITCH": y.pixel_pitch(),
-        **window_constants(window),
         "EPILOGUE": ctx.expression(op.outputs[0], group.after, x.scale).ops,
     }
-    if op.kind == "MaxPool" and window.kernel[0] * window.kernel[1] <= _MAX_UNROLLED_TAPS:
+    if of_images and op.kind == "MaxPool" and prod(window.kernel) <= _MAX_UNROLLED_TAPS:
+        constants |= {"SIZE": shape[2:], "OUT": result[2:], **window_constants(window)}
         if y.scale == x.scale and all(_rounds_to(x.scale, fused) for fused in group.after):
             constants["EPILOGUE"] = ()  # a maximum of INT8 needs no rounding
         rows_per_block = _rows_per_block(ctx, y) if window.dilations[0] == 1 else (1,)
@@ -60,24 +59,41 @@ def emit_pool(ctx: LoweringContext, group: Group) -> None:
             group.nodes, *((_max_pool(ctx, x, y, constants, rows),) for rows in rows_per_block)
         )
         return
-    pixels = result[0] * result[2] * result[3]
-    tile = row_tile(pixels, shape[1])
+    indices = None
+    if len(op.outputs) > 1:
+        indices = ctx.output_view(op.outputs[1], channels_last(result))
+    rows = result[0] * prod(result[2:])
+    tile = row_tile(rows, shape[1])
     launch = ctx.make_launch(
         "pool",
-        (ceil_div(pixels, tile.rows), ceil_div(shape[1], tile.columns), 1),
-        {"x": x, "y": y, "batch": shape[0]},
+        (ceil_div(rows, tile.rows), ceil_div(shape[1], tile.columns), 1),
+        {"x": x, "y": y, "indices": indices, "batch": shape[0]},
         {
             **constants,
-            "PAD_BOTTOM": window.after[0],
-            "PAD_RIGHT": window.after[1],
-            "MODE": "max" if op.kind == "MaxPool" else "average",
+            "SIZE": three(shape[2:], 1),
+            "OUT": three(result[2:], 1),
+            "INDEX_STRIDES": None if indices is None else _index_strides(op, three(shape[2:], 1)),
+            "TAPS": three(window.kernel, 1),
+            "STRIDE": three(window.strides, 1),
+            "DILATION": three(window.dilations, 1),
+            "PAD": three(window.before, 0),
+            "PAD_AFTER": three(window.after, 0),
+            "MODE": _MODES[op.kind],
             "COUNT_PADDING": bool(op.integer("count_include_pad", 0)),
+            "POWER": float(op.integer("p", 2)),
             "BLOCK_M": tile.rows,
             "BLOCK_N": tile.columns,
         },
-        writes=(y,),
+        writes=(y,) if indices is None else (y, indices),
     )
     ctx.add_op(group.nodes, (launch,))
+
+
+def _index_strides(op: Operation, size: Three) -> Three:
+    """Return what a step along (depth, row, column) adds to an index of a maximum."""
+    if not op.integer("storage_order", 0):
+        return size[1] * size[2], size[2], 1
+    return 1, size[0], size[0] * size[1]
 
 
 def _rounds_to(scale: float | None, op: Operation) -> bool:
@@ -123,6 +139,44 @@ def _max_pool(
         },
         writes=(y,),
     )
+
+
+def unpooled_shape(op: Operation, shape: Shape, result: Shape) -> Shape:
+    """Return the shape that the indices of a MaxUnpool count in; `result`: of its output."""
+    window = read_window(op, op.integers("kernel_shape", ()), shape, result)
+    sizes = zip(shape[2:], window.strides, window.kernel, window.before, window.after, strict=True)
+    return (
+        *shape[:2],
+        *((n - 1) * stride + tap - before - after for n, stride, tap, before, after in sizes),
+    )
+
+
+def emit_unpool(ctx: LoweringContext, group: Group) -> None:
+    """Lower MaxUnpool: fill with 0, then scatter."""
+    op = group.root_operation
+    shape, result = ctx.network.shapes[op.inputs[0]], ctx.network.shapes[group.result]
+    if unpooled_shape(op, shape, result) != result:
+        raise NotCoveredError(
+            f"node {op.name!r} (MaxUnpool) writes {list(result)} by indices in "
+            f"{list(unpooled_shape(op, shape, result))}; kernels take equal sizes"
+        )
+    x, indices = ctx.read_row_major(op.inputs[0]), ctx.read_row_major(op.inputs[1])
+    y = ctx.output_view(group.result)
+    fill = ctx.make_launch(
+        "fill",
+        (ceil_div(y.elements, _BLOCK), 1, 1),
+        {"y": y, "elements": y.elements},
+        {"BLOCK": _BLOCK},
+        writes=(y,),
+    )
+    unpool = ctx.make_launch(
+        "unpool",
+        (ceil_div(x.elements, _BLOCK), 1, 1),
+        {"x": x, "indices": indices, "y": y, "elements": x.elements, "size": y.elements},
+        {"BLOCK": _BLOCK},
+        writes=(y,),
+    )
+    ctx.add_op(group.nodes, (fill, unpool))
 
 
 def emit_global_average(ctx: LoweringContext, group: Group) -> None:

@@ -12,7 +12,7 @@ from toolkit.gpu.ir.network import Operation
 from toolkit.gpu.ir.parameters import floats_of, integers_of, scales_input
 from toolkit.gpu.ir.view import Shape, View, channels_last, like
 from toolkit.gpu.passes.fusion import Group
-from toolkit.gpu.passes.upsampling import repeats_pixels
+from toolkit.gpu.passes.upsampling import has_whole_factors, repeats_pixels
 from toolkit.gpu.schedule.loop_order import order_of
 from toolkit.gpu.shapes.sizes import Size, ceil_div, upper_bound
 
@@ -32,6 +32,16 @@ def emit_resize(ctx: LoweringContext, group: Group) -> None:
         _repeat(ctx, group, result)
     else:
         _resample(ctx, group, interpolation, _axes(ctx, op, shape, result))
+
+
+def reads_parameters(op: Operation, shape: Shape, result: Shape) -> Sequence[str]:
+    """Return the names of scales, sizes and region, unless shapes alone tell what a Resize does."""
+    scales = op.input(scales_input(op))
+    if _is_broadcast(_interpolation(op), shape, result):
+        return ()
+    if not scales and has_whole_factors(op, shape, result):
+        return ()
+    return [name for name in op.inputs[1:4] if name]
 
 
 def _with_scale_of_result(ctx: LoweringContext, op: Operation) -> View:
@@ -205,9 +215,7 @@ def _add_resample(
         (ceil_div(y.elements, _BLOCK), 1, 1),
         {"x": x, **packed, "y": y, "elements": y.elements},
         {
-            "SHAPE": (0, *order.shape[1:]),
-            "Y_STRIDES": order.strides[0],
-            "X_STRIDES": order.strides[1],
+            **order.constants("Y_STRIDES", "X_STRIDES"),
             "DIM_A": order.positions[dims[0]],
             "STRIDE_A": x.strides[dims[0]],
             "TAPS_A": taps[0],

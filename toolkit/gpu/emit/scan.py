@@ -33,9 +33,7 @@ def emit_scan(ctx: LoweringContext, group: Group) -> None:
         {"x": x, "y": y, "rows": rows},
         {
             "COLUMNS": columns,
-            "SHAPE": (0, *order.shape[1:]),
-            "Y_STRIDES": order.strides[0],
-            "X_STRIDES": order.strides[1],
+            **order.constants("Y_STRIDES", "X_STRIDES"),
             "X_STRIDE": x.strides[axis],
             "Y_STRIDE": y.strides[axis],
             "PRODUCT": op.kind == "CumProd",

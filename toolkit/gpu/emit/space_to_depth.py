@@ -16,15 +16,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
+from toolkit.gpu.emit.pad import padded_copy
 from toolkit.gpu.ir.network import Array
 from toolkit.gpu.ir.view import Shape, View, channels_last
 from toolkit.gpu.passes.fusion import Group
-from toolkit.gpu.schedule.loop_order import order_of
 from toolkit.gpu.shapes.sizes import ceil_div, fixed
 from toolkit.graph.window import Window
 
 CHANNELS = 4  # two pixels are 16 bytes of FP16, 8 of INT8
-_BLOCK = 1024  # elements of a block of the copy
 _PIXEL_BLOCKS = 128  # 2x2 pixels: one for each thread
 
 
@@ -59,27 +58,8 @@ def make_stem(
     dtype = ctx.dtype if view.scale is None else view.dtype
     padded = ctx.allocate(f"{name} (padded)", dtype, shape, channels_last(shape))
     padded = replace(padded, scale=view.scale)
-    before = (0, 0, window.before[0], window.before[1])
-    order = order_of(shape, [padded.strides, (view.strides[0], 0, 0, 0)], separate=[1, 2, 3])
-    launch = ctx.make_launch(
-        "pad",
-        (ceil_div(padded.elements, _BLOCK), 1, 1),
-        {"x": view, "y": padded, "elements": padded.elements},
-        {
-            "SHAPE": order.shape,
-            "Y_STRIDES": order.strides[0],
-            "X_STRIDES": order.strides[1],
-            "DIMS": tuple(order.positions[at] for at in (1, 2, 3)),
-            "BEFORE": before[1:],
-            "SIZES": view.shape[1:],
-            "BORDER_STRIDES": view.strides[1:],
-            "MODE": "constant",
-            "VALUE": 0,
-            "BLOCK": _BLOCK,
-        },
-        writes=(padded,),
-    )
-    ctx.add_op((), (launch,))
+    before = {1: 0, 2: window.before[0], 3: window.before[1]}
+    ctx.add_op((), (padded_copy(ctx, view, padded, before),))
     rows = np.zeros((filters, tap_rows, run, CHANNELS), weights.dtype)
     rows[:, :, :tap_columns, :channels] = weights.transpose(0, 2, 3, 1)
     return Stem(

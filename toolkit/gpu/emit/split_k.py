@@ -3,14 +3,7 @@
 from dataclasses import replace
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.ir.gemm import (
-    IDENTITY,
-    POINTWISE,
-    DenseLoader,
-    GemmProblem,
-    Im2colLoader,
-    MatrixStrides,
-)
+from toolkit.gpu.ir.gemm import IDENTITY, DenseLoader, GemmProblem, Im2colLoader, MatrixStrides
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.view import View, row_major
 from toolkit.gpu.schedule.tiles import row_tile
@@ -36,23 +29,15 @@ def split_k_refusal(problem: GemmProblem) -> str | None:
 
 
 def partial_sums(ctx: LoweringContext, problem: GemmProblem, parts: int) -> GemmProblem:
-    """Return the problem that stores the sums of all parts, (parts, rows, columns), FP32 or INT32.
-
-    Only the kernel for im2col loaders splits the depth; a matrix is an image of one pixel a row.
-    """
+    """Return the problem that stores sums as (parts, rows, columns), FP32 or INT32."""
     left, shape = problem.left, problem.shape
     columns = shape.columns * shape.batch
     sizes = (parts, shape.rows, columns)
     dtype = "int32" if left.view.dtype == "int8" else "float32"
     sums = ctx.allocate(f"{problem.y.base} (parts)", dtype, sizes, row_major(sizes))
     sums = replace(sums, scale=left.view.scale)  # INT8: its reader rounds as other INT8 kernels do
-    if isinstance(left, DenseLoader):
-        left = Im2colLoader(
-            left.view, left.strides.row, shape.rows, (1, 1), (1, 1), POINTWISE, shape.depth
-        )
     return replace(
         problem,
-        left=left,
         y=sums,
         y_strides=MatrixStrides(columns),
         epilogue=IDENTITY,

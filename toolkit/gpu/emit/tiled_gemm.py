@@ -10,6 +10,7 @@ from toolkit.gpu.emit.context import LoweringContext
 from toolkit.gpu.emit.epilogue import precision_of
 from toolkit.gpu.emit.schedule import Schedule
 from toolkit.gpu.emit.split_k import partial_sums, split_k_reduce_launch, split_k_refusal
+from toolkit.gpu.emit.windows import window_constants
 from toolkit.gpu.ir.gemm import (
     DenseLoader,
     GemmProblem,
@@ -122,7 +123,7 @@ _NO_WINDOW: Mapping[str, Constant] = dict.fromkeys(
 def _operands(problem: GemmProblem, tile: Tile) -> _Operands:
     left = problem.left
     if isinstance(left, DenseLoader):
-        return _strided(problem, left)
+        return _strided(problem, left, tile)
     if isinstance(left, Im2colLoader):
         return _im2col(problem, left, tile)
     if isinstance(left, Im2col3dLoader):
@@ -130,7 +131,7 @@ def _operands(problem: GemmProblem, tile: Tile) -> _Operands:
     raise TypeError(f"the tiled schedule has no loader for {type(left).__name__}")
 
 
-def _strided(problem: GemmProblem, left: DenseLoader) -> _Operands:
+def _strided(problem: GemmProblem, left: DenseLoader, tile: Tile) -> _Operands:
     constants = {
         "LOADER": "strided",
         "batch": None,
@@ -139,13 +140,13 @@ def _strided(problem: GemmProblem, left: DenseLoader) -> _Operands:
         "B_STRIDES": _all_strides(problem.right_strides),
     }
     rows: dict[str, int] = {"rows": problem.shape.rows}
+    grid = (problem.shape.batch, tile.split_k)
     if problem.layout == "nchw":  # stores of neighbouring rows need the constant
-        return _Operands((problem.shape.batch, 1), {}, {**constants, **rows})
-    return _Operands((problem.shape.batch, 1), rows, constants)
+        return _Operands(grid, {}, {**constants, **rows})
+    return _Operands(grid, rows, constants)
 
 
 def _im2col(problem: GemmProblem, left: Im2colLoader, tile: Tile) -> _Operands:
-    window = left.window
     return _Operands(
         (left.groups, tile.split_k),
         {"batch": left.batch},
@@ -155,10 +156,7 @@ def _im2col(problem: GemmProblem, left: Im2colLoader, tile: Tile) -> _Operands:
             "SIZE": left.size,
             "OUT": left.output_size,
             "CHANNELS": left.channels,
-            "TAPS": window.kernel,
-            "STRIDE": window.strides,
-            "DILATION": window.dilations,
-            "PAD": window.before,
+            **window_constants(left.window),
             "A_STRIDES": (left.pitch,),
             "B_STRIDES": _all_strides(problem.right_strides),
         },

@@ -44,17 +44,22 @@ def read_window_2d(op: Operation, kernel: Shape, shape: Shape, result: Shape) ->
 
 
 def window_constants(window: Window) -> dict[str, Constant]:
-    """Return a 2-D window as parameters of a kernel."""
+    """Return a window as constants of a kernel."""
     return {
-        "TAP_ROWS": window.kernel[0],
-        "TAP_COLUMNS": window.kernel[1],
-        "STRIDE_H": window.strides[0],
-        "STRIDE_W": window.strides[1],
-        "DILATION_H": window.dilations[0],
-        "DILATION_W": window.dilations[1],
-        "PAD_TOP": window.before[0],
-        "PAD_LEFT": window.before[1],
+        "TAPS": window.kernel,
+        "STRIDE": window.strides,
+        "DILATION": window.dilations,
+        "PAD": window.before,
     }
+
+
+def check_spatial_rank(op: Operation, shape: Shape) -> None:
+    """Raise NotCoveredError unless (N, C, ...) has one to three dimensions more."""
+    if not 3 <= len(shape) <= 5:
+        raise NotCoveredError(
+            f"node {op.name!r} ({op.kind}) has {len(shape) - 2} spatial dimensions; kernels take "
+            "1 to 3"
+        )
 
 
 def three(values: Sequence[int], missing: int) -> Three:

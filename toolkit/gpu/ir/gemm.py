@@ -19,9 +19,6 @@ from toolkit.plugins import Constant
 Three = tuple[int, int, int]
 
 
-POINTWISE = Window(kernel=(1, 1), strides=(1, 1), dilations=(1, 1), pads=(0, 0, 0, 0))
-
-
 @dataclass(frozen=True, slots=True)
 class MatrixStrides:
     """Elements from one row, column, matrix, and group of matrices to the next."""
@@ -59,13 +56,7 @@ class Im2colLoader:
 
     def size_constants(self) -> dict[str, Constant]:
         """Return the sizes of input and output as constants of a kernel."""
-        return {
-            "HEIGHT": self.size[0],
-            "WIDTH": self.size[1],
-            "X_PITCH": self.pitch,
-            "OUT_HEIGHT": self.output_size[0],
-            "OUT_WIDTH": self.output_size[1],
-        }
+        return {"SIZE": self.size, "OUT": self.output_size, "X_PITCH": self.pitch}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +120,10 @@ class Epilogue:
     scale: View | None = None
     scalars: View | None = None
 
+    def operands(self) -> dict[str, View | None]:
+        """Return what it reads, by the names of a kernel's parameters."""
+        return {"bias": self.bias, "scale": self.scale, "scalars": self.scalars}
+
 
 IDENTITY = Epilogue((("same", 0),))  # stores the accumulators
 
@@ -176,9 +171,4 @@ class GemmProblem:
 
     def epilogue_operands(self) -> dict[str, View | None]:
         """Return what the epilogue reads, by the names of a kernel's parameters."""
-        return {
-            "bias": self.epilogue.bias,
-            "scale": self.epilogue.scale,
-            "scalars": self.epilogue.scalars,
-            "residual": self.residual,
-        }
+        return {**self.epilogue.operands(), "residual": self.residual}

@@ -82,15 +82,17 @@ class View:
         return _same_strides(self.shape, self.strides, row_major(self.shape))
 
     def pixel_pitch(self) -> int | None:
-        """Return the elements from one pixel to the next of a NHWC tensor; None for others."""
-        if len(self.shape) != 4:
+        """Return the elements from one pixel to the next of a channels-last (N, C, ...) tensor.
+
+        None for tensors stored otherwise.
+        """
+        if len(self.shape) < 3:
             return None
-        batch, channels, height, width = self.shape
         # The innermost of these with more than one element has the stride of a pixel.
-        dims = ((width, self.strides[3]), (height, self.strides[2]), (batch, self.strides[0]))
-        pitch = next((stride for size, stride in dims if size != 1), channels)
-        nhwc = channels_last(self.shape, pitch)
-        fits = pitch >= channels and _same_strides(self.shape, self.strides, nhwc)
+        dims = (*reversed(range(2, len(self.shape))), 0)
+        pitch = next((self.strides[at] for at in dims if self.shape[at] != 1), self.shape[1])
+        expected = channels_last(self.shape, pitch)
+        fits = pitch >= self.shape[1] and _same_strides(self.shape, self.strides, expected)
         return pitch if fits else None
 
 
@@ -100,10 +102,10 @@ def row_major(shape: Shape) -> Shape:
 
 
 def channels_last(shape: Shape, pitch: int | None = None) -> Shape:
-    """Return the strides of (N, C, H, W) with channels fastest; `pitch` defaults to C."""
-    _, channels, height, width = shape
-    pitch = channels if pitch is None else pitch
-    return (height * width * pitch, 1, width * pitch, pitch)
+    """Return the strides of (N, C, ...) with channels fastest; `pitch` defaults to C."""
+    pitch = shape[1] if pitch is None else pitch
+    image, *pixels = row_major((shape[0], *shape[2:]))
+    return (image * pitch, 1, *(pixel * pitch for pixel in pixels))
 
 
 def like(strides: Shape, shape: Shape) -> Shape:

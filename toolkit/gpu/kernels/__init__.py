@@ -21,8 +21,7 @@ interpreter (TRITON_INTERPRET=1).
     max_pooling     max pooling over small windows
     normalization   normalization along rows, LRN
     pad             padding, space-to-depth
-    pooling         pooling over two dimensions, global average
-    pooling3d       pooling over one to three dimensions, max unpooling
+    pooling         pooling over one to three dimensions, max unpooling, global average
     reduction       reductions along rows, ArgMax and ArgMin
     resample        resampling by tables
     scan            running sums and products

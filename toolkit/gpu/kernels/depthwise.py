@@ -18,69 +18,65 @@ from toolkit.gpu.kernels.expression import load_residual, store_with_epilogue
 @triton.jit
 def depthwise(
     x, weights, bias, scale, scalars, residual, y, batch,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr,
-    OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
-    Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
-    TAP_ROWS: tl.constexpr, TAP_COLUMNS: tl.constexpr,
-    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
-    PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
+    SIZE: tl.constexpr, OUT: tl.constexpr, CHANNELS: tl.constexpr,
+    X_PITCH: tl.constexpr, Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
+    TAPS: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, PAD: tl.constexpr,
     EPILOGUE: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of pixel columns, blocks of channels). A column is ROWS output pixels high."""
     pixel_column = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    ROW_BLOCKS = (OUT_HEIGHT + ROWS - 1) // ROWS
-    image = pixel_column // (ROW_BLOCKS * OUT_WIDTH)
-    row = pixel_column // OUT_WIDTH % ROW_BLOCKS * ROWS
-    column = pixel_column % OUT_WIDTH
+    ROW_BLOCKS = (OUT[0] + ROWS - 1) // ROWS
+    image = pixel_column // (ROW_BLOCKS * OUT[1])
+    row = pixel_column // OUT[1] % ROW_BLOCKS * ROWS
+    column = pixel_column % OUT[1]
     # Beyond the last image every row is outside.
-    top = tl.where(image < batch, row * STRIDE_H - PAD_TOP, -(2**24))
-    left = column * STRIDE_W - PAD_LEFT
-    corner = ((image * HEIGHT + row * STRIDE_H - PAD_TOP) * WIDTH + left) * X_PITCH
+    top = tl.where(image < batch, row * STRIDE[0] - PAD[0], -(2**24))
+    left = column * STRIDE[1] - PAD[1]
+    corner = ((image * SIZE[0] + row * STRIDE[0] - PAD[0]) * SIZE[1] + left) * X_PITCH
     x += corner[:, None] + c[None, :]
 
     ACCUMULATOR: tl.constexpr = tl.float32 if scale is None else tl.int32
     total = (tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR),) * ROWS
-    TAPS: tl.constexpr = TAP_ROWS * TAP_COLUMNS
-    if TAPS < 50:
+    COUNT: tl.constexpr = TAPS[0] * TAPS[1]
+    if COUNT < 50:
         # Unrolled as a whole, INT8 windows beyond 3x3 take more registers than a thread has.
-        UNROLL: tl.constexpr = 1 if TAPS > 9 and scale is not None else TAP_COLUMNS
-        for first in range(0, TAP_COLUMNS, UNROLL):
+        UNROLL: tl.constexpr = 1 if COUNT > 9 and scale is not None else TAPS[1]
+        for first in range(0, TAPS[1], UNROLL):
             for unrolled in tl.static_range(UNROLL):
                 column_tap = first + unrolled
-                w = left + column_tap * DILATION_W
-                column_inside = (w >= 0) & (w < WIDTH)
+                w = left + column_tap * DILATION[1]
+                column_inside = (w >= 0) & (w < SIZE[1])
                 for under in tl.static_range(
-                    (ROWS - 1) * STRIDE_H + (TAP_ROWS - 1) * DILATION_H + 1
+                    (ROWS - 1) * STRIDE[0] + (TAPS[0] - 1) * DILATION[0] + 1
                 ):
                     h = top + under
-                    inside = column_inside & (h >= 0) & (h < HEIGHT)
+                    inside = column_inside & (h >= 0) & (h < SIZE[0])
                     inside = inside[:, None] & (c < CHANNELS)[None, :]
-                    offset = (under * WIDTH + column_tap * DILATION_W) * X_PITCH
+                    offset = (under * SIZE[1] + column_tap * DILATION[1]) * X_PITCH
                     a = tl.load(x + offset, mask=inside, other=0).to(ACCUMULATOR)
                     total = _accumulate_row(
                         total, a, weights + column_tap * CHANNELS + c, c < CHANNELS, under,
-                        TAP_COLUMNS * CHANNELS, TAP_ROWS, STRIDE_H, DILATION_H, ROWS, ACCUMULATOR,
+                        TAPS[1] * CHANNELS, TAPS[0], STRIDE[0], DILATION[0], ROWS, ACCUMULATOR,
                     )  # fmt: skip
     else:  # unrolling thousands of taps takes minutes to compile
         tl.static_assert(ROWS == 1, "large windows compute one row per block")
         accumulators = total[0]
-        for tap in range(TAPS):
-            under = tap // TAP_COLUMNS * DILATION_H
-            aside = tap % TAP_COLUMNS * DILATION_W
+        for tap in range(COUNT):
+            under = tap // TAPS[1] * DILATION[0]
+            aside = tap % TAPS[1] * DILATION[1]
             h, w = top + under, left + aside
-            inside = (h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)
+            inside = (h >= 0) & (h < SIZE[0]) & (w >= 0) & (w < SIZE[1])
             inside = inside[:, None] & (c < CHANNELS)[None, :]
-            a = tl.load(x + (under * WIDTH + aside) * X_PITCH, mask=inside, other=0)
+            a = tl.load(x + (under * SIZE[1] + aside) * X_PITCH, mask=inside, other=0)
             b = tl.load(weights + tap * CHANNELS + c, mask=c < CHANNELS, other=0)
             accumulators += a.to(ACCUMULATOR) * b.to(ACCUMULATOR)[None, :]
         total = (accumulators,)
 
-    pixels = batch * OUT_HEIGHT * OUT_WIDTH
+    pixels = batch * OUT[0] * OUT[1]
     for i in tl.static_range(ROWS):
-        p = (image * OUT_HEIGHT + row + i) * OUT_WIDTH + column
-        p = tl.where(row + i < OUT_HEIGHT, p, pixels)  # outside below the last row
+        p = (image * OUT[0] + row + i) * OUT[1] + column
+        p = tl.where(row + i < OUT[0], p, pixels)  # outside below the last row
         residual_tile = load_residual(residual, p, c, pixels, CHANNELS, R_PITCH)
         store_with_epilogue(
             total[i], bias, scale, residual_tile, y, p, c, pixels, CHANNELS, Y_PITCH, EPILOGUE,

@@ -28,58 +28,55 @@ from toolkit.gpu.kernels.int8 import INTERPRETED, as_float
 @triton.jit
 def depthwise_int8(
     x, weights, bias, scale, scalars, residual, y, batch,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr,
-    OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
-    Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
-    TAP_ROWS: tl.constexpr, TAP_COLUMNS: tl.constexpr,
-    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
+    SIZE: tl.constexpr, OUT: tl.constexpr, CHANNELS: tl.constexpr,
+    X_PITCH: tl.constexpr, Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
+    TAPS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
     EPILOGUE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPACING: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of BLOCK patches of four channels). CHANNELS is a multiple of 4."""
-    PATCH_COLUMNS: tl.constexpr = (COLUMNS - 1) * STRIDE_W + TAP_COLUMNS  # input columns of a patch
-    PATCH_ROWS: tl.constexpr = (ROWS - 1) * STRIDE_H + TAP_ROWS
+    PATCH_COLUMNS: tl.constexpr = (COLUMNS - 1) * STRIDE[1] + TAPS[1]  # input columns of a patch
+    PATCH_ROWS: tl.constexpr = (ROWS - 1) * STRIDE[0] + TAPS[0]
     CHANNEL_GROUPS: tl.constexpr = CHANNELS // 4
     patch = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     c = (patch % CHANNEL_GROUPS * 4)[:, None] + tl.arange(0, 4)[None, :]
-    patches = (OUT_WIDTH + COLUMNS - 1) // COLUMNS
+    patches = (OUT[1] + COLUMNS - 1) // COLUMNS
     column = patch // CHANNEL_GROUPS % patches * COLUMNS
     line = patch // (CHANNEL_GROUPS * patches)
-    lines = (OUT_HEIGHT + ROWS - 1) // ROWS
+    lines = (OUT[0] + ROWS - 1) // ROWS
     image = line // lines
     row = line % lines * ROWS
     image_inside = image < batch
     # Beyond the last image every row is outside.
-    top = tl.where(image_inside, row * STRIDE_H - PAD_TOP, -(2**24))
-    left = column * STRIDE_W - PAD_LEFT
-    corner = (image * HEIGHT + row * STRIDE_H - PAD_TOP) * WIDTH + left
+    top = tl.where(image_inside, row * STRIDE[0] - PAD[0], -(2**24))
+    left = column * STRIDE[1] - PAD[1]
+    corner = (image * SIZE[0] + row * STRIDE[0] - PAD[0]) * SIZE[1] + left
     x += (corner * X_PITCH)[:, None] + c
 
     inputs = ()
     for under in tl.static_range(PATCH_ROWS):
-        inside = (top + under >= 0) & (top + under < HEIGHT)
+        inside = (top + under >= 0) & (top + under < SIZE[0])
         inputs = inputs + _pack_row(
-            x + under * WIDTH * X_PITCH, inside, left, WIDTH, X_PITCH, PATCH_COLUMNS,
-            _last_start(COLUMNS, STRIDE_W, TAP_COLUMNS, SPACING), SPACING,
+            x + under * SIZE[1] * X_PITCH, inside, left, SIZE[1], X_PITCH, PATCH_COLUMNS,
+            _last_start(COLUMNS, STRIDE[1], TAPS[1], SPACING), SPACING,
         )  # fmt: skip
 
     total = tl.zeros((BLOCK, 4), tl.int32)
     if bias is not None:
         total += tl.load(bias + c)
     totals = (total,) * (ROWS * COLUMNS)
-    ROW_WEIGHTS: tl.constexpr = SPACING * _int8x4_count(SPACING - 1, TAP_COLUMNS) * CHANNELS
-    for tap_row in tl.static_range(TAP_ROWS):
+    ROW_WEIGHTS: tl.constexpr = SPACING * _int8x4_count(SPACING - 1, TAPS[1]) * CHANNELS
+    for tap_row in tl.static_range(TAPS[0]):
         totals = _add_taps(
-            totals, inputs, weights + tap_row * ROW_WEIGHTS + c, tap_row, CHANNELS, TAP_COLUMNS,
-            STRIDE_H, STRIDE_W, ROWS, COLUMNS, SPACING,
+            totals, inputs, weights + tap_row * ROW_WEIGHTS + c, tap_row, CHANNELS, TAPS[1],
+            STRIDE[0], STRIDE[1], ROWS, COLUMNS, SPACING,
         )  # fmt: skip
 
     factor = tl.load(scale + c)
     for i in tl.static_range(ROWS):
         for j in tl.static_range(COLUMNS):
-            p = (image * OUT_HEIGHT + row + i) * OUT_WIDTH + column + j
-            inside = image_inside & (row + i < OUT_HEIGHT) & (column + j < OUT_WIDTH)
+            p = (image * OUT[0] + row + i) * OUT[1] + column + j
+            inside = image_inside & (row + i < OUT[0]) & (column + j < OUT[1])
             inside = inside[:, None] & (c < CHANNELS)
             values = (totals[i * COLUMNS + j].to(tl.float32) * factor,)
             if residual is not None:

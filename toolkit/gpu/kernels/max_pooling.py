@@ -46,38 +46,35 @@ def larger(a, b, PACKED: tl.constexpr):
 @triton.jit
 def max_pool(
     x, y, batch,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr,
-    OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, Y_PITCH: tl.constexpr,
-    TAP_ROWS: tl.constexpr, TAP_COLUMNS: tl.constexpr,
-    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
-    PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
+    SIZE: tl.constexpr, OUT: tl.constexpr, CHANNELS: tl.constexpr,
+    X_PITCH: tl.constexpr, Y_PITCH: tl.constexpr,
+    TAPS: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, PAD: tl.constexpr,
     EPILOGUE: tl.constexpr, ROWS: tl.constexpr, PACKED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of pixel columns, blocks of channels).
 
-    A pixel column is ROWS output pixels above each other. With ROWS over 1, DILATION_H is 1.
+    A pixel column is ROWS output pixels above each other. With ROWS over 1, DILATION[0] is 1.
     """
-    ROW_BLOCKS: tl.constexpr = (OUT_HEIGHT + ROWS - 1) // ROWS
+    ROW_BLOCKS: tl.constexpr = (OUT[0] + ROWS - 1) // ROWS
     LOWEST: tl.constexpr = -128 if x.dtype.element_ty == tl.int8 else float("-inf")
     pixel_column = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    image = pixel_column // (ROW_BLOCKS * OUT_WIDTH)
-    first = pixel_column // OUT_WIDTH % ROW_BLOCKS * ROWS
-    column = pixel_column % OUT_WIDTH
-    top = first * STRIDE_H - PAD_TOP
-    left = column * STRIDE_W - PAD_LEFT
+    image = pixel_column // (ROW_BLOCKS * OUT[1])
+    first = pixel_column // OUT[1] % ROW_BLOCKS * ROWS
+    column = pixel_column % OUT[1]
+    top = first * STRIDE[0] - PAD[0]
+    left = column * STRIDE[1] - PAD[1]
     inside = (image < batch)[:, None] & (c < CHANNELS)[None, :]
 
     maxima = ()  # of each input row
-    for at in tl.static_range((ROWS - 1) * STRIDE_H + TAP_ROWS):
-        h = top + at * DILATION_H
+    for at in tl.static_range((ROWS - 1) * STRIDE[0] + TAPS[0]):
+        h = top + at * DILATION[0]
         best = tl.full((BLOCK_M, BLOCK_N), LOWEST, x.dtype.element_ty)
-        for tap in tl.static_range(TAP_COLUMNS):
-            w = left + tap * DILATION_W
-            mask = inside & ((h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH))[:, None]
-            offset = ((image * HEIGHT + h) * WIDTH + w) * X_PITCH
+        for tap in tl.static_range(TAPS[1]):
+            w = left + tap * DILATION[1]
+            mask = inside & ((h >= 0) & (h < SIZE[0]) & (w >= 0) & (w < SIZE[1]))[:, None]
+            offset = ((image * SIZE[0] + h) * SIZE[1] + w) * X_PITCH
             a = tl.load(x + offset[:, None] + c[None, :], mask=mask, other=LOWEST)
             if tap == 0:
                 best = a
@@ -86,12 +83,12 @@ def max_pool(
         maxima = maxima + (best,)
 
     for row in tl.static_range(ROWS):
-        best = maxima[row * STRIDE_H]
-        for tap in tl.static_range(1, TAP_ROWS):
-            best = larger(best, maxima[row * STRIDE_H + tap], PACKED)
+        best = maxima[row * STRIDE[0]]
+        for tap in tl.static_range(1, TAPS[0]):
+            best = larger(best, maxima[row * STRIDE[0] + tap], PACKED)
         if len(EPILOGUE) > 0:
             best = evaluate((best if best.dtype == tl.int8 else best.to(tl.float32),), EPILOGUE)
         r = first + row
-        offset = ((image * OUT_HEIGHT + r) * OUT_WIDTH + column) * Y_PITCH
-        mask = inside & (r < OUT_HEIGHT)[:, None]
+        offset = ((image * OUT[0] + r) * OUT[1] + column) * Y_PITCH
+        mask = inside & (r < OUT[0])[:, None]
         tl.store(y + offset[:, None] + c[None, :], best.to(y.dtype.element_ty), mask=mask)

@@ -32,33 +32,26 @@ def normalize(
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i = tl.arange(0, BLOCK)
     mean = tl.zeros((ROWS,), tl.float32)
-    if COLUMNS <= BLOCK:
-        value = load_strided(x, r, rows, i, COLUMNS, OUTER, INNER, X_STRIDES, 0.0)
+    if COLUMNS <= BLOCK or COLUMNS == 3 * BLOCK:
+        BLOCKS: tl.constexpr = 1 if COLUMNS <= BLOCK else 3
+        LIMIT: tl.constexpr = COLUMNS if BLOCKS == 1 else None  # three blocks are full
+        values = (load_strided(x, r, rows, i, LIMIT, OUTER, INNER, X_STRIDES, 0.0),)
+        sums = values[0]
+        for n in tl.static_range(1, BLOCKS):
+            at = n * BLOCK + i
+            value = load_strided(x, r, rows, at, LIMIT, OUTER, INNER, X_STRIDES, 0.0)
+            values = values + (value,)
+            sums += value
         if MODE == "variance":
-            mean = tl.sum(value, 1) / COLUMNS
+            mean = tl.sum(sums, 1) / COLUMNS
         total = tl.zeros((ROWS, BLOCK), tl.float32)
-        total = tl.sum(_add_power(total, value, mean, i, COLUMNS, MODE), 1)
-        scale = _scale(total, COLUMNS, MODE, EPSILON)
-        result = (value - mean[:, None]) * scale[:, None]
-        _store_scaled(
-            result, gain, bias, y, r, rows, i, COLUMNS, OUTER, INNER,
-            GAIN_STRIDES, BIAS_STRIDES, Y_STRIDES, EPILOGUE, scalars,
-        )  # fmt: skip
-    elif COLUMNS == 3 * BLOCK:
-        first = load_strided(x, r, rows, i, None, OUTER, INNER, X_STRIDES, 0.0)
-        second = load_strided(x, r, rows, BLOCK + i, None, OUTER, INNER, X_STRIDES, 0.0)
-        third = load_strided(x, r, rows, 2 * BLOCK + i, None, OUTER, INNER, X_STRIDES, 0.0)
-        if MODE == "variance":
-            mean = tl.sum(first + second + third, 1) / COLUMNS
-        total = tl.zeros((ROWS, BLOCK), tl.float32)
-        values = (first, second, third)
-        for n in tl.static_range(3):
-            total = _add_power(total, values[n], mean, i, None, MODE)
+        for n in tl.static_range(BLOCKS):
+            total = _add_power(total, values[n], mean, i, LIMIT, MODE)
         scale = _scale(tl.sum(total, 1), COLUMNS, MODE, EPSILON)
-        for n in tl.static_range(3):
+        for n in tl.static_range(BLOCKS):
             _store_scaled(
                 (values[n] - mean[:, None]) * scale[:, None], gain, bias, y, r, rows,
-                n * BLOCK + i, None, OUTER, INNER, GAIN_STRIDES, BIAS_STRIDES, Y_STRIDES, EPILOGUE,
+                n * BLOCK + i, LIMIT, OUTER, INNER, GAIN_STRIDES, BIAS_STRIDES, Y_STRIDES, EPILOGUE,
                 scalars,
             )  # fmt: skip
     else:

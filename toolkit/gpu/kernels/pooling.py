@@ -1,11 +1,13 @@
-"""Pooling over windows, and global average pooling, NHWC.
+"""Pooling over one to three dimensions, channels-last, max unpooling, and global average pooling.
 
-    y[p, c] = EPILOGUE(max_t a[p, t, c])                  pool, MODE "max"
-    y[p, c] = EPILOGUE(sum_t a[p, t, c] / counted taps)   pool, MODE "average"
-    y[i, c] = EPILOGUE(sum_p x[i, p, c] / pixels)         global_average_pool, in one launch or two
+    y[p, c] = EPILOGUE(max_t a[p, t, c])                          pool, MODE "max"
+    y[p, c] = EPILOGUE(sum_t a[p, t, c] / counted taps)           pool, MODE "average"
+    y[p, c] = EPILOGUE((sum_t |a[p, t, c]|^POWER)^(1 / POWER))    pool, MODE "lp"
+    y[i, c] = EPILOGUE(sum_p x[i, p, c] / pixels)                 global_average_pool
 
-Row p is an output pixel, c a channel, t a tap of the window. An average counts the taps inside the
-image, with COUNT_PADDING those in its padding too.
+Row p is an output element (image, depth, row, column), c a channel, t a tap inside x. An average
+counts the taps inside, with COUNT_PADDING those in the padding too. `indices` receives the flat
+index in x of the first maximum, as ONNX counts it.
 """
 
 import triton
@@ -17,53 +19,89 @@ from toolkit.gpu.kernels.int8 import add_bytes
 
 @triton.jit
 def pool(
-    x, y, batch,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr,
-    OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, Y_PITCH: tl.constexpr,
-    TAP_ROWS: tl.constexpr, TAP_COLUMNS: tl.constexpr,
-    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
-    PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
-    PAD_BOTTOM: tl.constexpr, PAD_RIGHT: tl.constexpr,
-    MODE: tl.constexpr, COUNT_PADDING: tl.constexpr, EPILOGUE: tl.constexpr,
+    x, y, indices, batch,
+    SIZE: tl.constexpr, OUT: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr,
+    INDEX_STRIDES: tl.constexpr, Y_PITCH: tl.constexpr,
+    TAPS: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr,
+    PAD: tl.constexpr, PAD_AFTER: tl.constexpr,
+    MODE: tl.constexpr, COUNT_PADDING: tl.constexpr, POWER: tl.constexpr, EPILOGUE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (blocks of pixels, blocks of channels)."""
+    """Grid: (blocks of output elements, blocks of channels).
+
+    Tuples are (depth, row, column). INDEX_STRIDES: of these three in ONNX's flat index.
+    """
     p = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    pixels = batch * OUT_HEIGHT * OUT_WIDTH
-    image = p // (OUT_HEIGHT * OUT_WIDTH)
-    top = p // OUT_WIDTH % OUT_HEIGHT * STRIDE_H - PAD_TOP
-    left = p % OUT_WIDTH * STRIDE_W - PAD_LEFT
+    rows = batch * OUT[0] * OUT[1] * OUT[2]
+    image = p // (OUT[0] * OUT[1] * OUT[2])
+    first_d = p // (OUT[1] * OUT[2]) % OUT[0] * STRIDE[0] - PAD[0]
+    first_h = p // OUT[2] % OUT[1] * STRIDE[1] - PAD[1]
+    first_w = p % OUT[2] * STRIDE[2] - PAD[2]
 
-    OUTSIDE: tl.constexpr = float("-inf") if MODE == "max" else 0.0
-    total = tl.full((BLOCK_M, BLOCK_N), OUTSIDE, tl.float32)
+    START: tl.constexpr = float("-inf") if MODE == "max" else 0.0
+    total = tl.full((BLOCK_M, BLOCK_N), START, tl.float32)
     counted = tl.zeros((BLOCK_M,), tl.float32)
-    TAPS: tl.constexpr = TAP_ROWS * TAP_COLUMNS
-    UNROLL: tl.constexpr = TAPS if TAPS < 50 else 1  # thousands unrolled compile for minutes
-    for start in range(0, TAPS, UNROLL):
+    best_index = tl.full((BLOCK_M, BLOCK_N), -1, tl.int32)
+    COUNT: tl.constexpr = TAPS[0] * TAPS[1] * TAPS[2]
+    UNROLL: tl.constexpr = COUNT if COUNT < 50 else 1  # thousands unrolled compile for minutes
+    for start in range(0, COUNT, UNROLL):
         for unrolled in tl.static_range(UNROLL):
             tap = start + unrolled
-            h = top + tap // TAP_COLUMNS * DILATION_H
-            w = left + tap % TAP_COLUMNS * DILATION_W
-            inside = (h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)
+            d = first_d + tap // (TAPS[1] * TAPS[2]) * DILATION[0]
+            h = first_h + tap // TAPS[2] % TAPS[1] * DILATION[1]
+            w = first_w + tap % TAPS[2] * DILATION[2]
+            inside = (h >= 0) & (h < SIZE[1]) & (w >= 0) & (w < SIZE[2]) & (d >= 0) & (d < SIZE[0])
+            counts = inside
             if COUNT_PADDING:
-                counts = (h < HEIGHT + PAD_BOTTOM) & (w < WIDTH + PAD_RIGHT)
-            else:
-                counts = inside
-            offset = ((image * HEIGHT + h) * WIDTH + w) * X_PITCH
-            mask = (inside & (p < pixels))[:, None] & (c < CHANNELS)[None, :]
+                counts = (h < SIZE[1] + PAD_AFTER[1]) & (w < SIZE[2] + PAD_AFTER[2])
+                counts = counts & (d < SIZE[0] + PAD_AFTER[0])
+            mask = (inside & (p < rows))[:, None] & (c < CHANNELS)[None, :]
+            offset = (((image * SIZE[0] + d) * SIZE[1] + h) * SIZE[2] + w) * X_PITCH
             a = tl.load(x + offset[:, None] + c[None, :], mask=mask, other=0.0).to(tl.float32)
             if MODE == "max":
-                a = tl.where(mask, a, float("-inf"))
-                total = tl.where((a > total) | (a != a), a, total)  # NaN stays, as in ONNX
-            else:
+                better = (a > total) | (a != a)  # NaN stays, as in ONNX
+                if indices is not None:
+                    better = better | (best_index < 0)
+                    index = d * INDEX_STRIDES[0] + h * INDEX_STRIDES[1] + w * INDEX_STRIDES[2]
+                    best_index = tl.where(mask & better, index[:, None], best_index)
+                total = tl.where(mask & better, a, total)
+            elif MODE == "average":
                 total += a
                 counted += counts.to(tl.float32)
+            else:
+                total += tl.where(a == 0.0, 0.0, tl.exp2(POWER * tl.log2(tl.abs(a))))
+
     if MODE == "average":
         total = tl.div_rn(total, tl.where(counted > 0.0, counted, 1.0)[:, None])
+    elif MODE == "lp":
+        total = tl.where(total == 0.0, 0.0, tl.exp2(tl.log2(total) / POWER))
+    if indices is not None:
+        image_offset = (image[:, None] * CHANNELS + c[None, :]) * SIZE[0] * SIZE[1] * SIZE[2]
+        inside = (p < rows)[:, None] & (c < CHANNELS)[None, :]
+        offset = p[:, None] * CHANNELS + c[None, :]
+        tl.store(indices + offset, (image_offset + best_index).to(tl.int64), mask=inside)
+    store_with_epilogue(total, None, None, None, y, p, c, rows, CHANNELS, Y_PITCH, EPILOGUE)
 
-    store_with_epilogue(total, None, None, None, y, p, c, pixels, CHANNELS, Y_PITCH, EPILOGUE)
+
+@triton.jit
+def fill(y, elements, BLOCK: tl.constexpr):
+    """y[i] = 0. Grid: (blocks of elements)."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.zeros((BLOCK,), y.dtype.element_ty), mask=i < elements)
+
+
+@triton.jit
+def unpool(x, indices, y, elements, size, BLOCK: tl.constexpr):
+    """y[indices[i]] = x[i], all row-major; y has `size` elements.
+
+    Indices outside of y are skipped. Grid: (blocks of elements of x).
+    """
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    index = tl.load(indices + i, mask=i < elements, other=0)
+    value = tl.load(x + i, mask=i < elements, other=0.0)
+    inside = (i < elements) & (index >= 0) & (index < size)
+    tl.store(y + index, value.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -11,10 +11,10 @@ from toolkit.gpu.ir.patterns import Match, NetworkRewriter, UseDefGraph
 
 def einsum_as_matmul(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -> Match:
     """Write an Einsum of one or two tensors, without diagonals and "...", as other operators."""
-    parsed = _parsed(op)
-    if parsed is None:
+    equation = read_equation(op) if op.kind == "Einsum" else None
+    if equation is None:
         return None
-    written, result = parsed
+    written, result = equation
     shapes = [_shape(rewriter, name) for name in op.inputs]
     sizes = _sizes(op, written, shapes)
     _check_result(op, rewriter.shapes[op.outputs[0]], tuple(sizes[c] for c in result))
@@ -48,9 +48,9 @@ def einsum_as_matmul(_: UseDefGraph, op: Operation, rewriter: NetworkRewriter) -
     return rewriter.replacement()
 
 
-def _parsed(op: Operation) -> tuple[list[str], str] | None:
-    """Return the labels of each operand and of the result."""
-    if op.kind != "Einsum" or len(op.inputs) > 2:
+def read_equation(op: Operation) -> tuple[list[str], str] | None:
+    """Return the labels of each operand and of the result; None where no kernels compute it."""
+    if len(op.inputs) > 2:
         return None
     equation = op.text("equation", "").replace(" ", "")
     if "." in equation:

@@ -9,14 +9,17 @@ _WHOLE_PIXELS = {("asymmetric", "floor"), ("half_pixel", "round")}
 
 def repeats_pixels(network: Network, op: Operation, shape: Shape, result: Shape) -> bool:
     """Whether a Resize or Upsample repeats each pixel of (N, C, H, W) whole times."""
+    return has_whole_factors(op, shape, result) and _has_whole_scales(network, op)
+
+
+def has_whole_factors(op: Operation, shape: Shape, result: Shape) -> bool:
+    """Whether its shapes and attributes allow that; scales may say otherwise."""
     old = op.kind == "Upsample"
     if op.text("mode", "nearest") != "nearest" or len(shape) != 4 or result[:2] != shape[:2]:
         return False
     coordinates = op.text("coordinate_transformation_mode", "asymmetric" if old else "half_pixel")
     nearest = op.text("nearest_mode", "floor" if old else "round_prefer_floor")
     if (coordinates, nearest.split("_")[0]) not in _WHOLE_PIXELS:
-        return False
-    if not _has_whole_scales(network, op):
         return False
     return all(r // s * s == r and r >= s for r, s in zip(result[2:], shape[2:], strict=True))
 

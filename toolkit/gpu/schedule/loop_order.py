@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from toolkit.gpu.ir.view import Shape
 from toolkit.gpu.shapes.sizes import Size
+from toolkit.plugins import Constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,12 @@ class Order:
     shape: Shape
     strides: tuple[Shape, ...]
     positions: dict[int, int]
+
+    def constants(self, *names: str) -> dict[str, Constant]:
+        """Return the constants of a kernel; `names`: of the strides of each tensor."""
+        # Kernels do not use the first size: often it is the batch, which may be dynamic.
+        shape = (0, *self.shape[1:])
+        return {"SHAPE": shape, **dict(zip(names, self.strides, strict=True))}
 
 
 def order_of(shape: Shape, strides: Sequence[Shape], separate: Collection[int] = ()) -> Order:

@@ -114,8 +114,8 @@ def estimate_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
     It is bound by latency (waves of blocks that wait for their own steps), by the throughput of the
     SMs, or by memory.
     """
-    rows, columns = ceil_div(opt(shape.rows), tile.rows), ceil_div(shape.columns, tile.columns)
-    blocks = rows * opt(columns) * opt(shape.batch) * tile.split_k
+    columns = ceil_div(shape.columns, tile.columns)
+    blocks = _blocks(shape, tile.rows, tile.columns) * tile.split_k
     blocks_of_sm = ceil_div(blocks, gpu.sm_count)
     steps = ceil_div(ceil_div(opt(shape.depth), tile.depth), tile.split_k)
     stored_bytes = shape.stored_bytes if tile.split_k == 1 else _PARTIAL_BYTES
@@ -139,6 +139,12 @@ def estimate_cycles(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> float:
     return max(waves * lone_block, max(throughput, memory) + _EXPOSED_TAIL * lone_block) + reduce
 
 
+def _blocks(shape: GemmShape, rows: int, columns: int) -> int:
+    """Return the number of tiles of `rows` x `columns` results in all products."""
+    blocks = ceil_div(opt(shape.rows), rows) * ceil_div(opt(shape.columns), columns)
+    return blocks * opt(shape.batch)
+
+
 def _reduce_cycles(shape: GemmShape, parts: int, gpu: GpuTarget) -> float:
     """Estimate the time of the kernel that adds the sums of all parts, in cycles."""
     results = opt(shape.rows) * opt(shape.columns) * opt(shape.batch)
@@ -148,12 +154,12 @@ def _reduce_cycles(shape: GemmShape, parts: int, gpu: GpuTarget) -> float:
 
 def _splits(shape: GemmShape, tile: Tile, gpu: GpuTarget) -> list[int]:
     """Return the numbers of parts for which there are SMs."""
-    blocks = ceil_div(opt(shape.rows), tile.rows) * ceil_div(opt(shape.columns), tile.columns)
+    blocks = _blocks(shape, tile.rows, tile.columns)
     steps = ceil_div(shape.depth, tile.depth)
     return [
         parts
         for parts in _SPLIT_K_FACTORS
-        if blocks * shape.batch * parts <= _MAX_BLOCKS_OF_SM * gpu.sm_count
+        if blocks * parts <= _MAX_BLOCKS_OF_SM * gpu.sm_count
         and ceil_div(steps, parts) >= _MIN_STEPS_PER_SPLIT
         and ceil_div(steps, ceil_div(steps, parts)) == parts  # no part is empty
     ]
@@ -186,16 +192,14 @@ def _is_candidate(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu:
 
 def _small_tiles_help(shape: GemmShape, columns: int, gpu: GpuTarget) -> bool:
     """Whether tiles of fewer than 64 rows may help: for floats, where SMs would be idle."""
-    blocks = ceil_div(opt(shape.rows), 64) * ceil_div(opt(shape.columns), columns)
-    idle = blocks * opt(shape.batch) < gpu.sm_count
+    idle = _blocks(shape, 64, columns) < gpu.sm_count
     return not gpu.has_matrix_units or (shape.item_bytes > 1 and idle)
 
 
 def _tile(shape: GemmShape, rows: int, columns: int, warps: int, *, gpu: GpuTarget) -> Tile:
     depth = _depth(shape, gpu)
     steps = ceil_div(opt(shape.depth), depth)
-    blocks = ceil_div(opt(shape.rows), rows) * ceil_div(opt(shape.columns), columns)
-    alone = blocks * opt(shape.batch) <= gpu.sm_count  # has all of the SM's shared memory
+    alone = _blocks(shape, rows, columns) <= gpu.sm_count  # has all of the SM's shared memory
     stages = (4 if alone or rows + columns <= 128 else 3) if gpu.copies_while_computing else 2
     room = gpu.shared_bytes // ((rows + columns) * depth * shape.item_bytes)
     return Tile(rows, columns, depth, warps, max(1, min(stages, room, max(2, steps))))

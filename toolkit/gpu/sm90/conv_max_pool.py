@@ -1,17 +1,10 @@
 """First convolutions fused with the max pooling after them."""
 
 from dataclasses import dataclass
-from math import prod
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.epilogue import (
-    constant_weights,
-    pixel_pitch,
-    precision_of,
-    read_epilogue,
-    weight_matrix,
-)
-from toolkit.gpu.emit.int8_gemm import int8_weights
+from toolkit.gpu.emit.conv2d import read_filters
+from toolkit.gpu.emit.epilogue import pixel_pitch, precision_of, weight_matrix
 from toolkit.gpu.ir.gemm import Epilogue
 from toolkit.gpu.ir.launch import KernelLaunch
 from toolkit.gpu.ir.view import View, channels_last
@@ -51,14 +44,12 @@ class _ConvMaxPool:
 def emit_conv_max_pool(ctx: LoweringContext, group: Group) -> None:
     """Add a ConvMaxPool with its epilogue."""
     op = group.root_operation
-    weights = constant_weights(ctx, op, 1)
-    filters = weights.shape[0]
-    int8 = int8_weights(ctx, op, 0, filters, prod(weights.shape[1:]))
-    values = int8.values if int8 else weights
-    epilogue, _ = read_epilogue(ctx, group, op.input(2), filters, int8)
-    x, _ = ctx.read_nhwc(op.inputs[0], keep_int8=int8 is not None)
+    filters = read_filters(ctx, group)
+    weights = filters.values
+    x, _ = ctx.read_nhwc(op.inputs[0], keep_int8=filters.is_int8)
     # (filter, channel, row, column) -> (filter, row, column, channel)
-    packed = weight_matrix(ctx, values.transpose(0, 2, 3, 1).reshape(filters, -1).T, x.dtype)
+    values = weights.transpose(0, 2, 3, 1).reshape(len(weights), -1)
+    packed = weight_matrix(ctx, values.T, x.dtype)
     conv = _ConvMaxPool(
         x=x,
         weights=packed,
@@ -66,7 +57,7 @@ def emit_conv_max_pool(ctx: LoweringContext, group: Group) -> None:
         taps=(weights.shape[2], weights.shape[3]),
         size=op.integers("size", ()),
         pads_before=op.integers("before", ()),
-        epilogue=epilogue,
+        epilogue=filters.epilogue,
     )
     ctx.add_op(group.nodes, *((_launch(ctx, conv, rows),) for rows in _rows(conv, ctx.gpu)))
 
@@ -98,9 +89,7 @@ def _launch(ctx: LoweringContext, conv: _ConvMaxPool, rows: int) -> KernelLaunch
         {
             "x": conv.x,
             "weights": conv.weights,
-            "bias": conv.epilogue.bias,
-            "scale": conv.epilogue.scale,
-            "scalars": conv.epilogue.scalars,
+            **conv.epilogue.operands(),
             "y": conv.y,
             "batch": batch,
         },

@@ -1,22 +1,14 @@
 """Direct convolutions: a thread reads the window of its pixels from the tensor as it is stored."""
 
-from math import prod
-
 import numpy as np
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.epilogue import (
-    constant_weights,
-    pixel_pitch,
-    precision_of,
-    read_epilogue,
-    weight_matrix,
-)
-from toolkit.gpu.emit.int8_gemm import int8_weights
+from toolkit.gpu.emit.conv2d import pixel_product, read_filters
+from toolkit.gpu.emit.epilogue import precision_of, weight_matrix
 from toolkit.gpu.emit.schedule import Schedule, add_gemm
 from toolkit.gpu.emit.windows import read_window_2d, window_constants
 from toolkit.gpu.ir.expressions import requantize_ops
-from toolkit.gpu.ir.gemm import DirectLoader, GemmProblem, GemmShape, MatrixStrides
+from toolkit.gpu.ir.gemm import DirectLoader, GemmProblem
 from toolkit.gpu.ir.launch import KernelLaunch, Tactic
 from toolkit.gpu.ir.view import channels_last
 from toolkit.gpu.passes.fusion import Group
@@ -34,38 +26,20 @@ def emit_direct_conv(ctx: LoweringContext, group: Group) -> None:
     """Add a DirectConv; it quantizes what it reads where the operation says so."""
     op = group.root_operation
     x = ctx.read(op.inputs[0])
-    weights = constant_weights(ctx, op, 1)
-    filters = weights.shape[0]
-    depth = prod(weights.shape[1:])
     scale = op.number(ROUNDING_SCALE, 0.0) or x.scale
-    int8 = int8_weights(ctx, op, 0, filters, depth, x_scale=scale)
-    epilogue, _ = read_epilogue(ctx, group, op.input(2), filters, int8)
+    filters = read_filters(ctx, group, scale)
     prologue = requantize_ops(x.scale, scale)
-    if int8 is None and scale is not None:  # dequantized values are multiplied
+    if not filters.is_int8 and scale is not None:  # dequantized values are multiplied
         prologue = (*prologue, ("real", len(prologue), scale))
-    values = (int8.values if int8 else weights).transpose(0, 2, 3, 1).reshape(filters, -1)
+    values = filters.values.transpose(0, 2, 3, 1).reshape(len(filters.values), -1)
+    depth = values.shape[1]
     values = np.pad(values, ((0, 0), (0, WINDOW_ELEMENTS - depth)))
-    packed = weight_matrix(ctx, values.T, "int8" if int8 else ctx.dtype)
+    packed = weight_matrix(ctx, values.T, "int8" if filters.is_int8 else ctx.dtype)
     result = ctx.network.shapes[group.result]
-    window = read_window_2d(op, weights.shape[2:], x.shape, result)
+    window = read_window_2d(op, filters.values.shape[2:], x.shape, result)
     y = ctx.output_view(group.result, channels_last(result))
-    problem = GemmProblem(
-        shape=GemmShape(
-            rows=result[0] * result[2] * result[3],
-            columns=filters,
-            depth=depth,
-            unshared_depth=depth,
-            item_bytes=packed.item_bytes,
-            stored_bytes=y.item_bytes,
-        ),
-        left=DirectLoader(x, (result[2], result[3]), window, prologue),
-        right=packed,
-        right_strides=MatrixStrides(*packed.strides),
-        y=y,
-        y_strides=MatrixStrides(pixel_pitch(y)),
-        epilogue=epilogue,
-    )
-    add_gemm(ctx, group.nodes, problem)
+    left = DirectLoader(x, (result[2], result[3]), window, prologue)
+    add_gemm(ctx, group.nodes, pixel_product(left, packed, y, filters.epilogue, depth))
 
 
 def _refusal(problem: GemmProblem, gpu: GpuTarget) -> str | None:
@@ -110,19 +84,15 @@ def _launch(
         {
             "x": x,
             "weights": problem.right,
-            "bias": problem.epilogue.bias,
-            "scale": problem.epilogue.scale,
-            "scalars": problem.epilogue.scalars,
+            **problem.epilogue.operands(),
             "y": problem.y,
             "batch": x.shape[0],
         },
         {
-            "HEIGHT": x.shape[2],
-            "WIDTH": x.shape[3],
+            "SIZE": x.shape[2:],
+            "OUT": left.output_size,
             "CHANNELS": x.shape[1],
             "STRIDES": x.strides,
-            "OUT_HEIGHT": left.output_size[0],
-            "OUT_WIDTH": left.output_size[1],
             "FILTERS": problem.shape.columns,
             "W_PITCH": problem.right_strides.column,
             "Y_PITCH": problem.y_strides.row,

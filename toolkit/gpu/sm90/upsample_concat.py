@@ -1,11 +1,11 @@
 """1x1 convolutions of an upsampled tensor concatenated with another; neither result is stored."""
 
 from toolkit.gpu.emit.context import LoweringContext
-from toolkit.gpu.emit.epilogue import constant_weights, pixel_pitch, read_epilogue, weight_matrix
-from toolkit.gpu.emit.int8_gemm import int8_weights
+from toolkit.gpu.emit.conv2d import pixel_product, read_filters
+from toolkit.gpu.emit.epilogue import weight_matrix
 from toolkit.gpu.emit.schedule import Schedule, add_gemm
 from toolkit.gpu.emit.tiled_gemm import tile_constants
-from toolkit.gpu.ir.gemm import GemmProblem, GemmShape, MatrixStrides, UpsampleConcatLoader
+from toolkit.gpu.ir.gemm import GemmProblem, UpsampleConcatLoader
 from toolkit.gpu.ir.launch import KernelLaunch, Tactic
 from toolkit.gpu.ir.view import channels_last
 from toolkit.gpu.passes.fusion import Group
@@ -19,34 +19,12 @@ from toolkit.gpu.target import GpuTarget
 def emit_conv_upsample_concat(ctx: LoweringContext, group: Group) -> None:
     """Add a ConvUpsampleConcat."""
     op = group.root_operation
-    weights = constant_weights(ctx, op, 1)
-    filters, depth = weights.shape[:2]
-    int8 = int8_weights(ctx, op, 0, filters, depth)
-    epilogue, _ = read_epilogue(ctx, group, op.input(2), filters, int8)
-    keep_int8 = int8 is not None
-    small, large = (ctx.read_nhwc(op.inputs[at], keep_int8=keep_int8) for at in (0, 3))
+    filters = read_filters(ctx, group)
+    small, large = (ctx.read_nhwc(op.inputs[at], keep_int8=filters.is_int8) for at in (0, 3))
     left = UpsampleConcatLoader(*small, *large)
-    values = (int8.values if int8 else weights).reshape(filters, depth)
-    packed = weight_matrix(ctx, values.T, left.view.dtype)
-    result = ctx.network.shapes[group.result]
-    y = ctx.output_view(group.result, channels_last(result))
-    problem = GemmProblem(
-        shape=GemmShape(
-            rows=result[0] * result[2] * result[3],
-            columns=filters,
-            depth=depth,
-            unshared_depth=depth,
-            item_bytes=left.view.item_bytes,
-            stored_bytes=y.item_bytes,
-        ),
-        left=left,
-        right=packed,
-        right_strides=MatrixStrides(*packed.strides),
-        y=y,
-        y_strides=MatrixStrides(pixel_pitch(y)),
-        epilogue=epilogue,
-    )
-    add_gemm(ctx, group.nodes, problem)
+    packed = weight_matrix(ctx, filters.values[:, :, 0, 0].T, left.view.dtype)
+    y = ctx.output_view(group.result, channels_last(ctx.network.shapes[group.result]))
+    add_gemm(ctx, group.nodes, pixel_product(left, packed, y, filters.epilogue, packed.shape[0]))
 
 
 def _refusal(problem: GemmProblem, gpu: GpuTarget) -> str | None:
@@ -80,9 +58,7 @@ def _launch(
             "x": x,
             "z": z,
             "weights": problem.right,
-            "bias": problem.epilogue.bias,
-            "scale": problem.epilogue.scale,
-            "scalars": problem.epilogue.scalars,
+            **problem.epilogue.operands(),
             "y": problem.y,
             "batch": z.shape[0],
         },

@@ -3,14 +3,17 @@
 The order is data: `PASSES` is the pipeline that every build runs.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from toolkit.graph.passes.fold import fold_constants, own_outputs, remove_no_ops
+from toolkit.graph.passes.fold import fold_constants, own_outputs, remove_no_ops, remove_unread
 from toolkit.graph.passes.fuse import fuse_batch_norms, fuse_gemm_factors
 from toolkit.graph.passes.shapes import infer_shapes
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class PassReport:
 PASSES: tuple[Pass, ...] = (
     Pass("remove-no-ops", remove_no_ops),
     Pass("fold-constants", fold_constants),
+    Pass("remove-unread", remove_unread),
     Pass("fuse-batch-norms", fuse_batch_norms),
     Pass("fuse-gemm-factors", fuse_gemm_factors),
     Pass("own-outputs", own_outputs),
@@ -59,4 +63,5 @@ def run_passes(
             reports.append(PassReport(step.name, "", f"{type(err).__name__}: {err}"))
         else:
             model = changed
+        LOG.debug("pass %s: %s", step.name, reports[-1].changes or reports[-1].failure or "nothing")
     return model, tuple(reports)

@@ -6,6 +6,7 @@ Identity(x) = x, Dropout(x) = x at inference
 
 import math
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common as ir_passes
 from onnxscript.optimizer import fold_constants_ir
@@ -13,6 +14,7 @@ from onnxscript.rewriter import rewrite
 from onnxscript.rewriter.rules.common import dropout_inference_rule, dropout_zero_rule
 
 from toolkit.graph.passes.branches import own_branch_outputs
+from toolkit.graph.passes.shapes import propagate_shapes, settle_shapes
 
 # What folding may write in all, in elements. Light models keep their weights as ConstantOfShape;
 # the largest, VGG-19, has 1.4e8 of them.
@@ -28,31 +30,57 @@ def remove_no_ops(model: ir.Model) -> str:
     """Drop Identity and inference-time Dropout nodes and whatever nothing reads."""
     before = _count(model)
     rewrite(model, [dropout_inference_rule, dropout_zero_rule])
-    ir_passes.IdentityEliminationPass()(model)
+    _remove_identities(model)
     own_branch_outputs(model)  # first: what only an output of a branch reads counts as unused
     ir_passes.RemoveUnusedNodesPass()(model)
     removed = before - _count(model)
     return f"removed {removed} nodes" if removed else ""
 
 
+def _remove_identities(model: ir.Model) -> None:
+    """Let readers of an Identity read its input; one that gives a graph its output may stay."""
+    for node in list(model.graph.all_nodes()):
+        source = node.inputs[0] if node.inputs else None
+        if node.op_type != "Identity" or node.domain != "" or source is None:
+            continue
+        result, graph, producer = node.outputs[0], node.graph, source.producer()
+        assert graph is not None
+        if result.is_graph_output():
+            if producer is None or producer.graph is not graph or source.is_graph_output():
+                continue
+            source.name, name = None, result.name
+            result.name = None
+            source.name = name
+        if source.shape is None:
+            source.shape = result.shape
+        source.type = source.type or result.type
+        ir.convenience.replace_all_uses_with(result, source, replace_graph_outputs=True)
+        graph.remove(node, safe=True)
+
+
 def fold_constants(model: ir.Model) -> str:
     """Evaluate nodes whose inputs are all constants; constants become initializers.
 
-    Repeats until nothing more folds: folding makes more shapes known.
+    Repeats until nothing more folds: folding makes more shapes known, and shapes rule out branches.
     """
     before = remaining = _count(model)
     budget = _FoldingBudget(MAX_FOLDED_ELEMENTS)
+    settled: list[str] = []
     while True:
         _fold_once(model, budget)
         count = _count(model)
         if count == remaining:
-            break
+            changes = settle_shapes(model)
+            if not changes:
+                break
+            settled += changes
         remaining = count
-    return f"folded {before - remaining} nodes" if remaining < before else ""
+    folded = [f"folded {before - remaining} nodes"] if remaining < before else []
+    return "; ".join(folded + settled)
 
 
 def _fold_once(model: ir.Model, budget: "_FoldingBudget") -> None:
-    ir_passes.ShapeInferencePass(data_prop=True)(model)  # sizes are known before they are made
+    propagate_shapes(model)  # sizes are known before they are made
     fold_constants_ir(
         model,
         input_size_limit=MAX_FOLDED_ELEMENTS,
@@ -60,8 +88,42 @@ def _fold_once(model: ir.Model, budget: "_FoldingBudget") -> None:
         should_fold=budget.take,
     )
     ir_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    _fold_splits(model.graph, budget)
     own_branch_outputs(model)
     ir_passes.RemoveUnusedNodesPass()(model)
+
+
+def _fold_splits(graph: ir.Graph, budget: "_FoldingBudget") -> None:
+    """Fold Split of a constant; the folder of onnxscript leaves out nodes of several results."""
+    for node in list(graph):
+        source = node.inputs[0] if node.op_type == "Split" and node.domain == "" else None
+        data = source.const_value if source is not None else None
+        if data is None or any(value.is_graph_output() for value in node.outputs):
+            continue
+        axis = node.attributes.get_int("axis", 0)
+        lengths = [None if v.shape is None else v.shape[axis] for v in node.outputs]
+        known = [length for length in lengths if isinstance(length, int)]
+        if len(known) < len(lengths) or not budget.take(node):
+            continue
+        parts = np.split(data.numpy(), np.cumsum(known)[:-1], axis)
+        for value, part in zip(node.outputs, parts, strict=True):
+            name = f"{value.name}_folded"
+            tensor = ir.tensor(part, name=name)
+            constant = ir.Value(name=name, shape=ir.Shape(part.shape), const_value=tensor)
+            constant.type = ir.TensorType(tensor.dtype)
+            graph.register_initializer(constant)
+            ir.convenience.replace_all_uses_with(value, constant)
+
+
+def remove_unread(model: ir.Model) -> str:
+    """Drop nodes and constants that only branches read which folding took away.
+
+    Nodes of a branch count as readers until the model is copied, as it is before each pass.
+    """
+    before = _count(model) + len(model.graph.initializers)
+    ir_passes.RemoveUnusedNodesPass()(model)
+    removed = before - _count(model) - len(model.graph.initializers)
+    return f"removed {removed} nodes and constants" if removed else ""
 
 
 def own_outputs(model: ir.Model) -> str:

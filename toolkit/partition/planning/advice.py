@@ -14,8 +14,8 @@ from toolkit.partition.planning.objectives import goal_named
 from toolkit.partition.planning.placement import Candidate, place
 from toolkit.partition.planning.plan import Plan, Refusal, SharedPlan
 
-LEAST_GAIN = 0.005  # of the plan's value
-MOST = 4  # groups tried over all models, those with the most GPU time first
+MIN_GAIN = 0.005  # of the plan's value
+MAX_GROUPS = 4  # groups tried over all models, those with the most GPU time first
 SECONDS = 2.0  # of search for each, of several models half
 
 # What no change of the model mends: no DLA, the plan's own choice, float for accuracy, precision.
@@ -50,10 +50,10 @@ def advise(
     times = {row.node: row.predicted_us for row in plan.placements}
     refused.sort(key=lambda row: -sum(times[node] for node in row.nodes))
     advice = []
-    for row in refused[: max(1, MOST // len(shared.plans))]:
+    for row in refused[: max(1, MAX_GROUPS // len(shared.plans))]:
         value = _without(row, candidate, shared, plan, profile)
         gain = 1 - value / plan.search.value if plan.search.value > 0 else 0.0
-        if gain >= LEAST_GAIN:
+        if gain >= MIN_GAIN:
             advice.append(_advice(row, candidate, declined, value, gain))
     return tuple(sorted(advice, key=lambda advice: -advice.gain))
 

@@ -39,14 +39,14 @@ def limits_of(
     if profile.dla is None:
         return Limits(max_crossings=max_crossings)
     situation = situation_of(profile.dla, tensorrt, precision)
-    rule, loadables = _most(CORE_RULES, "G6", situation)
+    rule, loadables = _largest_allowed(CORE_RULES, "G6", situation)
     # The solver's limits of bytes are those to stay below, the rules' the largest to be reached.
     return Limits(
         max_crossings=max_crossings,
         max_loadables=loadables,
         loadables_rule=rule,
-        weight_bytes=_most(LOADABLE_RULES, "G9", situation)[1] + 1,
-        intermediate_bytes=_most(LOADABLE_RULES, "G8", situation)[1] + 1,
+        weight_bytes=_largest_allowed(LOADABLE_RULES, "G9", situation)[1] + 1,
+        intermediate_bytes=_largest_allowed(LOADABLE_RULES, "G8", situation)[1] + 1,
     )
 
 
@@ -100,7 +100,9 @@ def _mib(count: int) -> str:
     return f"{count / MIB:.3g}" if count < 100 * MIB else f"{count / MIB:.0f}"
 
 
-def _most(rules: Sequence[Rule[S_contra]], family: str, situation: Situation) -> tuple[str, int]:
+def _largest_allowed(
+    rules: Sequence[Rule[S_contra]], family: str, situation: Situation
+) -> tuple[str, int]:
     """Return the row of a family of rules that holds, and the largest number that it allows."""
     for row in rules:
         if row.id.partition(".")[0] == family and not row.why_inactive(situation):

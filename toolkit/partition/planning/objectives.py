@@ -20,7 +20,7 @@ class Goal:
     at_rates: tuple[str, str]
     frames_in_flight: bool
 
-    def words(self, *, rated: bool) -> tuple[str, str]:
+    def quantity(self, *, rated: bool) -> tuple[str, str]:
         """Return what the value is, in words, and its unit."""
         return self.at_rates if rated else self.per_frame
 

@@ -28,12 +28,19 @@ ALLOWED = "no rule of the DLA refuses it, and the plan is best with it there"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A network to place: nodes in running order, their costs, verdicts against them, outputs."""
+    """A network to place: nodes in running order, their costs, verdicts against them, outputs.
+
+    `refused`: what the DLA says of its nodes; `no_kernel`: what the GPU backend says. `opt_views`
+    and `opt_costs`: the nodes at the sizes that kernels are made for.
+    """
 
     name: str
     views: tuple[NodeView, ...]
     costs: CostModel
     refused: Mapping[str, Verdict]
+    no_kernel: Mapping[str, str]
+    opt_views: tuple[NodeView, ...]
+    opt_costs: CostModel
     outputs: tuple[str, ...]
     rate_hz: float | None = None
 
@@ -178,7 +185,7 @@ def _compared(
     if broken := violations(problem, trial, trial_costs):
         return f"{island} the plan breaks a limit ({broken[0]})"
     value = value_of(problem, goal.aim, trial_costs)
-    text, unit = goal.words(rated=all(net.rate_hz is not None for net in problem.networks))
+    text, unit = goal.quantity(rated=all(net.rate_hz is not None for net in problem.networks))
     here, there = _sizes(solution.value, value)
     if here != there:
         return f"{island} the {text} would be {there} instead of {here} {unit}"

@@ -1,9 +1,10 @@
 """The plan of one or several models on a profile: placements, segments, costs and reasons."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
+from msgspec import structs
 
 from device.engine.manifest import Crossing, NodePlacement, Precision, Processor
 from device.profile import Profile
@@ -18,29 +19,14 @@ from toolkit.partition.planning.figures import Figures
 from toolkit.partition.planning.loadables import DlaMemory, limits_of, memory_of
 from toolkit.partition.planning.objectives import DEFAULT, goal_named
 from toolkit.partition.planning.placement import ALLOWED, Candidate, Placed, place
+from toolkit.partition.planning.portable import KernelSupport, cut_segments, portable_nodes
 from toolkit.partition.planning.refusals import refusals
+from toolkit.partition.planning.segment_costs import SegmentCost, kernel_costs, segment_costs
 from toolkit.partition.planning.segments import find_crossings
 from toolkit.partition.planning.traffic import in_flight, traffic
 from toolkit.partition.solver.simulate import NetworkReport, Report
 
 SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentCost:
-    """Size and cost of a segment; `macs` leaves out nodes of unknown shape.
-
-    `crossings` counts the tensors that pass to or from another processor, `crossing_bytes` what
-    they hold, where that is known.
-    """
-
-    segment: str
-    nodes: int
-    macs: int
-    predicted_us: float
-    energy_mj: float
-    crossings: int
-    crossing_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +75,7 @@ class Model:
     `has_scale` says whether the calibration table holds a tensor; `keep_float` names nodes that
     stay in floating point; `rate_hz`: how often a frame comes, None: as fast as it goes;
     `measured`: times from a board, which go before predicted ones; `cuts`: where heads leave the
-    DLA.
+    DLA; `kernels`: which nodes run portable, by default none.
     """
 
     name: str
@@ -99,6 +85,7 @@ class Model:
     rate_hz: float | None = None
     measured: Measured | None = None
     cuts: tuple[Cut, ...] = ()
+    kernels: KernelSupport = field(default_factory=KernelSupport)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +113,11 @@ class Plan:
     memory: DlaMemory | None
     simulated: NetworkReport
     in_flight: int
+
+    @property
+    def portable(self) -> Mapping[str, str]:
+        """The nodes of GPU segments without kernels, in running order, and why each has none."""
+        return portable_nodes(self.segments)
 
     @property
     def busy_us(self) -> tuple[tuple[Processor, float], ...]:
@@ -187,18 +179,66 @@ def plan_together(
     )
 
 
+def cut_again(
+    shared: SharedPlan, profile: Profile, options: PlanOptions, no_kernel: Mapping[str, str]
+) -> SharedPlan:
+    """Return the plan of one model with more nodes that have no kernel: `no_kernel`, and why.
+
+    All nodes keep their processor; segments of the GPU are cut where all those nodes are.
+    """
+    (candidate,) = shared.candidates
+    candidate = replace(candidate, no_kernel={**candidate.no_kernel, **no_kernel})
+    plan = _plan(candidate, shared.placed, shared.simulated, profile=profile, options=options)
+    return replace(shared, plans=(plan,), candidates=(candidate,))
+
+
+def run_portable(plan: Plan, no_kernel: Mapping[str, str]) -> Plan:
+    """Return a plan whose GPU segments run portable as a whole where they hold such a node.
+
+    `no_kernel`: nodes without a kernel, and why.
+    """
+    segments = tuple(
+        replace(segment, no_kernel={n: no_kernel[n] for n in segment.nodes if n in no_kernel})
+        if segment.place == "gpu"
+        else segment
+        for segment in plan.segments
+    )
+    reasons = {n: why for n, why in portable_nodes(segments).items() if n not in plan.portable}
+    return replace(
+        plan,
+        segments=segments,
+        placements=tuple(
+            structs.replace(row, reason=_portable(row.reason, reasons[row.node]))
+            if row.node in reasons
+            else row
+            for row in plan.placements
+        ),
+    )
+
+
+def _portable(reason: str, no_kernel: str) -> str:
+    return f"{reason}; runs portable: {no_kernel}"
+
+
 def _candidate(model: Model, profile: Profile, options: PlanOptions) -> Candidate:
     nodes = _named_views(model)
+    costs = CostModel(
+        nodes,
+        profile,
+        precision=options.precision,
+        power_mode=options.power_mode,
+        measured=model.measured,
+    )
+    opt_nodes, opt_costs = nodes, costs
+    if model.kernels.opt_shapes:
+        opt_nodes = views(model.graph, model.kernels.opt_shapes)
+        opt_costs = CostModel(
+            opt_nodes, profile, precision=options.precision, power_mode=options.power_mode
+        )
     return Candidate(
         name=model.name,
         views=nodes,
-        costs=CostModel(
-            nodes,
-            profile,
-            precision=options.precision,
-            power_mode=options.power_mode,
-            measured=model.measured,
-        ),
+        costs=costs,
         refused=refusals(
             nodes,
             profile,
@@ -208,6 +248,9 @@ def _candidate(model: Model, profile: Profile, options: PlanOptions) -> Candidat
             keep_float=model.keep_float,
             cuts=model.cuts,
         ),
+        no_kernel=model.kernels.no_kernel,
+        opt_views=opt_nodes,
+        opt_costs=opt_costs,
         outputs=tuple(str(value.name) for value in model.graph.outputs),
         rate_hz=model.rate_hz,
     )
@@ -236,7 +279,7 @@ def _plan(
     formulated = placed.formulated[candidate.name]
     sizes = {t.name: tensor_bytes(t, options.precision) for v in candidate.views for t in v.outputs}
     solution = placed.solution
-    times, energies = _kernel_costs(candidate, placed)
+    times, energies = kernel_costs(candidate, placed)
     crossings = find_crossings(segments, candidate.views, sizes.__getitem__)
     return Plan(
         name=candidate.name,
@@ -247,7 +290,7 @@ def _plan(
         rate_hz=candidate.rate_hz,
         placements=_placements(candidate, placed, segments, times),
         segments=segments,
-        costs=_segment_costs(
+        costs=segment_costs(
             segments, candidate.views, crossings, (times, energies), placed.problem.segment_us
         ),
         crossings=crossings,
@@ -267,7 +310,10 @@ def _plan(
 def _segments(
     candidate: Candidate, placed: Placed
 ) -> tuple[tuple[PlannedSegment, ...], dict[str, PlannedSegment]]:
-    """Name the segments of the solution and fill in their nodes; also the segment of each node."""
+    """Name the segments of the solution, fill in their nodes, and cut them where kernels miss.
+
+    Also returns the segment of each node.
+    """
     nodes = placed.formulated[candidate.name].nodes
     counts: dict[Processor, int] = {}
     segments = []
@@ -278,19 +324,8 @@ def _segments(
         counts[solved.processor] = number + 1
         members = tuple(view.name for task in solved.tasks for view in nodes[task])
         segments.append(PlannedSegment(f"{solved.processor}.{number}", solved.processor, members))
-    return tuple(segments), {node: s for s in segments for node in s.nodes}
-
-
-def _kernel_costs(
-    candidate: Candidate, placed: Placed
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return time and energy by node; the first node of a kernel carries the whole cost."""
-    processor_of = placed.solution.placement[candidate.name]
-    times, energies = {}, {}
-    for task in placed.formulated[candidate.name].network.tasks:
-        times[task.name] = task.time_us[processor_of[task.name]]
-        energies[task.name] = task.energy_mj.get(processor_of[task.name], 0.0)
-    return times, energies
+    pieces = cut_segments(segments, candidate.opt_views, candidate.no_kernel, candidate.opt_costs)
+    return pieces, {node: piece for piece in pieces for node in piece.nodes}
 
 
 def _placements(
@@ -302,8 +337,11 @@ def _placements(
     ops = {view.name: view.op for view in candidate.views}
     rows = []
     for segment in segments:
+        without_kernel = portable_nodes([segment])
         for name in segment.nodes:
             rule, reason, _ = _why(name, segment.processor, candidate, placed)
+            if name in without_kernel:
+                reason = _portable(reason, without_kernel[name])
             rows.append(
                 NodePlacement(
                     node=name,
@@ -328,33 +366,6 @@ def _why(
     if verdict is not None:
         return verdict.rule, verdict.reason, verdict.hint
     return "P2", placed.stayed[candidate.name][node], ""
-
-
-def _segment_costs(
-    segments: Sequence[PlannedSegment],
-    nodes: Sequence[NodeView],
-    crossings: Sequence[Crossing],
-    costs: tuple[Mapping[str, float], Mapping[str, float]],
-    segment_us: Mapping[Processor, float],
-) -> tuple[SegmentCost, ...]:
-    times, energies = costs
-    macs = {view.name: view.macs or 0 for view in nodes}
-    rows = []
-    for segment in segments:
-        start_us = segment_us.get(segment.processor, 0.0)
-        passed = [c for c in crossings if segment.name in (c.source, *c.targets)]
-        rows.append(
-            SegmentCost(
-                segment=segment.name,
-                nodes=len(segment.nodes),
-                macs=sum(macs[name] for name in segment.nodes),
-                predicted_us=start_us + sum(times.get(name, 0.0) for name in segment.nodes),
-                energy_mj=sum(energies.get(name, 0.0) for name in segment.nodes),
-                crossings=len(passed),
-                crossing_bytes=sum(crossing.bytes or 0 for crossing in passed),
-            )
-        )
-    return tuple(rows)
 
 
 def _refusals(

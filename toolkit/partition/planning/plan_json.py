@@ -49,7 +49,7 @@ def plan_builtins(plan: Plan, advice: Sequence[Advice] = ()) -> dict[str, Any]:
         "verdict": verdict(plan),
         "search": asdict(plan.search),
         "segments": [
-            {**asdict(cost), "processor": segment.processor}
+            {**asdict(cost), "processor": segment.processor, "place": segment.place}
             for segment, cost in zip(plan.segments, plan.costs, strict=True)
         ],
         "crossings": msgspec.to_builtins(plan.crossings),
@@ -60,5 +60,6 @@ def plan_builtins(plan: Plan, advice: Sequence[Advice] = ()) -> dict[str, Any]:
         "simulated": {**asdict(plan.simulated), "in_flight": plan.in_flight},
         "memory": None if plan.memory is None else asdict(plan.memory),
         "refusals": [asdict(row) for row in plan.refusals],
+        "portable": [{"node": node, "reason": why} for node, why in plan.portable.items()],
         "advice": [asdict(row) for row in advice],
     }

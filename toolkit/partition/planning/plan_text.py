@@ -15,13 +15,13 @@ SHOWN = 3  # names listed per row, the rest counted
 
 
 def render_plan(plan: Plan, advice: Sequence[Advice] = ()) -> str:
-    """Return the report: verdict, segments, crossings, comparison and DLA refusals."""
+    """Return the report: verdict, segments, crossings, comparison, and what DLA and GPU refuse."""
     lines = [_title(plan), "", verdict(plan), ""]
     lines += _segments(plan)
     lines += ["", *_crossings(plan)]
     lines += ["", *memory_text(plan.memory)] if plan.memory and plan.memory.loadables else []
     lines += ["", *_compared(plan.figures), _simulated(plan)]
-    lines += _refusals(plan)
+    lines += _refusals(plan) + _portable(plan)
     if advice:
         lines += ["", *_advice(plan, advice)]
     return "\n".join(lines) + "\n"
@@ -66,10 +66,11 @@ def _title(plan: Plan) -> str:
 
 def _segments(plan: Plan) -> list[str]:
     rows = [("segment", "nodes", "MMAC", "us", "mJ", "crossings", "bytes", "from", "to")]
+    portable = {row.segment for row in plan.placements if row.node in plan.portable}
     for segment, cost in zip(plan.segments, plan.costs, strict=True):
         rows.append(
             (
-                segment.name,
+                f"{segment.name} portable" if segment.name in portable else segment.name,
                 str(cost.nodes),
                 f"{cost.macs / 1e6:.1f}",
                 f"{cost.predicted_us:.0f}",
@@ -80,7 +81,16 @@ def _segments(plan: Plan) -> list[str]:
                 segment.nodes[-1],
             )
         )
-    return table(rows, right=(1, 2, 3, 4, 5, 6))
+    bodies = [name for cost in plan.costs for name in cost.bodies]
+    return table(rows, right=(1, 2, 3, 4, 5, 6)) + _unpriced(bodies)
+
+
+def _unpriced(bodies: Sequence[str]) -> list[str]:
+    if not bodies:
+        return []
+    more = f" and {len(bodies) - SHOWN} more" if len(bodies) > SHOWN else ""
+    names = ", ".join(bodies[:SHOWN])
+    return [f"us and mJ leave out what these nodes run inside, which is not known: {names}{more}"]
 
 
 def _crossings(plan: Plan) -> list[str]:
@@ -146,14 +156,31 @@ def _refusals(plan: Plan) -> list[str]:
 
 def _refusal(refusal: Refusal) -> list[str]:
     label = refusal.rule if refusal.same_reason else f"{refusal.rule}, for example"
-    names = ", ".join(refusal.nodes[:SHOWN])
-    more = f" and {len(refusal.nodes) - SHOWN} more" if len(refusal.nodes) > SHOWN else ""
-    lines = [f"  {len(refusal.nodes)} x {label}: {refusal.reason}", f"      nodes: {names}{more}"]
+    lines = [f"  {len(refusal.nodes)} x {label}: {refusal.reason}", _names(refusal.nodes)]
     return lines + ([f"      helps: {refusal.hint}"] if refusal.hint else [])
 
 
+def _names(nodes: Sequence[str]) -> str:
+    more = f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else ""
+    return f"      nodes: {', '.join(nodes[:SHOWN])}{more}"
+
+
+def _portable(plan: Plan) -> list[str]:
+    """Return the nodes without GPU kernels by operator, the reason being that of the first."""
+    groups: dict[str, list[str]] = {}
+    ops = {row.node: row.op for row in plan.placements}
+    for node in plan.portable:
+        groups.setdefault(ops[node], []).append(node)
+    lines = ["", "on the GPU without a kernel: portable, at the predicted times of the GPU"]
+    for op, nodes in sorted(groups.items(), key=lambda group: -len(group[1])):
+        same = len({plan.portable[node].replace(repr(node), "") for node in nodes}) == 1
+        label = op if same else f"{op}, for example"
+        lines += [f"  {len(nodes)} x {label}: {plan.portable[nodes[0]]}", _names(nodes)]
+    return lines if groups else []
+
+
 def _advice(plan: Plan, advice: Sequence[Advice]) -> list[str]:
-    text, unit = goal_named(plan.search.objective).words(rated=plan.rate_hz is not None)
+    text, unit = goal_named(plan.search.objective).quantity(rated=plan.rate_hz is not None)
     lines = [f"what to change (predicted {text}, now {plan.search.value:.4g} {unit})"]
     for row in advice:
         change = f"{row.value:.4g} {unit}, {row.gain:.1%} less"

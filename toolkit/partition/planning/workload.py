@@ -18,7 +18,7 @@ from toolkit.errors import PlanError
 class WorkloadModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One model of a workload; `name` None takes the file's name without its ending.
 
-    `inputs_as_nchw`: as in `toolkit.importers.source.ModelFile`.
+    `inputs_as_nchw`: as in `toolkit.importers.source.ModelPath`.
     `rate_hz` None: frames come as fast as they go; all models of a workload have a rate, or none.
     """
 

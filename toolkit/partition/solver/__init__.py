@@ -12,5 +12,4 @@ baselines       placements without a solver
 segmentation    segments and connected components of a placement
 assess          segments, crossings, latency, load and energy of a placement
 simulate        discrete-event simulation under traffic
-contention      slowdown by shared memory
 """

@@ -134,7 +134,7 @@ class ActivationRunner:
             return self(feeds)
         try:
             for name, array in feeds.items():
-                preallocated.binding.bind_cpu_input(name, np.ascontiguousarray(array))
+                preallocated.binding.bind_cpu_input(name, np.asarray(array, order="C"))
             self._session.run_with_iobinding(preallocated.binding)
         except Exception:  # noqa: BLE001  (an undeclared shape, or an error that self() raises again)
             return self(feeds)

@@ -90,7 +90,7 @@ class TrialModel:
         self._feed_switches(assignment, keep_float)
         self._feed_weights(assignment, keep_float)
         for name, array in sample.items():
-            self._feed(name, np.ascontiguousarray(array))
+            self._feed(name, np.asarray(array, order="C"))
         self._session.run_with_iobinding(self._binding)
         # Copied: the next run writes into the same memory.
         arrays = (value.numpy().copy() for value in self._binding.get_outputs())

@@ -18,13 +18,9 @@ from toolkit.gpu.kernels.expression import add_product, evaluate, store_with_epi
 @triton.jit
 def direct_conv(
     x, weights, bias, scale, scalars, y, batch,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, STRIDES: tl.constexpr,
-    OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, FILTERS: tl.constexpr,
-    W_PITCH: tl.constexpr, Y_PITCH: tl.constexpr,
-    TAP_ROWS: tl.constexpr, TAP_COLUMNS: tl.constexpr,
-    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
-    PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
+    SIZE: tl.constexpr, OUT: tl.constexpr, CHANNELS: tl.constexpr, FILTERS: tl.constexpr,
+    STRIDES: tl.constexpr, W_PITCH: tl.constexpr, Y_PITCH: tl.constexpr,
+    TAPS: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, PAD: tl.constexpr,
     PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DEPTH: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
@@ -34,18 +30,18 @@ def direct_conv(
     p = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     f = tl.arange(0, BLOCK_N)
     k = tl.arange(0, DEPTH)
-    pixels = batch * OUT_HEIGHT * OUT_WIDTH
-    top = p // OUT_WIDTH % OUT_HEIGHT * STRIDE_H - PAD_TOP
-    left = p % OUT_WIDTH * STRIDE_W - PAD_LEFT
-    x += p // (OUT_HEIGHT * OUT_WIDTH) * STRIDES[0] + top * STRIDES[2] + left * STRIDES[3]
+    pixels = batch * OUT[0] * OUT[1]
+    top = p // OUT[1] % OUT[0] * STRIDE[0] - PAD[0]
+    left = p % OUT[1] * STRIDE[1] - PAD[1]
+    x += p // (OUT[0] * OUT[1]) * STRIDES[0] + top * STRIDES[2] + left * STRIDES[3]
 
     elements = ()
     for i in tl.static_range(DEPTH):
-        if i < TAP_ROWS * TAP_COLUMNS * CHANNELS:
-            row = i // (TAP_COLUMNS * CHANNELS) * DILATION_H
-            column = i // CHANNELS % TAP_COLUMNS * DILATION_W
-            inside = (top + row >= 0) & (top + row < HEIGHT) & (p < pixels)
-            inside = inside & (left + column >= 0) & (left + column < WIDTH)
+        if i < TAPS[0] * TAPS[1] * CHANNELS:
+            row = i // (TAPS[1] * CHANNELS) * DILATION[0]
+            column = i // CHANNELS % TAPS[1] * DILATION[1]
+            inside = (top + row >= 0) & (top + row < SIZE[0]) & (p < pixels)
+            inside = inside & (left + column >= 0) & (left + column < SIZE[1])
             address = x + (i % CHANNELS * STRIDES[1] + row * STRIDES[2] + column * STRIDES[3])
             elements = elements + (tl.load(address, mask=inside, other=0).to(tl.float32),)
         else:

@@ -32,17 +32,13 @@ from toolkit.gpu.sm90.kernels.mma_layout import (
 @triton.jit
 def persistent_conv(
     x, weights, bias, scale, scalars, residual, y, batch,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr,
-    OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    SIZE: tl.constexpr, OUT: tl.constexpr, CHANNELS: tl.constexpr, X_PITCH: tl.constexpr,
     W_PITCH: tl.constexpr, Y_PITCH: tl.constexpr, R_PITCH: tl.constexpr,
-    TAP_ROWS: tl.constexpr, TAP_COLUMNS: tl.constexpr,
-    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
-    PAD_TOP: tl.constexpr, PAD_LEFT: tl.constexpr,
+    TAPS: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, PAD: tl.constexpr,
     EPILOGUE: tl.constexpr, RUNS: tl.constexpr, WIDTHS: tl.constexpr,
     BLOCK_M: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (programs). CHANNELS is a multiple of 16, TAP_ROWS * TAP_COLUMNS less than 32.
+    """Grid: (programs). CHANNELS is a multiple of 16, TAPS[0] * TAPS[1] less than 32.
 
     Filters are multiplied in blocks of WIDTHS columns. Each of RUNS is (first, count) of one or
     two pieces, 64 of k each; the next run is loaded while the product of one is computed.
@@ -56,20 +52,20 @@ def persistent_conv(
             weight_blocks = weight_blocks + (tl.load(weights + f[None, :] * W_PITCH + k[:, None]),)
         sums = sums + (first_sums(bias, f, None, BLOCK_M, WIDTHS[i]),)
 
-    pixels = batch * OUT_HEIGHT * OUT_WIDTH
+    pixels = batch * OUT[0] * OUT[1]
     blocks = (pixels + BLOCK_M - 1) // BLOCK_M
     for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
         p = block * BLOCK_M + tl.arange(0, BLOCK_M)
-        image = p // (OUT_HEIGHT * OUT_WIDTH)
-        top = p // OUT_WIDTH % OUT_HEIGHT * STRIDE_H - PAD_TOP
-        left = p % OUT_WIDTH * STRIDE_W - PAD_LEFT
-        corner = ((image * HEIGHT + top) * WIDTH + left) * X_PITCH
+        image = p // (OUT[0] * OUT[1])
+        top = p // OUT[1] % OUT[0] * STRIDE[0] - PAD[0]
+        left = p % OUT[1] * STRIDE[1] - PAD[1]
+        corner = ((image * SIZE[0] + top) * SIZE[1] + left) * X_PITCH
         top = tl.where(p < pixels, top, -(2**24))  # rows past the last pixel read nothing
         tap_mask = tl.zeros((BLOCK_M,), tl.int32)  # a bit for each tap inside the image
-        for i in tl.static_range(TAP_ROWS * TAP_COLUMNS):
-            h = top + i // TAP_COLUMNS * DILATION_H
-            w = left + i % TAP_COLUMNS * DILATION_W
-            tap_mask |= ((h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)).to(tl.int32) << i
+        for i in tl.static_range(TAPS[0] * TAPS[1]):
+            h = top + i // TAPS[1] * DILATION[0]
+            w = left + i % TAPS[1] * DILATION[1]
+            tap_mask |= ((h >= 0) & (h < SIZE[0]) & (w >= 0) & (w < SIZE[1])).to(tl.int32) << i
         residuals = ()
         if residual is not None:
             for i in tl.static_range(len(WIDTHS)):
@@ -83,8 +79,8 @@ def persistent_conv(
             pieces = ()
             for i in tl.static_range(RUNS[run][1]):
                 piece = _piece(
-                    x, corner, tap_mask, (RUNS[run][0] + i) * 64, CHANNELS, X_PITCH, WIDTH,
-                    TAP_COLUMNS, DILATION_H, DILATION_W,
+                    x, corner, tap_mask, (RUNS[run][0] + i) * 64, CHANNELS, X_PITCH, SIZE[1],
+                    TAPS[1], DILATION[0], DILATION[1],
                 )  # fmt: skip
                 pieces = pieces + (in_operand_order(in_registers(piece), BLOCK_M, WARPS),)
             a_tile = _beside(pieces, BLOCK_M)

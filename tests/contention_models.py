@@ -1,4 +1,4 @@
-"""Slowdown of processors by shared memory."""
+"""Slowdown of processors by shared memory, published by others: for tests of the simulation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

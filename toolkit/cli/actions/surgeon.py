@@ -1,0 +1,125 @@
+"""Cut a model for `tandem surgeon`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from toolkit.errors import SurgeonError
+from toolkit.graph.dtypes import IO_DTYPES
+from toolkit.graph.subgraph import cut_model, with_shapes
+from toolkit.importers.input_shapes import set_shapes
+from toolkit.importers.onnx import ModelFile, read_model_file
+from toolkit.plugins import Plugin
+from toolkit.surgeon.command import Check
+from toolkit.surgeon.reduce import Progress, Reduced, reduce_model
+from toolkit.surgeon.write import write_model
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part that was written: the files, and what it holds."""
+
+    files: tuple[Path, ...]
+    model: ir.Model
+
+    def text(self) -> str:
+        """Return inputs, outputs and size."""
+        graph = self.model.graph
+        lines = [f"{len(graph)} nodes, {len(graph.initializers)} initializers"]
+        for title, values in (("input", graph.inputs), ("output", graph.outputs)):
+            lines += [f"{title} {_value(value)}" for value in values]
+        return "\n".join([*lines, *(f"wrote {path}" for path in self.files)])
+
+    def builtins(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        graph = self.model.graph
+        return {
+            "files": [str(path) for path in self.files],
+            "nodes": [str(node.name) for node in graph],
+            "inputs": [str(value.name) for value in graph.inputs],
+            "outputs": [str(value.name) for value in graph.outputs],
+        }
+
+
+def extract(
+    source: Path,
+    out: Path,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    shapes: dict[str, tuple[int, ...]],
+    *,
+    external: bool,
+) -> Part:
+    """Write the part of a model between tensors. Raises TandemError."""
+    file = _read(source, out, ())
+    set_shapes(file.model, shapes, source)
+    part = cut_model(with_shapes(file.model), inputs or None, outputs or None)
+    for value in part.graph.inputs:
+        if value.dtype is None:
+            raise SurgeonError(
+                f"the type of {value.name!r} cannot be inferred, so that it cannot be an input; "
+                "name a tensor before it"
+            )
+    return Part(write_model(part, out, external=external or bool(file.external)), part)
+
+
+def reduce(
+    source: Path,
+    out: Path,
+    check: Check,
+    shapes: dict[str, tuple[int, ...]],
+    plugins: Sequence[Plugin],
+    progress: Progress,
+) -> tuple[Reduced, tuple[Path, ...]]:
+    """Write the smallest part found that fails `check`; `out` always holds the best so far."""
+    file = _read(source, out, plugins)
+    set_shapes(file.model, shapes, source)
+    written: list[tuple[Path, ...]] = []
+
+    def keep(model: ir.Model) -> None:
+        written.append(write_model(model, out))
+
+    return reduce_model(file.model, check, keep, progress), written[-1] if written else ()
+
+
+def reduced_text(reduced: Reduced, files: Sequence[Path]) -> str:
+    """Return what is left, and how it fails."""
+    stopped = "interrupted: " if reduced.interrupted else ""
+    lines = [
+        f"{stopped}{len(reduced.nodes)} of {reduced.nodes_before} nodes are left after "
+        f"{reduced.runs} runs of the command, which ends with {reduced.failure}"
+    ]
+    lines += [f"  {n} ({op})" for n, op in zip(reduced.nodes, reduced.ops, strict=True)][:20]
+    if len(reduced.nodes) > 20:
+        lines.append(f"  and {len(reduced.nodes) - 20} more")
+    return "\n".join([*lines, *(f"wrote {path}" for path in files)])
+
+
+def reduced_builtins(reduced: Reduced, files: Sequence[Path]) -> dict[str, Any]:
+    """Return what `--json` prints."""
+    return {
+        "files": [str(path) for path in files],
+        "nodes": list(reduced.nodes),
+        "ops": list(reduced.ops),
+        "nodes_before": reduced.nodes_before,
+        "runs": reduced.runs,
+        "failure": reduced.failure,
+        "interrupted": reduced.interrupted,
+    }
+
+
+def _read(source: Path, out: Path, plugins: Sequence[Plugin]) -> ModelFile:
+    if out.exists() and source.exists() and out.samefile(source):
+        raise SurgeonError(f"{out} is the model itself; write the part to another file with -o")
+    return read_model_file(source, plugins)
+
+
+def _value(value: ir.Value) -> str:
+    dtype = IO_DTYPES.get(value.dtype or ir.DataType.UNDEFINED, str(value.dtype or "unknown type"))
+    if value.shape is None:
+        return f"{value.name}: {dtype}, unknown shape"
+    dims = (str(d) if isinstance(d, int) else str(d.value or "?") for d in value.shape)
+    return f"{value.name}: {dtype} {'x'.join(dims)}"

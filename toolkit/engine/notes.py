@@ -1,0 +1,77 @@
+"""What a build says beside its engine: where kernels are missing, how far ranges can be trusted."""
+
+from collections.abc import Iterable
+
+from device.engine.cuda_manifest import Cuda
+from device.engine.manifest import UNCALIBRATED, Manifest, largest_bytes
+from toolkit.engine.calibrate import Calibrated
+from toolkit.engine.options import BuildJob, BuildOptions
+from toolkit.engine.segments import BuiltSegments
+from toolkit.gpu.segments import NO_COMPILER, GpuBackend
+from toolkit.graph.segment import PlannedSegment
+from toolkit.quantize.ranges.table_file import foreign_notes
+
+_MAX_REASONS = 5  # in one note; the manifest lists all nodes
+
+
+def model_notes(manifest: Manifest, calibrated: Calibrated, job: BuildJob) -> tuple[str, ...]:
+    """Return notes on the model, its precision and its ranges."""
+    table = calibrated.table
+    notes = list(job.imported.notes)
+    notes += [f"pass {step.name} left out: {step.failure}" for step in job.passes if step.failure]
+    kernels = [any(isinstance(i, Cuda) for i in s.implementations) for s in manifest.segments]
+    if manifest.provenance.precision == "fp16" and not all(kernels):
+        notes.append("portable segments compute in FP32; FP16 is for the board")
+    if table is not None:
+        notes += foreign_notes(table, job.imported.sha256)
+    if table is not None and table.dummy:
+        notes.append(UNCALIBRATED)
+    return (*notes, *calibrated.notes)
+
+
+def gpu_notes(
+    built: BuiltSegments, manifest: Manifest, backend: GpuBackend | None, options: BuildOptions
+) -> tuple[str, ...]:
+    """Return notes on the kernels, and one for each GPU segment without any."""
+    on_gpu = [segment for segment in built.plan.segments if segment.processor == "gpu"]
+    no_compiler = (NO_COMPILER,) if on_gpu and backend is None and options.kernels else ()
+    portable = (_note(segment, manifest) for segment in on_gpu if segment.place == "portable")
+    return (*no_compiler, *built.gpu.notes, *portable)
+
+
+def _note(segment: PlannedSegment, manifest: Manifest) -> str:
+    """Return the refused nodes of a segment without kernels, their reasons and its crossings."""
+    reasons = list(dict.fromkeys(segment.no_kernel.values()))
+    clauses = reasons[:_MAX_REASONS]
+    if len(reasons) > _MAX_REASONS:
+        clauses.append(f"and {len(reasons) - _MAX_REASONS} more reasons")
+    if segment.unpaid:
+        clauses.append(
+            f"kernels for {len(segment.unpaid)} more nodes would not save their crossings"
+        )
+    into_bytes, out_bytes = _crossing_bytes(segment.name, manifest)
+    if into_bytes or out_bytes:
+        clauses.append(
+            f"{into_bytes} bytes cross to the CPU and {out_bytes} back in every inference"
+        )
+    return f"segment {segment.name} has no GPU kernels, it runs portable: {'; '.join(clauses)}"
+
+
+def _crossing_bytes(name: str, manifest: Manifest) -> tuple[int, int]:
+    """Return the bytes that cross into a segment from, and out to, segments with kernels."""
+    tensors = {tensor.name: tensor for tensor in manifest.tensors}
+    ranges = {dim.name: dim for dim in manifest.dims}
+    segment = next(one for one in manifest.segments if one.name == name)
+    with_kernels = [
+        one for one in manifest.segments if any(isinstance(i, Cuda) for i in one.implementations)
+    ]
+    written = {tensor for one in with_kernels for tensor in one.outputs}
+    read = {tensor for one in with_kernels for tensor in one.inputs}
+
+    def total(names: Iterable[str]) -> int:
+        return sum(largest_bytes(tensors[tensor], ranges) or 0 for tensor in names)
+
+    return (
+        total(tensor for tensor in segment.inputs if tensor in written),
+        total(tensor for tensor in segment.outputs if tensor in read),
+    )

@@ -1,0 +1,68 @@
+"""Steps 7 to 10 of the build: the segments of a plan -> graphs of their own, and kernels.
+
+The plan has cut its segments where a node alone tells that it has no kernel. Lowering and compiling
+may refuse more, for what `toolkit.gpu.support` names: the graph with its Q/DQ, the cut, open sizes
+and the tactics decide it. Then the plan is cut once more, at all nodes refused so far, and steps 7
+to 10 are gone through again. A segment that is refused then runs portable as a whole.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from toolkit.engine.options import BuildJob
+from toolkit.gpu.segments import (
+    GpuBackend,
+    GpuSegments,
+    compile_gpu_segments,
+    lower_gpu_segments,
+)
+from toolkit.graph.extract import ExtractedSegment, extract_segments
+from toolkit.partition.planning.plan import Plan, SharedPlan, cut_again, run_portable
+from toolkit.quantize.quantize import QuantizedModel
+
+Quantizer = Callable[[Mapping[str, str]], QuantizedModel]
+"""Step 7: the segment of each node -> the graph, with Q/DQ where there are ranges."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltSegments:
+    """The plan as it was cut in the end, its segments extracted, and the kernels by segment."""
+
+    plan: Plan
+    quantized: QuantizedModel
+    extracted: tuple[ExtractedSegment, ...]
+    gpu: GpuSegments = field(default_factory=GpuSegments)
+
+
+def build_segments(
+    shared: SharedPlan, job: BuildJob, quantizer: Quantizer, backend: GpuBackend | None
+) -> BuiltSegments:
+    """Quantize, extract, lower and compile the segments of a plan.
+
+    `backend` None: no kernels are made.
+    Raises as `toolkit.gpu.segments.lower_gpu_segments` and `compile_gpu_segments`.
+    """
+    (plan,) = shared.plans
+    built = _build(plan, quantizer, backend)
+    if built.gpu.refused:
+        plan = cut_again(shared, job.target.profile, job.plan, built.gpu.refused).plans[0]
+        built = _build(plan, quantizer, backend, again=True)
+    return replace(built, plan=run_portable(built.plan, built.gpu.refused))
+
+
+def _build(
+    plan: Plan, quantizer: Quantizer, backend: GpuBackend | None, *, again: bool = False
+) -> BuiltSegments:
+    """Go through steps 7 to 10. `again`: what is still refused stops nothing."""
+    quantized = quantizer({node: s.name for s in plan.segments for node in s.nodes})
+    names = [segment.name for segment in plan.segments]
+    extracted = extract_segments(quantized.model, quantized.segment_of, names)
+    built = BuiltSegments(plan, quantized, extracted)
+    if backend is None:
+        return built
+    on_gpu = [segment for segment in plan.segments if segment.place == "gpu"]
+    programs = lower_gpu_segments(backend, on_gpu, extracted)
+    if programs.refused and not again:
+        return replace(built, gpu=GpuSegments(refused=programs.refused))
+    gpu = compile_gpu_segments(backend, on_gpu, programs)
+    return replace(built, gpu=replace(gpu, refused={**programs.refused, **gpu.refused}))

@@ -1,0 +1,237 @@
+"""Lays two sides side by side: every sample through both, each output, and each tensor between."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from toolkit.errors import CompareError
+from toolkit.evaluate.agreement.figures import Figures, Tally
+from toolkit.evaluate.agreement.sides import EngineSide, ModelSide, SavedSide, Side
+from toolkit.evaluate.agreement.tolerance import Tolerance, Tolerances, lower
+from toolkit.evaluate.infer.inputs import InputRequest, describe, make_samples
+from toolkit.evaluate.infer.runner import Array, Arrays, Precision
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One tensor of both sides: its node where a side is a model, and how close they are.
+
+    `problem` says why there are no figures: other shapes, or no numbers. `agrees` None: not judged.
+    """
+
+    tensor: str
+    node: str
+    op: str
+    shape: tuple[int, ...]
+    tolerance: Tolerance
+    figures: Figures | None
+    problem: str
+    agrees: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Both sides on all samples. `layers`: every tensor that both show, None: not asked for."""
+
+    a: str
+    b: str
+    precisions: tuple[Precision, Precision]
+    inputs: str
+    outputs: tuple[Row, ...]
+    layers: tuple[Row, ...] | None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def agrees(self) -> bool:
+        """Whether no output is beyond its tolerance."""
+        return all(row.agrees is not False for row in self.outputs)
+
+    @property
+    def judged(self) -> bool:
+        """Whether any output has a tolerance."""
+        return any(row.agrees is not None for row in self.outputs)
+
+
+def samples_for(a: Side, b: Side, request: InputRequest) -> tuple[list[Arrays], str]:
+    """Return the samples that both sides run on, and what they are, in words.
+
+    Two files of saved outputs need none. Raises TandemError: they do not fit, or one side was saved
+    and nothing says what it was computed on.
+    """
+    running = [side for side in (a, b) if not isinstance(side, SavedSide)]
+    saved = [side for side in (a, b) if isinstance(side, SavedSide)]
+    if not running:
+        counts = [len(side.samples) for side in saved]
+        if counts[0] != counts[1]:
+            raise CompareError(
+                f"{a.title} holds {counts[0]} samples and {b.title} {counts[1]}; compare outputs "
+                "of the same inputs"
+            )
+        return [{} for _ in range(counts[0])], f"{counts[0]} saved samples"
+    samples = make_samples(request, running[0].inputs)
+    return samples, describe(request, len(samples))
+
+
+def compare_sides(
+    a: Side,
+    b: Side,
+    samples: Sequence[Arrays],
+    described: str,
+    tolerances: Tolerances,
+    *,
+    layers: bool = False,
+    progress: Progress = lambda step, share: None,
+) -> Compared:
+    """Run both sides on every sample. Raises TandemError: one fails, or nothing is in common."""
+    precision = lower(a.precision, b.precision)
+    nodes = _nodes(a, b)
+    outputs = _Rows(tolerances, precision, nodes)
+    between = _Rows(tolerances, precision, nodes)
+    notes: dict[str, None] = dict.fromkeys(_hidden(a, b)) if layers else {}
+    for number, sample in enumerate(samples):
+        feeds_b, renamed = feeds_for(b, sample)
+        notes.update(dict.fromkeys(renamed))
+        results = a.outputs(number, sample), b.outputs(number, feeds_b)
+        for name, pair in _pairs(a, b, *results, notes):
+            outputs.add(name, *pair)
+        if layers:
+            shown = a.tensors(number, sample), b.tensors(number, feeds_b)
+            for name in _common(nodes, *shown):
+                between.add(name, shown[0][name], shown[1][name])
+        progress("samples", (number + 1) / len(samples))
+    tolerances.check_names(outputs.names | between.names)
+    return Compared(
+        a=a.title,
+        b=b.title,
+        precisions=(a.precision, b.precision),
+        inputs=described,
+        outputs=outputs.rows(),
+        layers=between.rows() if layers else None,
+        notes=tuple(notes),
+    )
+
+
+def _hidden(a: Side, b: Side) -> tuple[str, ...]:
+    """Say which segments of engines show only what they pass on."""
+    engines = (side for side in (a, b) if isinstance(side, EngineSide) and side.hidden)
+    return tuple(
+        f"{side.title} shows no tensors inside {', '.join(side.hidden)}, which onnxruntime does "
+        "not run here"
+        for side in engines
+    )
+
+
+class _Rows:
+    """Rows while they grow, in the order in which tensors came."""
+
+    def __init__(
+        self,
+        tolerances: Tolerances,
+        precision: Precision,
+        nodes: Mapping[str, tuple[str, str]],
+    ) -> None:
+        self._tolerances, self._precision, self._nodes = tolerances, precision, nodes
+        self._tallies: dict[str, Tally] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._problems: dict[str, str] = {}
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._tallies)
+
+    def add(self, name: str, a: Array, b: Array) -> None:
+        tolerance = self._tolerances.of(name, self._precision)
+        tally = self._tallies.setdefault(name, Tally(tolerance))
+        self._shapes.setdefault(name, a.shape)
+        problem = _incomparable(a, b)
+        if problem:
+            self._problems.setdefault(name, problem)
+        else:
+            tally.add(a, b)
+
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(self._row(name, tally) for name, tally in self._tallies.items())
+
+    def _row(self, name: str, tally: Tally) -> Row:
+        node, op = self._nodes.get(name, ("", ""))
+        problem = self._problems.get(name, "")
+        agrees = (tally.agrees if tally.tolerance.judges else None) if not problem else False
+        return Row(
+            tensor=name,
+            node=node,
+            op=op,
+            shape=self._shapes[name],
+            tolerance=tally.tolerance,
+            figures=None if problem else tally.figures(),
+            problem=problem,
+            agrees=agrees,
+        )
+
+
+def _incomparable(a: Array, b: Array) -> str:
+    """Return why two tensors have no figures, or ""."""
+    if a.shape != b.shape:
+        shapes = ("x".join(map(str, one.shape)) or "1 number" for one in (a, b))
+        return "the shapes are {} and {}".format(*shapes)
+    if a.dtype.kind not in "fiub" or b.dtype.kind not in "fiub":
+        return f"they hold {a.dtype} and {b.dtype}, not numbers"
+    return ""
+
+
+def _nodes(a: Side, b: Side) -> dict[str, tuple[str, str]]:
+    """Return node and operator of each tensor of the first side that is a model."""
+    model = next((side for side in (a, b) if isinstance(side, ModelSide)), None)
+    if model is None:
+        return {}
+    return {
+        str(value.name): (str(node.name), node.op_type)
+        for node in model.file.model.graph
+        for value in node.outputs
+    }
+
+
+def feeds_for(b: Side, sample: Arrays) -> tuple[Arrays, tuple[str, ...]]:
+    """Return the sample for the second side, by position where the names are all others."""
+    names = [one.name for one in b.inputs]
+    if not names or set(names) & set(sample) or len(names) != len(sample):
+        return sample, ()
+    note = f"inputs are matched by position: {', '.join(map(_arrow, sample, names))}"
+    return dict(zip(names, sample.values(), strict=True)), (note,)
+
+
+def _pairs(
+    a: Side, b: Side, from_a: Arrays, from_b: Arrays, notes: dict[str, None]
+) -> Iterator[tuple[str, tuple[Array, Array]]]:
+    """Yield the outputs of both by name, or by position where no name is the same."""
+    common = [name for name in from_a if name in from_b]
+    if not common:
+        if len(from_a) != len(from_b) or not from_a:
+            raise CompareError(
+                f"{a.title} and {b.title} have no output of the same name: "
+                f"{', '.join(from_a) or 'none'} and {', '.join(from_b) or 'none'}"
+            )
+        notes[f"outputs are matched by position: {', '.join(map(_arrow, from_a, from_b))}"] = None
+        names = list(from_b)
+        for name, other in zip(from_a, names, strict=True):
+            yield name, (from_a[name], from_b[other])
+        return
+    for side, own, others in ((a, from_a, from_b), (b, from_b, from_a)):
+        alone = [name for name in own if name not in others]
+        if alone and not isinstance(side, SavedSide):
+            notes[f"only {side.title} has the outputs {', '.join(alone)}"] = None
+    for name in common:
+        yield name, (from_a[name], from_b[name])
+
+
+def _arrow(one: str, other: str) -> str:
+    return f"{one} -> {other}"
+
+
+def _common(nodes: Mapping[str, object], a: Arrays, b: Arrays) -> list[str]:
+    """Return the tensors of both, in the order of the model where there is one."""
+    common = [name for name in a if name in b]
+    if not nodes:
+        return common
+    rank = {name: number for number, name in enumerate(nodes)}
+    return sorted(common, key=lambda name: rank.get(name, len(rank)))

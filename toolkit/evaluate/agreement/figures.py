@@ -1,0 +1,154 @@
+"""How far tensor a is from its reference b, over all samples.
+
+    error      |a - b|;  relative error  |a - b| / |b|, of elements where b is not 0
+    SQNR       10 log10(sum b^2 / sum (a - b)^2) dB
+    cosine     sum a b / sqrt(sum a^2 sum b^2)
+    arg-max    share of rows whose largest element is at the same place: along the channels (axis 1)
+               of tensors of 3 and more dimensions, else along the last axis
+
+Elements that are not finite count as equal where both are the same (NaN, or the same infinity), and
+else as beyond every tolerance; they are left out of all other figures.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolkit.evaluate.agreement.tolerance import Tolerance
+
+Array = NDArray[Any]
+DECADES = tuple(range(-9, 4))
+"""Upper edges of the histogram's bins, as powers of ten; one more bin lies above the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """The element with the largest error: its sample, index, and both values."""
+
+    sample: int
+    index: tuple[int, ...]
+    a: float
+    b: float
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The figures of one tensor; None where there is nothing to measure.
+
+    `equal`: elements without error; `histogram`: the others, by `DECADES`; `beyond`: elements
+    beyond the tolerance; `not_finite`: those of them that are finite on one side only or differ.
+    """
+
+    elements: int
+    equal: int
+    beyond: int
+    not_finite: int
+    max_abs: float
+    max_rel: float
+    mean_abs: float
+    sqnr_db: float
+    cosine: float
+    argmax: float | None
+    histogram: tuple[int, ...]
+    worst: Worst | None
+
+
+@dataclass(slots=True)
+class Tally:
+    """Adds up the samples of one tensor, judged by one tolerance."""
+
+    tolerance: Tolerance
+    elements: int = 0
+    equal: int = 0
+    beyond: int = 0
+    not_finite: int = 0
+    _largest: float = 0.0
+    _relative: float = 0.0
+    _sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros(5))  # |e| e^2 a^2 b^2 ab
+    _histogram: NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros(len(DECADES) + 1, np.int64)
+    )
+    _rows: int = 0
+    _same_rows: int = 0
+    _worst: Worst | None = None
+    _samples: int = 0
+
+    def add(self, a: Array, b: Array) -> None:
+        """Count a sample; both arrays have one shape."""
+        x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        same = (x == y) | (np.isnan(x) & np.isnan(y))
+        finite = np.isfinite(x) & np.isfinite(y)
+        strange = int(np.count_nonzero(~finite & ~same))
+        self.elements += x.size
+        self.equal += int(np.count_nonzero(same))
+        self.not_finite += strange
+        with np.errstate(invalid="ignore", over="ignore"):
+            error = np.where(finite, np.abs(x - y), 0.0)
+        self._sum(np.where(finite, x, 0.0), np.where(finite, y, 0.0), error)
+        if self.tolerance.atol is not None:
+            reference = np.abs(np.where(finite, y, 0.0))
+            limit = self.tolerance.atol + (self.tolerance.rtol or 0.0) * reference
+            self.beyond += int(np.count_nonzero(finite & (error > limit)))
+        self.beyond += strange
+        if error.size and float(error.max()) > self._largest:
+            place = np.unravel_index(int(error.argmax()), error.shape)
+            self._largest = float(error[place])
+            index = tuple(int(i) for i in place)
+            self._worst = Worst(self._samples, index, float(x[place]), float(y[place]))
+        self._count_rows(a, b)
+        self._samples += 1
+
+    def _sum(self, x: Array, y: Array, error: Array) -> None:
+        products = (
+            error.sum(),
+            np.vdot(error, error),
+            np.vdot(x, x),
+            np.vdot(y, y),
+            np.vdot(x, y),
+        )
+        self._sums += np.array(products, np.float64)
+        nonzero = y != 0
+        if nonzero.any():
+            relative = float((error[nonzero] / np.abs(y[nonzero])).max())
+            self._relative = max(self._relative, relative)
+        bins = np.searchsorted(10.0 ** np.array(DECADES), error[error > 0], side="left")
+        self._histogram += np.bincount(bins, minlength=len(DECADES) + 1)
+
+    def _count_rows(self, a: Array, b: Array) -> None:
+        axis = 1 if a.ndim >= 3 else a.ndim - 1
+        if a.dtype.kind != "f" or axis < 0 or not a.size or a.shape[axis] < 2:
+            return
+        same = a.argmax(axis) == b.argmax(axis)
+        self._rows += same.size
+        self._same_rows += int(np.count_nonzero(same))
+
+    @property
+    def agrees(self) -> bool:
+        """Whether nothing is beyond the tolerance."""
+        least_db = self.tolerance.sqnr_db
+        return not self.beyond and (least_db is None or self.figures().sqnr_db >= least_db)
+
+    def figures(self) -> Figures:
+        """Return the figures of all samples."""
+        error_sum, noise, power_a, power_b, product = (float(value) for value in self._sums)
+        sqnr_db = math.inf
+        if noise:
+            sqnr_db = 10 * math.log10(power_b / noise) if power_b else -math.inf
+        scale = math.sqrt(power_a) * math.sqrt(power_b)
+        return Figures(
+            elements=self.elements,
+            equal=self.equal,
+            beyond=self.beyond,
+            not_finite=self.not_finite,
+            max_abs=self._largest,
+            max_rel=self._relative,
+            mean_abs=error_sum / self.elements if self.elements else 0.0,
+            sqnr_db=sqnr_db,
+            cosine=max(-1.0, min(1.0, product / scale)) if scale else float(noise == 0.0),
+            argmax=self._same_rows / self._rows if self._rows else None,
+            histogram=tuple(int(count) for count in self._histogram),
+            worst=self._worst,
+        )

@@ -1,0 +1,129 @@
+"""Runs an ONNX model in onnxruntime on the CPU, whole or up to some of its tensors."""
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from toolkit.errors import InferError, first_line
+from toolkit.evaluate.infer.runner import Array, Arrays, Input, Precision, fitted
+from toolkit.graph.dtypes import IO_DTYPES
+from toolkit.graph.extract import MAX_IR_VERSION, external_weights
+from toolkit.graph.subgraph import cut_model, with_shapes
+
+_FLOAT16 = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+_INT8 = frozenset({"QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger"})
+
+
+class OnnxRunner:
+    """A model in onnxruntime with its usual optimizations. Sessions are made when they are used."""
+
+    def __init__(self, model: ir.Model, title: str) -> None:
+        """Raises InferError: an input or output is no tensor that numpy has."""
+        self.model = model
+        self.title = title
+        self.inputs: tuple[Input, ...] = tuple(
+            _input(value, title) for value in model.graph.inputs if not value.is_initializer()
+        )
+        self.outputs: tuple[str, ...] = tuple(str(value.name) for value in model.graph.outputs)
+        self._session: _Session | None = None
+        self._all: tuple[str, ...] | None = None
+
+    @property
+    def precision(self) -> Precision:
+        """INT8 where the model holds Q/DQ, FP16 where its weights or inputs are of 16 bits."""
+        if any(node.op_type in _INT8 for node in self.model.graph.all_nodes()):
+            return "int8"
+        values = [*self.model.graph.inputs, *self.model.graph.initializers.values()]
+        return "fp16" if any(value.dtype in _FLOAT16 for value in values) else "fp32"
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Nothing: it always runs in onnxruntime."""
+        return ()
+
+    def run(self, feeds: Mapping[str, Array]) -> Arrays:
+        """Return the outputs; raises InferError."""
+        if self._session is None:
+            self._session = _Session(self.model, self.outputs, self.title)
+        return self._session.run(fitted(feeds, self.inputs, self.title))
+
+    def tensors(self, feeds: Mapping[str, Array]) -> Arrays:
+        """Return every tensor of the main graph. All are outputs, so onnxruntime fuses little."""
+        if self._all is None:
+            self._all = showable(self.model)
+        session = _Session(self.model, self._all, self.title)
+        return session.run(fitted(feeds, self.inputs, self.title))
+
+    def values(self, feeds: Mapping[str, Array], names: Sequence[str]) -> Arrays:
+        """Return tensors, from the part of the model that computes them; raises InferError."""
+        part = cut_model(self.model, None, names)
+        read = {str(value.name) for value in part.graph.inputs}
+        session = _Session(part, names, self.title)
+        checked = fitted(feeds, self.inputs, self.title)
+        return session.run({name: array for name, array in checked.items() if name in read})
+
+    def close(self) -> None:
+        """Release the session."""
+        self._session = None
+
+
+def showable(model: ir.Model) -> tuple[str, ...]:
+    """Return the tensors of the main graph that onnxruntime can hand out, in running order."""
+    typed = with_shapes(model)
+    return tuple(
+        str(value.name)
+        for node in typed.graph
+        for value in node.outputs
+        if value.name
+        and isinstance(value.type, ir.TensorType | None)
+        and (value.dtype is None or value.dtype in IO_DTYPES)
+    )
+
+
+class _Session:
+    """A model in onnxruntime, with `names` as its outputs."""
+
+    def __init__(self, model: ir.Model, names: Sequence[str], title: str) -> None:
+        import onnxruntime as ort
+
+        self._title = title
+        self._names = list(names)
+        asked = model.clone()
+        asked.ir_version = min(model.ir_version, MAX_IR_VERSION)
+        declared = {str(value.name) for value in asked.graph.outputs}
+        values = {str(v.name): v for node in asked.graph for v in node.outputs}
+        asked.graph.outputs.extend(values[n] for n in names if n not in declared and n in values)
+        weights = external_weights(asked.graph)
+        # onnxruntime reads some weights in place: they must live as long as the session.
+        self._weights = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+        options = ort.SessionOptions()
+        options.log_severity_level = 4  # errors are raised too
+        options.add_external_initializers(list(weights), self._weights)
+        try:
+            self._session = ort.InferenceSession(
+                ir.to_proto(asked).SerializeToString(),
+                options,
+                providers=["CPUExecutionProvider"],
+            )
+        except Exception as err:  # onnxruntime has a type of its own for every status
+            raise InferError(f"onnxruntime cannot load {title}: {first_line(err)}") from err
+
+    def run(self, feeds: Mapping[str, Array]) -> Arrays:
+        try:
+            results = self._session.run(self._names, dict(feeds))
+        except Exception as err:
+            raise InferError(
+                f"onnxruntime cannot run {self._title} on these inputs: {first_line(err)}"
+            ) from err
+        return dict(zip(self._names, results, strict=True))
+
+
+def _input(value: ir.Value, title: str) -> Input:
+    dtype = IO_DTYPES.get(value.dtype or ir.DataType.UNDEFINED)
+    if dtype is None or not isinstance(value.type, ir.TensorType | None):
+        raise InferError(
+            f"the input {value.name!r} of {title} is {value.type}, which numpy has no array for; "
+            f"types that can be fed: {', '.join(IO_DTYPES.values())}"
+        )
+    dims = tuple(d if isinstance(d, int) else str(d.value or "") for d in value.shape or ())
+    return Input(str(value.name), dtype, dims)

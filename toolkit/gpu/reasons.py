@@ -1,0 +1,84 @@
+"""Why a node has no GPU kernel: a row for each reason that `toolkit.gpu.support` gives.
+
+`pattern` is found in the text of the reason; `tandem explain` looks both up.
+"""
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReason:
+    """One reason: what it means, and what to do."""
+
+    id: str
+    pattern: str
+    what: str
+    do: str
+
+
+_PORTABLE = "Nothing: the node runs portable on the CPU, and the build says what crosses."
+_FOLD = "Make it constant in the model; fixing input shapes with --shape often does."
+
+# fmt: off
+GPU_REASONS: tuple[GpuReason, ...] = (
+    GpuReason("gpu.no-kernel", r"has no kernel yet",
+        "No kernel computes this operator, and its ONNX definition does not help.",
+        _PORTABLE + " A plugin adds a kernel (docs/PLUGINS.md)."),
+    GpuReason("gpu.constant", r"kernels are compiled for constant parameters",
+        "The parameter shapes the kernel, which is compiled ahead of time.", _FOLD),
+    GpuReason("gpu.constant-axes", r"has axes that are not constant",
+        "The reduced axes shape the kernel.", _FOLD),
+    GpuReason("gpu.constant-weights", r"has weights that are not constant",
+        "The weights of a recurrent layer are packed when the engine is built.", _FOLD),
+    GpuReason("gpu.attention-outputs", r"keeps keys or returns weights",
+        "The kernel returns the result alone, without a cache of keys and values.",
+        "Export the model without a key-value cache and without attention weights."),
+    GpuReason("gpu.attention-window", r"has a window; kernels look at all keys",
+        "The kernel has no sliding window.", "Write the window as a mask."),
+    GpuReason("gpu.attention-heads", r"queries of .* for .* values of",
+        "The heads are too deep, or queries do not share values evenly.",
+        "Choose heads within the limit that the reason names."),
+    GpuReason("gpu.normalization-outputs", r"returns what it normalized by",
+        "The kernel returns the result, not mean and deviation.",
+        "Remove the outputs that only training uses."),
+    GpuReason("gpu.indices", r"indices for an element",
+        "The kernel reads so many indices for one element.", _PORTABLE),
+    GpuReason("gpu.grid-sample", r"samples .* dimensions",
+        "The kernel samples images, and volumes by linear and nearest.", _PORTABLE),
+    GpuReason("gpu.recurrent-gates", r"clips its sums or couples its gates",
+        "The kernel has the plain gates.", "Export the layer without clip and input_forget."),
+    GpuReason("gpu.recurrent-activations", r"has the activations",
+        "The kernel has the activations that the reason names.", "Use those."),
+    GpuReason("gpu.quantized-type", r"makes .*; kernels make int8, uint8, int16 and uint16",
+        "Quantization to this type has no kernel.", "Quantize to INT8."),
+    GpuReason("gpu.cast", r"makes .*; kernels make ",
+        "No kernel writes this type.", "Cast to one of the types that the reason names."),
+    GpuReason("gpu.spatial", r"spatial dimensions; kernels take 1 to 3",
+        "Kernels convolve and pool over 1 to 3 dimensions.", _PORTABLE),
+    GpuReason("gpu.unknown-shape", r"which no formula gives; kernels are compiled for known sizes",
+        "Kernels are compiled for sizes, or formulas of them, that are known.",
+        "Fix the input with --shape, or build with --dim NAME=MIN:OPT:MAX."),
+    GpuReason("gpu.unknown-type", r"has no known type",
+        "Kernels are compiled for types that are known.",
+        "Export the model again; ONNX infers the types of its own operators."),
+    GpuReason("gpu.elements", r"elements; kernels take 1 to",
+        "Kernels count elements with 31 bits, and empty tensors are not computed.",
+        "Use a smaller size or batch."),
+    GpuReason("gpu.sized-by-numbers", r"size depends on the numbers",
+        "The size of the result is known only when it is computed.", _PORTABLE),
+    GpuReason("gpu.domain", r"is of the domain",
+        "Kernels compute operators of ONNX itself, and those of plugins.",
+        _PORTABLE + " A plugin adds an operator (docs/PLUGINS.md)."),
+    GpuReason("gpu.left-out-output", r"leaves out output",
+        "Kernels make all outputs before the last one that is read.",
+        "Name the output in the model, also if nothing reads it."),
+    GpuReason("gpu.attribute", r"has the attribute .* of type",
+        "Kernels take numbers and texts; graphs (If, Loop, Scan) run portable.", _PORTABLE),
+)
+# fmt: on
+
+
+def gpu_reason(text: str) -> GpuReason | None:
+    """Return the row of a reason in words, None where it is none of these."""
+    return next((row for row in GPU_REASONS if re.search(row.pattern, text)), None)

@@ -1,0 +1,32 @@
+"""What the planner's own reasons mean: choices and policies, not limits of the DLA."""
+
+from collections.abc import Mapping
+
+from toolkit.dla.rules.meanings import Meaning
+
+# fmt: off
+MEANINGS: Mapping[str, Meaning] = {
+    "P2": Meaning("The DLA would take the node, but the plan is better, or keeps its limits, with "
+        "it on the GPU. The reason gives the objective with the node's island moved there.",
+        "Nothing is wrong. Another --objective weighs it otherwise; --rate asks for a frame rate."),
+    "K1": Meaning("INT8 costs too much accuracy at this node, so that the calibration table keeps "
+        "it in floating point (--budget or --keep-float). What the DLA runs is INT8.",
+        "Allow a larger loss with --budget, or leave the node out of --keep-float."),
+    "S1": Meaning("INT8 on the DLA needs the range of every tensor that the node reads or writes, "
+        "and the table has none for this one.",
+        "Calibrate the model with --data, or take a table that holds the tensor."),
+}
+# fmt: on
+
+SOURCES: Mapping[str, str] = {
+    "P2": "the solver (`toolkit/partition/planning/placement.py`)",
+    "K1": "the calibration table (`toolkit/quantize/trials/budget.py`)",
+    "S1": "TensorRT guide, INT8 on the DLA",
+    "G4.cut": "rule G4",
+}
+LIMITS: Mapping[str, str] = {
+    "P2": "the plan is best with the node elsewhere",
+    "K1": "nodes kept in floating point run on the GPU",
+    "S1": "INT8 on the DLA needs a scale on every input and output",
+    "G4.cut": "what follows a tensor too large for the DLA stays with it on the GPU",
+}
