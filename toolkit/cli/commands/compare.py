@@ -29,7 +29,7 @@ _OF_TWO = {
 }  # fmt: skip
 _OF_ONE = {
     "model": "--model", "profile": "--profile", "table": "--table", "recorded": "--recorded",
-    "scales": "--scales",
+    "scales": "--scales", "inputs_as_nchw": "--inputs-as-nchw",
 }  # fmt: skip
 
 
