@@ -34,7 +34,9 @@ def measure_model(request: CalibrateRequest, report: Report) -> tuple[Ranges, st
 
     Raises TandemError: the model is quantized already, or the data cannot be used.
     """
-    imported = import_model(request.model, shapes=request.shapes, plugins=request.plugins)
+    imported = import_model(
+        request.model, shapes=request.shapes, plugins=request.plugins, report=report
+    )
     graph = _graph_of(imported, request.profile)
     ranges = measure_ranges(graph, request.data, imported.sha256, request.options, report)
     return ranges, imported.name
