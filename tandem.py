@@ -8,7 +8,8 @@
         outputs = session.infer({"images": array})
 
 On the host:
-    build           model -> engine file; `BuildOptions`, `RangeOptions`, `PlanOptions`, `DimRange`
+    build           model (ONNX, PyTorch, TensorFlow, Keras) -> engine file; `BuildOptions`,
+                    `RangeOptions`, `PlanOptions`, `DimRange`; `TorchModel`, `ModelPath`
     plan            what runs where, why, and how fast, without a board; `plan_text` shows it
     calibrate       data -> INT8 ranges; `read_table` and `write_table` keep them
     Network         a model made layer by layer, as with TensorRT's network definition API;
@@ -47,9 +48,11 @@ if TYPE_CHECKING:
         BuildOptions,
         BuildResult,
         DimRange,
+        ModelPath,
         Plan,
         PlanOptions,
         RangeOptions,
+        TorchModel,
         build,
         calibrate,
         load_plugins,
@@ -89,6 +92,7 @@ _MODULES = {
     "InterpolationMode": "toolkit.network",
     "Layer": "toolkit.network",
     "MatrixOperation": "toolkit.network",
+    "ModelPath": "toolkit.build",
     "Network": "toolkit.network",
     "PaddingMode": "toolkit.network",
     "Plan": "toolkit.build",
@@ -101,6 +105,7 @@ _MODULES = {
     "TandemError": "device.errors",
     "Tensor": "toolkit.network",
     "TopKOperation": "toolkit.network",
+    "TorchModel": "toolkit.build",
     "UnaryOperation": "toolkit.network",
     "build": "toolkit.build",
     "calibrate": "toolkit.build",
@@ -133,6 +138,7 @@ __all__ = [
     "InterpolationMode",
     "Layer",
     "MatrixOperation",
+    "ModelPath",
     "Network",
     "PaddingMode",
     "Plan",
@@ -145,6 +151,7 @@ __all__ = [
     "TandemError",
     "Tensor",
     "TopKOperation",
+    "TorchModel",
     "UnaryOperation",
     "__version__",
     "build",

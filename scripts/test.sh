@@ -86,6 +86,7 @@ else
     echo "This is not Debian: tests that need mosquitto, ffmpeg or GStreamer may fail." >&2
 fi
 make_venv dev,gpu-build
+make_tensorflow_venv
 
 heading "models of wheels (200 MB, once)"
 .venv/bin/python tests/foreign_models.py

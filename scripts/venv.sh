@@ -40,3 +40,19 @@ make_venv() {
     rm -f ".venv/.tandem-$extra-"*
     touch "$stamp"
 }
+
+# .venv-tensorflow with what exports TensorFlow models, made again only when its versions changed.
+make_tensorflow_venv() {
+    local requirements stamp
+    read -ra requirements < <(.venv/bin/python -c \
+        'from toolkit.importers.tensorflow import REQUIREMENTS; print(*REQUIREMENTS)')
+    stamp=".venv-tensorflow/.tandem-$(IFS=+ && echo "${requirements[*]}")"
+    if [[ -e $stamp ]]; then
+        return
+    fi
+    heading "pip install ${requirements[*]} in .venv-tensorflow"
+    .venv/bin/python -m venv .venv-tensorflow
+    .venv-tensorflow/bin/python -m pip install -q --disable-pip-version-check "${requirements[@]}"
+    rm -f .venv-tensorflow/.tandem-*
+    touch "$stamp"
+}

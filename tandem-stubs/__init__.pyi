@@ -20,9 +20,11 @@ from pipelines.stages.preprocess import preprocess as preprocess
 from toolkit.build import BuildOptions as BuildOptions
 from toolkit.build import BuildResult as BuildResult
 from toolkit.build import DimRange as DimRange
+from toolkit.build import ModelPath as ModelPath
 from toolkit.build import Plan as Plan
 from toolkit.build import PlanOptions as PlanOptions
 from toolkit.build import RangeOptions as RangeOptions
+from toolkit.build import TorchModel as TorchModel
 from toolkit.build import build as build
 from toolkit.build import calibrate as calibrate
 from toolkit.build import load_plugins as load_plugins

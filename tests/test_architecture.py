@@ -30,7 +30,18 @@ from toolkit.quantize.ranges.measure import AUTO
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("toolkit", "calibration", "pipelines", "device", "configs")
-HEAVY = {"torch", "triton", "onnxruntime", "onnx", "onnx_ir", "cv2", "tensorrt", "pycuda"}
+HEAVY = {
+    "torch",
+    "tensorflow",
+    "keras",
+    "triton",
+    "onnxruntime",
+    "onnx",
+    "onnx_ir",
+    "cv2",
+    "tensorrt",
+    "pycuda",
+}
 
 
 def loaded_by(module: str) -> set[str]:

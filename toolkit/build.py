@@ -5,18 +5,19 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import onnx
 
 from calibration.table import CalibrationTable, write_table
 from device.engine.manifest import DimRange, Precision
-from toolkit.engine.build import BuildOptions, BuildResult, build_engine
+from toolkit.engine.build import BuildOptions, BuildResult, Progress, build_engine
 from toolkit.engine.measure import CalibrateRequest, measure_model
 from toolkit.engine.plan_models import PlanMember, PlanRequest, make_plan
-from toolkit.engine.read import silent
-from toolkit.gpu.codegen.compile import Progress
-from toolkit.importers.onnx import ModelBytes, ModelSource
+from toolkit.errors import ImportModelError
+from toolkit.importers.onnx import ModelBytes, ModelSource, source_path
+from toolkit.importers.pytorch import TorchModel, export_module, is_torch
+from toolkit.importers.source import ModelPath, silent
 from toolkit.network import Network
 from toolkit.partition.planning.plan import Plan, PlanOptions
 from toolkit.partition.planning.plan_text import render_plan
@@ -30,10 +31,12 @@ __all__ = [
     "BuildResult",
     "DimRange",
     "Model",
+    "ModelPath",
     "Plan",
     "PlanOptions",
     "RangeOptions",
     "Source",
+    "TorchModel",
     "build",
     "build_engine",
     "calibrate",
@@ -42,14 +45,19 @@ __all__ = [
     "plan_text",
 ]
 
-Model = str | Path | onnx.ModelProto | Network
-"""An ONNX file, a model in memory, or a network made layer by layer."""
+if TYPE_CHECKING:
+    import torch
+
+Model = str | Path | ModelPath | onnx.ModelProto | Network | TorchModel
+"""A file (ONNX, PyTorch's .pt2, TensorFlow, Keras), a model in memory, or a network made layer by
+layer."""
 
 
 def build(
-    model: Model,
-    out: str | Path | None = None,
+    model: "Model | torch.nn.Module | torch.export.ExportedProgram",
+    example_inputs: "str | Path | tuple[Any, ...] | torch.Tensor | None" = None,
     *,
+    out: str | Path | None = None,
     profile: str = "laptop",
     precision: Precision | Literal["best"] | None = None,
     calibration: Source | CalibrationTable | None = None,
@@ -57,6 +65,9 @@ def build(
     on_progress: Progress | None = None,
 ) -> BuildResult:
     """Build an engine for a device profile and write it to `out`.
+
+    `build(model, out)`, or for PyTorch `build(module, example_inputs, out=out)`: the second
+    argument is `out` where it is a path. `example_inputs` are the arguments of `forward`, a tuple.
 
     `out` None: the model's name with the ending .engine, beside the model file. `precision` None:
     int8 with `calibration`, else fp16, or fp32 where the profile has no GPU. `calibration`: a
@@ -66,6 +77,10 @@ def build(
 
     Raises TandemError: the model, the data or the profile cannot be used; no engine is written.
     """
+    if isinstance(example_inputs, str | Path):
+        out, example_inputs = example_inputs, None
+    if example_inputs is not None:
+        model = _with_inputs(model, example_inputs)
     options = options or BuildOptions()
     if precision is not None:
         options = replace(options, precision=precision)
@@ -75,8 +90,8 @@ def build(
         options = replace(options, data=calibration, table=None)
     options = replace(options, plugins=(*options.plugins, *_plugins(model)))
     source = _source(model)
-    name = Path(source.name if isinstance(source, ModelBytes) else source)
-    return build_engine(source, profile, out or name.with_suffix(".engine"), options, on_progress)
+    name = source_path(source).with_suffix(".engine")
+    return build_engine(source, profile, out or name, options, on_progress)
 
 
 def plan(
@@ -97,7 +112,7 @@ def plan(
     Raises TandemError: the model or the profile cannot be used.
     """
     source = _source(model)
-    name = Path(source.name if isinstance(source, ModelBytes) else source)
+    name = source_path(source)
     request = PlanRequest(
         members=(PlanMember(name.stem, source, table=table),),
         profile=profile,
@@ -147,11 +162,26 @@ def calibrate(
 
 
 def _source(model: Model) -> ModelSource:
+    if is_torch(model):
+        model = TorchModel(model)
+    if isinstance(model, TorchModel):
+        return ModelBytes(f"{model.title}.onnx", export_module(model).data)
     if isinstance(model, Network):
         return ModelBytes(f"{model.name}.onnx", model.serialize())
     if isinstance(model, onnx.ModelProto):
         return ModelBytes(f"{model.graph.name or 'model'}.onnx", model.SerializeToString())
     return model
+
+
+def _with_inputs(model: object, example_inputs: object) -> TorchModel:
+    """Return a PyTorch module with its inputs; one tensor may stand without a tuple."""
+    if not is_torch(model):
+        raise ImportModelError(
+            f"example inputs belong to a PyTorch module, but the model is {type(model).__name__}; "
+            "leave them out."
+        )
+    inputs = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    return TorchModel(model, inputs)
 
 
 def _plugins(model: Model) -> tuple[Plugin, ...]:

@@ -27,7 +27,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "profiles": ("toolkit.cli.commands.profiles", "profiles", "List and explain device profiles."),
     "plan": ("toolkit.cli.commands.plan", "plan", "Say what runs where, why, and what it takes."),
     "explain": ("toolkit.cli.commands.explain", "explain", "Explain a reason in a report."),
-    "build": ("toolkit.cli.commands.build", "build", "Build an engine from an ONNX model."),
+    "build": ("toolkit.cli.commands.build", "build", "Build an engine from a model."),
     "calibrate": (
         "toolkit.cli.commands.calibrate",
         "calibrate",
@@ -76,6 +76,7 @@ EXTRA_OF_MODULE: Mapping[str, str] = {
     "amqtt": "host",
     "onnxruntime": "portable",
     "cv2": "camera",
+    "torch": "torch",
 }
 
 LIBRARIES = ("onnx", "onnx_ir", "onnxscript")  # that log what Tandem handles or reports itself

@@ -1,6 +1,6 @@
 """The build, step by step: model.onnx -> engine file.
 
- 1 import      ONNX -> graph                         toolkit.importers.onnx
+ 1 import      model file -> graph                   toolkit.importers
  2 passes      fold, fuse, infer shapes              toolkit.graph.passes
  3 rewrite     what keeps nodes off the DLA          toolkit.partition.prepare, toolkit.dla.legalize
  4 calibrate   data -> amax per tensor (INT8)        toolkit.quantize.ranges, calibration
@@ -32,7 +32,7 @@ from toolkit.engine.calibrate import Calibrated, calibrate
 from toolkit.engine.notes import gpu_notes, model_notes
 from toolkit.engine.options import BuildJob, BuildOptions
 from toolkit.engine.preprocessing import engine_preprocessing
-from toolkit.engine.read import read_model, silent
+from toolkit.engine.read import read_model
 from toolkit.engine.report_text import build_text
 from toolkit.engine.segments import BuiltSegments, Quantizer, build_segments
 from toolkit.engine.support import ask_gpu
@@ -43,7 +43,8 @@ from toolkit.gpu.codegen.cuda_source import find_compiler
 from toolkit.gpu.report import GpuReport, report_segment
 from toolkit.gpu.segments import GpuBackend, find_backend
 from toolkit.graph.passes import PassReport
-from toolkit.importers.onnx import ModelBytes, ModelSource
+from toolkit.importers.onnx import ModelBytes, ModelSource, source_path
+from toolkit.importers.source import silent
 from toolkit.partition.planning.plan import Model, Plan, SharedPlan, plan_together
 from toolkit.partition.planning.portable import KernelSupport
 from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION
@@ -101,7 +102,7 @@ def build_engine(
     options = options or BuildOptions()
     target = choose_target(profile, options.jetpack)
     path = Path(out)
-    check_destination(path, None if isinstance(model, ModelBytes) else Path(model))
+    check_destination(path, None if isinstance(model, ModelBytes) else source_path(model))
     job = read_model(model, target, options, on_progress or silent)
     calibrated = calibrate(job)
     backend = _backend(job)

@@ -46,7 +46,9 @@ def measure_model(request: CalibrateRequest, report: Report) -> tuple[Ranges, st
     Raises TandemError: the model is quantized already, the data cannot be used, or INT8 loses too
     much.
     """
-    imported = import_model(request.model, shapes=request.shapes, plugins=request.plugins)
+    imported = import_model(
+        request.model, shapes=request.shapes, plugins=request.plugins, report=report
+    )
     graph = _graph_of(imported, request.profile)
     options = with_model(request.options, imported)
     ranges = measure_ranges(graph, request.data, imported.sha256, options, report)

@@ -17,6 +17,7 @@ from toolkit.errors import PlanError
 from toolkit.graph.node_view import views
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ModelSource, import_model
+from toolkit.importers.source import ModelPath, Report, silent
 from toolkit.partition.costs.measured import load_measured
 from toolkit.partition.planning.advice import Advice, advise
 from toolkit.partition.planning.plan import Model, PlanOptions, SharedPlan, plan_together
@@ -76,13 +77,16 @@ class PlanResult:
 
 def member_of(row: WorkloadModel) -> PlanMember:
     """Return the model of a workload file."""
-    return PlanMember(row.title, row.path, row.rate_hz, row.table, row.shapes)
+    source = ModelPath(row.path, row.inputs_as_nchw)
+    return PlanMember(row.title, source, row.rate_hz, row.table, row.shapes)
 
 
-def make_plan(request: PlanRequest) -> PlanResult:
-    """Plan all models of the request together."""
+def make_plan(request: PlanRequest, report: Report = silent) -> PlanResult:
+    """Plan all models of the request together; `report` hears of the exports of models."""
     target, options = _target(request)
-    loaded = tuple(_load(member, request, target.profile, options) for member in request.members)
+    loaded = tuple(
+        _load(member, request, target.profile, options, report) for member in request.members
+    )
     times = load_measured(request.measured) if request.measured else None
     models = tuple(replace(one.model, measured=times) for one in loaded)
     shared = plan_together(models, target.profile, options)
@@ -141,9 +145,15 @@ def _target(request: PlanRequest) -> tuple[Target, PlanOptions]:
 
 
 def _load(
-    member: PlanMember, request: PlanRequest, profile: Profile, options: PlanOptions
+    member: PlanMember,
+    request: PlanRequest,
+    profile: Profile,
+    options: PlanOptions,
+    report: Report = silent,
 ) -> LoadedModel:
-    imported = import_model(member.source, shapes=member.shapes, plugins=request.plugins)
+    imported = import_model(
+        member.source, shapes=member.shapes, plugins=request.plugins, report=report
+    )
     graph, table = imported.model, None
     if options.precision == "int8" and has_qdq(graph):
         plain = import_qdq(graph, any_weight_scale=True)

@@ -13,16 +13,13 @@ from toolkit.errors import BuildError, ImportModelError
 from toolkit.gpu.codegen.compile import Progress
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ModelSource, import_model
+from toolkit.importers.source import silent
 from toolkit.plugins.functions import give_shapes
 from toolkit.quantize.qdq.importer import PlainModel, import_qdq
 from toolkit.quantize.quantize import QUANTIZED_OPS, calibrated_tensors
 from toolkit.quantize.ranges.table_file import has_qdq
 
 KEPT_QDQ = "the Q/DQ of the model stay as they are, off the DLA, and do not make the engine INT8"
-
-
-def silent(step: str, share: float) -> None:
-    """Discard progress reports."""
 
 
 def read_model(
@@ -34,7 +31,7 @@ def read_model(
     """
     report("import", 0.0)
     imported = import_model(
-        model, shapes=options.shapes, dims=options.dims, plugins=options.plugins
+        model, shapes=options.shapes, dims=options.dims, plugins=options.plugins, report=report
     )
     plain, qdq_notes = _plain(imported.model, options)
     imported = replace(imported, notes=imported.notes + qdq_notes)

@@ -1,5 +1,6 @@
-"""ONNX file -> graph: the first step of a build, and the only module that reads model files.
+"""Model file -> graph: the first step of a build, and the only module that reads ONNX files.
 
+    file of another format -> ONNX (`toolkit.importers.formats`)
     bytes -> ModelProto (external data loaded, nodes in order) -> functions inlined,
     opset >= TARGET_OPSET -> onnx-ir model, every node and value named, dynamic dimensions frozen or
     given a range
@@ -25,8 +26,10 @@ from device.engine.manifest import DimRange
 from toolkit.errors import ImportModelError, first_line
 from toolkit.graph.dtypes import IO_DTYPES
 from toolkit.graph.passes.branches import own_branch_outputs
+from toolkit.importers.formats import export_to_onnx
 from toolkit.importers.input_shapes import dims_in_use, fix_shapes
 from toolkit.importers.origin import ModelOrigin, model_origin
+from toolkit.importers.source import ModelPath, Report, model_sha256, silent
 from toolkit.plugins import Plugin
 from toolkit.plugins.functions import add_functions, unused_plugins
 
@@ -67,7 +70,14 @@ class ModelBytes:
     data: bytes = field(repr=False)
 
 
-ModelSource = str | Path | ModelBytes
+ModelSource = str | Path | ModelPath | ModelBytes
+
+
+def source_path(source: ModelSource) -> Path:
+    """Return the path of a model, or what stands for it where the model is in memory."""
+    if isinstance(source, ModelPath):
+        return source.path
+    return Path(source.name if isinstance(source, ModelBytes) else source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +102,19 @@ def import_model(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     dims: Iterable[DimRange] = (),
     plugins: Sequence[Plugin] = (),
+    report: Report = silent,
 ) -> ImportedModel:
-    """Read an ONNX file; opsets below 13 are raised, which not every operator allows.
+    """Read ONNX or a model of `toolkit.importers.formats`; opsets below 13 are raised.
 
     `shapes` fix whole inputs; `dims` keep a named dimension dynamic within a range. A dynamic
     first dimension that neither names is frozen to 1 (and noted); any other is refused. Operators
-    of `plugins` stay nodes, with their functions beside the graph.
+    of `plugins` stay nodes, with their functions beside the graph. `report` hears of an export.
 
     Raises ImportModelError: the file is missing or damaged, or holds what cannot be handled;
     PluginError: a plugin does not fit the model.
     """
-    path = Path(source.name if isinstance(source, ModelBytes) else source)
-    data = source.data if isinstance(source, ModelBytes) else _read(path)
+    path = source_path(source)
+    data, sha256, export_notes = _read(source, report)
     plugged = [plugin.title for plugin in plugins]
     parsed = _parse(data, path)
     origin = model_origin(parsed)
@@ -111,7 +122,7 @@ def import_model(
     add_functions(proto, plugins, reserved=KNOWN_DOMAINS)
     model = _to_ir(proto, path, plugged)
     _refuse_unsupported(model, path)
-    notes += unused_plugins(model, plugins)
+    notes += [*export_notes, *unused_plugins(model, plugins)]
     dynamic = tuple(dims)
     notes += fix_shapes(model, path, dict(shapes or {}), {dim.name for dim in dynamic})
     used = dims_in_use(model)
@@ -126,7 +137,7 @@ def import_model(
         LOG.info("%s: %s", path.name, note)
     return ImportedModel(
         name=path.name,
-        sha256=hashlib.sha256(data).hexdigest(),
+        sha256=sha256,
         model=model,
         dims=dynamic,
         notes=tuple(notes),
@@ -149,14 +160,14 @@ class ModelFile:
 
 
 def read_model_file(path: str | Path, plugins: Sequence[Plugin] = ()) -> ModelFile:
-    """Read an ONNX file as it is, to run it in onnxruntime, to inspect it or to cut it.
+    """Read a model as its ONNX file is, to run it in onnxruntime, to inspect it or to cut it.
 
     The weights of other files are loaded too; the functions of `plugins` are added.
 
     Raises ImportModelError: the file is missing, damaged or no ONNX model.
     """
     path = Path(path)
-    data = _read(path)
+    data, sha256, _ = _read(path, silent)
     external = sorted(
         {entry.value for tensor in onnx.load_model_from_string(data).graph.initializer
          for entry in tensor.external_data if entry.key == "location"}
@@ -168,17 +179,32 @@ def read_model_file(path: str | Path, plugins: Sequence[Plugin] = ()) -> ModelFi
     except _IR_REFUSALS as err:
         raise _not_imported(path, err) from err
     _name_nodes(model.graph)
-    digest = hashlib.sha256(data).hexdigest()
-    return ModelFile(path, digest, len(data), model, tuple(external))
+    return ModelFile(path, sha256, len(data), model, tuple(external))
 
 
-def _read(path: Path) -> bytes:
+def onnx_bytes(source: ModelSource, report: Report = silent) -> bytes:
+    """Return a model as an ONNX file, made by its exporter where it is of another format.
+
+    Raises ImportModelError.
+    """
+    return _read(source, report)[0]
+
+
+def _read(source: ModelSource, report: Report) -> tuple[bytes, str, tuple[str, ...]]:
+    """Return the ONNX file, the SHA-256 of the model, and notes on how the file was made."""
+    if isinstance(source, ModelBytes):
+        return source.data, hashlib.sha256(source.data).hexdigest(), ()
+    file = source if isinstance(source, ModelPath) else ModelPath(Path(source))
+    exported = export_to_onnx(file, report)
+    if exported is not None:
+        return exported.data, model_sha256(file.path), exported.notes
     try:
-        return path.read_bytes()
+        data = file.path.read_bytes()
     except OSError as err:
         raise ImportModelError(
-            f"Cannot read the model {path}: {err.strerror}; check the path."
+            f"Cannot read the model {file.path}: {err.strerror}; check the path."
         ) from err
+    return data, hashlib.sha256(data).hexdigest(), ()
 
 
 def _parse(data: bytes, path: Path) -> onnx.ModelProto:

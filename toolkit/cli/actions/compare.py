@@ -1,6 +1,5 @@
 """Run an engine beside FP32 and in the DLA's arithmetic on the same samples, and compare."""
 
-import hashlib
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from toolkit.evaluate.compare.compare import Comparer, Comparison, Metric
 from toolkit.evaluate.compare.recorded import Recorded, lay_beside, load_recorded
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
+from toolkit.importers.source import ModelPath, model_sha256
 from toolkit.plugins import Plugin
 from toolkit.quantize.corrections.corrections import CORRECTION, EQUALISATION
 from toolkit.quantize.qdq.importer import import_qdq
@@ -56,6 +56,7 @@ class CompareRequest:
     profile: str | None = None
     table: Path | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    inputs_as_nchw: bool = False
 
 
 def compare_engine(request: CompareRequest, report: Report) -> tuple[Comparison, Recorded | None]:
@@ -63,7 +64,7 @@ def compare_engine(request: CompareRequest, report: Report) -> tuple[Comparison,
     preprocess, emulation = request.preprocess, request.emulation
     settings = load_model(preprocess) if preprocess else None
     with open_engine(request.engine) as engine:
-        graph = _graph_of(request.model, engine, request.plugins)
+        graph = _graph_of(request, engine, report)
         tensors = load_recorded(request.recorded) if request.recorded else {}
         preparation = settings.preprocess if settings else engine.manifest.preprocessing or None
         samples = _samples(request.data, graph, preparation, request.samples, tensors)
@@ -104,16 +105,17 @@ def compare_model(request: CompareRequest, report: Report) -> tuple[Comparison, 
     )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{request.model.stem}.engine"
-        build_engine(request.model, request.profile or "", path, options, report)
+        source = ModelPath(request.model, request.inputs_as_nchw)
+        build_engine(source, request.profile or "", path, options, report)
         return compare_engine(replace(request, engine=path), report)
 
 
-def _graph_of(path: Path, engine: Engine, plugins: tuple[Plugin, ...]) -> ir.Model:
+def _graph_of(request: CompareRequest, engine: Engine, report: Report) -> ir.Model:
     """Return the model's graph after the passes, without Q/DQ.
 
     Raises BuildError where the engine was made of another model.
     """
-    manifest = engine.manifest
+    manifest, path = engine.manifest, request.model
     tensors = {tensor.name: tensor for tensor in manifest.tensors}
     shapes = {
         name: tuple(dim for dim in tensors[name].shape if isinstance(dim, int))
@@ -121,13 +123,19 @@ def _graph_of(path: Path, engine: Engine, plugins: tuple[Plugin, ...]) -> ir.Mod
         if all(isinstance(dim, int) for dim in tensors[name].shape)
     }
     stated = manifest.provenance
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-    if sha256 is not None and sha256 != stated.model_sha256:  # the import refuses what is no file
+    sha256 = model_sha256(path)
+    if sha256 != stated.model_sha256:
         raise BuildError(
             f"{engine.path} was made of {stated.model} with sha256 {stated.model_sha256[:12]}, but "
             f"{path} has {sha256[:12]}; give the model that the engine was built from."
         )
-    imported = import_model(path, shapes=shapes, dims=manifest.dims, plugins=plugins)
+    imported = import_model(
+        ModelPath(path, request.inputs_as_nchw),
+        shapes=shapes,
+        dims=manifest.dims,
+        plugins=request.plugins,
+        report=report,
+    )
     model = imported.model
     if has_qdq(model):
         model = import_qdq(model, any_weight_scale=True).model

@@ -1,4 +1,4 @@
-"""`tandem build`: ONNX model -> engine for a device profile."""
+"""`tandem build`: model -> engine for a device profile."""
 
 import json
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from toolkit.cli.options.calibration import (
     range_options,
 )
 from toolkit.cli.options.choices import Switch
+from toolkit.cli.options.model import layout_option
 from toolkit.cli.options.names import complete_profile
 from toolkit.cli.options.plan import plan_options
 from toolkit.cli.options.plugin import plugin_option
@@ -96,6 +97,7 @@ def parse_dims(
     metavar="NAME=MIN:OPT:MAX",
     help="Keep a dimension dynamic within a range.",
 )
+@layout_option
 @plugin_option
 @tactic_options
 @plan_options
@@ -121,6 +123,7 @@ def build(
     dummy_ranges: bool,
     shapes: dict[str, tuple[int, ...]],
     dims: tuple[DimRange, ...],
+    inputs_as_nchw: bool,
     plugins: "tuple[Plugin, ...]",
     timings: "TimingCache | None",
     exhaustive: bool,
@@ -131,7 +134,9 @@ def build(
     jetpack: str | None,
     as_json: bool,
 ) -> None:
-    """Build an engine from an ONNX MODEL for a device profile.
+    """Build an engine from a MODEL for a device profile.
+
+    MODEL: .onnx, .pt2 (PyTorch), .keras, .h5, .tflite or the folder of a SavedModel.
 
     The report says which node runs on which processor and why, in segments.
     """
@@ -152,6 +157,7 @@ def build(
     from toolkit.cli.actions.build import as_builtins
     from toolkit.engine.build import BuildOptions, build_engine
     from toolkit.gpu.schedule.tactics import TacticOptions
+    from toolkit.importers.source import ModelPath
     from toolkit.partition.planning.plan import PlanOptions
     from toolkit.quantize.ranges.table_file import read_ranges
 
@@ -180,7 +186,8 @@ def build(
         ),
     )
     with progress_bar(model.name) as report:
-        result = build_engine(model, profile, out or model.with_suffix(".engine"), options, report)
+        source = ModelPath(model, inputs_as_nchw)
+        result = build_engine(source, profile, out or model.with_suffix(".engine"), options, report)
     click.echo(json.dumps(as_builtins(result)) if as_json else result.report)
 
 

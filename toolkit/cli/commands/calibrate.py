@@ -13,6 +13,7 @@ from toolkit.cli.options.calibration import (
     range_options,
 )
 from toolkit.cli.options.choices import Switch
+from toolkit.cli.options.model import layout_option
 from toolkit.cli.options.names import complete_profile
 from toolkit.cli.options.plugin import plugin_option
 from toolkit.cli.options.preprocess import PreprocessOptions
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     "--shape", "shapes", multiple=True, callback=parse_shapes, metavar="NAME=DIMS",
     help="Fix an input's shape.",
 )  # fmt: skip
+@layout_option
 @plugin_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def calibrate(
@@ -63,10 +65,11 @@ def calibrate(
     adjusted_model: Path | None,
     html: Path | None,
     shapes: dict[str, tuple[int, ...]],
+    inputs_as_nchw: bool,
     plugins: "tuple[Plugin, ...]",
     as_json: bool,
 ) -> None:
-    """Find the INT8 ranges of an ONNX MODEL on real data.
+    """Find the INT8 ranges of a MODEL on real data.
 
     `--method auto` tries the range of every method, tensor by tensor, and takes the one with the
     least error at the outputs. `--budget` keeps nodes in floating point until a metric holds. INT8
@@ -82,6 +85,7 @@ def calibrate(
         calibrate_model,
         keep_weights,
     )
+    from toolkit.importers.source import ModelPath
     from toolkit.quantize.ranges.report_text import ranges_builtins, ranges_text
 
     cache_version(tensorrt or DEFAULT_TENSORRT)  # refused before data is read
@@ -95,7 +99,8 @@ def calibrate(
         notes += weight_notes
     table = out or model.with_suffix(".calib.json")
     outputs = Outputs(table, cache, tensorrt, qdq, qdq_for, adjusted_model, html)
-    request = CalibrateRequest(model, data, profile, shapes, plugins, options, accept_loss)
+    source = ModelPath(model, inputs_as_nchw)
+    request = CalibrateRequest(source, data, profile, shapes, plugins, options, accept_loss)
     with progress_bar(model.name) as report:
         ranges = calibrate_model(request, outputs, report)
     if as_json:

@@ -8,6 +8,7 @@ import click
 
 from toolkit.cli.options.calibration import progress_bar
 from toolkit.cli.options.inputs import input_options, input_request
+from toolkit.cli.options.model import layout_option
 from toolkit.cli.options.plugin import plugin_option
 from toolkit.cli.options.tolerances import tolerance_options, tolerances_of
 
@@ -28,7 +29,7 @@ _OF_TWO = {
 }  # fmt: skip
 _OF_ONE = {
     "model": "--model", "profile": "--profile", "table": "--table", "recorded": "--recorded",
-    "scales": "--scales",
+    "scales": "--scales", "inputs_as_nchw": "--inputs-as-nchw",
 }  # fmt: skip
 
 
@@ -63,6 +64,7 @@ _OF_ONE = {
     help="One file: scales of the DLA, 16 bits and a shift or exact. "
     "[default: hardware]")  # fmt: skip
 @click.option("--nodes", "every", is_flag=True, help="List every tensor.")
+@layout_option
 @plugin_option
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 @click.pass_context
@@ -90,6 +92,7 @@ def compare(
     dla: "Dla | None",
     scales: "Scales | None",
     every: bool,
+    inputs_as_nchw: bool,
     plugins: "tuple[Plugin, ...]",
     as_json: bool,
 ) -> None:
@@ -132,6 +135,7 @@ def compare(
         recorded=recorded,
         emulation=Emulation(dla or "fast", scales or "hardware"),
         plugins=plugins,
+        inputs_as_nchw=inputs_as_nchw,
         profile=profile,
         table=table,
         shapes=shapes,

@@ -8,9 +8,10 @@ import click
 
 from device.engine.manifest import Precision
 from device.files import replacing
-from toolkit.cli.options.calibration import parse_shapes
+from toolkit.cli.options.calibration import parse_shapes, progress_bar
 from toolkit.cli.options.choices import PLAN_SECONDS
 from toolkit.cli.options.finite import FiniteRange
+from toolkit.cli.options.model import layout_option
 from toolkit.cli.options.names import complete_profile
 from toolkit.cli.options.plan import plan_options
 from toolkit.cli.options.plugin import plugin_option
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 )
 @click.option("--shape", "shapes", multiple=True, callback=parse_shapes, metavar="NAME=DIMS",
     help="Fix an input's shape.")  # fmt: skip
+@layout_option
 @plugin_option
 @click.option("--jetpack", help="JetPack version on the board. [default: newest with its DLA]")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
@@ -77,20 +79,22 @@ def plan(
     with_cycles: bool,
     html: Path | None,
     shapes: dict[str, tuple[int, ...]],
+    inputs_as_nchw: bool,
     plugins: "tuple[Plugin, ...]",
     jetpack: str | None,
     as_json: bool,
 ) -> None:
-    """Say which nodes of an ONNX MODEL run on the DLA, why the others do not, and what it takes.
+    """Say which nodes of a MODEL run on the DLA, why the others do not, and what it takes.
 
     All times and energies are predicted; docs/COSTS.md says how well.
     """
-    if workload is not None and (rate_hz or table or shapes or measured or explained):
+    of_one = rate_hz or table or shapes or inputs_as_nchw or measured or explained
+    if workload is not None and of_one:
         raise click.UsageError(
-            "--rate, --table, --shape, --measured and --explain belong to one MODEL; "
-            "a workload file holds rate, table and shapes of each."
+            "--rate, --table, --shape, --inputs-as-nchw, --measured and --explain belong to one "
+            "MODEL; a workload file holds rate, table, shapes and layout of each."
         )
-    members = _members(model, workload, rate_hz, table, shapes)
+    members = _members(model, workload, rate_hz, table, shapes, inputs_as_nchw)
 
     from toolkit.cli.actions import plan as action
 
@@ -113,7 +117,8 @@ def plan(
         explanation = action.explain(request, explained)
         click.echo(json.dumps(explanation.as_builtins()) if as_json else explanation.as_text())
         return
-    result = action.make_plan(request)
+    with progress_bar("plan") as report:
+        result = action.make_plan(request, report)
     if html:
         with replacing(html) as file:
             file.write(action.plan_html(result.shared, result.advice).encode())
@@ -131,10 +136,18 @@ def _members(
     rate_hz: float | None,
     table: Path | None,
     shapes: dict[str, tuple[int, ...]],
+    inputs_as_nchw: bool,
 ) -> tuple[WorkloadModel, ...]:
     """Return the models to plan: those of the workload file, or the one MODEL."""
     if workload is not None and model is None:
         return load_workload(workload).model
     if model is not None and workload is None:
-        return (WorkloadModel(path=model, rate_hz=rate_hz, table=table, shapes=shapes),)
+        one = WorkloadModel(
+            path=model,
+            rate_hz=rate_hz,
+            table=table,
+            shapes=shapes,
+            inputs_as_nchw=inputs_as_nchw,
+        )
+        return (one,)
     raise click.UsageError("Give a MODEL or a --workload.")

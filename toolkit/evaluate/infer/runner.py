@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toolkit.errors import InferError
+from toolkit.importers.formats import format_of
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
@@ -79,6 +80,8 @@ def kind_of(path: Path) -> Kind:
 
     Raises InferError: there is no such file, or it is none of them.
     """
+    if format_of(path) is not None:
+        return "model"
     if not path.is_file():
         raise InferError(f"there is no file {path}; check the path")
     known = SUFFIXES.get(path.suffix.lower())

@@ -18,6 +18,7 @@ from toolkit.errors import PlanError
 class WorkloadModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One model of a workload; `name` None takes the file's name without its ending.
 
+    `inputs_as_nchw`: as in `toolkit.importers.source.ModelPath`.
     `rate_hz` None: frames come as fast as they go; all models of a workload have a rate, or none.
     """
 
@@ -26,6 +27,7 @@ class WorkloadModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     name: Annotated[str, Meta(min_length=1)] | None = None
     table: Path | None = None
     shapes: dict[str, tuple[Annotated[int, Meta(ge=1)], ...]] = {}
+    inputs_as_nchw: bool = False
 
     @property
     def title(self) -> str:

@@ -16,6 +16,8 @@ from pipelines.stages.decode import Detections, decode, view_of
 from pipelines.stages.preprocess import preprocess
 from pipelines.vision import cv2
 from toolkit.errors import BuildError
+from toolkit.importers.formats import format_of
+from toolkit.importers.onnx import onnx_bytes
 from toolkit.shipped import demo_file
 
 Infer = Callable[[NDArray[np.float32]], Mapping[str, NDArray[Any]]]
@@ -78,7 +80,10 @@ def plain_model(path: Path) -> Infer:
     """The FP32 model itself in onnxruntime, without any of Tandem's steps."""
     import onnxruntime as ort
 
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    is_onnx = format_of(path) is None  # whose weights may be in a file beside it
+    session = ort.InferenceSession(
+        str(path) if is_onnx else onnx_bytes(path), providers=["CPUExecutionProvider"]
+    )
     names = [output.name for output in session.get_outputs()]
     image = session.get_inputs()[0].name
 

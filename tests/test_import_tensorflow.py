@@ -1,0 +1,158 @@
+"""TensorFlow and Keras models: engines compute what TensorFlow computes, under its names."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from import_page import run_command_of_page
+from numpy.typing import NDArray
+
+import tandem
+from toolkit.cli.main import tandem as command_line
+from toolkit.importers.tensorflow import REQUIREMENTS, VARIABLE
+
+ROOT = Path(__file__).parents[1]
+FP32_ERROR = 1e-4  # of the largest output
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@pytest.fixture
+def tensorflow(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The interpreter with TensorFlow, in the place where Tandem looks for it."""
+    python = Path(os.environ.get(VARIABLE, ROOT / ".venv-tensorflow" / "bin" / "python"))
+    if not python.exists():
+        pytest.skip("scripts/test.sh makes .venv-tensorflow")
+    monkeypatch.setenv(VARIABLE, str(python))
+    return python
+
+
+def make(python: Path, kind: str, folder: Path) -> tuple[Arrays, Arrays]:
+    """Let TensorFlow write a model; return inputs and outputs of its run, by name."""
+    script = Path(__file__).with_name("tensorflow_models.py")
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [python, script, kind, folder], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    with np.load(folder / "run.npz") as file:
+        arrays = {name: file[name] for name in file.files}
+    return tuple(
+        {name[len(side) :]: array for name, array in arrays.items() if name.startswith(side)}
+        for side in ("in:", "out:")
+    )  # type: ignore[return-value]
+
+
+def agree(engine: Path, inputs: Arrays, expected: Arrays, error: float = FP32_ERROR) -> None:
+    with tandem.open_session(engine) as session:
+        assert {spec.name for spec in session.inputs} == set(inputs)
+        outputs = session.infer(dict(inputs))
+    assert set(outputs) == set(expected)
+    for name, array in expected.items():
+        assert np.abs(outputs[name] - array).max() <= error * np.abs(array).max(), name
+
+
+MODELS = (
+    ("keras", "model.keras", FP32_ERROR),
+    ("saved_model", "saved_model", FP32_ERROR),
+    ("tflite", "model.tflite", FP32_ERROR),
+    # TensorFlow Lite rounds in integers, ONNX in floating point: some steps of the last scale.
+    pytest.param("int8_tflite", "model.tflite", 0.05, marks=pytest.mark.slow),
+)
+
+
+@pytest.mark.parametrize(("kind", "name", "error"), MODELS)
+def test_an_engine_computes_what_tensorflow_computes(
+    kind: str, name: str, error: float, tensorflow: Path, tmp_path: Path
+) -> None:
+    inputs, expected = make(tensorflow, kind, tmp_path)
+    engine, report = run_command_of_page(name, tmp_path)
+    assert "exported to ONNX by TensorFlow 2" in report
+    agree(engine, inputs, expected, error)
+
+
+@pytest.mark.slow
+def test_inputs_as_nchw_holds_in_build_plan_calibrate_and_compare(
+    tensorflow: Path, tmp_path: Path
+) -> None:
+    inputs, expected = make(tensorflow, "h5", tmp_path)
+    ((name, picture),) = inputs.items()
+    turned = {name: np.ascontiguousarray(picture.transpose(0, 3, 1, 2))}
+    agree(run_command_of_page("model.h5", tmp_path)[0], turned, expected)
+    np.save(tmp_path / "x.npy", turned[name])
+    model, data = str(tmp_path / "model.h5"), str(tmp_path / "x.npy")
+    commands = (
+        ["plan", model, "--profile", "agx-orin-64gb"],
+        ["calibrate", model, "--data", data],
+        ["compare", str(tmp_path / "model.engine"), "--model", model, "--data", data],
+    )
+    for command in commands:
+        done = CliRunner().invoke(command_line, [*command, "--inputs-as-nchw"])
+        assert done.exit_code == 0, (command, done.output, done.exception)
+
+
+def test_what_cannot_be_exported_is_named_and_the_log_is_kept(
+    tensorflow: Path, tmp_path: Path
+) -> None:
+    make(tensorflow, "eigenvalues", tmp_path)
+    with pytest.raises(
+        tandem.TandemError, match=r"saved_model cannot be exported.*SelfAdjointEig.*log"
+    ) as refused:
+        tandem.build(tmp_path / "saved_model")
+    log = Path(str(refused.value).rpartition(" is in ")[2].rstrip("."))
+    assert "Eig" in log.read_text()
+    log.unlink()
+    assert not (tmp_path / "saved_model.engine").exists()
+
+
+def test_a_damaged_keras_file_is_refused(tensorflow: Path, tmp_path: Path) -> None:
+    (tmp_path / "net.keras").write_bytes(b"PK")
+    with pytest.raises(tandem.TandemError, match=r"net\.keras cannot be exported"):
+        tandem.build(tmp_path / "net.keras")
+
+
+def test_without_tensorflow_the_error_has_the_commands_that_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (tmp_path / "net.tflite").touch()
+    with pytest.raises(tandem.TandemError) as refused:
+        tandem.build(tmp_path / "net.tflite")
+    python = tmp_path / "tandem" / "tensorflow" / "bin" / "python"
+    assert f"python3 -m venv {python.parent.parent}\n" in str(refused.value)
+    assert f"{python} -m pip install {' '.join(REQUIREMENTS)}\n" in str(refused.value)
+
+
+def test_an_interpreter_that_does_not_exist_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "python"))
+    (tmp_path / "net.tflite").touch()
+    with pytest.raises(tandem.TandemError, match=f"{VARIABLE} is .* no program"):
+        tandem.build(tmp_path / "net.tflite")
+
+
+@pytest.mark.parametrize("name", ["net.onnx", "net.pt2"])
+def test_the_layout_of_other_formats_is_not_changed(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(tandem.TandemError, match="--inputs-as-nchw is for TensorFlow"):
+        tandem.build(tandem.ModelPath(tmp_path / name, inputs_as_nchw=True))
+
+
+def test_a_folder_without_a_saved_model_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(tandem.TandemError, match="folder without saved_model"):
+        tandem.build(tmp_path, tmp_path / "net.engine")
+    with pytest.raises(tandem.TandemError, match="check the path"):
+        tandem.build(tmp_path / "missing.keras")
+
+
+def test_weights_without_a_network_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "net.safetensors").touch()
+    with pytest.raises(tandem.TandemError, match="weights without a network"):
+        tandem.build(tmp_path / "net.safetensors")

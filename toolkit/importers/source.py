@@ -1,0 +1,63 @@
+"""A model file of any format, what an exporter makes of it, and the log of one that failed."""
+
+import hashlib
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from toolkit.errors import ImportModelError
+
+Report = Callable[[str, float], None]
+"""Called with the name of a step and the share of it that is done, 0 to 1."""
+
+
+def silent(step: str, share: float) -> None:
+    """Discard progress reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPath:
+    """A model on disk: a file, or the folder of a SavedModel.
+
+    `inputs_as_nchw`: give inputs [N,H,W,C] of TensorFlow the layout [N,C,H,W].
+    """
+
+    path: Path
+    inputs_as_nchw: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """An ONNX file in memory. `notes` say which exporter made it."""
+
+    data: bytes = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+
+def model_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file; of a folder, that of the names and contents of its files.
+
+    Raises ImportModelError: it cannot be read.
+    """
+    try:
+        if not path.is_dir():
+            return hashlib.sha256(path.read_bytes()).hexdigest()
+        digest = hashlib.sha256()
+        for part in sorted(part for part in path.rglob("*") if part.is_file()):
+            content = hashlib.sha256(part.read_bytes()).hexdigest()
+            digest.update(f"{content} {part.relative_to(path).as_posix()}\n".encode())
+        return digest.hexdigest()
+    except OSError as err:
+        raise ImportModelError(
+            f"Cannot read the model {path}: {err.strerror}; check the path."
+        ) from err
+
+
+def keep_log(name: str, text: str) -> Path:
+    """Write what an exporter printed to a new file in the system's folder for such files."""
+    with tempfile.NamedTemporaryFile(
+        "w", prefix=f"tandem-export-{name}-", suffix=".log", delete=False
+    ) as file:
+        file.write(text)
+    return Path(file.name)
