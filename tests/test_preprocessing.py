@@ -18,7 +18,7 @@ from calibration.errors import CalibrationError
 from calibration.table import CalibrationTable, decode_table, encode_table, fingerprint, read_table
 from device.engine.file import open_engine
 from device.engine.preprocessing import Preprocessing, describe, differences
-from device.errors import PipelineError
+from device.errors import BundleError, PipelineError
 from pipelines.config import Classification, PipelineConfig, PreprocessConfig, SourceConfig
 from pipelines.stages.preprocess_check import check_preprocessing
 from toolkit.cli.main import tandem
@@ -559,7 +559,7 @@ def test_a_bundle_of_a_pipeline_with_other_numbers_is_refused(
 ) -> None:
     model = _convnet(tmp_path / "m.onnx", rng, norm=True)
     _run("build", model, "--precision", "fp32", "--preprocess", "imagenet")
-    (tmp_path / "labels.txt").write_text("a\n")
+    (tmp_path / "labels.txt").write_text("".join(f"class {n}\n" for n in range(10)))
     pipeline = tmp_path / "pipeline.toml"
     text = (
         'name = "door"\n[source]\nuri = "x.mp4"\n[preprocess]\nwidth = 32\nheight = 32\n{}'
@@ -568,7 +568,7 @@ def test_a_bundle_of_a_pipeline_with_other_numbers_is_refused(
     files = ("--pipeline", pipeline, "--labels", tmp_path / "labels.txt")
     arguments = ("bundle", tmp_path / "m.engine", *files, "-o", tmp_path / "m.bundle")
     pipeline.write_text(text.format(""))
-    with pytest.raises(PipelineError, match=r"mean = \[0.485, 0.456, 0.406\], not 0"):
+    with pytest.raises(BundleError, match=r"mean = \[0.485, 0.456, 0.406\], not 0"):
         _run(*arguments)
     pipeline.write_text(text.format("mean = [0.485, 0.456, 0.406]\nstd = [0.229, 0.224, 0.225]\n"))
     bundled = _run(*arguments)
