@@ -3,10 +3,11 @@
 import re
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import msgspec
 import numpy as np
@@ -16,7 +17,7 @@ from int8_graphs import Graph
 
 import toolkit.gpu.codegen.compile as compiling
 from toolkit.gpu.codegen.compile import cache_folder, compile_kernels, compile_ops, has_compiler
-from toolkit.gpu.codegen.messages import Compiled
+from toolkit.gpu.codegen.messages import Answer, Compiled, read_message
 from toolkit.gpu.compile import GpuSegment, compile_segment
 from toolkit.gpu.errors import CompileError, NotCoveredError
 from toolkit.gpu.ir.launch import KernelLaunch, KernelSpec, TunableOp
@@ -244,18 +245,30 @@ def test_a_tactic_that_compiles_for_ever_is_left_out() -> None:
 
 
 @pytest.mark.usefixtures("slow_compiler")
+@pytest.mark.parametrize(("load", "timeout_s"), [(0.0, 3.0), (4.0, 3.0), (8.0, 6.0), (80.0, 60.0)])
+def test_a_busy_machine_gives_a_kernel_more_time(
+    load: float, timeout_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolkit.gpu.codegen.compile.os.cpu_count", lambda: 4)
+    monkeypatch.setattr("toolkit.gpu.codegen.compile.os.getloadavg", lambda: (load, 0.0, 0.0))
+    assert compiling._timeout_s() == timeout_s
+
+
+@pytest.mark.usefixtures("slow_compiler")
 def test_a_compiler_stopped_as_it_answers_is_not_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class LastMoment(threading.Timer):
-        """Its time is over just when it is cancelled."""
+    def read_late(stream: IO[bytes], kind: type[Answer]) -> Answer | None:
+        """The time is over between the answer and its being read."""
+        answer = read_message(stream, kind)
+        monkeypatch.setattr(compiling, "TIMEOUT_S", 0.0)
+        time.sleep(0.2)
+        monkeypatch.setattr(compiling, "TIMEOUT_S", 60.0)
+        return answer
 
-        def cancel(self) -> None:
-            self.function()
-            super().cancel()
-
+    monkeypatch.setattr(compiling, "_WATCH_S", 0.02)
     monkeypatch.setattr(compiling, "TIMEOUT_S", 60.0)
-    monkeypatch.setattr("toolkit.gpu.codegen.compile.threading.Timer", LastMoment)
+    monkeypatch.setattr(compiling, "read_message", read_late)
     monkeypatch.setattr("toolkit.gpu.codegen.compile.os.cpu_count", lambda: 1)
     compiled_ops, compiled = compile_ops([op("a", ("first",)), op("b", ("second",))], ORIN)
     assert [len(one.tactics) for one in compiled_ops] == [1, 1]

@@ -10,6 +10,7 @@ import queue
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, suppress
@@ -32,7 +33,8 @@ from toolkit.gpu.target import GpuTarget
 Progress = Callable[[str, float], None]
 """Called with the step's name and the completed share of it, 0 to 1."""
 
-TIMEOUT_S = 60.0  # of one kernel; a few seconds are usual
+TIMEOUT_S = 60.0  # of one kernel on a core of its own; a few seconds are usual
+_WATCH_S = 0.5  # between two looks at a worker
 _KERNELS = Path(__file__).parents[1] / "kernels"
 _COMPILER = tuple(
     Path(__file__).with_name(name) for name in ("cuda_source.py", "early_start.py", "worker.py")
@@ -163,19 +165,28 @@ def _worker(scratch: str) -> "subprocess.Popen[bytes]":
     )
 
 
+def _timeout_s() -> float:
+    """Return the timeout at the current load: a busy machine must not decide what has kernels."""
+    return TIMEOUT_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def _ask(
     idle: "queue.SimpleQueue[subprocess.Popen[bytes]]", start: Callable[[], None], request: Request
 ) -> Compiled | None:
     """Let an idle worker compile; None on a timeout: the worker is killed, and `start` adds one."""
     worker = idle.get()
-    timed_out = threading.Event()
+    answered, timed_out = threading.Event(), threading.Event()
+    began = time.monotonic()
 
-    def stop() -> None:
-        timed_out.set()
-        worker.kill()
+    def watch() -> None:
+        while not answered.wait(_WATCH_S):
+            if time.monotonic() - began > _timeout_s():
+                timed_out.set()
+                worker.kill()
+                return
 
-    timer = threading.Timer(TIMEOUT_S, stop)
-    timer.start()
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     assert worker.stdin is not None
     assert worker.stdout is not None
     try:
@@ -185,8 +196,8 @@ def _ask(
         answer = None
         with suppress(BrokenPipeError):
             worker.stdin.close()  # drops what the worker did not read
-    timer.cancel()
-    timer.join()  # from here on the worker is either killed or idle
+    answered.set()
+    watcher.join()  # from here on the worker is either killed or idle
     if answer is None or timed_out.is_set():
         start()
     else:
