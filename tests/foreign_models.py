@@ -164,7 +164,8 @@ def install(distribution: str, version: str) -> None:
         subprocess.run(
             [
                 *(sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check"),
-                *("--no-deps", "--only-binary", ":all:", "--dest", scratch),
+                *("--no-deps", "--ignore-requires-python", "--only-binary", ":all:"),
+                *("--dest", scratch),
                 f"{distribution}=={version}",
             ],
             check=True,

@@ -26,14 +26,17 @@ PACKAGES = ("toolkit", "calibration", "device", "pipelines")
 OPTION = re.compile(r"(?<![\w-])--[a-zA-Z][\w-]*")
 NAMED = re.compile(
     r"\btandem ([a-z]+)|\b(tandem-agent)\b|(python -m pipelines)"
-    r"|\b(build|calibrate)(?: it| again)? with"
+    r"|\b(build|calibrate)(?: it| again)? with",
+    re.IGNORECASE,
 )
+QUOTED = re.compile(r"`tandem ([a-z]+)([^`]*)`")
 GIVEN = re.compile(r"given with (--[\w-]+)")  # by the user, so the command has it
 # Options of other programs.
 FOREIGN = {
     "--system-site-packages",  # python -m venv
     "--layerPrecisions",  # trtexec
     "--add_unary_ew_scales_for_dla",  # NVIDIA's Q/DQ translator
+    "--write",  # python -m scripts.rules_page
 }
 # (package, command) -> why no message of it is printed by that command.
 SILENT = {
@@ -134,7 +137,7 @@ def wrong_options(text: Text) -> list[str]:
     named: tuple[str, ...] = ()
     for mention in OPTION.finditer(text.text):
         for match in NAMED.finditer(text.text, start, mention.start()):
-            named = tuple(filter(None, match.groups()))
+            named = tuple(name.lower() for name in match.groups() if name)
         start = mention.start()
         if mention[0] in exempt:
             continue
@@ -158,9 +161,10 @@ def test_a_text_names_options_that_there_are(text: Text) -> None:
 def test_a_help_text_names_options_that_there_are(command: str) -> None:
     found = tandem.get_command(click.Context(tandem), command)
     assert found is not None
-    help_text = found.get_help(click.Context(found, info_name=command))
-    for mention in set(OPTION.findall(help_text)) - FOREIGN:
-        assert mention in options_of(command), help_text
+    help_text = " ".join(found.get_help(click.Context(found, info_name=command)).split())
+    for name, text in [(command, QUOTED.sub("", help_text)), *QUOTED.findall(help_text)]:
+        for mention in set(OPTION.findall(text)) - FOREIGN:
+            assert mention in options_of(name), f"`{name}`: {help_text}"
 
 
 def test_the_scan_finds_what_it_is_for() -> None:

@@ -10,7 +10,7 @@ from onnx import helper
 from toolkit.gpu.emit.table import EMITTERS
 from toolkit.gpu.emit.top_k import MAX_COLUMNS
 from toolkit.gpu.ir.elementwise_ops import OPERATORS
-from toolkit.gpu.passes.recurrent import LONGEST
+from toolkit.gpu.passes.recurrent import MAX_STEPS
 from toolkit.gpu.support import CONSTANTS, MAX_INDICES, REWRITTEN, RULES, ask_support
 
 Rng = np.random.Generator
@@ -203,9 +203,9 @@ def test_as_many_columns_as_are_ranked_are_taken() -> None:
 def test_more_steps_than_a_recurrence_takes_are_refused(rng: Rng) -> None:
     weights = {"w": normal(rng, 1, 12, 4), "r": normal(rng, 1, 12, 3)}
     lstm = helper.make_node("LSTM", ["x", "w", "r"], ["y"], name="l", hidden_size=3)
-    assert not asked(Case([lstm], {"x": (LONGEST, 1, 4)}, weights))
-    assert asked(Case([lstm], {"x": (LONGEST + 1, 1, 4)}, weights)) == {
-        "l": f"node 'l' (LSTM) has {LONGEST + 1} steps; kernels take {LONGEST}"
+    assert not asked(Case([lstm], {"x": (MAX_STEPS, 1, 4)}, weights))
+    assert asked(Case([lstm], {"x": (MAX_STEPS + 1, 1, 4)}, weights)) == {
+        "l": f"node 'l' (LSTM) has {MAX_STEPS + 1} steps; kernels take {MAX_STEPS}"
     }
 
 

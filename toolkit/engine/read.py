@@ -63,7 +63,9 @@ def _plain(model: ir.Model, options: BuildOptions) -> tuple[PlainModel | None, t
     if not plain.amax:
         return None, (f"{KEPT_QDQ}: it quantizes weights alone",)
     ranges = f"{len(plain.amax)} ranges"
-    return plain, (f"INT8 with the {ranges} of the model's own Q/DQ (--precision chooses another)",)
+    return plain, (
+        f"INT8 with the {ranges} of the model's own Q/DQ (build with --precision for another)",
+    )
 
 
 def _has_ranges(options: BuildOptions) -> bool:

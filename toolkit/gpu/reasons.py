@@ -18,7 +18,7 @@ class GpuReason:
 
 
 _PORTABLE = "Nothing: the node runs portable on the CPU, and the build says what crosses."
-_FOLD = "Make it constant in the model; fixing input shapes with --shape often does."
+_FOLD = "Make it constant in the model; build with --shape, which often does."
 
 # fmt: off
 GPU_REASONS: tuple[GpuReason, ...] = (
@@ -30,7 +30,8 @@ GPU_REASONS: tuple[GpuReason, ...] = (
     GpuReason("gpu.constant-axes", r"has axes that are not constant",
         "The reduced axes shape the kernel.", _FOLD),
     GpuReason("gpu.constant-weights", r"has weights that are not constant",
-        "The weights of a recurrent layer are packed when the engine is built.", _FOLD),
+        "The weights of a recurrent layer or a ConvTranspose are packed when the engine is built.",
+        _FOLD),
     GpuReason("gpu.attention-outputs", r"keeps keys or returns weights",
         "The kernel returns the result alone, without a cache of keys and values.",
         "Export the model without a key-value cache and without attention weights."),
@@ -39,7 +40,7 @@ GPU_REASONS: tuple[GpuReason, ...] = (
     GpuReason("gpu.attention-heads", r"queries of .* for .* values of",
         "The heads are too deep, or queries do not share values evenly.",
         "Choose heads within the limit that the reason names."),
-    GpuReason("gpu.normalization-outputs", r"returns what it normalized by",
+    GpuReason("gpu.normalization-outputs", r"returns what it normalized by|returns statistics",
         "The kernel returns the result, not mean and deviation.",
         "Remove the outputs that only training uses."),
     GpuReason("gpu.indices", r"indices for an element",
@@ -48,8 +49,33 @@ GPU_REASONS: tuple[GpuReason, ...] = (
         "The kernel samples images, and volumes by linear and nearest.", _PORTABLE),
     GpuReason("gpu.recurrent-gates", r"clips its sums or couples its gates",
         "The kernel has the plain gates.", "Export the layer without clip and input_forget."),
+    GpuReason("gpu.recurrent-steps", r"has \d+ steps; kernels take",
+        "Each step starts kernels of its own, and their number is limited.",
+        "Feed the sequence in parts, with the state as an input and an output."),
+    GpuReason("gpu.recurrent-lengths",
+        r"has lengths of sequences that are not constant|has sequences of other lengths",
+        "All sequences of a batch take the same steps, as many as the input has.",
+        "Export the layer without sequence_lens."),
     GpuReason("gpu.recurrent-activations", r"has the activations",
         "The kernel has the activations that the reason names.", "Use those."),
+    GpuReason("gpu.training", r"is in training mode",
+        "The kernel computes inference: it drops nothing and updates no statistics.",
+        "Export the model in evaluation mode."),
+    GpuReason("gpu.einsum", r"has the equation",
+        "The equation is written as one product of matrices.",
+        "Write it in steps of 1 or 2 tensors, without '...' and without an index twice in a "
+        "tensor."),
+    GpuReason("gpu.joins", r"joins by .*; kernels join by",
+        "Kernels join elements at the same index by atomic instructions, which have no other "
+        "reduction.", _PORTABLE),
+    GpuReason("gpu.top-k", r"selects from \d+ elements",
+        "The kernel compares each element of a row with each, so that rows are limited.",
+        "Select in parts, then from what the parts select."),
+    GpuReason("gpu.unpooled-size", r"writes .* by indices in",
+        "The indices count elements of the size that the attributes give, and the result has "
+        "another.", "Export MaxUnpool without output_shape, or with the size of the attributes."),
+    GpuReason("gpu.scale-blocks", r"has blocks with scales of their own",
+        "Scales of blocks are laid out when the engine is built.", _FOLD),
     GpuReason("gpu.quantized-type", r"makes .*; kernels make int8, uint8, int16 and uint16",
         "Quantization to this type has no kernel.", "Quantize to INT8."),
     GpuReason("gpu.cast", r"makes .*; kernels make ",
@@ -58,7 +84,7 @@ GPU_REASONS: tuple[GpuReason, ...] = (
         "Kernels convolve and pool over 1 to 3 dimensions.", _PORTABLE),
     GpuReason("gpu.unknown-shape", r"which no formula gives; kernels are compiled for known sizes",
         "Kernels are compiled for sizes, or formulas of them, that are known.",
-        "Fix the input with --shape, or build with --dim NAME=MIN:OPT:MAX."),
+        "Build with --shape NAME=DIMS, or with --dim NAME=MIN:OPT:MAX."),
     GpuReason("gpu.unknown-type", r"has no known type",
         "Kernels are compiled for types that are known.",
         "Export the model again; ONNX infers the types of its own operators."),

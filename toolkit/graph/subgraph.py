@@ -48,7 +48,7 @@ def cut_model(
         raise SurgeonError(
             f"to compute {_list(v.name for v in last)} from {_list(inputs)} the model also needs "
             f"its input{'s' if len(missing) > 1 else ''} {_list(missing)}; add {_list(missing)} to "
-            "--inputs, or name tensors that come after."
+            "the inputs (`tandem surgeon --inputs`), or name tensors that come after."
         )
     part = convenience.extract(graph, first, last)
     for name in [n for n in part.initializers if n in {str(v.name) for v in first}]:

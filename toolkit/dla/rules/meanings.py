@@ -15,12 +15,12 @@ class Meaning(NamedTuple):
     do: str
 
 
-_EARLIER = "Build with the JetPack that has it (--jetpack), or let the node run on the GPU."
+_EARLIER = "Build with --jetpack for a JetPack that has it, or let the node run on the GPU."
 _XAVIER = "Nothing on Xavier: the node runs on the GPU, or the model avoids the operator."
 _RANK = "Keep the tensor 4-D (N, C, H, W): a 1x1 Conv in place of Flatten and Gemm, keepdims=1."
 _KEEP = "Change the layer in the model; the node runs on the GPU until then."
 _REWRITE = "Nothing where a rewrite exists: `tandem plan` applies it where it pays."
-_FREEZE = "Give the input a fixed size with --shape NAME=DIMS."
+_FREEZE = "Build with --shape NAME=DIMS, which gives the input a fixed size."
 
 # fmt: off
 MEANINGS: Mapping[str, Meaning] = {
@@ -28,18 +28,18 @@ MEANINGS: Mapping[str, Meaning] = {
     "G1": Meaning("The DLA has no FP32 arithmetic, so an FP32 plan leaves it idle.",
         "Plan or build with --precision int8 or fp16."),
     "G11": Meaning("NVIDIA left the DLA out of these TensorRT versions on Jetson.",
-        "Choose a JetPack before or after them with --jetpack."),
+        "Build with --jetpack for a JetPack before or after them."),
     "version.v1": Meaning("Xavier stays on JetPack 5: later TensorRT does not know its DLA.",
-        "Choose JetPack 5 with --jetpack."),
+        "Build with --jetpack for JetPack 5."),
     "version.v2": Meaning("TensorRT before 8.4 does not know the DLA of Orin.",
-        "Choose JetPack 5 or newer with --jetpack."),
+        "Build with --jetpack for JetPack 5 or newer."),
     "G13": Meaning("The DLA runs a fixed sequence of layers; it calls no code of others and does "
         "not branch.", "Take the plugin or the control flow out of the part meant for the DLA."),
     "op.rewrite": Meaning("The DLA does not have this operator but has others that compute the "
         "same.", _REWRITE),
     "op.folded": Meaning("The operator computes shapes or constants, which the build evaluates; "
-        "it is left only where its input is computed.", "Make its input constant, or fix the "
-        "input shapes with --shape."),
+        "it is left only where its input is computed.", "Make its input constant, or "
+        "build with --shape, which fixes the input shapes."),
     "op.not-exposed": Meaning("The hardware may do it, but TensorRT does not offer it on the DLA.",
         _REWRITE + " `tandem plan --explain NODE` names the one that helps."),
     "op.unsupported": Meaning("The operator is not in NVIDIA's matrix of the DLA's operators.",

@@ -50,7 +50,8 @@ def fit_workspace(
             raise BuildError(
                 f"the GPU workspace takes {_mib(memory.arena_bytes)} MiB, the limit is "
                 f"{limit / 2**20:.3f}; {_mib(plan.largest_live_bytes)} MiB are alive at once "
-                "whatever is done. Raise --workspace-mib, or build for a smaller batch or image"
+                "whatever is done. Build with a larger --workspace-mib, or for a smaller batch or "
+                "image"
             )
         ops = smaller
 

@@ -8,13 +8,14 @@ from toolkit.dla.rules.meanings import Meaning
 MEANINGS: Mapping[str, Meaning] = {
     "P2": Meaning("The DLA would take the node, but the plan is better, or keeps its limits, with "
         "it on the GPU. The reason gives the objective with the node's island moved there.",
-        "Nothing is wrong. Another --objective weighs it otherwise; --rate asks for a frame rate."),
+        "Nothing is wrong. Build with another --objective to weigh it otherwise; "
+        "`tandem plan --rate` asks for a frame rate."),
     "K1": Meaning("INT8 costs too much accuracy at this node, so that the calibration table keeps "
-        "it in floating point (--budget or --keep-float). What the DLA runs is INT8.",
-        "Allow a larger loss with --budget, or leave the node out of --keep-float."),
+        "it in floating point. What the DLA runs is INT8.",
+        "Calibrate with a larger --budget, or without the node in --keep-float."),
     "S1": Meaning("INT8 on the DLA needs the range of every tensor that the node reads or writes, "
         "and the table has none for this one.",
-        "Calibrate the model with --data, or take a table that holds the tensor."),
+        "Calibrate with --data, or take a table that holds the tensor."),
 }
 # fmt: on
 
