@@ -42,6 +42,14 @@ class EngineFacts:
     profile: Profile | None
 
 
+@dataclass(frozen=True, slots=True)
+class LayerTime:
+    """The measured time of the nodes that one operation, or a whole segment, computes."""
+
+    nodes: tuple[str, ...]
+    time_us: float
+
+
 def engine_facts(engine: Engine) -> EngineFacts:
     """Read what pages show of an open engine. Raises EngineError."""
     try:
@@ -132,10 +140,10 @@ def segments(engine: EngineFacts) -> list[Html]:
 
 
 def engine_graph(
-    nodes: Sequence[EngineNode], measured_us: Mapping[str, float] | None = None
+    nodes: Sequence[EngineNode], measured: Mapping[str, LayerTime] | None = None
 ) -> Html:
-    """Return the graph; `measured_us`: times by node, of all nodes that a kernel computes."""
-    times = measured_us or {}
+    """Return the graph; `measured`: the layer of each node that was timed."""
+    times = measured or {}
     return draw_graph(
         [
             GraphNode(
@@ -327,12 +335,15 @@ def _mops(node: EngineNode) -> str:
     return "" if node.operations is None else f"{node.operations / 1e6:.3f}"
 
 
-def _time(node: EngineNode, times: Mapping[str, float]) -> str:
-    value = times.get(node.row.node, node.row.predicted_us)
+def _time(node: EngineNode, times: Mapping[str, LayerTime]) -> str:
+    layer = times.get(node.row.node)
+    value = node.row.predicted_us
+    if layer is not None:  # of several nodes at their first
+        value = layer.time_us if layer.nodes[0] == node.row.node else 0.0
     return f"{value:.1f} us" if value else ""
 
 
-def _facts(node: EngineNode, times: Mapping[str, float]) -> tuple[tuple[str, str], ...]:
+def _facts(node: EngineNode, times: Mapping[str, LayerTime]) -> tuple[tuple[str, str], ...]:
     row = node.row
     rows = [
         ("runs on", f"{LABELS[node.place]}, segment {row.segment}"),
@@ -341,8 +352,11 @@ def _facts(node: EngineNode, times: Mapping[str, float]) -> tuple[tuple[str, str
         ("output", "\n".join(node.shapes) or "not known"),
         ("predicted time", f"{row.predicted_us:.1f} us"),
     ]
-    if row.node in times:
-        rows.append(("measured time", f"{times[row.node]:.1f} us"))
+    layer = times.get(row.node)
+    if layer is not None:
+        count = len(layer.nodes)
+        together = f" for {count} nodes together" if count > 1 else ""
+        rows.append(("measured time", f"{layer.time_us:.1f} us{together}"))
     if node.operations:
         rows.append(("operations", f"{node.operations / 1e6:.3f} million"))
     if node.moved_bytes:
