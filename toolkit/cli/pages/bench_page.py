@@ -7,13 +7,15 @@ from toolkit.evaluate.bench.distribution import Distribution
 from toolkit.evaluate.bench.measure import Layer, Measured
 from toolkit.evaluate.bench.report import BenchResult, gpu_rows, throughput_text
 from toolkit.html.charts import WorkPoint, histogram
-from toolkit.html.markup import Html, Number, bullets, facts, heading, paragraph, table
+from toolkit.html.markup import Cell, Html, Number, bullets, facts, heading, paragraph, table
 from toolkit.html.page import page
 
 if TYPE_CHECKING:
     from toolkit.cli.pages.engine_card import EngineFacts
 
-NO_GRAPH = "Graph and roofline are left out: onnx is not installed (pip install 'tandem-edge[host]')."
+NO_GRAPH = (
+    "Graph and roofline are left out: onnx is not installed (pip install 'tandem-edge[host]')."
+)
 NO_LAYERS = "Layers were not timed; --profile does."
 
 
@@ -48,7 +50,7 @@ def bench_page(result: BenchResult, engine: "EngineFacts | None") -> str:
 
 
 def _percentiles(measured: Measured) -> Html:
-    rows = [("latency (infer)", *_cells(measured.latency))]
+    rows: list[tuple[Cell, ...]] = [("latency (infer)", *_cells(measured.latency))]
     for gpu in measured.gpu:
         where = f" {gpu.segment}" if len(measured.gpu) > 1 else ""
         rows += [(f"{title}{where}", *_cells(times)) for title, times in gpu_rows(gpu)]

@@ -12,6 +12,7 @@ from toolkit.html.graph import LABELS, GraphNode, draw_graph
 from toolkit.html.markup import Html, Number, facts, folded, heading, preformatted, table
 from toolkit.html.page import page
 from toolkit.partition.planning.plan import Plan
+from toolkit.partition.planning.plan_html import node_places
 
 CHANGED = "the passes fold, fuse or rewrite this node"
 
@@ -59,14 +60,7 @@ def _graph(nodes: tuple[NodeView, ...], plan: Plan | None) -> Html:
 def _placements(plan: Plan | None) -> tuple[Mapping[str, NodePlacement], Mapping[str, str]]:
     if plan is None:
         return {}, {}
-    kinds = {segment.name: segment for segment in plan.segments}
-    rows = {row.node: row for row in plan.placements}
-    return rows, {
-        name: "portable"
-        if kinds[row.segment].place == "portable" and row.processor == "gpu"
-        else row.processor
-        for name, row in rows.items()
-    }
+    return {row.node: row for row in plan.placements}, node_places(plan)
 
 
 def _time(row: NodePlacement | None) -> str:
