@@ -7,7 +7,10 @@ from typing import Any
 
 import onnx_ir as ir
 
+from device.engine.file import open_engine
 from device.runtime.session import Dla
+from toolkit.cli.pages.compare_page import agreement_page
+from toolkit.cli.pages.engine_card import EngineFacts, engine_facts
 from toolkit.errors import CompareError
 from toolkit.evaluate.agreement.bisect import Bisection, Culprit
 from toolkit.evaluate.agreement.compare import (
@@ -26,8 +29,9 @@ from toolkit.evaluate.agreement.report import (
 from toolkit.evaluate.agreement.sides import EngineSide, ModelSide, Side, built_from, open_side
 from toolkit.evaluate.agreement.tolerance import Tolerances
 from toolkit.evaluate.infer.inputs import InputRequest
-from toolkit.evaluate.infer.runner import Arrays
+from toolkit.evaluate.infer.runner import Arrays, kind_of
 from toolkit.evaluate.infer.saved import save_samples
+from toolkit.html.page import write_page
 from toolkit.plugins import Plugin
 
 WHY = "`tandem compare {engine} --model {model}` says what INT8 loses, node by node, and why"
@@ -101,6 +105,19 @@ def compare_files(request: AgreementRequest, progress: Progress) -> Agreement:
     finally:
         a.close()
         b.close()
+
+
+def write_agreement_page(request: AgreementRequest, agreement: Agreement, path: Path) -> None:
+    """Write the page of a comparison; engines are opened again to read their nodes."""
+    engines = _facts_of(request.a), _facts_of(request.b)
+    write_page(path, agreement_page(agreement.compared, engines, agreement.text(every=False)))
+
+
+def _facts_of(path: Path) -> EngineFacts | None:
+    if kind_of(path) != "engine":
+        return None
+    with open_engine(path) as engine:
+        return engine_facts(engine)
 
 
 def _samples(a: Side, b: Side, request: AgreementRequest) -> tuple[list[Arrays], str]:

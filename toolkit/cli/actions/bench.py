@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -11,10 +12,12 @@ from numpy.lib.npyio import NpzFile
 from device.engine.file import open_engine
 from device.engine.manifest import Manifest
 from toolkit.cli.options.tactics import not_timed
+from toolkit.cli.pages.bench_page import bench_page
 from toolkit.errors import BenchError
 from toolkit.evaluate.bench.measure import BenchOptions, Measured, measure
 from toolkit.evaluate.bench.report import BenchResult
 from toolkit.evaluate.bench.state import readings, versions
+from toolkit.html.page import write_page
 from toolkit.machine import this_machine
 
 
@@ -69,3 +72,14 @@ def read_inputs(path: Path) -> Mapping[str, np.ndarray]:
         if not isinstance(array, np.ndarray):
             raise BenchError(f"{path}: {name!r} is not an array; write the file with numpy.savez")
     return arrays
+
+
+def write_bench_page(result: BenchResult, path: Path) -> None:
+    """Write the page of a measurement: graph and roofline too where onnx is installed."""
+    if find_spec("onnx_ir") is None:
+        write_page(path, bench_page(result, None))
+        return
+    from toolkit.cli.pages.engine_card import engine_facts
+
+    with open_engine(Path(result.engine)) as engine:
+        write_page(path, bench_page(result, engine_facts(engine)))

@@ -1,10 +1,14 @@
-"""The result of a build as `tandem build --json` prints it."""
+"""The result of a build as `tandem build` prints it with `--json`, and as its HTML page."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from device.engine.file import open_engine
+from toolkit.cli.pages.engine_card import engine_facts, engine_page
 from toolkit.engine.build import BuildResult
+from toolkit.html.page import write_page
 from toolkit.partition.planning.plan_json import plan_builtins
 from toolkit.quantize.ranges.report_text import (
     effects_builtins,
@@ -34,3 +38,10 @@ def as_builtins(result: BuildResult) -> dict[str, Any]:
             "sqnr_db": effects_builtins(result.scale_rules.effects),
         },
     }
+
+
+def write_build_page(result: BuildResult, path: Path) -> None:
+    """Write the page of the engine that was built."""
+    with open_engine(result.path) as engine:
+        facts = engine_facts(engine)
+    write_page(path, engine_page(facts, notes=result.notes, gpu=result.gpu, report=result.report))

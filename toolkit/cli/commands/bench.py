@@ -10,6 +10,8 @@ from rich.text import Text
 from device.engine.manifest import UNCALIBRATED
 from toolkit.cli.options.calibration import parse_shapes
 from toolkit.cli.options.finite import FiniteRange
+from toolkit.cli.options.page import html_option, say_written
+from toolkit.cli.options.range_outputs import need_folders
 
 
 @click.command(epilog="Example: tandem bench model.engine --streams 2 --profile")
@@ -60,6 +62,7 @@ from toolkit.cli.options.finite import FiniteRange
     type=click.Path(path_type=Path),
     help="Run the fastest tactics; missing ones are timed and added to the file.",
 )
+@html_option("percentiles, histogram and, with --profile, layer times in the graph")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def bench(
     engine: Path,
@@ -72,6 +75,7 @@ def bench(
     data: Path | None,
     profile: bool,
     timing_cache: Path | None,
+    html: Path | None,
     as_json: bool,
 ) -> None:
     """Measure how fast an ENGINE runs on this machine.
@@ -82,7 +86,7 @@ def bench(
     if data and (shapes or batch):
         raise click.UsageError("--input has shapes of its own; leave out --shape and --batch.")
 
-    from toolkit.cli.actions.bench import bench_engine
+    from toolkit.cli.actions.bench import bench_engine, write_bench_page
     from toolkit.evaluate.bench.measure import BenchOptions
     from toolkit.evaluate.bench.report import bench_builtins, bench_table
 
@@ -96,11 +100,16 @@ def bench(
         profile=profile,
         timing_cache=timing_cache,
     )
+    need_folders(html)
     result, manifest = bench_engine(engine, options, data)
+    if html is not None:
+        write_bench_page(result, html)
     if as_json:
         click.echo(json.dumps(bench_builtins(result)))
+        say_written(html, as_json=True)
         return
     console = Console()
     if manifest.uncalibrated:
         console.print(Text(UNCALIBRATED, style="bold red"))
     console.print(bench_table(result, manifest))
+    say_written(html, as_json=False)

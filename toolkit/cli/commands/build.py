@@ -17,6 +17,7 @@ from toolkit.cli.options.calibration import (
 from toolkit.cli.options.choices import Switch
 from toolkit.cli.options.model import layout_option
 from toolkit.cli.options.names import complete_profile
+from toolkit.cli.options.page import html_option, say_written
 from toolkit.cli.options.plan import plan_options
 from toolkit.cli.options.plugin import plugin_option
 from toolkit.cli.options.preprocess import PreprocessOptions
@@ -102,6 +103,7 @@ def parse_dims(
 @tactic_options
 @plan_options
 @click.option("--jetpack", help="JetPack version on the board. [default: newest with its DLA]")
+@html_option("the engine's graph, layers, memory, roofline and kernels")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def build(
     model: Path,
@@ -132,6 +134,7 @@ def build(
     power_mode: str | None,
     max_crossings: int | None,
     jetpack: str | None,
+    html: Path | None,
     as_json: bool,
 ) -> None:
     """Build an engine from a MODEL for a device profile.
@@ -152,9 +155,9 @@ def build(
         "--accept-loss": accept_loss,
     }
     _refuse_unused(data, precision, of_calibration)
-    need_folders(save_table)
+    need_folders(save_table, html)
 
-    from toolkit.cli.actions.build import as_builtins
+    from toolkit.cli.actions.build import as_builtins, write_build_page
     from toolkit.engine.build import BuildOptions, build_engine
     from toolkit.gpu.schedule.tactics import TacticOptions
     from toolkit.importers.source import ModelPath
@@ -188,7 +191,10 @@ def build(
     with progress_bar(model.name) as report:
         source = ModelPath(model, inputs_as_nchw)
         result = build_engine(source, profile, out or model.with_suffix(".engine"), options, report)
+    if html is not None:
+        write_build_page(result, html)
     click.echo(json.dumps(as_builtins(result)) if as_json else result.report)
+    say_written(html, as_json=as_json)
 
 
 def _refuse_two_sources(

@@ -9,8 +9,11 @@ import click
 from toolkit.cli.options.calibration import progress_bar
 from toolkit.cli.options.inputs import input_options, input_request
 from toolkit.cli.options.model import layout_option
+from toolkit.cli.options.page import html_option, say_written
 from toolkit.cli.options.plugin import plugin_option
+from toolkit.cli.options.range_outputs import need_folders
 from toolkit.cli.options.tolerances import tolerance_options, tolerances_of
+from toolkit.html.page import write_page
 
 if TYPE_CHECKING:
     from device.runtime.session import Dla, Scales
@@ -66,6 +69,7 @@ _OF_ONE = {
 @click.option("--nodes", "every", is_flag=True, help="List every tensor.")
 @layout_option
 @plugin_option
+@html_option("outputs and, of two engines, segments, placements, kernels and graphs side by side")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 @click.pass_context
 def compare(
@@ -94,6 +98,7 @@ def compare(
     every: bool,
     inputs_as_nchw: bool,
     plugins: "tuple[Plugin, ...]",
+    html: Path | None,
     as_json: bool,
 ) -> None:
     """Say whether A and B agree: ONNX models, engines or saved outputs (.npz), in any pairing.
@@ -103,6 +108,7 @@ def compare(
     With one file: what INT8 loses, node by node, and why. Give an engine with its --model, or a
     model with a --profile. FP32, the engine's INT8 and the DLA's arithmetic side by side.
     """
+    need_folders(html)
     _refuse_other_form(ctx, _OF_ONE if b is not None else _OF_TWO, two=b is not None)
     if b is not None:
         request = input_request(files, data, preprocess, seed, ranges, samples, shapes)
@@ -115,7 +121,7 @@ def compare(
         pair = AgreementRequest(
             a, b, request, tolerances, layers, folder, dla or "portable", plugins
         )
-        ctx.exit(_two_files(pair, every=every, as_json=as_json))
+        ctx.exit(_two_files(pair, html, every=every, as_json=as_json))
     if (model is None) == (profile is None):
         raise click.UsageError(
             "Give two files to compare, or an engine with --model M.onnx, or a model with "
@@ -140,20 +146,25 @@ def compare(
         table=table,
         shapes=shapes,
     )
-    _one_file(loss, every=every, as_json=as_json)
+    _one_file(loss, html, every=every, as_json=as_json)
 
 
-def _two_files(request: "AgreementRequest", *, every: bool, as_json: bool) -> int:
+def _two_files(
+    request: "AgreementRequest", html: Path | None, *, every: bool, as_json: bool
+) -> int:
     """Compare A and B, print it, and return the exit status."""
-    from toolkit.cli.actions.agreement import compare_files
+    from toolkit.cli.actions.agreement import compare_files, write_agreement_page
 
     with progress_bar(f"{request.a.name} and {request.b.name}") as report:
         agreement = compare_files(request, report)
+    if html is not None:
+        write_agreement_page(request, agreement, html)
     click.echo(json.dumps(agreement.builtins()) if as_json else agreement.text(every=every))
+    say_written(html, as_json=as_json)
     return 0 if agreement.compared.agrees else 1
 
 
-def _one_file(request: "CompareRequest", *, every: bool, as_json: bool) -> None:
+def _one_file(request: "CompareRequest", html: Path | None, *, every: bool, as_json: bool) -> None:
     """Print what the INT8 of one engine loses."""
     from toolkit.cli.actions.compare import compare_engine, compare_model
     from toolkit.evaluate.compare.report import comparison_builtins, comparison_text
@@ -161,10 +172,16 @@ def _one_file(request: "CompareRequest", *, every: bool, as_json: bool) -> None:
     with progress_bar(request.engine.name) as report:
         run = compare_engine if request.profile is None else compare_model
         comparison, tensors = run(request, report)
+    if html is not None:
+        from toolkit.cli.pages.compare_page import losses_page
+
+        text = comparison_text(comparison, tensors, every=False)
+        write_page(html, losses_page(comparison, text))
     if as_json:
         click.echo(json.dumps(comparison_builtins(comparison, tensors)))
     else:
         click.echo(comparison_text(comparison, tensors, every=every))
+    say_written(html, as_json=as_json)
 
 
 def _refuse_other_form(ctx: click.Context, options: dict[str, str], *, two: bool) -> None:

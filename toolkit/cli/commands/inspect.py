@@ -9,7 +9,9 @@ import msgspec
 
 from device.engine.manifest import Precision
 from toolkit.cli.options.calibration import parse_shapes
+from toolkit.cli.options.page import html_option, say_written
 from toolkit.cli.options.plugin import plugin_option
+from toolkit.html.page import write_page
 
 if TYPE_CHECKING:
     from toolkit.plugins import Plugin
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 @click.option("--shape", "shapes", multiple=True, callback=parse_shapes, metavar="NAME=DIMS",
     help="Model: fix an input's shape.")  # fmt: skip
 @plugin_option
+@html_option("graph, layers, memory and roofline of an engine, or graph and operators of a model")
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
 def inspect(
     file: Path,
@@ -35,6 +38,7 @@ def inspect(
     precision: Precision,
     shapes: dict[str, tuple[int, ...]],
     plugins: "tuple[Plugin, ...]",
+    html: Path | None,
     as_json: bool,
 ) -> None:
     """Show what is inside an ENGINE, an ONNX MODEL, or a file of arrays (.npz).
@@ -51,20 +55,27 @@ def inspect(
         inspected = action.inspect_model(
             action.InspectRequest(file, shapes, profile, precision, plugins)
         )
+        if html is not None:
+            from toolkit.cli.pages.model_page import model_page
+
+            write_page(html, model_page(inspected))
         click.echo(
             json.dumps(action.inspected_builtins(inspected))
             if as_json
             else action.inspected_text(inspected, nodes=nodes)
         )
+        say_written(html, as_json=as_json)
         return
     if profile or shapes or plugins:
         raise click.UsageError(
             f"--profile, --shape and --plugin are for an ONNX model; {file} is none."
         )
     if kind == "arrays":
+        if html is not None:
+            raise click.UsageError(f"--html is for a model or an engine; {file} holds arrays.")
         _arrays(file, as_json=as_json)
     else:
-        _engine(file, nodes=nodes, as_json=as_json)
+        _engine(file, nodes=nodes, html=html, as_json=as_json)
 
 
 def _arrays(path: Path, *, as_json: bool) -> None:
@@ -84,12 +95,16 @@ def _arrays(path: Path, *, as_json: bool) -> None:
             click.echo(f"  {name}: {what}")
 
 
-def _engine(path: Path, *, nodes: bool, as_json: bool) -> None:
+def _engine(path: Path, *, nodes: bool, html: Path | None, as_json: bool) -> None:
     from device.engine.file import open_engine
     from toolkit.cli.manifest_text import manifest_text
 
     with open_engine(path) as opened:
         manifest = opened.manifest
+        if html is not None:
+            from toolkit.cli.pages.engine_card import engine_facts, engine_page
+
+            write_page(html, engine_page(engine_facts(opened)))
         if as_json:
             click.echo(json.dumps(msgspec.to_builtins(manifest)))
             return
@@ -100,3 +115,4 @@ def _engine(path: Path, *, nodes: bool, as_json: bool) -> None:
                 click.echo(
                     f"{row.processor:5} {row.segment:8} {row.op:16} {row.node}{rule}: {row.reason}"
                 )
+    say_written(html, as_json=as_json)

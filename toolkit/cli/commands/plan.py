@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 import click
 
 from device.engine.manifest import Precision
-from device.files import replacing
 from toolkit.cli.options.calibration import parse_shapes, progress_bar
 from toolkit.cli.options.choices import PLAN_SECONDS
 from toolkit.cli.options.finite import FiniteRange
 from toolkit.cli.options.model import layout_option
 from toolkit.cli.options.names import complete_profile
+from toolkit.cli.options.page import html_option, say_written
 from toolkit.cli.options.plan import plan_options
 from toolkit.cli.options.plugin import plugin_option
+from toolkit.html.page import write_page
 from toolkit.partition.planning.workload import WorkloadModel, load_workload
 
 if TYPE_CHECKING:
@@ -52,9 +53,7 @@ if TYPE_CHECKING:
 @click.option("--nodes", "with_nodes", is_flag=True, help="List every node with its reason.")
 @click.option("--cycles", "with_cycles", is_flag=True,
     help="List the clock cycles of every DLA layer and what limits it.")  # fmt: skip
-@click.option(
-    "--html", type=click.Path(path_type=Path), help="Write the plan as an HTML page with charts."
-)
+@html_option("the graph, frames in flight and how plans compare")
 @click.option("--shape", "shapes", multiple=True, callback=parse_shapes, metavar="NAME=DIMS",
     help="Fix an input's shape.")  # fmt: skip
 @layout_option
@@ -120,14 +119,13 @@ def plan(
     with progress_bar("plan") as report:
         result = action.make_plan(request, report)
     if html:
-        with replacing(html) as file:
-            file.write(action.plan_html(result.shared, result.advice).encode())
+        write_page(html, action.plan_html(result.shared, result.advice))
     if as_json:
         click.echo(json.dumps(action.as_builtins(result)))
+        say_written(html, as_json=True)
         return
     click.echo(action.as_text(result, with_nodes=with_nodes, with_cycles=with_cycles))
-    if html:
-        click.echo(f"wrote {html}")
+    say_written(html, as_json=False)
 
 
 def _members(

@@ -6,6 +6,8 @@ from statistics import fmean
 
 import msgspec
 
+BINS = 40
+
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of a series of times, in milliseconds.
@@ -22,6 +24,14 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     p95_ms: float
     p99_ms: float
     max_ms: float
+
+
+class Histogram(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of times in equal bins from `low_ms` on; the last bin holds all times above, too."""
+
+    low_ms: float
+    width_ms: float
+    counts: tuple[int, ...]
 
 
 def distribution(times_ms: Sequence[float]) -> Distribution:
@@ -42,3 +52,16 @@ def distribution(times_ms: Sequence[float]) -> Distribution:
 def percentile(ordered: Sequence[float], percent: int) -> float:
     """Return the smallest value that at least `percent` % of the ordered values do not exceed."""
     return ordered[max(1, math.ceil(percent * len(ordered) / 100)) - 1]
+
+
+def histogram(times_ms: Sequence[float]) -> Histogram:
+    """Return the histogram of at least one time; the last bin begins at p99."""
+    ordered = sorted(times_ms)
+    low_ms, high_ms = ordered[0], percentile(ordered, 99)
+    if high_ms <= low_ms:
+        return Histogram(low_ms=low_ms, width_ms=max(low_ms, 1e-6), counts=(len(ordered),))
+    width_ms = (high_ms - low_ms) / (BINS - 1)
+    counts = [0] * BINS
+    for time_ms in ordered:
+        counts[min(BINS - 1, int((time_ms - low_ms) / width_ms))] += 1
+    return Histogram(low_ms=low_ms, width_ms=width_ms, counts=tuple(counts))

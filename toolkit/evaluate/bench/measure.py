@@ -23,7 +23,12 @@ from device.runtime.executors.protocol import Profiler
 from device.runtime.feeds import check_feeds
 from device.runtime.session import Session
 from toolkit.errors import BenchError
-from toolkit.evaluate.bench.distribution import Distribution, distribution
+from toolkit.evaluate.bench.distribution import (
+    Distribution,
+    Histogram,
+    distribution,
+    histogram,
+)
 
 Array = npt.NDArray[Any]
 
@@ -85,6 +90,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float
     throughput_qps: float
     latency: Distribution
+    histogram: Histogram
     gpu: tuple[GpuTimes, ...]
     layers: tuple[Layer, ...]
     segments: tuple[str, ...]
@@ -124,6 +130,7 @@ def measure(
             wall_s=wall_s,
             throughput_qps=len(latencies) / wall_s,
             latency=distribution(latencies),
+            histogram=histogram(latencies),
             gpu=gpu,
             layers=layers,
             segments=tuple(f"{report.segment}: {report.reason}" for report in first.reports),

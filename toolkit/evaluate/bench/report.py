@@ -41,7 +41,7 @@ def bench_table(result: BenchResult, manifest: Manifest) -> Group:
         Text(f"{result.engine}: {manifest.provenance.model}, {result.precision}, {shapes}"),
         *(Text(line, style="dim") for line in measured.segments),
         _times(measured),
-        Text(_throughput(measured), style="bold"),
+        Text(throughput_text(measured), style="bold"),
     ]
     parts += [Text(note) for note in result.notes]
     if measured.layers:
@@ -70,12 +70,13 @@ def _times(measured: Measured) -> Table:
     table.add_row("latency (infer)", *_cells(measured.latency), style="bold")
     for gpu_times in measured.gpu:
         where = f" {gpu_times.segment}" if len(measured.gpu) > 1 else ""
-        for title, times in _rows(gpu_times):
+        for title, times in gpu_rows(gpu_times):
             table.add_row(f"{title}{where}", *_cells(times))
     return table
 
 
-def _rows(gpu_times: GpuTimes) -> tuple[tuple[str, Distribution], ...]:
+def gpu_rows(gpu_times: GpuTimes) -> tuple[tuple[str, Distribution], ...]:
+    """Return the times of one segment with their titles."""
     return (
         ("enqueue (CPU)", gpu_times.enqueue),
         ("H2D", gpu_times.copy_in),
@@ -102,7 +103,8 @@ def _digits(value: float) -> str:
     return f"{value:.3f}" if value < 100 else f"{value:.2f}"
 
 
-def _throughput(measured: Measured) -> str:
+def throughput_text(measured: Measured) -> str:
+    """Return inferences a second in words."""
     text = f"throughput {measured.throughput_qps:.1f} inferences/s"
     if measured.items > 1:
         text += (

@@ -8,5 +8,5 @@ plan, segments, segment_costs, workload    the plan of one or several models, it
 portable                       cuts segments where the GPU backend has no kernel
 advice, figures, verdict       what to change; the plan beside GPU only and DLA with fallback
 cycles, traffic                clocks of DLA layers; frames simulated with contention
-plan_text, plan_json, plan_html, graph_drawing    the plan shown
+plan_text, plan_json, plan_html    the plan shown
 """

@@ -6,19 +6,13 @@ from html import escape
 import numpy as np
 
 from calibration.observer import Histogram
+from toolkit.html.markup import Html, colour_key, preformatted
+from toolkit.html.page import page
 from toolkit.quantize.ranges.measure import Ranges
 from toolkit.quantize.ranges.report_text import ranges_text
 
 WIDTH, HEIGHT, BARS = 420, 90, 140
-COLOURS = {"minmax": "#8a8f98", "entropy": "#c62828", "percentile": "#e69500", "mse": "#5b8def"}
-STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;
-color:#1d2127;background:#fff}
-h1{font-size:1.5rem}pre{background:#f5f6f8;padding:1rem;overflow-x:auto;font-size:12px}
-.grid{display:grid;grid-template-columns:1fr 1fr;gap:1rem}
-figure{margin:0;border:1px solid #e4e7eb;border-radius:4px;padding:.5rem}
-figcaption{font-size:12px;overflow-wrap:anywhere}svg{display:block}.muted{color:#667}
-"""
+KINDS = {"minmax": "soft", "entropy": "s1", "percentile": "s2", "mse": "s0"}
 
 
 def ranges_html(ranges: Ranges, title: str) -> str:
@@ -28,17 +22,16 @@ def ranges_html(ranges: Ranges, title: str) -> str:
         key=lambda name: ranges.table.tensors[name] / max(ranges.histograms[name].amax, 1e-30),
     )
     figures = "".join(_figure(ranges, name) for name in names)
-    legend = " ".join(
-        f"<span style='color:{colour}'>| {name}</span>" for name, colour in COLOURS.items()
+    lead = (
+        "Histograms of |x|, counts on a logarithmic scale; a tall line is the range taken, short "
+        "ones what methods propose. What lies right of the line is clipped."
     )
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8>"
-        f"<title>Calibration of {escape(title)}</title><style>{STYLE}</style>"
-        f"<h1>Calibration of {escape(title)}</h1><pre>{escape(ranges_text(ranges))}</pre>"
-        "<p class=muted>Histograms of |x|, counts on a logarithmic scale; a tall line is the range "
-        f"taken, short ones what methods propose: {legend}. What lies right of the line is clipped."
-        f"</p><div class=grid>{figures}</div></html>\n"
+    parts = (
+        preformatted(ranges_text(ranges)),
+        colour_key((kind, name) for name, kind in KINDS.items()),
+        Html(f"<div class=figures>{figures}</div>"),
     )
+    return page(f"Calibration of {title}", lead, parts)
 
 
 def _figure(ranges: Ranges, name: str) -> str:
@@ -64,15 +57,16 @@ def _svg(histogram: Histogram, amax: float, proposed: Mapping[str, float]) -> st
     bars = _bars(histogram, end)
     step = WIDTH / BARS
     drawn = "".join(
-        f"<rect x={i * step:.1f} y={HEIGHT - h:.1f} width={step:.1f} height={h:.1f} fill=#c9d6ee />"
+        f"<rect class='fill soft' x={i * step:.1f} y={HEIGHT - h:.1f} width={step:.1f} "
+        f"height={h:.1f} />"
         for i, h in enumerate(bars)
         if h > 0
     )
     lines = "".join(
-        _line(WIDTH * value / end, HEIGHT * 0.45, COLOURS.get(name.partition(":")[0], "#333"), name)
+        _line(WIDTH * value / end, HEIGHT * 0.45, KINDS.get(name.partition(":")[0], "accent"), name)
         for name, value in proposed.items()
     )
-    taken = _line(WIDTH * amax / end, 0.0, "#1d2127", "taken")
+    taken = _line(WIDTH * amax / end, 0.0, "crossing", "taken")
     return f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' width='100%'>{drawn}{lines}{taken}</svg>"
 
 
@@ -87,8 +81,8 @@ def _bars(histogram: Histogram, end: float) -> Sequence[float]:
     return result
 
 
-def _line(x: float, top: float, colour: str, title: str) -> str:
+def _line(x: float, top: float, kind: str, title: str) -> str:
     return (
-        f"<line x1={x:.1f} x2={x:.1f} y1={top:.1f} y2={HEIGHT} stroke='{colour}' "
-        f"stroke-width=2><title>{escape(title)}</title></line>"
+        f"<line class='stroke {kind}' x1={x:.1f} x2={x:.1f} y1={top:.1f} y2={HEIGHT}>"
+        f"<title>{escape(title)}</title></line>"
     )
