@@ -12,9 +12,7 @@ WORDS = {mi.StrType: "text", mi.BoolType: "boolean", mi.IntType: "integer", mi.F
          mi.NoneType: "none"}  # fmt: skip
 
 
-def rows_of(
-    kind: type[msgspec.Struct], titles: Mapping[type, str]
-) -> dict[str, tuple[str, str]]:
+def rows_of(kind: type[msgspec.Struct], titles: Mapping[type, str]) -> dict[str, tuple[str, str]]:
     """Return (type, default) of each key, the tag first; `titles`: how the page calls structs."""
     info: Any = mi.type_info(kind)
     tag = {info.tag_field: (f'`"{info.tag}"`', "required")} if info.tag_field else {}
