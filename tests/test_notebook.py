@@ -1,4 +1,4 @@
-"""The notebook of examples/: it runs from its first cell to its last, and is stored without outputs."""
+"""The notebook of examples/: it runs from first to last cell, and is stored without outputs."""
 
 import os
 from pathlib import Path

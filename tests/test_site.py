@@ -169,18 +169,27 @@ def test_the_report_on_costs_is_of_the_shipped_constants() -> None:
     assert len(lines) > len(fit_run.times) + len(fit_run.checks)
 
 
-def test_the_pipeline_pages_commands_run_in_the_order_of_the_site(tmp_path: Path) -> None:
+def test_the_commands_of_the_pages_run_in_the_order_of_the_site(tmp_path: Path) -> None:
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    pages = ("index.md", "calibrate.md", "plan.md", "build.md", "pipelines.md", "deploy.md")
+    pages = (
+        "index.md",
+        "calibrate.md",
+        "plan.md",
+        "build.md",
+        "pipelines.md",
+        "deploy.md",
+        "COSTS.md",
+    )
     blocks = [
         block
         for page in pages
         for block in re.findall(r"```bash\n(.*?)```", text_of(page), re.DOTALL)
     ]
-    assert len(blocks) >= 10
-    tandem = f'tandem() {{ "{sys.executable}" -m toolkit.cli "$@"; }}'
+    assert len(blocks) >= 8
+    python = f'python() {{ "{sys.executable}" "$@"; }}'
+    tandem = 'tandem() { python -m toolkit.cli "$@"; }'
     done = subprocess.run(
-        ["bash", "-ec", "\n".join([tandem, *blocks])],
+        ["bash", "-ec", "\n".join([python, tandem, *blocks])],
         cwd=tmp_path, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
