@@ -1,71 +1,16 @@
-"""The report of the fit: docs/COSTS.md, equations first, then every row."""
+"""Print how the cost model does: `python -m scripts.cost_report [--rows]`.
 
+Reads configs/predicted_figures.json, which `python -m scripts.fit_costs --write` writes; nothing is
+fitted again. `--rows` adds every row. docs/COSTS.md describes the model.
+"""
+
+import argparse
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
-from typing import TYPE_CHECKING
 
+from scripts.cost_result import Everything, Prediction, read_fit
 from scripts.cost_rows import Case
-
-if TYPE_CHECKING:
-    from scripts.fit_costs import Everything, Prediction
-
-EQUATIONS = """\
-# Costs: predicted against published
-
-Written by `python scripts/fit_costs.py --write-docs`. Published times, rates and powers of Jetson
-boards (`configs/published_figures.csv`) are compared with what `toolkit/partition/costs` predicts
-for the same network, rebuilt layer by layer with random weights (`scripts/networks`). The constants
-were fitted to the same rows; how well the model does on devices and models that it was not fitted
-to is said below.
-
-## The model
-
-**What runs as one** (`fusion.py`). A convolution or product takes normalisation, activation, sum
-and other pointwise work behind it into its kernel. Joins and cuts are addresses; a join copies
-only parts that were cut out of another tensor. Everything else is a kernel of its own, and so is a
-product with a gate that was computed from what it multiplies (squeeze and excitation).
-
-**GPU** (`gpu.py`). A product of M x N outputs over depth K is computed in tiles of m x n outputs,
-the depth cut into s parts, each SM making one tile at a time:
-
-    waves(m, n, s) = ceil(ceil(M / m) ceil(N / n) s / SMs)
-    cycles(m, n, s) = waves m n (reuse(256, 128) / reuse(m, n)) (K / s / (rate e) + o)
-    reuse(m, n) = m n / (m + n)
-    compute = min over (m, n, s) of cycles / clock
-    memory = (weights + activations read and written) / (bandwidth b)
-    time = max(compute, memory) + kernel_cycles / clock
-
-`rate` is the peak of one SM at the precision (FP32: TF32 where the GPU has it, times a fitted
-share), e the fitted efficiency, o the clocks of an output (more behind a sigmoid or the like).
-Depth is padded to what tensor cores take at once. On GPUs without tensor cores smaller tiles reuse
-enough. Depthwise convolutions run on the CUDA cores. A CUDA graph takes only a share of
-`kernel_cycles`.
-
-**DLA** (`dla.py`). `toolkit/dla/cycles` gives, from the published hardware, the clocks that a
-layer's sequence needs on the MAC array (padded channels, stripes, splits for the buffer), in the
-output stage, and the bytes with what is fetched twice:
-
-    time = max(max(array / e, output stage) / clock, bytes / (bandwidth b)) + layer_us
-    loadable = sum of its layers + submission_us
-
-A frame of a batch takes what a single one takes. v2 (Orin) is taken as four arrays of v1.
-
-**Crossing.** `us + 2 bytes / (bandwidth b)`: a switch, and one read and write in the other's
-format.
-
-**Contention** (`memory.py`). With own and others' demand as shares of the memory's peak:
-`slowdown = 1 + slope max(0, own - free) min(others, full)`.
-
-**Energy** (`energy.py`). With f the clock of each processor in GHz:
-
-    idle_w + sm_w SMs f^x + mac_pj width MACs f^(x-1)           (GPU at work)
-           + dla_w f^x + dla_mac_pj width MACs f^(x-1)          (each DLA core at work)
-           + byte_pj bytes
-
-Clocks of power modes come from `configs/profiles`. Times measured on a board go before the model
-(`toolkit/partition/costs/measured.py`).
-"""
 
 # Likely reasons of rows that are off by more than 35 %: the first that holds.
 _REASONS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
@@ -104,11 +49,21 @@ _REASONS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
 )
 
 
-def report(fit_run: "Everything") -> str:
-    """Return docs/COSTS.md."""
+def main() -> None:
+    """Print the report of the shipped fit."""
+    parser = argparse.ArgumentParser(description="Print how the cost model does.")
+    parser.add_argument("--rows", action="store_true", help="print every row, too")
+    arguments = parser.parse_args()
+    fit_run = read_fit()
+    print(summary(fit_run))
+    if arguments.rows:
+        print(every_row(fit_run))
+
+
+def summary(fit_run: Everything) -> str:
+    """Return the report without its rows, in Markdown."""
     times, checks = fit_run.times, fit_run.checks
     parts = [
-        EQUATIONS,
         _counts(fit_run),
         _tables("Reached on the fitted rows", times, lambda p: p.ratio),
         _outside("Each device left out in turn", times, lambda p: p.without_device),
@@ -118,7 +73,6 @@ def report(fit_run: "Everything") -> str:
         _contention(fit_run),
         _energy(fit_run),
         _constants(fit_run),
-        _rows(fit_run),
     ]
     return "\n".join(parts)
 
@@ -129,7 +83,7 @@ stated, taken at the highest), ResNet-18, ResNet-50 and MobileNetV2 on Orin Nano
 """
 
 
-def _counts(fit_run: "Everything") -> str:
+def _counts(fit_run: Everything) -> str:
     reasons = Counter(row.reason for row in fit_run.unused)
     used = len(fit_run.times) + sum(p.case.measure == "power" for p in fit_run.power)
     lines = [
@@ -157,9 +111,9 @@ HEAD = (
 
 
 def _grouped(
-    rows: Iterable["Prediction"],
+    rows: Iterable[Prediction],
     key: Callable[[Case], str],
-    value: Callable[["Prediction"], float | None],
+    value: Callable[[Prediction], float | None],
 ) -> list[str]:
     groups: dict[str, list[float]] = defaultdict(list)
     for row in rows:
@@ -171,8 +125,8 @@ def _grouped(
 
 def _tables(
     title: str,
-    rows: Sequence["Prediction"],
-    value: Callable[["Prediction"], float | None],
+    rows: Sequence[Prediction],
+    value: Callable[[Prediction], float | None],
     words: str = "",
 ) -> str:
     keys: tuple[Callable[[Case], str], ...] = (
@@ -189,12 +143,12 @@ def _tables(
 
 def _outside(
     title: str,
-    rows: Sequence["Prediction"],
-    value: Callable[["Prediction"], float | None],
+    rows: Sequence[Prediction],
+    value: Callable[[Prediction], float | None],
     *,
     by_model: bool = False,
 ) -> str:
-    def ratio(row: "Prediction") -> float | None:
+    def ratio(row: Prediction) -> float | None:
         number = value(row)
         return None if number is None else number / row.case.value
 
@@ -214,7 +168,7 @@ def _reason(case: Case) -> str:
     return next((why for why, holds in _REASONS if holds(case)), "no reason found")
 
 
-def _worst(fit_run: "Everything") -> str:
+def _worst(fit_run: Everything) -> str:
     predictions = [*fit_run.times, *fit_run.power, *fit_run.checks]
     outliers = sorted(
         (p for p in predictions if abs(p.ratio - 1) > 0.35), key=lambda p: -abs(p.ratio - 1)
@@ -241,7 +195,7 @@ def _what(case: Case) -> str:
     return f"{case.network}{side} b{case.batch} {case.precision} {case.engine} {case.measure}"
 
 
-def _contention(fit_run: "Everything") -> str:
+def _contention(fit_run: Everything) -> str:
     errors = fit_run.contention_errors
     crossings = ", ".join(f"{value:.0f}" for _, _, value in fit_run.crossings)
     return (
@@ -255,7 +209,7 @@ def _contention(fit_run: "Everything") -> str:
     )
 
 
-def _energy(fit_run: "Everything") -> str:
+def _energy(fit_run: Everything) -> str:
     power = [
         f"| {p.case.line} | {_what(p.case) if p.case.value > 8 else 'idle'} | "
         f"{_clocks(p.case)} | {p.case.value:.1f} | {p.predicted:.1f} | {p.ratio:.2f} |"
@@ -283,7 +237,7 @@ def _clocks(case: Case) -> str:
     return case.board.mode or "highest"
 
 
-def _constants(fit_run: "Everything") -> str:
+def _constants(fit_run: Everything) -> str:
     rows = []
     for group, values, fit in (
         ("gpu", fit_run.gpu, fit_run.gpu_fit),
@@ -308,14 +262,15 @@ def _constants(fit_run: "Everything") -> str:
     return f"## Constants\n\n{words}\n{head}\n" + "\n".join(rows) + "\n"
 
 
-def _rows(fit_run: "Everything") -> str:
+def every_row(fit_run: Everything) -> str:
+    """Return a table of every row of the fit and the checks, in Markdown."""
     head = (
         "| line | source | device | clocks | row | published | predicted | ratio "
         "| without device | without model |\n"
         "|---:|---|---|---|---|---:|---:|---:|---:|---:|"
     )
 
-    def line(p: "Prediction", number: str) -> str:
+    def line(p: Prediction, number: str) -> str:
         outside = [
             "" if value is None else f"{value / p.case.value:.2f}"
             for value in (p.without_device, p.without_model)
@@ -335,3 +290,7 @@ def _rows(fit_run: "Everything") -> str:
         f"{head}\n" + "\n".join(times) + "\n\n### Rows that no fit has seen\n\n`line` is that of "
         f"`configs/published_checks.csv`.\n\n{head}\n" + "\n".join(checks) + "\n"
     )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,16 +1,16 @@
-"""Fit the cost model to published figures: `python scripts/fit_costs.py [--write] [--write-docs]`.
+"""Fit the cost model to published figures: `python -m scripts.fit_costs [--write]`.
 
 Reads configs/published_figures.csv, rebuilds the networks that its rows name, fits the constants
 and prints the errors of predictions, also with every device and every model left out in turn.
-`--write` puts the constants into configs/costs.toml, `--write-docs` the report into docs/COSTS.md.
+`--write` puts the constants into configs/costs.toml and every prediction into
+configs/predicted_figures.json, from which `python -m scripts.cost_report` prints the report.
 Same rows, same constants: nothing is random.
 """
 
 import argparse
 import csv
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import fields, replace
 from statistics import median
 from typing import Any, Protocol, TypeVar
 
@@ -34,13 +34,13 @@ from scripts.cost_fit import (
     solve,
     together,
 )
-from scripts.cost_report import report
-from scripts.cost_rows import CHECKS, FIGURES, MODELS, Board, Case, UnusedRow, read_rows
+from scripts.cost_report import summary
+from scripts.cost_result import Everything, Prediction, write_fit
+from scripts.cost_rows import CHECKS, FIGURES, MODELS, Board, Case, read_rows
 from toolkit.partition.costs.bytes import moved_bytes
 from toolkit.partition.costs.energy import EnergyParameters
 from toolkit.partition.costs.gpu import Array, GpuParameters
 
-DOCS = Path(__file__).parent.parent / "docs" / "COSTS.md"
 TIMES = ("latency", "rate")
 P_contra = TypeVar("P_contra", contravariant=True)
 P = TypeVar("P")
@@ -54,56 +54,16 @@ CUT_ELEMENTS = dict(
 )
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """A row and its prediction; `without_*`: fitted without its device or model."""
-
-    case: Case
-    predicted: float
-    without_device: float | None = None
-    without_model: float | None = None
-
-    @property
-    def ratio(self) -> float:
-        """Predicted over published."""
-        return self.predicted / self.case.value
-
-
-@dataclass(frozen=True)
-class Everything:
-    """The result of a fit: constants, errors and predictions."""
-
-    gpu: GpuParameters
-    gpu_fit: Fitted
-    dla: DlaFit
-    dla_fit: Fitted
-    contention: tuple[float, float, float]
-    contention_fit: Fitted
-    contention_errors: tuple[float, ...]
-    energy: EnergyParameters
-    energy_fit: Fitted
-    crossing_us: float
-    crossings: tuple[tuple[int, float, float], ...]
-    times: tuple[Prediction, ...]
-    power: tuple[Prediction, ...]
-    ratios: tuple[tuple[str, str, float, float], ...]
-    checks: tuple[Prediction, ...]
-    unused: tuple[UnusedRow, ...]
-
-
 def main() -> None:
     """Fit, print, and write what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write configs/costs.toml")
-    parser.add_argument("--write-docs", action="store_true", help="write docs/COSTS.md")
+    parser.add_argument("--write", action="store_true", help="write constants and predictions")
     arguments = parser.parse_args()
     fit_run = fit_everything()
-    text = report(fit_run)
-    print(text.split("## Row by row")[0])
+    print(summary(fit_run))
     if arguments.write:
         (configs.ROOT / "costs.toml").write_text(constants_text(fit_run))
-    if arguments.write_docs:
-        DOCS.write_text(text)
+        write_fit(fit_run)
 
 
 def fit_everything() -> Everything:

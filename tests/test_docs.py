@@ -16,7 +16,7 @@ from toolkit.cli.main import COMMANDS
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "THIRD_PARTY.md"),
-    *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+    *(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
 )
 FILE = re.compile(
     r"`((?:toolkit|calibration|device|pipelines|configs|examples|scripts|tests|docs)/[\w./-]*)`"

@@ -1,0 +1,62 @@
+"""The result of a fit of the cost model, and the file that keeps it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+import configs
+from scripts.cost_fit import DlaFit, Fitted
+from scripts.cost_rows import Case, UnusedRow
+from toolkit.partition.costs.energy import EnergyParameters
+from toolkit.partition.costs.gpu import GpuParameters
+
+PREDICTED = configs.ROOT / "predicted_figures.json"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A row and its prediction; `without_*`: fitted without its device or model."""
+
+    case: Case
+    predicted: float
+    without_device: float | None = None
+    without_model: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over published."""
+        return self.predicted / self.case.value
+
+
+@dataclass(frozen=True)
+class Everything:
+    """The result of a fit: constants, errors and predictions."""
+
+    gpu: GpuParameters
+    gpu_fit: Fitted
+    dla: DlaFit
+    dla_fit: Fitted
+    contention: tuple[float, float, float]
+    contention_fit: Fitted
+    contention_errors: tuple[float, ...]
+    energy: EnergyParameters
+    energy_fit: Fitted
+    crossing_us: float
+    crossings: tuple[tuple[int, float, float], ...]
+    times: tuple[Prediction, ...]
+    power: tuple[Prediction, ...]
+    ratios: tuple[tuple[str, str, float, float], ...]
+    checks: tuple[Prediction, ...]
+    unused: tuple[UnusedRow, ...]
+
+
+def read_fit(path: Path = PREDICTED) -> Everything:
+    """Return the result that `write_fit` wrote."""
+    return msgspec.json.decode(path.read_bytes(), type=Everything)
+
+
+def write_fit(fit_run: Everything, path: Path = PREDICTED) -> None:
+    """Write a result, a prediction a line."""
+    encoded = msgspec.json.encode(fit_run, enc_hook=float)  # NumPy's numbers, too
+    path.write_bytes(encoded.replace(b'{"case":', b'\n{"case":') + b"\n")

@@ -1,0 +1,198 @@
+"""The site of docs/: it builds, pages are short, tables hold what the code has, commands run."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from doc_tables import rows_in, rows_of, sections
+
+import configs
+from device.agent.config import AgentConfig, BrokerTable, SourceTable, UpdateTable
+from device.protocol import documents
+from device.protocol.messages import Stats
+from device.protocol.topics import Topics
+from pipelines import config
+from pipelines.sinks.events import Detection, Event
+from scripts import cli_page, cost_report
+from scripts.cost_result import read_fit
+from toolkit.partition.costs.constants import load_costs
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+MOST_WORDS = 1500
+# Not read from end to end: references that are written by scripts, and the log of experiments.
+LONG_PAGES = {"RULES.md", "OPERATORS.md", "PERFORMANCE_LOG.md"}
+PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+TABLES = {
+    "pipelines.md": {
+        "pipeline.toml": config.PipelineConfig,
+        "source": config.SourceConfig,
+        "preprocess": config.PreprocessConfig,
+        "ltrb_grid": config.LtrbGrid,
+        "classification": config.Classification,
+        "mqtt": config.MqttSink,
+        "jsonl": config.JsonlSink,
+        "video": config.VideoSink,
+        "model.toml": config.ModelConfig,
+    },
+    "mqtt.md": {
+        "detections": Event,
+        "detection": Detection,
+        "stats": Stats,
+        "state": documents.StateDocument,
+        "reported": documents.Reported,
+        "what runs": documents.Running,
+        "status": documents.PipelineReport,
+        "update": documents.Update,
+        "desired": documents.Desired,
+        "release": documents.ReleaseSpec,
+        "blob": documents.BlobSpec,
+        "blob/get": documents.BlobGet,
+    },
+    "board.md": {
+        "agent.toml": AgentConfig,
+        "broker": BrokerTable,
+        "update": UpdateTable,
+        "source": SourceTable,
+    },
+}
+TITLES = {
+    config.SourceConfig: "table `source`",
+    config.PreprocessConfig: "table `preprocess`",
+    config.LtrbGrid: "decoder `ltrb_grid`",
+    config.Classification: "decoder `classification`",
+    config.MqttSink: "sink `mqtt`",
+    config.JsonlSink: "sink `jsonl`",
+    config.VideoSink: "sink `video`",
+    BrokerTable: "table `broker`",
+    UpdateTable: "table `update`",
+    SourceTable: "table `source`",
+    documents.ReleaseSpec: "a release",
+    documents.BlobSpec: "a blob",
+    documents.Running: "what runs",
+    documents.PipelineReport: "a status",
+    documents.Update: "an update",
+    Detection: "detection",
+}
+
+
+def text_of(page: str) -> str:
+    return (DOCS / page).read_text()
+
+
+def test_the_site_builds_and_every_link_resolves(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site"))
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "site" / "pipelines" / "index.html").exists()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in LONG_PAGES])
+def test_a_page_is_not_longer_than_a_readers_patience(page: str) -> None:
+    words = [word for word in re.split(r"[\s|]+", text_of(page)) if re.search(r"\w", word)]
+    assert len(words) <= MOST_WORDS
+
+
+@pytest.mark.parametrize(
+    ("page", "heading"), [(page, heading) for page, rows in TABLES.items() for heading in rows]
+)
+def test_a_table_has_every_key_with_its_type_and_default(page: str, heading: str) -> None:
+    assert rows_in(sections(text_of(page))[heading]) == rows_of(TABLES[page][heading], TITLES)
+
+
+def test_every_struct_that_is_read_or_sent_has_its_table() -> None:
+    shown = {kind for rows in TABLES.values() for kind in rows.values()}
+    for module, base in ((config, config._Value), (documents, documents._Document)):
+        own = {one for one in vars(module).values() if isinstance(one, type)}
+        assert {one for one in own if issubclass(one, base) and one is not base} <= shown
+
+
+def test_the_pipeline_of_the_page_is_the_shipped_one(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", text_of("pipelines.md"), re.DOTALL)
+    (tmp_path / "pipeline.toml").write_text(example)
+    shipped = config.load_pipeline(configs.ROOT / "pipelines" / "robot-objects.toml")
+    assert config.load_pipeline(tmp_path / "pipeline.toml") == shipped
+
+
+def test_the_page_on_mqtt_has_every_topic() -> None:
+    topics = Topics("DEVICE")
+    names = [name for name, one in vars(Topics).items() if isinstance(one, property)]
+    known = {getattr(topics, name) for name in names if name != "root"}
+    known.add(topics.chunk("SHA256", "N"))
+    assert set(re.findall(r"^\| `(fleet/\S+)` \|", text_of("mqtt.md"), re.MULTILINE)) == known
+
+
+def test_the_pages_of_commands_are_up_to_date() -> None:
+    written = {file: (cli_page.FOLDER / file).read_text() for file in cli_page.PAGES}
+    assert written == cli_page.pages(), "run python -m scripts.cli_page --write"
+
+
+def templates() -> Iterator[str]:
+    """Yield every text in the code, with ... for what is filled in."""
+    for package in ("device", "pipelines", "toolkit", "calibration"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.JoinedStr):
+                    yield "".join(
+                        str(one.value) if isinstance(one, ast.Constant) else "..."
+                        for one in node.values
+                    )
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+
+
+def test_every_error_message_of_the_faq_is_in_the_code() -> None:
+    messages = re.findall(r"^### (.*)$", text_of("faq.md"), re.MULTILINE)
+    known = list(templates())
+    lost = [message for message in messages if not any(message in text for text in known)]
+    assert len(messages) >= 20
+    assert not lost
+
+
+def test_the_figures_of_the_page_on_costs_are_those_of_the_report() -> None:
+    report = set(cost_report.summary(read_fit()).splitlines())
+    rows = [line for line in text_of("COSTS.md").splitlines() if line.startswith("| ")]
+    assert len(rows) > 20
+    assert set(rows) <= report
+
+
+def test_the_report_on_costs_is_of_the_shipped_constants() -> None:
+    costs, fit_run = load_costs(), read_fit()
+    assert costs.gpu.array_efficiency.value == pytest.approx(fit_run.gpu.array_efficiency, 1e-3)
+    assert costs.energy.idle_w.value == pytest.approx(fit_run.energy.idle_w, 1e-3)
+    lines = cost_report.every_row(fit_run).splitlines()
+    assert len(lines) > len(fit_run.times) + len(fit_run.checks)
+
+
+def test_the_commands_of_the_pages_run_in_the_order_of_the_site(tmp_path: Path) -> None:
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    pages = (
+        "index.md",
+        "calibrate.md",
+        "plan.md",
+        "build.md",
+        "pipelines.md",
+        "deploy.md",
+        "COSTS.md",
+    )
+    blocks = [
+        block
+        for page in pages
+        for block in re.findall(r"```bash\n(.*?)```", text_of(page), re.DOTALL)
+    ]
+    assert len(blocks) >= 8
+    python = f'python() {{ "{sys.executable}" "$@"; }}'
+    tandem = 'tandem() { python -m toolkit.cli "$@"; }'
+    done = subprocess.run(
+        ["bash", "-ec", "\n".join([python, tandem, *blocks])],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "robot.bundle").exists()
+    assert len((tmp_path / "seen.jsonl").read_text().splitlines()) == 10
