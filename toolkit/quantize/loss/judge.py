@@ -49,6 +49,11 @@ class Judgement:
         """The losses beyond their limits."""
         return tuple(loss for loss in self.losses if loss.broken)
 
+    @property
+    def spent(self) -> float:
+        """The largest share of its limit that a judged loss spends, 0 without any."""
+        return max((loss.spent for loss in self.losses if loss.judged), default=0.0)
+
 
 def judge(
     parts: Sequence[OutputPart],
