@@ -84,7 +84,7 @@ def check(judgement: Judgement, model: str) -> None:
         raise BuildError(
             f"INT8 loses too much of {model}: {'; '.join(map(loss_text, judgement.broken))} "
             f"({samples_text(judgement)}). Try --method auto or minmax, nodes in floating point "
-            "(--budget sqnr:25 or --keep-float), or more data; --accept-loss takes it as it is."
+            "(--budget margin:0.3 or --keep-float), or more data; --accept-loss takes it as it is."
         )
 
 
