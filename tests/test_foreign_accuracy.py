@@ -101,6 +101,5 @@ def test_the_default_loses_no_more_detections_than_minmax_on_other_pictures(
     widest = subject.measure(data, RangeOptions("minmax"))
     assert default.judgement.spent <= widest.judgement.spent
     default_drop = subject.drop(default)
-    print(default_drop, subject.drop(widest))
-    assert default.judgement.broken or default_drop <= 0.2
-    assert default_drop <= subject.drop(widest) + 0.05
+    assert default.judgement.broken or default_drop <= 0.2  # measured: 0.20, refused
+    assert default_drop <= subject.drop(widest) + 0.05  # measured: 0.28
