@@ -26,10 +26,13 @@ variance:
 The same rule chooses the start, from the method with the widest ranges to the narrowest. A few
 samples are tried first, half of them those with the largest errors; a candidate that is no better
 on them is dropped.
+
+E weighs all elements of an output alike, though a few may be all that counts. So whoever knows what
+the outputs are for may forbid a choice (`allowed`), which is asked about all tensors together.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +49,9 @@ from calibration.trials import (
     mean_of,
     significantly_less,
 )
+
+Allowed = Callable[[Mapping[str, float]], bool]
+"""Whether the ranges of all tensors together may be chosen."""
 
 MAX_TRIALS = 40
 """Maximum number of runs over all validation samples; partial runs count in part."""
@@ -102,6 +108,7 @@ def choose_ranges(
     *,
     single: Mapping[str, NDArray[np.float64]] | None = None,
     start: str | None = None,
+    allowed: Allowed = lambda assignment: True,
     max_trials: int = MAX_TRIALS,
     on_progress: Progress | None = None,
 ) -> AutoResult:
@@ -111,7 +118,7 @@ def choose_ranges(
     the float model; `own_errors`, for one tensor at a time, against the model whose activations
     are all float (its weights may be INT8), None: `errors`. At most `max_trials` calls of the
     two. `single`: e_s of each method for all tensors, None: measure it. `start`: the first method,
-    None: by the rule above.
+    None: by the rule above. `allowed`: asked before a tensor is given another range.
 
     Raises CalibrationError: candidates are missing or no ranges, or there are too few trials.
     """
@@ -143,7 +150,7 @@ def choose_ranges(
     search.expect(sum(len(options[tensor]) for tensor in order))
     order.sort(key=lambda tensor: -sensitivity[tensor])
     ordered = {tensor: options[tensor] for tensor in order}
-    current = _improve(search, choice, ordered, current, quick)
+    current = _improve(search, choice, ordered, current, quick, allowed=allowed)
     return AutoResult(
         amax=choice,
         choices=_choices(candidates, choice, first_method, sensitivity),
@@ -161,16 +168,20 @@ def _improve(
     options: Mapping[str, Sequence[float]],
     current: NDArray[np.float64],
     quick: NDArray[np.intp],
+    *,
+    allowed: Allowed,
 ) -> NDArray[np.float64]:
     """Try the candidates of each tensor in order, update `choice`; return its errors."""
     for tensor, candidates in options.items():
         for amax in candidates:
             if search.spent:
                 break
-            candidate = _measure(search, {**choice, tensor: amax}, current, quick)
-            if candidate is not None and replaces(
-                candidate, current, narrower=amax < choice[tensor]
-            ):
+            ranges = {**choice, tensor: amax}
+            candidate = _measure(search, ranges, current, quick)
+            if candidate is None:
+                continue
+            narrower = amax < choice[tensor]
+            if replaces(candidate, current, narrower=narrower) and allowed(ranges):
                 choice[tensor], current = amax, candidate
     return current
 

@@ -15,7 +15,7 @@ from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import import_model
-from toolkit.quantize.ranges.measure import RangeOptions, measure_ranges
+from toolkit.quantize.ranges.measure import RangeOptions, Ranges, measure_ranges
 
 RUINOUS = "percentile:5"  # clips nearly all
 
@@ -142,3 +142,51 @@ def test_a_concat_of_scores_and_boxes_is_kept_off_the_dla(
     assert result.loss is not None
     scores = [loss.value for loss in result.loss.losses if loss.part == "y[4:5]"]
     assert scores[0] > 25  # dB; one step of the boxes would be larger than any score
+
+
+def measured(path: Path, data: list[dict[str, np.ndarray]], options: RangeOptions) -> Ranges:
+    imported = import_model(path)
+    graph, _ = run_passes(imported.model)
+    return measure_ranges(graph, data, imported.sha256, options, lambda step, share: None)
+
+
+def test_auto_loses_no_more_of_the_scores_than_the_widest_ranges(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Few strong samples among weak ones: the mean error says clip, the scores say do not."""
+    path = detection_head(tmp_path / "m.onnx", rng)
+    for _ in range(3):
+        data = samples(rng, 12)
+        for number in (2, 5, 9):
+            data[number]["x"] *= 6
+        auto = measured(path, data, RangeOptions("auto"))
+        widest = measured(path, data, RangeOptions("minmax"))
+        assert auto.judgement.spent <= widest.judgement.spent
+        assert {loss.part for loss in widest.judgement.losses} == {"y[0:4]", "y[4:5]"}
+
+
+def test_auto_clips_nothing_where_the_samples_hold_no_detection(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path = save(
+        tmp_path / "m.onnx",
+        [
+            helper.make_node("Conv", ["x", "w0"], ["c"], "stem", pads=[1, 1, 1, 1]),
+            helper.make_node("Relu", ["c"], ["r"], "relu"),
+            helper.make_node("Conv", ["r", "w1", "b1"], ["logits"], "head"),
+            helper.make_node("Sigmoid", ["logits"], ["y"], "sigmoid"),
+        ],
+        {"x": [1, 3, 32, 32]},
+        {"y": [1, 2, 32, 32]},
+        {
+            "w0": rng.normal(size=(16, 3, 3, 3)).astype(np.float32),
+            "w1": rng.normal(scale=0.05, size=(2, 16, 1, 1)).astype(np.float32),
+            "b1": np.full(2, -9, np.float32),
+        },
+    )
+    data = samples(rng, 8)
+    # Without equalisation, so that both have one graph.
+    auto = measured(path, data, RangeOptions("auto", equalise="off", correct_biases="off"))
+    widest = measured(path, data, RangeOptions("minmax"))
+    assert auto.judgement.nothing_to_lose == ("y",)
+    assert auto.table.tensors == widest.table.tensors

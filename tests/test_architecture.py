@@ -26,7 +26,7 @@ from toolkit.partition.planning.plan import PlanOptions
 from toolkit.quantize.corrections.corrections import Switch
 from toolkit.quantize.preprocess.presets import PRESETS
 from toolkit.quantize.qdq.export import FORMS
-from toolkit.quantize.ranges.measure import AUTO
+from toolkit.quantize.ranges.measure import AUTO, RangeOptions
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("toolkit", "calibration", "pipelines", "device", "configs")
@@ -122,6 +122,7 @@ def test_a_command_of_the_board_runs_without_the_packages_of_the_host(
 
 def test_the_choices_of_options_are_those_of_the_tables() -> None:
     assert choices.AUTO == AUTO
+    assert RangeOptions().method == choices.AUTO
     assert tuple(METHODS) == choices.CALIBRATION_METHODS
     assert choices.QDQ_FORMS == FORMS
     assert tuple(PRESETS) == choices.PREPROCESSINGS

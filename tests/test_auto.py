@@ -227,3 +227,19 @@ def test_a_network_gains_over_the_method_it_starts_with(
     assert set(result.amax) == set(trial.tensors)
     assert result.complete
     assert result.trials < 100
+
+
+def test_what_is_not_allowed_of_all_tensors_together_is_not_chosen(
+    rng: np.random.Generator,
+) -> None:
+    errors = Additive(rng)
+    free = choose_ranges(errors.candidates, errors, start="m2")
+    moved = [name for name, found in errors.candidates.items() if free.amax[name] != found["m2"]]
+    assert len(moved) > 1
+
+    def at_most_one(assignment) -> bool:
+        return sum(amax != errors.candidates[t]["m2"] for t, amax in assignment.items()) <= 1
+
+    bound = choose_ranges(errors.candidates, errors, start="m2", allowed=at_most_one)
+    assert sum(bound.amax[name] != found["m2"] for name, found in errors.candidates.items()) == 1
+    assert bound.error == pytest.approx(float(errors(bound.amax).mean()))

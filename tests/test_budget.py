@@ -191,7 +191,7 @@ def fragile(tmp_path: Path, rng: np.random.Generator) -> tuple[ir.Model, dict[st
     return model, {name: float(np.abs(found[name]).max()) for name in trial.tensors}, samples
 
 
-@pytest.mark.parametrize(("metric", "least"), [("sqnr", 20.0), ("cosine", 0.99)])
+@pytest.mark.parametrize(("metric", "least"), [("sqnr", 20.0), ("cosine", 0.99), ("margin", 0.9)])
 def test_the_node_that_cannot_bear_int8_stays_in_float(
     tmp_path: Path, rng: np.random.Generator, metric: str, least: float
 ) -> None:

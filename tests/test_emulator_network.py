@@ -11,6 +11,7 @@ from pipelines.config import load_model
 from pipelines.stages.preprocess import preprocess
 from pipelines.vision import cv2
 from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.quantize.ranges.measure import RangeOptions
 
 MODEL = configs.ROOT / "models" / "robot-objects.toml"
 Arrays = dict[str, np.ndarray]
@@ -23,7 +24,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Arrays]]
     files = sorted((MODEL.parent / model.calibration).glob("*.jpg"))[:12]
     scenes = [preprocess(cv2.imread(str(one)), model.preprocess)[0].copy() for one in files]
     path = tmp_path_factory.mktemp("engine") / "detector.engine"
-    options = BuildOptions(data=[{"images": scene} for scene in scenes])
+    data = [{"images": scene} for scene in scenes]
+    options = BuildOptions(data=data, ranges=RangeOptions("minmax"))
     build_engine(MODEL.parent / model.file, "agx-orin-64gb", path, options)
     return {
         "portable": run(path, scenes[:3]),

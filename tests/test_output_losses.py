@@ -1,5 +1,6 @@
 """What INT8 loses at the outputs: their parts, the metrics that fit them, and the limits."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -209,3 +210,27 @@ def test_noise_as_large_as_the_signal_is_an_error_that_says_what_to_do(
 def test_a_figure_that_is_not_a_number_is_beyond_every_limit() -> None:
     loss = OutputLoss("y", metrics.SQNR, float("nan"), 1)
     assert Judgement((loss,), 1, "held out").broken == (loss,)
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "spent"),
+    [
+        (metrics.SCORE_DROP, 0.0, 0.0),
+        (metrics.SCORE_DROP, 0.1, 1.0),
+        (metrics.RANKING, 1.0, 0.0),
+        (metrics.RANKING, 0.9, 1.0),
+        (metrics.RANKING, 0.8, 2.0),
+        (metrics.SQNR, 3.0, 1.0),
+        (metrics.SQNR, 23.0, 0.01),
+        (metrics.SQNR, float("inf"), 0.0),
+        (metrics.SQNR, float("-inf"), float("inf")),
+        (metrics.SQNR, float("nan"), float("inf")),
+    ],
+)
+def test_losses_of_all_metrics_compare_by_the_share_of_the_limit(
+    metric: metrics.Metric, value: float, spent: float
+) -> None:
+    loss = OutputLoss("y", metric, value, 1)
+    assert loss.spent == pytest.approx(spent)
+    assert Judgement((loss,), 1, "seen").spent == loss.spent
+    assert Judgement((replace(loss, judged=False),), 1, "seen").spent == 0.0

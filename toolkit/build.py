@@ -132,7 +132,7 @@ def calibrate(
     model: Model,
     data: Source,
     *,
-    method: str = "entropy",
+    method: str = "auto",
     samples: int | None = None,
     profile: str | None = None,
     out: str | Path | None = None,
@@ -142,7 +142,7 @@ def calibrate(
 ) -> CalibrationTable:
     """Measure the INT8 range of every tensor over data; `build` takes the table as `calibration`.
 
-    `data` as in `build`. `method`: minmax, entropy, percentile, mse or auto. `samples`: how many
+    `data` as in `build`. `method`: auto, minmax, entropy, percentile or mse. `samples`: how many
     to use, None: all. `profile`: rewrite the graph for its DLA first. `out`: a file for the table.
     `options` has everything else; `method` and `samples` go before what it says.
 

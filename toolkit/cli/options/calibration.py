@@ -78,7 +78,7 @@ def calibration_options(required: bool) -> Callable[[F], F]:
         click.option(
             "--budget",
             metavar="METRIC:LOSS",
-            help="Keep nodes in float until a metric holds, such as sqnr:25 or map50:-0.5.",
+            help="Keep nodes in float until a metric holds, such as margin:0 or sqnr:25.",
         ),
         click.option(
             "--resume",

@@ -49,6 +49,11 @@ class Judgement:
         """The losses beyond their limits."""
         return tuple(loss for loss in self.losses if loss.broken)
 
+    @property
+    def spent(self) -> float:
+        """The largest share of its limit that a judged loss spends, 0 without any."""
+        return max((loss.spent for loss in self.losses if loss.judged), default=0.0)
+
 
 def judge(
     parts: Sequence[OutputPart],
@@ -79,7 +84,7 @@ def check(judgement: Judgement, model: str) -> None:
         raise BuildError(
             f"INT8 loses too much of {model}: {'; '.join(map(loss_text, judgement.broken))} "
             f"({samples_text(judgement)}). Try --method auto or minmax, nodes in floating point "
-            "(--budget sqnr:25 or --keep-float), or more data; --accept-loss takes it as it is."
+            "(--budget margin:0.3 or --keep-float), or more data; --accept-loss takes it as it is."
         )
 
 

@@ -71,6 +71,23 @@ class OutputLoss:
         limit = self.metric.limit
         return not (self.value >= limit if self.metric.larger_is_better else self.value <= limit)
 
+    @property
+    def spent(self) -> float:
+        """Share of the limit that is spent: 0 where nothing is lost, more than 1 beyond the limit.
+
+        Of SQNR it is a ratio of noise powers, 10^((limit - value) / 10). Infinite for NaN.
+        """
+        metric = self.metric
+        if math.isnan(self.value):
+            return math.inf
+        if metric.unit == "dB":
+            return (
+                math.inf if self.value == -math.inf else 10.0 ** ((metric.limit - self.value) / 10)
+            )
+        if metric.larger_is_better:
+            return (1.0 - self.value) / (1.0 - metric.limit)
+        return self.value / metric.limit
+
 
 def sqnr(part: str, reference: Arrays, candidate: Arrays, *, judged: bool) -> OutputLoss:
     """10 log10(sum r^2 / sum (c - r)^2) dB over all samples as one vector."""

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from calibration.auto import AutoResult, best_single, choose_ranges, replaces, widest_first
+from calibration.auto import AutoResult, choose_ranges, replaces, widest_first
 from calibration.calibrate import Observation
 from calibration.dataset import Sample
 from calibration.observer import Histogram, merge
@@ -26,6 +26,8 @@ AUTO_METHODS = (
     "minmax", "percentile:99.999", "percentile", "percentile:99.9", "mse", "entropy"
 )  # fmt: skip
 """The methods that `auto` chooses from."""
+WIDEST = "minmax"
+"""The method that clips nothing seen: `auto` loses no more than it."""
 MAX_CORRECTED_METHODS = 2
 """Number of methods tried with corrected biases, beside the one with the widest ranges."""
 
@@ -150,18 +152,59 @@ def _as_judged(
     return as_judged
 
 
+@dataclass(frozen=True)
+class Start:
+    """A method on all tensors. `noise`: of the graph as it is, or with corrected biases.
+
+    `error`: e_s of the samples that judge it. `spent`: the largest share of a limit that a loss
+    spends (`toolkit.quantize.loss.judge`), on these samples and on all validation samples.
+    """
+
+    method: str
+    noise: OutputNoise
+    error: NDArray[np.float64]
+    spent: tuple[float, float]
+
+    def replaces(self, current: "Start", widest: "Start") -> bool:
+        """True if this start is better than `current`, and loses no more than the widest ranges.
+
+        The loss decides where `current` is beyond a limit, else the error.
+        """
+        if not loses_no_more(self.spent, widest.spent):
+            return False
+        if max(current.spent) > 1.0:
+            return max(self.spent) < max(current.spent)
+        return replaces(self.error, current.error, narrower=True)
+
+
+def loses_no_more(spent: tuple[float, float], limit: tuple[float, float]) -> bool:
+    """True if no share of the limits that is spent is larger."""
+    return all(one <= other for one, other in zip(spent, limit, strict=True))
+
+
+def spent_shares(
+    fitted: Fit, noise: OutputNoise, assignment: Assignment, keep_float: frozenset[str] = NO_NODES
+) -> tuple[float, float]:
+    """Share of the limits that is spent, on the samples held out and on all."""
+    held_out = noise.judged(assignment, keep_float, fitted.judges)
+    return held_out.spent, noise.judged(assignment, keep_float).spent
+
+
 def search_ranges(
     fitted: Fit,
     correct: Callable[[Fit], ir.Model] | None,
     on_start: Progress,
     on_progress: Progress,
 ) -> Fit:
-    """Choose for each tensor the candidate that adds the least error.
+    """Choose for each tensor the candidate that adds the least error, where scores stay.
 
+    No choice loses more than the widest ranges do; where the samples cannot tell, these stay.
     `correct` returns the graph with biases corrected for the ranges of a fit; None: unchanged.
     `on_start` reports methods tried on all tensors, `on_progress` trials of single tensors.
     """
     trial = fitted.trial
+    if not trial.tensors:
+        return fitted
     by_tensor = {
         tensor: {
             method: with_operands(fitted.graph, amax)[tensor]
@@ -169,52 +212,77 @@ def search_ranges(
         }
         for tensor in trial.tensors
     }
-    single = {}
-    for done, method in enumerate(fitted.candidates):
-        on_start(done, 2 * len(fitted.candidates))
-        single[method] = fitted.noise.errors(
-            {tensor: by_tensor[tensor][method] for tensor in trial.tensors}
-        )
-    method, noise = _starting_method(fitted, by_tensor, single, correct, on_start)
+    widest_ranges = {tensor: amax_of[WIDEST] for tensor, amax_of in by_tensor.items()}
+    if fitted.noise.judged(widest_ranges).nothing_to_lose:
+        return widest_fit(fitted)
+    start, limit, single = _start(fitted, by_tensor, correct, on_start)
     auto = choose_ranges(
-        by_tensor, noise.errors, noise.own_errors,
-        single=single, start=method, on_progress=on_progress,
-    )  # fmt: skip
+        by_tensor,
+        start.noise.errors,
+        start.noise.own_errors,
+        single=single,
+        start=start.method,
+        allowed=lambda ranges: loses_no_more(spent_shares(fitted, start.noise, ranges), limit),
+        on_progress=on_progress,
+    )
+    return _chosen(fitted, start.method, auto)
+
+
+def widest_fit(fitted: Fit) -> Fit:
+    """The fit with the widest ranges, as `auto` puts it."""
+    widest_ranges = trial_ranges(fitted.trial, fitted.candidates[WIDEST])
+    by_tensor = {tensor: {WIDEST: amax} for tensor, amax in widest_ranges.items()}
+    single = {WIDEST: fitted.noise.errors(widest_ranges)}
+    return _chosen(fitted, WIDEST, choose_ranges(by_tensor, fitted.noise.errors, single=single))
+
+
+def _chosen(fitted: Fit, method: str, auto: AutoResult) -> Fit:
     amax = with_operands(fitted.graph, {**fitted.candidates[method], **auto.amax})
-    figures = fitted.noise.sqnr_db(trial_ranges(trial, amax), NO_NODES, fitted.judges)
+    figures = fitted.noise.sqnr_db(trial_ranges(fitted.trial, amax), NO_NODES, fitted.judges)
     return replace(fitted, method=method, amax=amax, sqnr_db=figures, auto=auto)
 
 
-def _starting_method(
+def _start(
     fitted: Fit,
     by_tensor: Mapping[str, Mapping[str, float]],
-    single: Mapping[str, NDArray[np.float64]],
     correct: Callable[[Fit], ir.Model] | None,
     on_progress: Progress,
-) -> tuple[str, OutputNoise]:
-    """The first method, and the model that measures it: with corrected biases if they help."""
-    if correct is None:
-        return best_single(by_tensor, single), fitted.noise
+) -> tuple[Start, tuple[float, float], dict[str, NDArray[np.float64]]]:
+    """The best start, what it may spend, and e_s of each method on all samples.
+
+    A model with corrected biases is tried for the widest ranges and the methods of least error.
+    """
+    judges = slice(None) if correct is None else fitted.judges
     order = widest_first(by_tensor)
-    lowest_error = sorted(order, key=lambda method: mean_of(single[method]))[:MAX_CORRECTED_METHODS]
-    best, noise, error = order[0], fitted.noise, single[order[0]][fitted.judges]
+    single: dict[str, NDArray[np.float64]] = {}
+    starts: dict[str, Start] = {}
+    for done, method in enumerate(order):
+        on_progress(done, 2 * len(order))
+        ranges = {tensor: amax_of[method] for tensor, amax_of in by_tensor.items()}
+        single[method] = fitted.noise.errors(ranges)
+        spent = spent_shares(fitted, fitted.noise, ranges)
+        starts[method] = Start(method, fitted.noise, single[method][judges], spent)
+    least = sorted(order, key=lambda method: mean_of(single[method]))[:MAX_CORRECTED_METHODS]
+    best = widest = starts[WIDEST]
     for done, method in enumerate(order):
         on_progress(len(order) + done, 2 * len(order))
-        uncorrected_error = single[method][fitted.judges]
-        if method != best and replaces(uncorrected_error, error, narrower=True):
-            best, noise, error = method, fitted.noise, uncorrected_error
-        if method in (order[0], *lowest_error):
-            complete = with_operands(fitted.graph, fitted.candidates[method])
-            graph = correct(replace(fitted, method=method, amax=complete))
-            corrected_noise = fitted.noise.of_model(
-                TrialModel(graph, operands=fitted.trial.operands)
-            )
-            corrected_error = corrected_noise.errors(
-                trial_ranges(fitted.trial, complete), fitted.judges
-            )
-            if replaces(corrected_error, error, narrower=True):
-                best, noise, error = method, corrected_noise, corrected_error
-    return best, noise
+        if starts[method].replaces(best, widest):
+            best = starts[method]
+        if correct is not None and method in (WIDEST, *least):
+            corrected = _corrected(fitted, method, correct)
+            if corrected.replaces(best, widest):
+                best = corrected
+    return best, widest.spent, single
+
+
+def _corrected(fitted: Fit, method: str, correct: Callable[[Fit], ir.Model]) -> Start:
+    """A method with biases corrected for its ranges."""
+    complete = with_operands(fitted.graph, fitted.candidates[method])
+    graph = correct(replace(fitted, method=method, amax=complete))
+    noise = fitted.noise.of_model(TrialModel(graph, operands=fitted.trial.operands))
+    ranges = trial_ranges(fitted.trial, complete)
+    error = noise.errors(ranges, fitted.judges)
+    return Start(method, noise, error, spent_shares(fitted, noise, ranges))
 
 
 def trial_ranges(trial: TrialModel, amax: Mapping[str, float]) -> dict[str, float]:

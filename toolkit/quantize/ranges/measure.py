@@ -67,8 +67,11 @@ from toolkit.quantize.ranges.fit import (
     Halves,
     Outputs,
     fit,
+    loses_no_more,
     merge_observations,
     search_ranges,
+    spent_shares,
+    widest_fit,
 )
 from toolkit.quantize.ranges.observe import observe_run, shared_runner
 from toolkit.quantize.ranges.split import MIN_SAMPLES, Split
@@ -77,6 +80,7 @@ from toolkit.quantize.trials.budget import BudgetSearch, budget_violation, find_
 AUTO = "auto"
 DUMMY_AMAX = 4.0
 """Range of a tensor that was not measured; trtexec uses 2 and 4."""
+WORSE = "minmax without it loses less of the scores, boxes or classes"
 _NO_ROWS: Rows = MappingProxyType({})
 
 Report = Callable[[str, float], None]
@@ -199,7 +203,8 @@ def measure_ranges(
     observation = _observe(job, watch, checkpoint)
     judges = _Judges(job.data.validation, job.data.held_out)
     data_sha256 = job.data.sha256()
-    fitted, factors, equalisation = _equalise(job, judges, _fit(job, judges, graph, observation))
+    plain = _fit(job, judges, graph, observation)
+    fitted, factors, equalisation = _equalise(job, judges, plain)
     learning = job.data.first(CORRECTION_SAMPLES) if job.corrects else ()
     fitted = _choose(job, fitted, learning)
     search = _budget_search(options, judges)
@@ -209,6 +214,13 @@ def measure_ranges(
     budget_nodes = frozenset() if budget is None else budget.keep_float
     final = final_fit(fitted, options.keep_float | budget_nodes)
     final, correction = _correct(job, fitted, final, learning, _budget_check(budget, search))
+    outcomes = tuple(outcome for outcome in (equalisation, correction) if outcome is not None)
+    if job.chooses and budget is None and fitted.trial.tensors:
+        widest = widest_fit(plain)
+        widest_final = final_fit(widest, options.keep_float)
+        if not loses_no_more(_spent(fitted, final), _spent(widest, widest_final)):
+            fitted, final, factors = widest, widest_final, _NO_ROWS
+            outcomes = tuple(replace(one, kept=False, reason=WORSE) for one in outcomes)
     return Ranges(
         table=_table(
             options,
@@ -238,7 +250,7 @@ def measure_ranges(
         judges=final.noise.selected(fitted.judges),
         preprocessing=job.preprocessing,
         remarks=_remarks(job),
-        corrections=tuple(outcome for outcome in (equalisation, correction) if outcome is not None),
+        corrections=outcomes,
         auto=fitted.auto,
         budget=budget,
     )
@@ -260,6 +272,12 @@ class _Job:
     @property
     def methods(self) -> Sequence[str]:
         return AUTO_METHODS if self.options.method == AUTO else (self.options.method,)
+
+    @property
+    def chooses(self) -> bool:
+        """True if `auto` may leave out everything that loses more than the widest ranges."""
+        switches = (self.options.equalise, self.options.correct_biases)
+        return self.options.method == AUTO and "on" not in switches
 
     @property
     def corrects(self) -> bool:
@@ -390,6 +408,10 @@ def _correct(
     return final, CorrectionOutcome(CORRECTION, "auto", False, reason=why_not)
 
 
+def _spent(fitted: Fit, final: FinalFit) -> tuple[float, float]:
+    return spent_shares(fitted, final.noise, final.ranges, final.keep_float)
+
+
 def _judge(job: _Job, fitted: Fit, final: FinalFit) -> Judgement:
     """Step 7."""
     job.report("judge", 0.0)
@@ -430,10 +452,11 @@ def _why_not(source: Source, data: Split) -> str:
         return "it reads the samples again, but an iterator gives them once"
     if data.unseen:
         return ""
-    if len(data) >= MIN_SAMPLES:  # an iterable without a length: known after the first pass only
+    if data.count >= MIN_SAMPLES:  # an iterable without a length: known after the first pass only
         return "samples without a known number leave none unseen to measure it on: give a list"
     return (
-        f"{len(data)} samples are too few to measure it on unseen ones: give at least {MIN_SAMPLES}"
+        f"{data.count} samples are too few to measure it on unseen ones: give at least "
+        f"{MIN_SAMPLES}"
     )
 
 

@@ -14,6 +14,10 @@ from toolkit.quantize.preprocess.decide import Decision
 from toolkit.quantize.ranges.measure import Ranges
 
 SHOWN = 12  # of long lists; the JSON holds all
+NO_INT8 = (
+    "INT8 has nothing to quantize: no node outside the branches of If and Loop has an INT8 form, "
+    "so the outputs are those of FP32"
+)
 _CHANGES = MappingProxyType({EQUALISATION: "tensors rescaled", CORRECTION: "biases changed"})
 
 
@@ -32,6 +36,8 @@ def ranges_text(ranges: Ranges) -> str:
         if names:
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
             lines.append(f"  {title}: {', '.join(names[:SHOWN])}{more}")
+    if not ranges.fit.trial.nodes:
+        lines.append(f"  {NO_INT8}")
     lines += _dead_channels(ranges)
     lines += [f"  {line}" for line in judgement_lines(ranges.judgement)]
     lines += [f"  {correction_text(outcome)}" for outcome in ranges.corrections]

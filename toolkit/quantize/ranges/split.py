@@ -35,6 +35,11 @@ class Split:
         self._validation: dict[int, Sample] = {}
 
     @property
+    def count(self) -> int:
+        """The samples of both parts; 0 as long as an iterator has not told."""
+        return len(self._data)
+
+    @property
     def requested(self) -> int:
         return self._data.requested
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from toolkit.quantize.corrections.effect import Effect, effects_of
 from toolkit.quantize.ranges.measure import Ranges
 from toolkit.quantize.scales.rules import UnifiedRanges
+from toolkit.quantize.trials.metrics import OutputNoise
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +22,15 @@ class ScaleEffect:
 
 
 def scale_effect(unified: UnifiedRanges, ranges: Ranges | None) -> ScaleEffect:
-    """Measure the effect on the validation samples of the ranges; without ranges, only count."""
+    """Measure the effect with the ranges of all samples; without ranges, only count."""
     count, factor = len(unified.changes), unified.worst_factor
     if ranges is None or not count:
         return ScaleEffect(count, factor)
     final = ranges.fit
     after = {name: unified.amax[name] for name in final.ranges}
-    effects = effects_of(
-        lambda amax: final.noise.sqnr_db(amax, final.keep_float), final.ranges, after
-    )
+    samples, exact = zip(*ranges.judges, strict=True)
+    noise = OutputNoise(final.trial, samples, exact)
+    effects = effects_of(lambda amax: noise.sqnr_db(amax, final.keep_float), final.ranges, after)
     return ScaleEffect(count, factor, effects)
 
 

@@ -8,7 +8,8 @@ compare with the float model and need no labels. An output o is a part of one wh
     sqnr     = min over o of  10 log10(signal_o / noise_o)  dB
     cosine   = min over o of  sum y_o y_o' / sqrt(sum |y_o|^2 sum |y_o'|^2)
 
-`map50` is the mAP50 of a detector on labelled images, 0 to 100.
+`margin` is what the losses leave of their limits (`toolkit.quantize.loss`): 1 without any loss,
+0 at a limit. `map50` is the mAP50 of a detector on labelled images, 0 to 100.
 """
 
 import math
@@ -26,6 +27,7 @@ from calibration.errors import CalibrationError
 from calibration.trials import ALL, Assignment, SampleSelection
 from pipelines.config import ModelConfig
 from toolkit.graph.node_view import view
+from toolkit.quantize.loss.judge import Judgement, judge
 from toolkit.quantize.loss.parts import split_outputs
 from toolkit.quantize.quantize import int8_nodes
 from toolkit.quantize.trials.score import HeldOut, score
@@ -39,6 +41,7 @@ AsJudged = Callable[[Assignment, int], Assignment]
 Outputs = Mapping[str, NDArray[Any]]
 NO_NODES: frozenset[str] = frozenset()
 _Trial = tuple[frozenset[tuple[str, float | None]], int, frozenset[str]]
+_Latest = tuple[frozenset[tuple[str, float | None]], frozenset[str], dict[int, Outputs]]
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class OutputNoise:
             )
         self._trial = trial
         self._known: dict[_Trial, Mapping[str, float]] = {}
+        self._latest: _Latest = (frozenset(), NO_NODES, {})
         self._as_judged = as_judged or _as_requested
         self._samples = tuple(samples)
         if exact is None:
@@ -154,6 +158,16 @@ class OutputNoise:
         actual = [self._run(assignment, number, keep_float) for number in numbers]
         return [self.exact[number] for number in numbers], actual
 
+    def judged(
+        self,
+        assignment: Assignment,
+        keep_float: frozenset[str] = NO_NODES,
+        samples: SampleSelection = ALL,
+    ) -> Judgement:
+        """Judge the selected samples, held out from the ranges (`as_judged`)."""
+        exact, actual = self.compared(assignment, keep_float, samples)
+        return judge(self._trial.parts, exact, actual, basis="held out")
+
     def selected(
         self, samples: SampleSelection = ALL
     ) -> tuple[tuple[dict[str, NDArray[Any]], Outputs], ...]:
@@ -163,8 +177,15 @@ class OutputNoise:
     def _run(
         self, assignment: Assignment, number: int, keep_float: frozenset[str] = NO_NODES
     ) -> Outputs:
-        ranges = self._as_judged(assignment, number)
-        return self._parts(self._trial(ranges, self._samples[number], keep_float))
+        """Outputs of a sample by part; those of the latest ranges are held."""
+        key = (frozenset(assignment.items()), frozenset(keep_float))
+        if key != self._latest[:2]:
+            self._latest = (*key, {})
+        outputs = self._latest[2]
+        if number not in outputs:
+            ranges = self._as_judged(assignment, number)
+            outputs[number] = self._parts(self._trial(ranges, self._samples[number], keep_float))
+        return outputs[number]
 
     def _parts(self, outputs: Outputs) -> dict[str, NDArray[Any]]:
         return split_outputs(self._trial.parts, outputs)
@@ -226,6 +247,11 @@ def _cosine(material: Material) -> Measure:
     return lambda assignment, keep: min(noise.cosine(assignment, keep).values())
 
 
+def _margin(material: Material) -> Measure:
+    noise = OutputNoise(material.trial, material.samples, material.exact)
+    return lambda assignment, keep: 1.0 - noise.judged(assignment, keep).spent
+
+
 def _map50(material: Material) -> Measure:
     detector, held_out = material.detector, material.held_out
     if detector is None or held_out is None:
@@ -251,6 +277,9 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         for metric in (
             Metric("sqnr", "dB", "signal to noise of the worst output", _sqnr, math.inf),
             Metric("cosine", "", "cosine of the worst output with the float one", _cosine, 1.0),
+            Metric(
+                "margin", "", "1 - the largest share of a limit that a loss spends", _margin, 1.0
+            ),
             Metric("map50", "points", "mAP50 on pictures whose truth is known, 0 to 100", _map50),
         )
     }
