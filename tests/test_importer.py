@@ -104,11 +104,25 @@ def _same_numbers(path: Path, rng: np.random.Generator) -> None:
     np.testing.assert_allclose(after.run(None, feeds)[0], before.run(None, feeds)[0], rtol=1e-5)
 
 
-def test_refuses_an_old_operator_that_has_no_converter_and_says_so(tmp_path: Path) -> None:
-    slopes = {"s": np.full(3, 0.1, np.float32)}
+@pytest.mark.parametrize("size", [(), (3,), (3, 3)])  # as wide as there are channels, too
+def test_slopes_of_old_prelus_stay_those_of_channels(
+    tmp_path: Path, size: tuple[int, ...], rng: np.random.Generator
+) -> None:
+    slopes = rng.normal(size=3).astype(np.float32)
     node = helper.make_node("PRelu", ["x", "s"], ["y"])
-    shapes = {"x": [1, 3, 4, 3]}, {"y": [1, 3, 4, 3]}
-    path = save(tmp_path / "m.onnx", [node], *shapes, slopes, opset=6)
+    shape = [2, 3, *size]
+    path = save(tmp_path / "m.onnx", [node], {"x": shape}, {"y": shape}, {"s": slopes}, opset=6)
+    imported = ir.to_proto(run_passes(import_model(path).model)[0]).SerializeToString()
+    session = onnxruntime.InferenceSession(imported, providers=["CPUExecutionProvider"])
+    x = rng.normal(size=shape).astype(np.float32)
+    own = slopes.reshape(-1, *(1 for _ in size))
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], np.where(x < 0, x * own, x))
+
+
+def test_refuses_an_old_operator_that_has_no_converter_and_says_so(tmp_path: Path) -> None:
+    node = helper.make_node("PRelu", ["x", "s"], ["y"])
+    inputs, outputs = {"x": [1, 3, 4, 3], "s": [3]}, {"y": [1, 3, 4, 3]}
+    path = save(tmp_path / "m.onnx", [node], inputs, outputs, {}, opset=6)
     with pytest.raises(ImportModelError, match=r"opset 6, and the slopes .* opset 13 or newer"):
         import_model(path)
 

@@ -17,6 +17,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import onnx
+import onnx.shape_inference
 import onnx.version_converter
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
@@ -294,7 +295,7 @@ def _at_known_opset(
     if opset == target_opset:
         return proto, []
     if opset < BROADCASTING_OPSET:
-        _refuse_slopes(proto, path, opset)
+        _lay_slopes(proto, path, opset)
     # The converter drops functions. Those of plugins come in the place of the model's own later.
     plain = ir.to_proto(_inlined(proto, path, plugged)) if proto.functions else proto
     try:
@@ -335,15 +336,48 @@ def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     return converted
 
 
-def _refuse_slopes(proto: onnx.ModelProto, path: Path, opset: int) -> None:
-    """Refuse PRelu with a slope for each channel: the converter would lay them along the width."""
-    single = {tensor.name for tensor in proto.graph.initializer if math.prod(tensor.dims) == 1}
-    for node in proto.graph.node:
-        if node.op_type == "PRelu" and node.input[1] not in single:
+def _lay_slopes(proto: onnx.ModelProto, path: Path, opset: int) -> None:
+    """Give PRelu's slopes of C channels the shape (C, 1, ...): the converter leaves them (C,).
+
+    Raises ImportModelError: slopes that are computed, and inputs whose rank is unknown.
+    """
+    slopes = {tensor.name: tensor for tensor in proto.graph.initializer}
+    nodes = [
+        node
+        for node in proto.graph.node
+        if node.op_type == "PRelu"
+        and (node.input[1] not in slopes or math.prod(slopes[node.input[1]].dims) != 1)
+    ]
+    if not nodes:
+        return
+    ranks = _ranks(proto)
+    laid: dict[str, int] = {}
+    for node in nodes:
+        source, name = node.input
+        rank = ranks.get(source)
+        if rank is None or rank < 2 or name not in slopes or laid.setdefault(name, rank) != rank:
             raise ImportModelError(
                 f"{path.name} has opset {opset}, and the slopes of its PRelu {node.output[0]!r} "
                 f"cannot be raised to {TARGET_OPSET}; export it with opset {MIN_OPSET} or newer."
             )
+    for name, rank in laid.items():
+        tensor = slopes[name]
+        tensor.dims[:] = [math.prod(tensor.dims), *(rank - 2) * [1]]
+        for value in proto.graph.input:  # IR version 3 lists constants among the inputs
+            if value.name == name:
+                value.CopyFrom(
+                    onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
+                )
+
+
+def _ranks(proto: onnx.ModelProto) -> dict[str, int]:
+    graph = onnx.shape_inference.infer_shapes(proto).graph
+    values = (*graph.input, *graph.value_info, *graph.output)
+    return {
+        value.name: len(value.type.tensor_type.shape.dim)
+        for value in values
+        if value.type.tensor_type.HasField("shape")
+    }
 
 
 def _set_resize_modes(graph: onnx.GraphProto) -> None:
