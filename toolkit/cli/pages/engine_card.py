@@ -316,7 +316,7 @@ def precision_text(nodes: Sequence[EngineNode], stated: Precision) -> str:
 def kernel_text(node: EngineNode) -> str:
     """Return the kernels of a node's first tactic, or what runs it otherwise."""
     if not node.kernels:
-        return {"cpu": "onnxruntime", "portable": "onnxruntime"}.get(node.place, "")
+        return "onnxruntime" if node.place in ("cpu", "portable") else "the DLA's own"
     more = f", 1 of {node.tactics} tactics" if node.tactics > 1 else ""
     return f"{' + '.join(node.kernels)}{more}"
 
