@@ -27,6 +27,16 @@ Array.from(document.querySelectorAll("body, body *:not(svg *)")).filter(element 
 """
 
 
+# Texts of charts that reach beyond the drawing.
+OUTSIDE = """
+Array.from(document.querySelectorAll("svg.chart text")).filter(text => {
+  const [box, frame] = [text.getBBox(), text.ownerSVGElement.viewBox.baseVal];
+  return box.x < -1 || box.y < -1 || box.x + box.width > frame.width + 1
+    || box.y + box.height > frame.height + 1;
+}).map(text => text.textContent)
+"""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("pages")
@@ -86,6 +96,7 @@ def check_page(browser: Browser, page: Path) -> None:
         assert browser.errors == []
         assert browser.requested == [page.as_uri()]
         assert browser.evaluate(CUT_OFF) == []
+        assert browser.evaluate(OUTSIDE) == []
         assert browser.evaluate("document.querySelectorAll('th:not([scope])').length") == 0
         unlabelled = "svg:not([aria-label]), .scroll:not([aria-label])"
         assert browser.evaluate(f"document.querySelectorAll('{unlabelled}').length") == 0
