@@ -58,6 +58,13 @@ class Browser:
         while not self._loaded:
             self._note(self._receive(deadline_s))
 
+    def resize(self, width: int, height: int) -> None:
+        """Set the size of the window's inside in pixels."""
+        self._call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width, height=height, deviceScaleFactor=1, mobile=False,
+        )  # fmt: skip
+
     def evaluate(self, expression: str) -> Any:
         """Return the JSON value of a JavaScript expression; a promise is awaited."""
         answer = self._call(

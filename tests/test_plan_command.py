@@ -82,7 +82,8 @@ def test_the_page_holds_every_node_and_both_images(model, tmp_path):
     page = tmp_path / "plan.html"
     assert run(model, "--html", page).exit_code == 0
     text = page.read_text()
-    assert text.count("<svg") == 3
+    assert text.count("<svg") == 2  # frames in flight, and the graph
+    assert text.count("<div class=bars") == 4
     assert "conv16" in text
     assert "3 frames in flight" in text
 

@@ -69,7 +69,7 @@ def _checks(result: DemoResult) -> Html:
         ("ok" if check.passed else Html("<b class=bad>failed</b>"), check.name, check.found)
         for check in result.checks
     )
-    return table("Checks", ("", "check", "found"), rows)
+    return table("Checks", ("result", "check", "found"), rows)
 
 
 def _accuracy(result: DemoResult) -> Html:

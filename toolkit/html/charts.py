@@ -8,7 +8,7 @@ from html import escape
 from toolkit.html.markup import Html, colour_key, markup
 
 WIDTH, HEIGHT = 860.0, 280.0
-LEFT, RIGHT, TOP, BOTTOM = 74.0, 16.0, 12.0, 44.0
+LEFT, RIGHT, TOP, BOTTOM = 74.0, 30.0, 12.0, 44.0
 Label = Callable[[float], str]
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
@@ -112,7 +112,7 @@ def step_chart(title: str, names: Sequence[str], series: Sequence[Steps], unit: 
     lines = [(row, values) for row, values in zip(series, tops, strict=True) if not row.filled]
     for row, values in reversed(filled):
         path = _staircase(plot, values) + f"V{plot.bottom:.1f}H{plot.x(0.0):.1f}Z"
-        drawn.append(f"<path class='fill {row.kind}' fill-opacity=.75 d='{path}'/>")
+        drawn.append(f"<path class='fill {row.kind}' d='{path}'/>")
     drawn += [f"<path class='stroke {row.kind}' d='{_staircase(plot, v)}'/>" for row, v in lines]
     for index, name in enumerate(names):
         x = plot.x(float(index))

@@ -94,7 +94,7 @@ def _cell(cell: Cell) -> str:
         if cell.value is None:
             return '<td class=n data-v="">-</td>'
         return f'<td class=n data-v="{cell.value!r}">{markup(cell.text or f"{cell.value:g}")}</td>'
-    kind = " class=long" if len(cell) > LONG_TEXT else ""
+    kind = " class=long" if isinstance(cell, Html) or len(cell) > LONG_TEXT else ""
     return f"<td{kind}>{markup(cell)}</td>"
 
 

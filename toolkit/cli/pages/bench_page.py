@@ -7,7 +7,18 @@ from toolkit.evaluate.bench.distribution import Distribution
 from toolkit.evaluate.bench.measure import Layer, Measured
 from toolkit.evaluate.bench.report import BenchResult, gpu_rows, throughput_text
 from toolkit.html.charts import WorkPoint, histogram
-from toolkit.html.markup import Cell, Html, Number, bullets, facts, heading, paragraph, table
+from toolkit.html.markup import (
+    Cell,
+    Html,
+    Number,
+    bullets,
+    facts,
+    folded,
+    heading,
+    markup,
+    paragraph,
+    table,
+)
 from toolkit.html.page import page
 
 if TYPE_CHECKING:
@@ -16,6 +27,7 @@ if TYPE_CHECKING:
 NO_GRAPH = (
     "Graph and roofline are left out: onnx is not installed (pip install 'tandem-edge[host]')."
 )
+FOLDED_NODES = 8  # of a layer; more open on a click
 NO_LAYERS = "Layers were not timed; --profile does."
 
 
@@ -71,7 +83,7 @@ def _layers(layers: tuple[Layer, ...]) -> Html:
         (
             Number(index + 1),
             row.segment,
-            ", ".join(row.nodes) or "change of layout",
+            _nodes(row.nodes),
             " + ".join(row.kernels),
             f"{row.tactic + 1} of {row.tactics}",
             Number(row.time_ms * 1000, f"{row.time_ms * 1000:.1f}"),
@@ -81,6 +93,12 @@ def _layers(layers: tuple[Layer, ...]) -> Html:
     ]
     heads = ("#", "segment", "nodes", "kernel", "tactic", "us", "share")
     return table(f"{len(rows)} layers in running order, measured", heads, rows)
+
+
+def _nodes(names: tuple[str, ...]) -> str | Html:
+    if len(names) > FOLDED_NODES:
+        return folded(f"{len(names)} nodes", markup(", ".join(names)))
+    return ", ".join(names) or "change of layout"
 
 
 def _graph(measured: Measured, engine: "EngineFacts") -> list[Html]:

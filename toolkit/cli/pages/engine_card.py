@@ -193,7 +193,7 @@ def memory_parts(engine: EngineFacts) -> list[Html]:
         Steps("arena in use", tuple(arena[n.row.segment] for n in nodes), "dla0"),
         Steps("GPU workspace", tuple(space.get(n.row.segment, 0) for n in nodes), "gpu"),
         Steps("results alive, without reuse inside kernels", tuple(n.live_bytes for n in nodes),
-              "crossing", filled=False),
+              "s2", filled=False),
     )  # fmt: skip
     names = [node.row.node for node in nodes]
     return [
@@ -201,7 +201,8 @@ def memory_parts(engine: EngineFacts) -> list[Html]:
         step_chart("Memory over the nodes in running order", names, series, "B"),
         paragraph(
             f"The arena has {mib(manifest.memory.arena_bytes)} for the whole run; the workspace of "
-            "a GPU segment is its largest need. Weights are not shown.",
+            "a GPU segment is its largest need. What a DLA segment keeps inside lies in memory of "
+            "the DLA's own. Weights are not shown.",
             "muted",
         ),
     ]
@@ -316,7 +317,7 @@ def precision_text(nodes: Sequence[EngineNode], stated: Precision) -> str:
 def kernel_text(node: EngineNode) -> str:
     """Return the kernels of a node's first tactic, or what runs it otherwise."""
     if not node.kernels:
-        return {"cpu": "onnxruntime", "portable": "onnxruntime"}.get(node.place, "")
+        return "onnxruntime" if node.place in ("cpu", "portable") else "the DLA's own"
     more = f", 1 of {node.tactics} tactics" if node.tactics > 1 else ""
     return f"{' + '.join(node.kernels)}{more}"
 

@@ -108,7 +108,7 @@ def _tables(summary: ModelSummary) -> list[Html]:
     heads = ("operator", "nodes", "MMACs", "constants, bytes")
     return [
         heading("Inputs and outputs"),
-        table("Inputs and outputs", ("", "name", "type", "shape", "bytes"), tensors),
+        table("Inputs and outputs", ("kind", "name", "type", "shape", "bytes"), tensors),
         heading("Operators"),
         bars("Multiply-accumulates by operator", drawn),
         table("Operators", heads, operators),

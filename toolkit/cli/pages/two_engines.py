@@ -46,7 +46,7 @@ def _summary(a: EngineFacts, b: EngineFacts) -> Html:
     for name, show in _FACTS:
         one, other = show(a), show(b)
         rows.append((name, one, other, "same" if one == other else "differs"))
-    return table("What the engines are", ("", "A", "B", ""), rows)
+    return table("What the engines are", ("what", "A", "B", "compared"), rows)
 
 
 def _bars(a: EngineFacts, b: EngineFacts) -> list[Bar]:
