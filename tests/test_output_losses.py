@@ -120,6 +120,29 @@ def test_scores_that_are_no_detections_have_nothing_to_lose(rng: np.random.Gener
     assert not judgement.broken
 
 
+def test_scores_that_become_nan_are_a_loss(rng: np.random.Generator) -> None:
+    reference = [rng.uniform(0.3, 0.9, (1, 3, ANCHORS)) for _ in range(2)]
+    candidate = [array.copy() for array in reference]
+    candidate[1][0, 2, 7] = np.nan
+    for class_axis in (None, 1):
+        losses = metrics.score_losses("y", reference, candidate, class_axis)
+        assert all(loss.broken for loss in losses)
+    boxes = np.stack([np.array([10.0 * n, 0.0, 10.0 * n + 5.0, 5.0]) for n in range(ANCHORS)])
+    exact = metrics.Candidates(boxes, np.full((ANCHORS, 1), 0.8))
+    actual = metrics.Candidates(boxes, np.full((ANCHORS, 1), np.nan))
+    losses = metrics.detection_losses("y", [exact], [actual])
+    assert loss_of(losses, metrics.DETECTION_DROP).broken
+    (rise,) = metrics.score_losses("y", [np.zeros((1, 3))], [np.full((1, 3), np.nan)])
+    assert rise.broken
+
+
+def test_a_class_that_becomes_nan_does_not_stay() -> None:
+    reference = [np.tile([[0.9, 0.1]], (5, 1))]  # class 0, where argmax puts NaN too
+    loss = metrics.class_loss("y", reference, [np.full((5, 2), np.nan)], 1, logits=False)
+    assert loss is not None
+    assert loss.broken
+
+
 def test_a_score_out_of_nothing_is_a_loss(rng: np.random.Generator) -> None:
     reference, candidate = [np.full((1, ANCHORS), 0.01)], [np.full((1, ANCHORS), 0.01)]
     candidate[0][0, 5] = 0.6

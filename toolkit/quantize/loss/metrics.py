@@ -114,13 +114,13 @@ def score_losses(
         for exact, actual in zip(_top(r, class_axis), _top(c, class_axis), strict=True):
             if exact >= DETECTION:
                 drops.append(exact - actual)
-            if max(exact, actual) >= DETECTION:
+            if max(exact, actual) >= DETECTION or math.isnan(actual):
                 rises.append(actual - exact)
     losses = []
     if drops:
-        losses.append(OutputLoss(part, SCORE_DROP, max(0.0, *drops), len(drops)))
+        losses.append(OutputLoss(part, SCORE_DROP, _largest(drops), len(drops)))
     if rises:
-        losses.append(OutputLoss(part, SCORE_RISE, max(0.0, *rises), len(rises)))
+        losses.append(OutputLoss(part, SCORE_RISE, _largest(rises), len(rises)))
     return tuple(losses)
 
 
@@ -149,7 +149,8 @@ def class_loss(
         actual = actual.reshape(exact.shape)
         rows = _certain(exact, logits=logits)
         certain += int(rows.sum())
-        same += int((exact.argmax(axis=1) == actual.argmax(axis=1))[rows].sum())
+        stays = exact.argmax(axis=1) == actual.argmax(axis=1)
+        same += int((stays & ~np.isnan(actual).any(axis=1))[rows].sum())
     return OutputLoss(part, AGREEMENT, same / certain, certain) if certain else None
 
 
@@ -181,7 +182,7 @@ def detection_losses(
             pairs.append((float(r.scores[anchor, class_id]), actual))
     if not pairs:
         return ()
-    drop = max(0.0, *(exact - actual for exact, actual in pairs))
+    drop = _largest([exact - actual for exact, actual in pairs])
     losses = [OutputLoss(part, DETECTION_DROP, drop, len(pairs))]
     ordered = [
         low[1] < high[1] for low in pairs for high in pairs if high[0] - low[0] >= MIN_RANKED_GAP
@@ -189,6 +190,11 @@ def detection_losses(
     if ordered:
         losses.append(OutputLoss(part, RANKING, sum(ordered) / len(ordered), len(ordered)))
     return tuple(losses)
+
+
+def _largest(changes: Sequence[float]) -> float:
+    """The largest change above 0; NaN if any is, which Python's own max would drop."""
+    return float(np.max([0.0, *changes]))
 
 
 def _top(scores: NDArray[Any], class_axis: int | None) -> list[float]:
