@@ -249,7 +249,7 @@ def measure_ranges(
         judgement=_judge(job, fitted, final),
         judges=final.noise.selected(fitted.judges),
         preprocessing=job.preprocessing,
-        remarks=_remarks(job),
+        remarks=_remarks(options, judges),
         corrections=outcomes,
         auto=fitted.auto,
         budget=budget,
@@ -310,8 +310,8 @@ def _opened(
     return _Job(graph, tensors, source, preprocessing, data, options, model_sha256, report)
 
 
-def _remarks(job: _Job) -> tuple[str, ...]:
-    sentence = remark(job.options.first_layer, job.data.validation)
+def _remarks(options: RangeOptions, judges: _Judges) -> tuple[str, ...]:
+    sentence = remark(options.first_layer, judges.validation)
     return () if sentence is None else (sentence,)
 
 
