@@ -230,6 +230,13 @@ def test_noise_as_large_as_the_signal_is_an_error_that_says_what_to_do(
         check(judgement, "m.onnx")
 
 
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
+def test_values_that_are_not_finite_are_beyond_the_limit(number: float) -> None:
+    candidate = np.ones((1, 4))
+    candidate[0, 2] = number
+    assert metrics.sqnr("y", [np.ones((1, 4))], [candidate], judged=True).broken
+
+
 def test_a_figure_that_is_not_a_number_is_beyond_every_limit() -> None:
     loss = OutputLoss("y", metrics.SQNR, float("nan"), 1)
     assert Judgement((loss,), 1, "held out").broken == (loss,)

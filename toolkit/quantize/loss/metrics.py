@@ -98,7 +98,8 @@ def sqnr(part: str, reference: Arrays, candidate: Arrays, *, judged: bool) -> Ou
         signal, noise = signal + float(exact @ exact), noise + float(error @ error)
     decibels = math.inf
     if noise:
-        decibels = 10.0 * math.log10(signal / noise) if signal else -math.inf
+        ratio = signal / noise  # 0 if the noise is infinite
+        decibels = 10.0 * math.log10(ratio) if ratio else -math.inf
     return OutputLoss(part, SQNR, decibels, len(reference), judged)
 
 

@@ -300,7 +300,8 @@ def _power(array: NDArray[Any]) -> float:
 def _decibels(signal: float, noise: float) -> float:
     if noise == 0.0:
         return math.inf
-    return 10.0 * math.log10(signal / noise) if signal else -math.inf
+    ratio = signal / noise  # 0 if the noise is infinite
+    return 10.0 * math.log10(ratio) if ratio else -math.inf
 
 
 def _silent(share: float) -> None:
