@@ -350,6 +350,13 @@ def test_a_build_that_fails_after_calibration_keeps_the_table(
         build_engine(model, "laptop", out, options, in_the_way)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.engine", "m.onnx", "t.json"]
     build_engine(model, "laptop", tmp_path / "2.engine", BuildOptions(table=read_table(table)))
+    with pytest.raises(BuildError, match="Both data and a calibration table"):
+        build_engine(
+            model,
+            "laptop",
+            tmp_path / "3.engine",
+            BuildOptions(data=samples, table=read_table(table)),
+        )
 
 
 def test_the_safetensors_library_opens_an_engine(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -30,7 +30,7 @@ class BuildOptions:
     "best" is the same, but nodes that lose accuracy in INT8 stay in floating point
     (`toolkit.partition.best_precision`).
     `data`: what `toolkit.quantize.ranges.data.open_data` reads: images, arrays, a video, or an
-    iterable of samples. `ranges`: how ranges are measured. `table` takes precedence over `data`.
+    iterable of samples. `ranges`: how ranges are measured. `table`: ranges in the place of `data`.
     `save_table`: file for the measured table, written before the build goes on, so that a later
     failure does not lose hours of calibration. `dummy_ranges` replace measured ranges: the engine
     is for timing only, and says so. `accept_loss`: write the engine even if INT8 loses more at the

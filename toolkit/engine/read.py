@@ -29,6 +29,7 @@ def read_model(
 
     Raises TandemError: the model cannot be used, or not at the precision that is asked for.
     """
+    _refuse_two_sources(options)
     report("import", 0.0)
     imported = import_model(
         model, shapes=options.shapes, dims=options.dims, plugins=options.plugins, report=report
@@ -66,6 +67,14 @@ def _plain(model: ir.Model, options: BuildOptions) -> tuple[PlainModel | None, t
     return plain, (
         f"INT8 with the {ranges} of the model's own Q/DQ (build with --precision for another)",
     )
+
+
+def _refuse_two_sources(options: BuildOptions) -> None:
+    if options.data is not None and options.table is not None:
+        raise BuildError(
+            "Both data and a calibration table are given, and each sets the INT8 ranges: give one "
+            "of them."
+        )
 
 
 def _has_ranges(options: BuildOptions) -> bool:
