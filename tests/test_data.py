@@ -96,9 +96,7 @@ def test_what_is_no_video_is_named(tmp_path):
 
 
 def test_a_video_for_a_model_that_takes_no_images_is_refused(video):
-    with pytest.raises(
-        CalibrationError, match=r"is a video, but the model has no single image input"
-    ):
+    with pytest.raises(CalibrationError, match=r"holds images, .* no single image input"):
         open_data(video, [InputSpec("x", (1, 7))])
     with pytest.raises(CalibrationError, match="limit is 0 samples"):
         open_data(video, [SPEC], limit=0)
@@ -118,6 +116,11 @@ def test_images_of_a_folder_and_frames_of_a_video_give_the_same_input(tmp_path):
     assert np.array_equal(
         one["images"], preprocess(frame, PreprocessConfig(width=64, height=64))[0]
     )
+
+
+def test_images_for_an_input_of_unknown_size_are_refused_with_a_way_out(folder):
+    with pytest.raises(CalibrationError, match=r"no single image input of known size.*--shape"):
+        open_data(folder, [InputSpec("images", (1, 3, None, None))])
 
 
 def test_images_are_stacked_for_an_input_with_a_batch_and_the_rest_is_counted(folder):

@@ -62,19 +62,20 @@ def open_data(
     if not isinstance(source, str | Path):
         return iterable_dataset(source, inputs, limit)
     path = Path(source)
-    decision = decide(preprocess, None, inputs) if prepares(source) else None
-    prepare = None if decision is None else _preparation(decision.config)
-    settings = b"" if decision is None else msgspec.json.encode(decision.config)
+    if not prepares(source):
+        return open_dataset(path, None, inputs, limit)
+    decision = decide(preprocess, None, inputs)
+    if decision is None:
+        raise CalibrationError(
+            f"{path} holds images, but the model has no single image input of known size, only "
+            f"{[list(spec.shape) for spec in inputs]}: set its size with --shape, or give .npz "
+            "files instead"
+        )
+    prepare, settings = _preparation(decision.config), msgspec.json.encode(decision.config)
     if path.suffix.lower() not in VIDEOS:
-        load = None if prepare is None else lambda picture: prepare(_read(picture))
-        return open_dataset(path, load, inputs, limit, settings)
+        return open_dataset(path, lambda image: prepare(_read(image)), inputs, limit, settings)
     if limit is not None and limit < 1:
         raise CalibrationError(f"limit is {limit} samples, but must be at least 1: raise it")
-    if prepare is None:
-        raise CalibrationError(
-            f"{path} is a video, but the model has no single image input for its "
-            f"frames, only {[list(spec.shape) for spec in inputs]}: give .npz files instead"
-        )
     batch = inputs[0].shape[0] or 1
     frame_spec = replace(inputs[0], shape=(1, *inputs[0].shape[1:]))
     frames = _Video(path, frame_spec, prepare, limit and limit * batch, settings)
