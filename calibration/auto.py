@@ -270,15 +270,13 @@ def _methods(candidates: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:
         if set(amax_of) != set(methods) or not methods:
             raise CalibrationError(
                 f"tensor '{tensor}' has candidates by {', '.join(amax_of) or 'no method'}, others "
-                "by "
-                f"{', '.join(methods) or 'no method'}: give each tensor one by each method"
+                f"by {', '.join(methods) or 'no method'}: give each tensor one by each method"
             )
         invalid = next((name for name, amax in amax_of.items() if not 0.0 < amax < math.inf), None)
         if invalid is not None:
             raise CalibrationError(
                 f"method {invalid} proposes amax {amax_of[invalid]} for tensor '{tensor}', but it "
-                "must "
-                "be positive and finite: calibrate again"
+                "must be positive and finite: calibrate again"
             )
     return methods
 

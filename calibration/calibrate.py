@@ -92,7 +92,7 @@ def calibrate(
 
     `resume`: a checkpoint file. If it exists, the pass resumes, with the same result to the last
     bit; CalibrationError if it is of another model, other data or tensors. Memory: `threads`
-    samples with the tensors that `run` reworkers for them, and 0.6 MiB for each tensor.
+    samples with the tensors that `run` returns for them, and 0.6 MiB for each tensor.
     """
     method_named(method)  # fails before hours of running
     checkpoint = None if resume is None else Checkpoint(resume, model_sha256)
