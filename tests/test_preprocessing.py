@@ -22,6 +22,7 @@ from device.errors import BundleError, PipelineError
 from pipelines.config import Classification, PipelineConfig, PreprocessConfig, SourceConfig
 from pipelines.stages.preprocess_check import check_preprocessing
 from toolkit.cli.main import tandem
+from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
 from toolkit.importers.onnx import import_model
 from toolkit.importers.origin import ModelOrigin, model_origin
@@ -30,6 +31,7 @@ from toolkit.quantize.preprocess.known import KNOWN, known_preprocessing
 from toolkit.quantize.preprocess.presets import PRESETS
 from toolkit.quantize.ranges.data import input_specs, open_data
 from toolkit.quantize.ranges.first_layer import BIAS, NORM, Fit, first_layer, fit_of, remark
+from toolkit.quantize.ranges.measure import RangeOptions
 
 NCHW = [InputSpec("images", (1, 3, 32, 48))]
 NHWC = [InputSpec("images", (1, 32, 48, 3))]
@@ -552,6 +554,10 @@ def test_an_engine_without_ranges_records_what_is_stated_alone(
     assert b'"preprocessing"' not in (tmp_path / "resnet18.engine").read_bytes()
     stated = _run("build", model, "--precision", "fp32", "--preprocess", "unit")
     assert "preprocessing: stretch, RGB, NCHW float32, pixel / 255" in stated.output
+    # Data that nothing is measured on do not hide it.
+    options = BuildOptions("fp32", data=[], ranges=RangeOptions(preprocess=Preprocessing()))
+    built = build_engine(model, "laptop", tmp_path / "d.engine", options)
+    assert built.manifest.preprocessing == Preprocessing()
 
 
 def test_a_bundle_of_a_pipeline_with_other_numbers_is_refused(

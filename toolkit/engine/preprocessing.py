@@ -20,7 +20,8 @@ def engine_preprocessing(
     """
     recorded = UNSET if table is None else table.preprocessing
     stated = as_stated(job.options.ranges.preprocess)
-    if job.options.data is not None or not stated.says_anything:
+    measured = job.options.data is not None and table is not None  # by what is stated
+    if measured or not stated.says_anything:
         return recorded
     if recorded:
         _refuse_another(recorded, stated)

@@ -48,9 +48,9 @@ _Latest = tuple[frozenset[tuple[str, float | None]], frozenset[str], dict[int, O
 class Material:
     """What metrics measure on.
 
-    `samples`: network inputs that were not used for the candidates. `detector`, `held_out`: how to
-    decode the outputs, and labelled images. `exact`: reference outputs of each sample, None: those
-    of the trial's own model in floating point.
+    `samples`: network inputs, which the ranges of a calibration come from too. `detector`,
+    `held_out`: how to decode the outputs, and labelled images. `exact`: reference outputs of each
+    sample, None: those of the trial's own model in floating point.
     """
 
     trial: TrialModel
