@@ -23,9 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import UnsetType
 
 from calibration.table import CalibrationTable
 from device.engine.manifest import DUMMY, CalibrationInfo, Manifest, Provenance
+from device.engine.preprocessing import Preprocessing
 from toolkit.dla.legalize.rewrite import Applied
 from toolkit.engine.assemble import assemble
 from toolkit.engine.calibrate import Calibrated, calibrate
@@ -105,12 +107,13 @@ def build_engine(
     check_destination(path, None if isinstance(model, ModelBytes) else source_path(model))
     job = read_model(model, target, options, on_progress or silent)
     calibrated = calibrate(job)
+    preprocessing = engine_preprocessing(calibrated.table, job)
     backend = _backend(job)
     kernels = ask_for_kernels(calibrated, job, backend)
     shared = plan_nodes(calibrated, kernels, job)
     unified = unified_ranges(calibrated, shared.plans[0])
     built = build_planned(calibrated, shared, unified, job, backend)
-    manifest, entries = _assemble(calibrated, built, job)
+    manifest, entries = _assemble(calibrated.table, preprocessing, built, job)
     loss = _write(path, manifest, entries, calibrated, job)
     scale_rules = scale_effect(unified, calibrated.ranges)
     return BuildResult(
@@ -213,7 +216,10 @@ def _quantizer(calibrated: Calibrated, plan: Plan, amax: Mapping[str, float]) ->
 
 
 def _assemble(
-    calibrated: Calibrated, built: BuiltSegments, job: BuildJob
+    table: CalibrationTable | None,
+    preprocessing: Preprocessing | UnsetType,
+    built: BuiltSegments,
+    job: BuildJob,
 ) -> tuple[Manifest, dict[str, np.ndarray[Any, Any]]]:
     """Step 11: the manifest and the entries of the file."""
     return assemble(
@@ -225,8 +231,8 @@ def _assemble(
         dims=built.gpu.dims or job.imported.dims,
         placements=built.plan.placements,
         profile=job.target.profile.name,
-        provenance=_provenance(calibrated.table, built, job),
-        preprocessing=engine_preprocessing(calibrated.table, job),
+        provenance=_provenance(table, built, job),
+        preprocessing=preprocessing,
     )
 
 
