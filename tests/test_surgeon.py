@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from click.testing import CliRunner, Result
 from model_fixtures import save, small_convnet
@@ -20,6 +21,7 @@ from device.errors import TandemError
 from toolkit.cli.main import tandem
 from toolkit.evaluate.infer.onnx_runner import OnnxRunner
 from toolkit.importers.onnx import read_model_file
+from toolkit.surgeon.write import write_model
 
 
 def run(*arguments: object) -> Result:
@@ -90,6 +92,30 @@ def test_the_model_itself_is_not_overwritten(net: Path) -> None:
     with pytest.raises(TandemError, match="write the part to another file"):
         run("extract", net, "--outputs", "r0", "-o", net)
     assert net.read_bytes() == before
+
+
+@pytest.mark.parametrize("out", ["part.onnx", "part.onnx.data"])
+def test_the_weights_of_the_model_are_not_overwritten(net: Path, tmp_path: Path, out: str) -> None:
+    source, weights = tmp_path / "m.onnx", tmp_path / "part.onnx.data"
+    model = onnx.load(net)
+    onnx.save(model, source, save_as_external_data=True, size_threshold=256, location=weights.name)
+    before = weights.read_bytes()
+    with pytest.raises(TandemError, match="holds the weights of"):
+        run("extract", source, "--outputs", "r0", "-o", tmp_path / out)
+    assert weights.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", "part.onnx.data"}
+
+
+def test_a_part_that_is_not_valid_leaves_what_was_there(net: Path, tmp_path: Path) -> None:
+    out, model = tmp_path / "part.onnx", read_model_file(net).model
+    write_model(model, out, external=True)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    model.graph.initializers["w0"].const_value = ir.tensor(np.zeros((8, 3, 3, 3), np.float32))
+    list(model.graph)[0].op_type = "NoSuchOperator"
+    with pytest.raises(TandemError, match="not a valid model"):
+        write_model(model, out, external=True)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert sorted(before) == ["part.onnx", "part.onnx.data"]
 
 
 def test_external_weights_stay_external(net: Path, tmp_path: Path) -> None:
