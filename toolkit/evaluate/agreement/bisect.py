@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from toolkit.errors import CompareError
+from toolkit.evaluate.agreement.compare import holds_whole_numbers
 from toolkit.evaluate.agreement.figures import Figures, Tally
 from toolkit.evaluate.agreement.sides import ModelSide, Side
 from toolkit.evaluate.agreement.tolerance import Tolerances, lower
@@ -73,13 +74,15 @@ class Bisection:
     def first(self, output: str) -> Culprit:
         """Return the first tensor behind `output` that differs.
 
-        Raises CompareError: the output does not differ on this sample, or has no tolerance.
+        Raises CompareError: the output does not differ on this sample, or it or a tensor that it
+        depends on has no tolerance.
         """
-        if not self._tolerances.of(output, self._precision).judges:
-            raise CompareError(
-                f"without a tolerance nothing says which {self._precision} tensor differs; give "
-                "--atol, --rtol or --min-sqnr"
-            )
+        for name in (output, *self._behind(output)):
+            if not self._tolerances.of(name, self._precision).judges:
+                raise CompareError(
+                    f"without a tolerance nothing says whether the {self._precision} tensor "
+                    f"{name!r} differs; give --atol, --rtol or --min-sqnr for all tensors"
+                )
         if not self._differs(output):
             raise CompareError(
                 f"{output!r} of both sides agrees on this sample when it is computed by itself; "
@@ -146,7 +149,8 @@ class Bisection:
         return ours.shape != theirs.shape or not self._tally(name, ours, theirs).agrees
 
     def _tally(self, name: str, ours: Array, theirs: Array) -> Tally:
-        tally = Tally(self._tolerances.of(name, self._precision))
+        whole = holds_whole_numbers(ours, theirs)
+        tally = Tally(self._tolerances.of(name, self._precision, whole=whole))
         if ours.shape == theirs.shape:
             tally.add(ours, theirs)
         return tally
