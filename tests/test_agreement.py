@@ -204,6 +204,28 @@ def test_bisection_finds_what_differs_first_though_it_hides_later(tmp_path: Path
     assert json.loads(done.stdout)["bisect"]["nodes"] == ["mul"]
 
 
+def test_the_sample_that_differs_need_not_have_the_largest_error(tmp_path: Path) -> None:
+    """Of sample 1 the error is larger, but within the relative tolerance."""
+
+    def model(path: Path, factor: float, offset: float) -> Path:
+        nodes = [helper.make_node("Mul", ["x", "f"], ["m"], name="mul"),
+                 helper.make_node("Add", ["m", "o"], ["y"], name="add")]  # fmt: skip
+        weights = {"f": np.array(factor, np.float32), "o": np.array(offset, np.float32)}
+        return save(path, nodes, {"x": [2]}, {"y": [2]}, weights)
+
+    feeds = [{"x": np.full(2, value, np.float32)} for value in (1.0, 1e6)]
+    one, two = model(tmp_path / "a.onnx", 1.0005, 0.1), model(tmp_path / "b.onnx", 1.0, 0.0)
+    options = (
+        "--input",
+        saved(tmp_path / "x.npz", *feeds),
+        "--bisect",
+        "--out",
+        tmp_path / "found",
+    )
+    done = run(one, two, *options, "--json")
+    assert json.loads(done.stdout)["bisect"]["nodes"] == ["add"]
+
+
 def test_errors_that_add_up_are_told_from_a_node_that_differs(tmp_path: Path) -> None:
     """Each Mul is off by 0.06 %, within 0.1 %: the second one is beyond, and not by itself."""
 
