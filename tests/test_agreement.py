@@ -15,8 +15,9 @@ from onnx import helper, numpy_helper
 from device.errors import TandemError
 from toolkit.build import BuildOptions, build_engine
 from toolkit.cli.main import tandem
-from toolkit.evaluate.agreement.compare import _Rows
+from toolkit.evaluate.agreement.compare import Compared, _Rows
 from toolkit.evaluate.agreement.figures import DECADES, Tally
+from toolkit.evaluate.agreement.report import compared_text
 from toolkit.evaluate.agreement.tolerance import Tolerance, Tolerances
 
 
@@ -322,6 +323,21 @@ def test_nan_differs_without_a_tolerance() -> None:
     rows.add("y", np.array([1.0, np.nan]), np.array([1.0, 2.0]))
     rows.add("z", np.array([1.0]), np.array([2.0]))
     assert [row.agrees for row in rows.rows()] == [False, None]
+
+
+def test_outputs_without_a_tolerance_are_named() -> None:
+    sample = {"y": np.ones(3, np.float32), "z": np.zeros(3, np.float32)}
+    rows = _Rows(Tolerances(atol={"y": 0.0}), "int8", {})
+    for name, array in sample.items():
+        rows.add(name, array, array)
+    compared = Compared("a", "b", ("int8", "int8"), "1 sample", rows.rows(), None)
+    assert compared_text(compared, every=False).endswith("A and B agree; not judged: z")
+
+
+def test_a_folder_that_cannot_be_made_is_refused(net: Path, tmp_path: Path) -> None:
+    other = with_changed(net, tmp_path / "other.onnx", "w1", 1.5)
+    with pytest.raises(TandemError, match="cannot make the folder"):
+        run(other, net, "--bisect", "--out", other)
 
 
 def test_other_shapes_differ(tmp_path: Path) -> None:

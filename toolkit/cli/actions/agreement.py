@@ -174,7 +174,12 @@ def _write(
     culprit: Culprit, model: ModelSide, other: Side, folder: Path, tolerances: Tolerances
 ) -> Finding:
     """Write the part, its inputs and what the other side gives, and the commands that use them."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CompareError(
+            f"cannot make the folder {folder}: {error.strerror}; give another with --out"
+        ) from error
     part, inputs, expected = folder / "node.onnx", folder / "inputs.npz", folder / "other.npz"
     ir.save(culprit.part, part)
     save_samples(inputs, [culprit.feeds])

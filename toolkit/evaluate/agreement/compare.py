@@ -93,7 +93,9 @@ def compare_sides(
     nodes = _nodes(a, b)
     outputs = _Rows(tolerances, precision, nodes)
     between = _Rows(tolerances, precision, nodes)
-    notes = dict.fromkeys((*_not_compared(a, b, len(samples)), *(_hidden(a, b) if layers else ())))
+    notes: dict[str, None] = dict.fromkeys(_not_compared(a, b, len(samples)))
+    if layers:
+        notes.update(dict.fromkeys(_hidden(a, b)))
     for number, sample in enumerate(samples):
         feeds_b, renamed = feeds_for(b, sample)
         notes.update(dict.fromkeys(renamed))
