@@ -15,7 +15,9 @@ from onnx import helper, numpy_helper
 from device.errors import TandemError
 from toolkit.build import BuildOptions, build_engine
 from toolkit.cli.main import tandem
+from toolkit.evaluate.agreement.compare import Compared, _Rows
 from toolkit.evaluate.agreement.figures import DECADES, Tally
+from toolkit.evaluate.agreement.report import compared_text
 from toolkit.evaluate.agreement.tolerance import Tolerance, Tolerances
 
 
@@ -86,6 +88,23 @@ def test_numbers_that_are_not_finite(a: list[float], b: list[float], beyond: int
     assert tally.figures().cosine == 1.0
 
 
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_integers_that_float64_does_not_hold_are_told_apart(shape: tuple[int, ...]) -> None:
+    a = np.full(shape, 2**60 + 1, np.int64)
+    tally = Tally(Tolerance(0.0, 0.0))
+    tally.add(a, a.copy())
+    assert tally.agrees
+    tally.add(a, a - 1)
+    assert (tally.equal, tally.beyond, tally.figures().max_abs) == (a.size, a.size, 1.0)
+
+
+def test_errors_too_large_for_their_squares_are_beyond_every_sqnr() -> None:
+    tally = Tally(Tolerance(None, None, -1000.0))
+    tally.add(np.array([1e300]), np.array([1.0]))
+    assert tally.figures().sqnr_db == -math.inf
+    assert not tally.agrees
+
+
 @pytest.mark.parametrize(
     ("error", "tolerance", "agrees"),
     [
@@ -110,6 +129,8 @@ def test_a_tolerance_is_that_of_its_tensor() -> None:
     assert stated.of("y", "fp32") == Tolerance(2.0, 0.0)
     assert stated.of("z", "int8") == Tolerance(1e-3, 0.0)
     assert Tolerances().of("z", "fp16") == Tolerance(1e-2, 1e-2)
+    assert Tolerances().of("z", "fp16", whole=True) == Tolerance(0.0, 0.0)
+    assert stated.of("z", "fp32", whole=True) == Tolerance(1e-3, 0.0)
     assert not Tolerances().of("z", "int8").judges
     assert Tolerances(sqnr_db={"": 20.0}).of("z", "fp32") == Tolerance(None, None, 20.0)
 
@@ -184,6 +205,28 @@ def test_bisection_finds_what_differs_first_though_it_hides_later(tmp_path: Path
     assert json.loads(done.stdout)["bisect"]["nodes"] == ["mul"]
 
 
+def test_the_sample_that_differs_need_not_have_the_largest_error(tmp_path: Path) -> None:
+    """Of sample 1 the error is larger, but within the relative tolerance."""
+
+    def model(path: Path, factor: float, offset: float) -> Path:
+        nodes = [helper.make_node("Mul", ["x", "f"], ["m"], name="mul"),
+                 helper.make_node("Add", ["m", "o"], ["y"], name="add")]  # fmt: skip
+        weights = {"f": np.array(factor, np.float32), "o": np.array(offset, np.float32)}
+        return save(path, nodes, {"x": [2]}, {"y": [2]}, weights)
+
+    feeds = [{"x": np.full(2, value, np.float32)} for value in (1.0, 1e6)]
+    one, two = model(tmp_path / "a.onnx", 1.0005, 0.1), model(tmp_path / "b.onnx", 1.0, 0.0)
+    options = (
+        "--input",
+        saved(tmp_path / "x.npz", *feeds),
+        "--bisect",
+        "--out",
+        tmp_path / "found",
+    )
+    done = run(one, two, *options, "--json")
+    assert json.loads(done.stdout)["bisect"]["nodes"] == ["add"]
+
+
 def test_errors_that_add_up_are_told_from_a_node_that_differs(tmp_path: Path) -> None:
     """Each Mul is off by 0.06 %, within 0.1 %: the second one is beyond, and not by itself."""
 
@@ -225,6 +268,10 @@ def test_an_int8_engine_is_judged_by_what_is_stated(net: Path, tmp_path: Path) -
     assert f"tandem compare {engine} --model {net}" in done.stdout
     assert run(engine, net, "--data", data, "--min-sqnr", "10").exit_code == 0
     assert run(engine, net, "--data", data, "--min-sqnr", "90").exit_code == 1
+    # Tensors between have no tolerance, so that none of them could be the first to differ.
+    only_y = ("--min-sqnr", "y:90", "--bisect", "--out", tmp_path / "found")
+    with pytest.raises(TandemError, match="for all tensors"):
+        run(engine, net, "--data", data, *only_y)
 
 
 def test_other_names_are_matched_by_position_and_said(tmp_path: Path) -> None:
@@ -238,6 +285,59 @@ def test_other_names_are_matched_by_position_and_said(tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert "inputs are matched by position: x -> u" in done.stdout
     assert "outputs are matched by position: y -> v" in done.stdout
+
+
+def saved(path: Path, *samples: dict[str, np.ndarray]) -> Path:
+    np.savez(path, **{f"{i}:{name}": a for i, s in enumerate(samples) for name, a in s.items()})
+    return path
+
+
+def test_classes_of_other_numbers_differ(tmp_path: Path) -> None:
+    one, two = ({"ids": np.array([5000 + n])} for n in range(2))
+    assert run(saved(tmp_path / "a.npz", one), saved(tmp_path / "b.npz", one)).exit_code == 0
+    assert run(saved(tmp_path / "a.npz", one), saved(tmp_path / "c.npz", two)).exit_code == 1
+
+
+def test_what_is_in_one_file_alone_is_said(tmp_path: Path) -> None:
+    y, z = np.ones(3, np.float32), np.zeros(3, np.float32)
+    done = run(saved(tmp_path / "a.npz", {"y": y, "z": z}), saved(tmp_path / "b.npz", {"y": y}))
+    assert "a.npz has the outputs z" in done.stdout
+    net = save(
+        tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], {"x": [3]}, {"y": [3]}
+    )
+    feeds = saved(tmp_path / "x.npz", {"x": y})
+    done = run(net, saved(tmp_path / "c.npz", {"y": y}, {"y": z}), "--input", feeds)
+    assert done.exit_code == 0
+    assert "c.npz" in done.stdout
+    assert "compared: 1 of the 2 samples in" in done.stdout
+
+
+def test_no_sample_is_no_agreement(tmp_path: Path) -> None:
+    np.savez(tmp_path / "none.npz")
+    with pytest.raises(TandemError, match="there is no sample"):
+        run(tmp_path / "none.npz", tmp_path / "none.npz")
+
+
+def test_nan_differs_without_a_tolerance() -> None:
+    rows = _Rows(Tolerances(), "int8", {})
+    rows.add("y", np.array([1.0, np.nan]), np.array([1.0, 2.0]))
+    rows.add("z", np.array([1.0]), np.array([2.0]))
+    assert [row.agrees for row in rows.rows()] == [False, None]
+
+
+def test_outputs_without_a_tolerance_are_named() -> None:
+    sample = {"y": np.ones(3, np.float32), "z": np.zeros(3, np.float32)}
+    rows = _Rows(Tolerances(atol={"y": 0.0}), "int8", {})
+    for name, array in sample.items():
+        rows.add(name, array, array)
+    compared = Compared("a", "b", ("int8", "int8"), "1 sample", rows.rows(), None)
+    assert compared_text(compared, every=False).endswith("A and B agree; not judged: z")
+
+
+def test_a_folder_that_cannot_be_made_is_refused(net: Path, tmp_path: Path) -> None:
+    other = with_changed(net, tmp_path / "other.onnx", "w1", 1.5)
+    with pytest.raises(TandemError, match="cannot make the folder"):
+        run(other, net, "--bisect", "--out", other)
 
 
 def test_other_shapes_differ(tmp_path: Path) -> None:

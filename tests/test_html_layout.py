@@ -1,13 +1,18 @@
 """The layout of graphs: rows in the direction of the data, no boxes that overlap."""
 
 import itertools
+import re
 import time
+from pathlib import Path
 
 import numpy as np
+import pytest
 
+from device.errors import TandemError
 from toolkit.html.charts import WorkPoint, roofline
 from toolkit.html.layout import lay_out
 from toolkit.html.markup import Number, table
+from toolkit.html.page import write_page
 
 
 def random_graph(rng: np.random.Generator, count: int):
@@ -60,3 +65,14 @@ def test_a_point_lies_where_its_work_says() -> None:
     """Ten operations a byte at 1e9 a second: one decade from the left, at its own height."""
     title = roofline("r", [WorkPoint("conv", "gpu", 1e6, 1e5, 1000.0)], [], 1e9)
     assert "conv: 1 Gop/s at 10 operations a byte" in title
+
+
+def test_numbers_without_an_order_or_a_limit_are_sorted() -> None:
+    cells = [(Number(value),) for value in (float("inf"), float("-inf"), float("nan"), None)]
+    text = table("t", ("v",), cells)
+    assert re.findall(r'data-v="(.*?)"', text) == ["Infinity", "-Infinity", "", ""]
+
+
+def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TandemError, match="cannot be written"):
+        write_page(tmp_path / "none" / "page.html", "")

@@ -86,6 +86,7 @@ def test_every_tensor_of_a_model_is_shown(files: Files, tmp_path: Path) -> None:
         (("--input", "wrong.npz"), "lack 'x' and hold the unknown 'z'; it takes 'x' float32"),
         (("--input", "shape.npz"), "has the shape 1x3x8x8; it takes 'x' float32 1x3x32x32"),
         (("--input", "short.npz"), "x.*is complex64"),
+        (("--data", "shape.npz", "--shape", "x=1x2"), "does not fit the input 'x' float32"),
         (("--shape", "z=1x2"), "there is no such input; there are x"),
         (("--shape", "x=1x2"), "does not fit the input 'x' float32 1x3x32x32"),
         (("--input", "z=shape.npy"), "there is no input 'z'; give one of x=shape.npy"),

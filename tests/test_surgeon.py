@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from click.testing import CliRunner, Result
 from model_fixtures import save, small_convnet
@@ -20,6 +21,8 @@ from device.errors import TandemError
 from toolkit.cli.main import tandem
 from toolkit.evaluate.infer.onnx_runner import OnnxRunner
 from toolkit.importers.onnx import read_model_file
+from toolkit.surgeon.command import Check
+from toolkit.surgeon.write import write_model
 
 
 def run(*arguments: object) -> Result:
@@ -90,6 +93,30 @@ def test_the_model_itself_is_not_overwritten(net: Path) -> None:
     with pytest.raises(TandemError, match="write the part to another file"):
         run("extract", net, "--outputs", "r0", "-o", net)
     assert net.read_bytes() == before
+
+
+@pytest.mark.parametrize("out", ["part.onnx", "part.onnx.data"])
+def test_the_weights_of_the_model_are_not_overwritten(net: Path, tmp_path: Path, out: str) -> None:
+    source, weights = tmp_path / "m.onnx", tmp_path / "part.onnx.data"
+    model = onnx.load(net)
+    onnx.save(model, source, save_as_external_data=True, size_threshold=256, location=weights.name)
+    before = weights.read_bytes()
+    with pytest.raises(TandemError, match="holds the weights of"):
+        run("extract", source, "--outputs", "r0", "-o", tmp_path / out)
+    assert weights.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", "part.onnx.data"}
+
+
+def test_a_part_that_is_not_valid_leaves_what_was_there(net: Path, tmp_path: Path) -> None:
+    out, model = tmp_path / "part.onnx", read_model_file(net).model
+    write_model(model, out, external=True)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    model.graph.initializers["w0"].const_value = ir.tensor(np.zeros((8, 3, 3, 3), np.float32))
+    next(iter(model.graph)).op_type = "NoSuchOperator"
+    with pytest.raises(TandemError, match="not a valid model"):
+        write_model(model, out, external=True)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert sorted(before) == ["part.onnx", "part.onnx.data"]
 
 
 def test_external_weights_stay_external(net: Path, tmp_path: Path) -> None:
@@ -188,6 +215,8 @@ def test_other_failures_do_not_count_with_a_pattern(
         ("false", ("--fails-with", "x"), "does not fail with that output"),
         ("sh -c 'sleep 60'", ("--timeout", "0.1"), "it ran out of time"),
         ("no-such-program", (), "cannot run 'no-such-program'"),
+        ("sh -c 'exit 1", (), "is no command: No closing quotation"),
+        (" ", (), "--check is empty"),
     ],
 )
 def test_a_command_that_does_not_fail_is_refused(
@@ -196,6 +225,25 @@ def test_a_command_that_does_not_fail_is_refused(
     with pytest.raises(TandemError, match=message):
         run("reduce", net, "--check", check, "-o", tmp_path / "s.onnx", *options)
     assert not (tmp_path / "s.onnx").exists()
+
+
+def test_what_a_command_started_ends_with_it(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    check = Check(f"sh -c 'sleep 60 & echo $! > {pid}; exit 1' {{model}}")
+    assert check.run(tmp_path / "m.onnx").status == 1
+    deadline = time.monotonic() + 5
+    while _runs(int(pid.read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
 
 
 def test_an_interrupted_search_leaves_a_valid_model_that_fails(net: Path, tmp_path: Path) -> None:

@@ -18,11 +18,6 @@ def with_shapes(model: ir.Model) -> ir.Model:
     return inferred
 
 
-def tensor_names(model: ir.Model) -> tuple[str, ...]:
-    """Return the names of the tensors that the nodes of the main graph compute, in their order."""
-    return tuple(str(v.name) for node in model.graph for v in node.outputs if v.name)
-
-
 def cut_model(
     model: ir.Model, inputs: Sequence[str] | None, outputs: Sequence[str] | None
 ) -> ir.Model:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from math import isnan
 
 TALL_ROWS = 30
 LONG_TEXT = 24  # letters; a cell with more of them gets a wider column
@@ -93,7 +94,10 @@ def _cell(cell: Cell) -> str:
     if isinstance(cell, Number):
         if cell.value is None:
             return '<td class=n data-v="">-</td>'
-        return f'<td class=n data-v="{cell.value!r}">{markup(cell.text or f"{cell.value:g}")}</td>'
+        text = cell.text or f"{cell.value:g}"
+        # As the script reads numbers; NaN, which has no order, is sorted as None is.
+        value = "" if isnan(cell.value) else repr(cell.value).replace("inf", "Infinity")
+        return f'<td class=n data-v="{value}">{markup(text)}</td>'
     kind = " class=long" if isinstance(cell, Html) or len(cell) > LONG_TEXT else ""
     return f"<td{kind}>{markup(cell)}</td>"
 

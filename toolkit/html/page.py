@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from device.files import replacing
+from toolkit.errors import BuildError
 from toolkit.html.markup import Html, join, markup, paragraph
 
 _FOLDER = Path(__file__).parent
@@ -24,9 +25,14 @@ def page(title: str, lead: str, parts: Iterable[Html]) -> str:
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page whole or not at all. Raises OSError."""
-    with replacing(path) as file:
-        file.write(text.encode("utf-8", errors="replace"))
+    """Write a page whole or not at all. Raises BuildError: it cannot be written."""
+    try:
+        with replacing(path) as file:
+            file.write(text.encode("utf-8", errors="replace"))
+    except OSError as error:
+        raise BuildError(
+            f"{path} cannot be written: {error.strerror}; use another place"
+        ) from error
 
 
 @cache

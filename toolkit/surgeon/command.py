@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,8 +48,15 @@ class Check:
     timeout_s: float | None = None
 
     def run(self, model: Path) -> Outcome:
-        """Run the command on a model. Raises SurgeonError: there is no such program."""
-        words = shlex.split(self.command)
+        """Run the command on a model. Raises SurgeonError: there is no such program or command."""
+        try:
+            words = shlex.split(self.command)
+        except ValueError as error:
+            raise SurgeonError(
+                f"--check {self.command!r} is no command: {error}; quote it as a shell's"
+            ) from error
+        if not words:
+            raise SurgeonError("--check is empty; give a command that fails on the model")
         path = str(model)
         if any(PLACEHOLDER in word for word in words):
             words = [word.replace(PLACEHOLDER, path) for word in words]
@@ -83,6 +91,6 @@ class Check:
         except subprocess.TimeoutExpired:
             return None
         finally:
-            if process.poll() is None:
+            with suppress(ProcessLookupError):  # all of it has ended
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.wait()

@@ -1,7 +1,7 @@
 """Writes a model: checked, whole or not at all, large weights in a file beside it."""
 
 import os
-import secrets
+import tempfile
 from pathlib import Path
 
 import onnx
@@ -22,17 +22,19 @@ def write_model(model: ir.Model, path: Path, *, external: bool = False) -> tuple
     weights = [v.const_value for v in model.graph.initializers.values()]
     size = sum(tensor.nbytes for tensor in weights if tensor is not None)
     data = f"{path.name}.data" if external or size > LARGEST_BYTES else None
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        ir.save(model, temporary, format="protobuf", external_data=data)
-        onnx.checker.check_model(str(temporary), full_check=False)
-        os.replace(temporary, path)
+        # A folder, because the model names the file of its weights: both have their last names.
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+            whole = Path(folder) / path.name
+            ir.save(model, whole, format="protobuf", external_data=data)
+            onnx.checker.check_model(str(whole), full_check=False)
+            if data is not None:
+                os.replace(whole.with_name(data), path.with_name(data))
+            os.replace(whole, path)
     except OSError as error:
         raise SurgeonError(f"cannot write {path}: {error.strerror}; check the folder") from error
     except (onnx.checker.ValidationError, ValueError) as error:
         raise SurgeonError(f"the part is not a valid model: {first_line(error)}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return (path,) if data is None else (path, path.with_name(data))
 
 

@@ -152,24 +152,34 @@ def _bisect(
     if not isinstance(model, ModelSide):
         raise CompareError("--bisect cuts a model, but neither A nor B is one; give the ONNX model")
     row = next(row for row in compared.outputs if row.agrees is False)
-    number = 0 if row.figures is None or row.figures.worst is None else row.figures.worst.sample
-    feeds = {id(a): samples[number], id(b): feeds_for(b, samples[number])[0]}
-    sample = (number, feeds[id(model)], feeds[id(other)])
     output = row.tensor
     if output not in {str(value.name) for value in model.file.model.graph.outputs}:
         raise CompareError(
             f"the outputs are matched by position, so that {output!r} is not one of {model.title}; "
             "--bisect follows tensors by name"
         )
-    culprit = Bisection(model, other, sample, request.tolerances, progress).first(output)
-    return _write(culprit, model, other, folder, request.tolerances)
+    worst = 0 if row.figures is None or row.figures.worst is None else row.figures.worst.sample
+    # The largest error may be within a relative tolerance, and NaN is no error: others follow.
+    numbers = sorted(range(len(samples)), key=lambda number: number != worst)
+    bisections = []
+    for number in numbers:
+        feeds = {id(a): samples[number], id(b): feeds_for(b, samples[number])[0]}
+        sample = (number, feeds[id(model)], feeds[id(other)])
+        bisections.append(Bisection(model, other, sample, request.tolerances, progress))
+    bisection = next((one for one in bisections if one.differs(output)), bisections[0])
+    return _write(bisection.first(output), model, other, folder, request.tolerances)
 
 
 def _write(
     culprit: Culprit, model: ModelSide, other: Side, folder: Path, tolerances: Tolerances
 ) -> Finding:
     """Write the part, its inputs and what the other side gives, and the commands that use them."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CompareError(
+            f"cannot make the folder {folder}: {error.strerror}; give another with --out"
+        ) from error
     part, inputs, expected = folder / "node.onnx", folder / "inputs.npz", folder / "other.npz"
     ir.save(culprit.part, part)
     save_samples(inputs, [culprit.feeds])

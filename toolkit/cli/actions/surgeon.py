@@ -114,7 +114,14 @@ def reduced_builtins(reduced: Reduced, files: Sequence[Path]) -> dict[str, Any]:
 def _read(source: Path, out: Path, plugins: Sequence[Plugin]) -> ModelFile:
     if out.exists() and source.exists() and out.samefile(source):
         raise SurgeonError(f"{out} is the model itself; write the part to another file with -o")
-    return read_model_file(source, plugins)
+    file = read_model_file(source, plugins)
+    for weights in (source.parent / name for name in file.external):
+        for path in (out, out.with_name(f"{out.name}.data")):
+            if path.exists() and weights.exists() and path.samefile(weights):
+                raise SurgeonError(
+                    f"{path} holds the weights of {source}; write the part to another file with -o"
+                )
+    return file
 
 
 def _value(value: ir.Value) -> str:

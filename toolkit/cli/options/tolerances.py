@@ -37,10 +37,10 @@ def tolerance_options(command: F) -> F:
     options = (
         click.option("--atol", multiple=True, callback=parse_limits, metavar=metavar,
             help="Absolute tolerance, for all or one tensor. [default: FP32 1e-4, FP16 1e-2, "
-            "INT8 none]"),
+            "INT8 none, integers 0]"),
         click.option("--rtol", multiple=True, callback=parse_limits, metavar=metavar,
             help="Relative tolerance: |a - b| <= atol + rtol |b|. [default: FP32 1e-3, FP16 1e-2, "
-            "INT8 none]"),
+            "INT8 none, integers 0]"),
         click.option("--min-sqnr", multiple=True, callback=parse_limits, metavar="[TENSOR:]DB",
             help="Least ratio of signal to error, in dB; for INT8."),
     )  # fmt: skip

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from toolkit.errors import CompareError
+from toolkit.evaluate.agreement.compare import holds_whole_numbers
 from toolkit.evaluate.agreement.figures import Figures, Tally
 from toolkit.evaluate.agreement.sides import ModelSide, Side
 from toolkit.evaluate.agreement.tolerance import Tolerances, lower
@@ -70,17 +71,27 @@ class Bisection:
         self._verdicts: dict[str, bool | None] = {}
         self._runs = 0
 
+    def differs(self, name: str) -> bool | None:
+        """Whether a tensor, computed by itself, is beyond its tolerance; None: it is not shown."""
+        if name not in self._verdicts:
+            ours, theirs = self._run([name])
+            shown = name in ours and name in theirs
+            self._verdicts[name] = self._beyond(name, ours[name], theirs[name]) if shown else None
+        return self._verdicts[name]
+
     def first(self, output: str) -> Culprit:
         """Return the first tensor behind `output` that differs.
 
-        Raises CompareError: the output does not differ on this sample, or has no tolerance.
+        Raises CompareError: the output does not differ on this sample, or it or a tensor that it
+        depends on has no tolerance.
         """
-        if not self._tolerances.of(output, self._precision).judges:
-            raise CompareError(
-                f"without a tolerance nothing says which {self._precision} tensor differs; give "
-                "--atol, --rtol or --min-sqnr"
-            )
-        if not self._differs(output):
+        for name in (output, *self._behind(output)):
+            if not self._tolerances.of(name, self._precision).judges:
+                raise CompareError(
+                    f"without a tolerance nothing says whether the {self._precision} tensor "
+                    f"{name!r} differs; give --atol, --rtol or --min-sqnr for all tensors"
+                )
+        if not self.differs(output):
             raise CompareError(
                 f"{output!r} of both sides agrees on this sample when it is computed by itself; "
                 "try another sample, or a smaller tolerance"
@@ -101,7 +112,7 @@ class Bisection:
             middle = self._visible(tensors, low, high)
             if middle is None:
                 break
-            if self._differs(tensors[middle]):
+            if self.differs(tensors[middle]):
                 high = middle
             else:
                 low = middle
@@ -112,7 +123,7 @@ class Bisection:
         """Return the place nearest to the middle whose tensor both sides show."""
         middle = (low + high) // 2
         places = sorted(range(low + 1, high), key=lambda place: abs(place - middle))
-        return next((p for p in places if self._differs(tensors[p]) is not None), None)
+        return next((p for p in places if self.differs(tensors[p]) is not None), None)
 
     def _confirm(self, tensors: Sequence[str]) -> str | None:
         """Return the first of `tensors` that differs, all computed together, or None."""
@@ -124,15 +135,7 @@ class Bisection:
             name for name in asked if name in ours and self._beyond(name, ours[name], theirs[name])
         )
         # By itself, too: other outputs change what is fused.
-        return next((name for name in beyond if self._differs(name)), None)
-
-    def _differs(self, name: str) -> bool | None:
-        """Whether a tensor, computed by itself, is beyond its tolerance; None: it is not shown."""
-        if name not in self._verdicts:
-            ours, theirs = self._run([name])
-            shown = name in ours and name in theirs
-            self._verdicts[name] = self._beyond(name, ours[name], theirs[name]) if shown else None
-        return self._verdicts[name]
+        return next((name for name in beyond if self.differs(name)), None)
 
     def _run(self, names: Sequence[str]) -> tuple[Arrays, Arrays]:
         theirs = self._other.values(self._number, self._other_feeds, names)
@@ -146,7 +149,8 @@ class Bisection:
         return ours.shape != theirs.shape or not self._tally(name, ours, theirs).agrees
 
     def _tally(self, name: str, ours: Array, theirs: Array) -> Tally:
-        tally = Tally(self._tolerances.of(name, self._precision))
+        whole = holds_whole_numbers(ours, theirs)
+        tally = Tally(self._tolerances.of(name, self._precision, whole=whole))
         if ours.shape == theirs.shape:
             tally.add(ours, theirs)
         return tally
@@ -212,7 +216,7 @@ class Bisection:
                 maker = self._producers.get(read)
                 if maker is None:
                     borders[read] = None
-                elif maker.op_type == "Constant" or self._differs(read) is None:
+                elif maker.op_type == "Constant" or self.differs(read) is None:
                     stack.append(read)
                 else:
                     borders[read] = None

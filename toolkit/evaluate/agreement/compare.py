@@ -83,12 +83,19 @@ def compare_sides(
     layers: bool = False,
     progress: Progress = lambda step, share: None,
 ) -> Compared:
-    """Run both sides on every sample. Raises TandemError: one fails, or nothing is in common."""
+    """Run both sides on every sample.
+
+    Raises TandemError: there is no sample, a side fails, or nothing is in common.
+    """
+    if not samples:
+        raise CompareError(f"there is no sample to compare {a.title} and {b.title} on; give inputs")
     precision = lower(a.precision, b.precision)
     nodes = _nodes(a, b)
     outputs = _Rows(tolerances, precision, nodes)
     between = _Rows(tolerances, precision, nodes)
-    notes: dict[str, None] = dict.fromkeys(_hidden(a, b)) if layers else {}
+    notes: dict[str, None] = dict.fromkeys(_not_compared(a, b, len(samples)))
+    if layers:
+        notes.update(dict.fromkeys(_hidden(a, b)))
     for number, sample in enumerate(samples):
         feeds_b, renamed = feeds_for(b, sample)
         notes.update(dict.fromkeys(renamed))
@@ -122,6 +129,15 @@ def _hidden(a: Side, b: Side) -> tuple[str, ...]:
     )
 
 
+def _not_compared(a: Side, b: Side, count: int) -> tuple[str, ...]:
+    """Say which saved samples have nothing beside them."""
+    return tuple(
+        f"compared: {count} of the {len(side.samples)} samples in {side.title}"
+        for side in (a, b)
+        if isinstance(side, SavedSide) and len(side.samples) > count
+    )
+
+
 class _Rows:
     """Rows while they grow, in the order in which tensors came."""
 
@@ -141,7 +157,7 @@ class _Rows:
         return frozenset(self._tallies)
 
     def add(self, name: str, a: Array, b: Array) -> None:
-        tolerance = self._tolerances.of(name, self._precision)
+        tolerance = self._tolerances.of(name, self._precision, whole=holds_whole_numbers(a, b))
         tally = self._tallies.setdefault(name, Tally(tolerance))
         self._shapes.setdefault(name, a.shape)
         problem = _incomparable(a, b)
@@ -156,7 +172,9 @@ class _Rows:
     def _row(self, name: str, tally: Tally) -> Row:
         node, op = self._nodes.get(name, ("", ""))
         problem = self._problems.get(name, "")
-        agrees = (tally.agrees if tally.tolerance.judges else None) if not problem else False
+        agrees: bool | None = False
+        if not problem:  # NaN on one side is beyond every tolerance, also where none is stated
+            agrees = tally.agrees if tally.tolerance.judges or tally.not_finite else None
         return Row(
             tensor=name,
             node=node,
@@ -177,6 +195,11 @@ def _incomparable(a: Array, b: Array) -> str:
     if a.dtype.kind not in "fiub" or b.dtype.kind not in "fiub":
         return f"they hold {a.dtype} and {b.dtype}, not numbers"
     return ""
+
+
+def holds_whole_numbers(a: Array, b: Array) -> bool:
+    """Whether both sides of a tensor are of integers or truth values."""
+    return a.dtype.kind in "iub" and b.dtype.kind in "iub"
 
 
 def _nodes(a: Side, b: Side) -> dict[str, tuple[str, str]]:
@@ -216,9 +239,11 @@ def _pairs(
         for name, other in zip(from_a, names, strict=True):
             yield name, (from_a[name], from_b[other])
         return
+    # Beside a model or an engine, a file may hold more: the tensors of `tandem infer --all`.
+    both_saved = isinstance(a, SavedSide) and isinstance(b, SavedSide)
     for side, own, others in ((a, from_a, from_b), (b, from_b, from_a)):
         alone = [name for name in own if name not in others]
-        if alone and not isinstance(side, SavedSide):
+        if alone and (both_saved or not isinstance(side, SavedSide)):
             notes[f"only {side.title} has the outputs {', '.join(alone)}"] = None
     for name in common:
         yield name, (from_a[name], from_b[name])

@@ -83,10 +83,15 @@ class Tally:
         finite = np.isfinite(x) & np.isfinite(y)
         strange = int(np.count_nonzero(~finite & ~same))
         self.elements += x.size
-        self.equal += int(np.count_nonzero(same))
         self.not_finite += strange
         with np.errstate(invalid="ignore", over="ignore"):
             error = np.where(finite, np.abs(x - y), 0.0)
+        if a.dtype.kind in "iu" and b.dtype.kind in "iu":
+            same = np.asarray(a == b)
+            error = np.asarray(
+                np.maximum(error, ~same)
+            )  # above 2^53 float64 does not tell them apart
+        self.equal += int(np.count_nonzero(same))
         self._sum(np.where(finite, x, 0.0), np.where(finite, y, 0.0), error)
         if self.tolerance.atol is not None:
             reference = np.abs(np.where(finite, y, 0.0))
@@ -136,7 +141,8 @@ class Tally:
         error_sum, noise, power_a, power_b, product = (float(value) for value in self._sums)
         sqnr_db = math.inf
         if noise:
-            sqnr_db = 10 * math.log10(power_b / noise) if power_b else -math.inf
+            ratio = power_b / noise
+            sqnr_db = 10 * math.log10(ratio) if ratio else -math.inf
         scale = math.sqrt(power_a) * math.sqrt(power_b)
         return Figures(
             elements=self.elements,

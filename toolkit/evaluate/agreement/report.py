@@ -181,7 +181,8 @@ def _verdict(compared: Compared) -> str:
         return f"A and B DIFFER: {', '.join(names)}"
     if not compared.judged:
         return "not judged: INT8 has no usual tolerance; give --atol, --rtol or --min-sqnr"
-    return "A and B agree"
+    unjudged = [row.tensor for row in compared.outputs if row.agrees is None]
+    return f"A and B agree; not judged: {', '.join(unjudged)}" if unjudged else "A and B agree"
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401

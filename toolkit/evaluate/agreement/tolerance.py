@@ -48,9 +48,10 @@ class Tolerances:
     rtol: Mapping[str, float] = field(default_factory=dict)
     sqnr_db: Mapping[str, float] = field(default_factory=dict)
 
-    def of(self, name: str, precision: Precision) -> Tolerance:
+    def of(self, name: str, precision: Precision, *, whole: bool = False) -> Tolerance:
         """Return the tolerance of a tensor; what is not stated is that of the precision.
 
+        `whole`: it holds whole numbers or truth values (classes, indices), which are equal or not.
         One of atol and rtol alone leaves the other 0; a stated SQNR alone leaves elements unjudged.
         """
         atol, rtol = _stated(self.atol, name), _stated(self.rtol, name)
@@ -59,7 +60,7 @@ class Tolerances:
             usual = DEFAULTS[precision] if sqnr_db is None else None
             if usual is None:
                 return Tolerance(None, None, sqnr_db)
-            return Tolerance(usual[0], usual[1], sqnr_db)
+            return Tolerance(0.0, 0.0, sqnr_db) if whole else Tolerance(*usual, sqnr_db)
         return Tolerance(atol or 0.0, rtol or 0.0, sqnr_db)
 
     def check_names(self, names: frozenset[str]) -> None:

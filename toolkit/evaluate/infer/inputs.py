@@ -131,12 +131,9 @@ def _of_data(request: InputRequest, data: Path, inputs: Sequence[Input]) -> list
     specs = [
         InputSpec(
             name=one.name,
-            shape=tuple(
-                dim if isinstance(dim, int) else size
-                for dim, size in zip(
-                    one.shape, request.shapes.get(one.name, (None,) * len(one.shape)), strict=True
-                )
-            ),
+            shape=_sizes(one, request.shapes[one.name])
+            if one.name in request.shapes
+            else tuple(dim if isinstance(dim, int) else None for dim in one.shape),
             dtype=one.dtype,
         )
         for one in inputs

@@ -11,7 +11,10 @@ from toolkit.graph.extract import MAX_IR_VERSION, external_weights
 from toolkit.graph.subgraph import cut_model, with_shapes
 
 _FLOAT16 = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
-_INT8 = frozenset({"QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger"})
+_INT8 = frozenset(
+    {"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger",
+     "MatMulInteger"}
+)  # fmt: skip
 
 
 class OnnxRunner:
