@@ -196,8 +196,9 @@ def _ask(
         answer = None
         with suppress(BrokenPipeError):
             worker.stdin.close()  # drops what the worker did not read
-    answered.set()
-    watcher.join()  # from here on the worker is either killed or idle
+    finally:
+        answered.set()
+        watcher.join()  # from here on the worker is either killed or idle
     if answer is None or timed_out.is_set():
         start()
     else:
