@@ -129,10 +129,11 @@ def test_without_tensorflow_the_error_has_the_commands_that_install_it(
     assert f"{python} -m pip install {' '.join(REQUIREMENTS)}\n" in str(refused.value)
 
 
+@pytest.mark.parametrize("program", ["python", "."])  # "." is a folder: that of the environment
 def test_an_interpreter_that_does_not_exist_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "python"))
+    monkeypatch.setenv(VARIABLE, str(tmp_path / program))
     (tmp_path / "net.tflite").touch()
     with pytest.raises(tandem.TandemError, match=f"{VARIABLE} is .* no program"):
         tandem.build(tmp_path / "net.tflite")
