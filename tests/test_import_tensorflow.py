@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,18 @@ def test_a_damaged_keras_file_is_refused(tensorflow: Path, tmp_path: Path) -> No
     (tmp_path / "net.keras").write_bytes(b"PK")
     with pytest.raises(tandem.TandemError, match=r"net\.keras cannot be exported"):
         tandem.build(tmp_path / "net.keras")
+
+
+def test_a_keras_that_runs_code_of_a_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in {"tensorflow": "", "tf2onnx": "", "keras": "__version__ = '3.11.3'"}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "net.h5").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv(VARIABLE, sys.executable)
+    with pytest.raises(tandem.TandemError, match=r"Keras 3\.11\.3 can run code.*keras>=3\.12"):
+        tandem.build(tmp_path / "net.h5")
 
 
 def test_without_tensorflow_the_error_has_the_commands_that_install_it(
