@@ -312,6 +312,10 @@ LAYERS: dict[str, tuple[Callable[[Network, Tensor], Layer], Array]] = {
         lambda n, x: n.add_scale(x, SHIFT, BY_CHANNEL, 1.5),
         (SCALED * BY_CHANNEL[:, None, None] + SHIFT[:, None, None]) ** 1.5,
     ),
+    "scale by channel, the axis from the end": (
+        lambda n, x: n.add_scale(x, scale=BY_CHANNEL, channel_axis=-3),
+        SCALED * BY_CHANNEL[:, None, None],
+    ),
     "scale of all": (lambda n, x: n.add_scale(x, scale=[2.0]), SCALED * 2),
     "instance normalization": (
         lambda n, x: n.add_normalization(x, constant(n, FACTOR), constant(n, OFFSET), [2, 3]),
@@ -478,6 +482,11 @@ def axis_beyond(network: Network) -> None:
     network.add_softmax(network.add_input("x", np.float32, (1, 4)), 1 << 2, name="softmax")
 
 
+def channels_beyond(network: Network) -> None:
+    x = network.add_input("x", np.float32, (1, 4))
+    network.add_scale(x, scale=[1.0, 2.0], channel_axis=2, name="scale")
+
+
 def slice_beyond(network: Network) -> None:
     x = network.add_input("x", np.float32, (1, 4))
     network.add_slice(x, (0, 2), (1, 3), name="slice")
@@ -517,6 +526,7 @@ def output_twice(network: Network) -> None:
         (two_strides, ("'pool'", "stride_nd has 1 values", "2 dimensions (2x2)")),
         (no_channels, ("'conv'", "'x' is 5x5", "(N, C, ...)")),
         (axis_beyond, ("'softmax'", "[2]", "2 dimensions")),
+        (channels_beyond, ("'scale'", "[2]", "2 dimensions")),
         (slice_beyond, ("'slice'", "2 to 4 of dimension 1", "'x' is 1x4", "0 to 3")),
         (unused_beta, ("'elu'", "ELU has no beta", "2.0")),
         (same_name, ("'copy' already",)),

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toolkit.errors import NetworkError
-from toolkit.network.base import NetworkBase, axes_of, rank_of
+from toolkit.network.base import NetworkBase, axes_of, one_axis_of, rank_of
 from toolkit.network.draft import Attributes
 from toolkit.network.layers import Layer, Operand, Tensor, tensor_of
 from toolkit.network.operations import MatrixOperation
@@ -147,7 +147,8 @@ class WeightedLayers(NetworkBase):
             if values is not None:
                 array = np.asarray(values, tensor.dtype)
                 if array.ndim == 1 and array.size > 1:
-                    array = array.reshape([-1 if at == channel_axis else 1 for at in range(rank)])
+                    axis = one_axis_of(name, [channel_axis], rank)
+                    array = array.reshape([-1 if at == axis else 1 for at in range(rank)])
                 operand = self._draft.constant(f"{name}_{what}", array)
                 (tensor,) = self._draft.node(f"{name}_{op_type}", op_type, [tensor, operand])
         return Layer(name, (tensor,))
