@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 import tandem
 from toolkit.cli.main import tandem as command_line
+from toolkit.importers.onnx import source_path
 from toolkit.importers.tensorflow import REQUIREMENTS, VARIABLE
 
 ROOT = Path(__file__).parents[1]
@@ -164,6 +165,15 @@ def test_a_folder_without_a_saved_model_and_a_missing_file_are_refused(tmp_path:
         tandem.build(tmp_path, tmp_path / "net.engine")
     with pytest.raises(tandem.TandemError, match="check the path"):
         tandem.build(tmp_path / "missing.keras")
+
+
+def test_the_working_directory_may_be_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert source_path(".") == tmp_path
+    with pytest.raises(tandem.TandemError, match="so it is no SavedModel"):
+        tandem.build(".")
 
 
 def test_weights_without_a_network_are_refused(tmp_path: Path) -> None:

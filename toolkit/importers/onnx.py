@@ -77,9 +77,10 @@ ModelSource = str | Path | ModelPath | ModelBytes
 
 def source_path(source: ModelSource) -> Path:
     """Return the path of a model, or what stands for it where the model is in memory."""
-    if isinstance(source, ModelPath):
-        return source.path
-    return Path(source.name if isinstance(source, ModelBytes) else source)
+    if isinstance(source, ModelBytes):
+        return Path(source.name)
+    path = source.path if isinstance(source, ModelPath) else Path(source)
+    return path if path.name not in ("", "..") else path.resolve()  # "." is a SavedModel, too
 
 
 @dataclass(frozen=True, slots=True)
