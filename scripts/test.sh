@@ -71,7 +71,7 @@ test_oldest_numpy() {
         # The bounds name the last releases for NumPy 1: pip takes minutes to find them itself.
         .venv-oldest/bin/python -m pip install -q --disable-pip-version-check --prefer-binary \
             -e '.[host]' "numpy==$numpy" hypothesis pytest pytest-timeout \
-            'opencv-python-headless<4.12' 'onnx<1.20' 'onnxruntime<1.24' 'scipy<1.14'
+            'opencv-python-headless<4.12' 'onnx<1.20' 'onnxruntime<1.24' 'scipy<1.15'
         touch "$stamp"
     fi
     heading "pytest with NumPy $numpy"

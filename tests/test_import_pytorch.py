@@ -131,7 +131,16 @@ class Touch:
         return os.mkdir, (str(self.path),)
 
 
-@pytest.mark.parametrize("part", ["sample_inputs/model.pt", "constants/custom_obj_0"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "sample_inputs/model.pt",
+        "constants/custom_obj_0",
+        "constants/opaque_obj_/0",  # torch looks at the beginning of the path
+        "aotinductor/model/net.so",
+        "aotinductor/model/net.cpp",  # compiled where there is no library
+    ],
+)
 def test_a_pt2_that_would_run_code_is_refused_unread(part: str, tmp_path: Path) -> None:
     plain, hostile = saved(Scaled().eval(), tmp_path / "a.pt2", *SHAPES), tmp_path / "b.pt2"
     payload = tmp_path / "payload"
@@ -148,6 +157,16 @@ def test_a_pt2_that_would_run_code_is_refused_unread(part: str, tmp_path: Path) 
         with contextlib.suppress(Exception):  # what follows the pickle
             torch.export.load(hostile)
         assert (tmp_path / "was here").exists()  # what the refusal is for
+
+
+def test_a_pt2_of_the_old_format_is_refused_unread(tmp_path: Path) -> None:
+    hostile = saved(Scaled().eval(), tmp_path / "net.pt2", *SHAPES)
+    with zipfile.ZipFile(hostile, "a") as archive:
+        archive.writestr("version", "8.20")
+        archive.writestr("serialized_state_dict.pt", pickle.dumps(Touch(tmp_path / "was here")))
+    with pytest.raises(tandem.TandemError, match="format of PyTorch"):
+        tandem.build(hostile)
+    assert not (tmp_path / "was here").exists()
 
 
 def test_a_config_that_asks_for_a_pickle_is_refused(tmp_path: Path) -> None:

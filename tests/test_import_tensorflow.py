@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 import tandem
 from toolkit.cli.main import tandem as command_line
+from toolkit.importers.onnx import source_path
 from toolkit.importers.tensorflow import REQUIREMENTS, VARIABLE
 
 ROOT = Path(__file__).parents[1]
@@ -115,6 +117,18 @@ def test_a_damaged_keras_file_is_refused(tensorflow: Path, tmp_path: Path) -> No
         tandem.build(tmp_path / "net.keras")
 
 
+def test_a_keras_that_runs_code_of_a_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in {"tensorflow": "", "tf2onnx": "", "keras": "__version__ = '3.11.3'"}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "net.h5").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv(VARIABLE, sys.executable)
+    with pytest.raises(tandem.TandemError, match=r"Keras 3\.11\.3 can run code.*keras>=3\.12"):
+        tandem.build(tmp_path / "net.h5")
+
+
 def test_without_tensorflow_the_error_has_the_commands_that_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,10 +143,11 @@ def test_without_tensorflow_the_error_has_the_commands_that_install_it(
     assert f"{python} -m pip install {' '.join(REQUIREMENTS)}\n" in str(refused.value)
 
 
+@pytest.mark.parametrize("program", ["python", "."])  # "." is a folder: that of the environment
 def test_an_interpreter_that_does_not_exist_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "python"))
+    monkeypatch.setenv(VARIABLE, str(tmp_path / program))
     (tmp_path / "net.tflite").touch()
     with pytest.raises(tandem.TandemError, match=f"{VARIABLE} is .* no program"):
         tandem.build(tmp_path / "net.tflite")
@@ -150,6 +165,15 @@ def test_a_folder_without_a_saved_model_and_a_missing_file_are_refused(tmp_path:
         tandem.build(tmp_path, tmp_path / "net.engine")
     with pytest.raises(tandem.TandemError, match="check the path"):
         tandem.build(tmp_path / "missing.keras")
+
+
+def test_the_working_directory_may_be_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert source_path(".") == tmp_path
+    with pytest.raises(tandem.TandemError, match="so it is no SavedModel"):
+        tandem.build(".")
 
 
 def test_weights_without_a_network_are_refused(tmp_path: Path) -> None:

@@ -93,6 +93,15 @@ def test_resize_samples_as_it_did_before_opset_11(
     _same_numbers(save(tmp_path / "m.onnx", [node], *shapes, scales, opset=opset), rng)
 
 
+def test_refuses_an_old_resize_that_shrinks_one_axis_and_stretches_another(tmp_path: Path) -> None:
+    scales = {"s": np.array([1, 1, 0.5, 2], np.float32)}
+    node = helper.make_node("Resize", ["x", "s"], ["y"])
+    shapes = {"x": [1, 2, 10, 10]}, {"y": [1, 2, 5, 20]}
+    path = save(tmp_path / "m.onnx", [node], *shapes, scales, opset=10)
+    with pytest.raises(ImportModelError, match=r"\[1.0, 1.0, 0.5, 2.0\], both ways"):
+        import_model(path)
+
+
 def _same_numbers(path: Path, rng: np.random.Generator) -> None:
     """The model computes the same before its import (in its own opset) and after."""
     imported = ir.to_proto(run_passes(import_model(path).model)[0]).SerializeToString()
@@ -117,6 +126,18 @@ def test_slopes_of_old_prelus_stay_those_of_channels(
     x = rng.normal(size=shape).astype(np.float32)
     own = slopes.reshape(-1, *(1 for _ in size))
     np.testing.assert_allclose(session.run(None, {"x": x})[0], np.where(x < 0, x * own, x))
+
+
+def test_refuses_old_slopes_that_another_node_reads(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("PRelu", ["x", "s"], ["a"]),
+        helper.make_node("Mul", ["a", "s"], ["y"], broadcast=1),
+    ]
+    shapes = {"x": [1, 3, 4, 3]}, {"y": [1, 3, 4, 3]}
+    slopes = {"s": np.ones(3, np.float32)}
+    path = save(tmp_path / "m.onnx", nodes, *shapes, slopes, opset=6)
+    with pytest.raises(ImportModelError, match="the slopes of its PRelu"):
+        import_model(path)
 
 
 def test_refuses_an_old_operator_that_has_no_converter_and_says_so(tmp_path: Path) -> None:

@@ -312,6 +312,10 @@ LAYERS: dict[str, tuple[Callable[[Network, Tensor], Layer], Array]] = {
         lambda n, x: n.add_scale(x, SHIFT, BY_CHANNEL, 1.5),
         (SCALED * BY_CHANNEL[:, None, None] + SHIFT[:, None, None]) ** 1.5,
     ),
+    "scale by channel, the axis from the end": (
+        lambda n, x: n.add_scale(x, scale=BY_CHANNEL, channel_axis=-3),
+        SCALED * BY_CHANNEL[:, None, None],
+    ),
     "scale of all": (lambda n, x: n.add_scale(x, scale=[2.0]), SCALED * 2),
     "instance normalization": (
         lambda n, x: n.add_normalization(x, constant(n, FACTOR), constant(n, OFFSET), [2, 3]),
@@ -478,6 +482,28 @@ def axis_beyond(network: Network) -> None:
     network.add_softmax(network.add_input("x", np.float32, (1, 4)), 1 << 2, name="softmax")
 
 
+def uneven_groups(network: Network) -> None:
+    x = network.add_input("x", np.float32, (1, 4, 5, 5))
+    kernel = np.ones((4, 2, 2, 2))
+    network.add_deconvolution_nd(x, 5, (2, 2), kernel, num_groups=2, name="up")
+
+
+def float_indices(network: Network) -> None:
+    x = network.add_input("x", np.float32, (1, 4))
+    network.add_gather(x, network.add_constant((1,), [2.0]), 1, name="gather")
+
+
+def constant_of_a_layer(network: Network) -> None:
+    x = network.add_input("x", np.float32, (1, 4))
+    network.add_constant((1,), [2.0], name="sum_axes")
+    network.add_reduce(x, ReduceOperation.SUM, [1], keep_dims=True, name="sum")
+
+
+def channels_beyond(network: Network) -> None:
+    x = network.add_input("x", np.float32, (1, 4))
+    network.add_scale(x, scale=[1.0, 2.0], channel_axis=2, name="scale")
+
+
 def slice_beyond(network: Network) -> None:
     x = network.add_input("x", np.float32, (1, 4))
     network.add_slice(x, (0, 2), (1, 3), name="slice")
@@ -517,6 +543,10 @@ def output_twice(network: Network) -> None:
         (two_strides, ("'pool'", "stride_nd has 1 values", "2 dimensions (2x2)")),
         (no_channels, ("'conv'", "'x' is 5x5", "(N, C, ...)")),
         (axis_beyond, ("'softmax'", "[2]", "2 dimensions")),
+        (uneven_groups, ("'up'", "num_output_maps is 5", "num_groups (2)")),
+        (float_indices, ("'gather'", "'x' 1x4 float32", "unsupported type: tensor(float)")),
+        (constant_of_a_layer, ("constant 'sum_axes' already",)),
+        (channels_beyond, ("'scale'", "[2]", "2 dimensions")),
         (slice_beyond, ("'slice'", "2 to 4 of dimension 1", "'x' is 1x4", "0 to 3")),
         (unused_beta, ("'elu'", "ELU has no beta", "2.0")),
         (same_name, ("'copy' already",)),

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx.shape_inference
 import onnx.version_converter
@@ -76,9 +77,10 @@ ModelSource = str | Path | ModelPath | ModelBytes
 
 def source_path(source: ModelSource) -> Path:
     """Return the path of a model, or what stands for it where the model is in memory."""
-    if isinstance(source, ModelPath):
-        return source.path
-    return Path(source.name if isinstance(source, ModelBytes) else source)
+    if isinstance(source, ModelBytes):
+        return Path(source.name)
+    path = source.path if isinstance(source, ModelPath) else Path(source)
+    return path if path.name not in ("", "..") else path.resolve()  # "." is a SavedModel, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +341,7 @@ def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 def _lay_slopes(proto: onnx.ModelProto, path: Path, opset: int) -> None:
     """Give PRelu's slopes of C channels the shape (C, 1, ...): the converter leaves them (C,).
 
-    Raises ImportModelError: slopes that are computed, and inputs whose rank is unknown.
+    Raises ImportModelError: slopes that are computed or read elsewhere, and inputs of unknown rank.
     """
     slopes = {tensor.name: tensor for tensor in proto.graph.initializer}
     nodes = [
@@ -351,11 +353,15 @@ def _lay_slopes(proto: onnx.ModelProto, path: Path, opset: int) -> None:
     if not nodes:
         return
     ranks = _ranks(proto)
+    read_elsewhere = {
+        name for node in proto.graph.node if node.op_type != "PRelu" for name in node.input
+    }
     laid: dict[str, int] = {}
     for node in nodes:
         source, name = node.input
         rank = ranks.get(source)
-        if rank is None or rank < 2 or name not in slopes or laid.setdefault(name, rank) != rank:
+        own = name in slopes and name not in read_elsewhere
+        if rank is None or rank < 2 or not own or laid.setdefault(name, rank) != rank:
             raise ImportModelError(
                 f"{path.name} has opset {opset}, and the slopes of its PRelu {node.output[0]!r} "
                 f"cannot be raised to {TARGET_OPSET}; export it with opset {MIN_OPSET} or newer."
@@ -385,7 +391,7 @@ def _set_resize_modes(graph: onnx.GraphProto) -> None:
 
     The converter leaves the newer default, "half_pixel". Nearest pixels are those that
     onnxruntime takes for the old operators: the last one before a point, and the next one where
-    the picture becomes smaller.
+    the picture becomes smaller. Raises ValueError: it becomes smaller and larger, by axis.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     constants |= {
@@ -395,7 +401,10 @@ def _set_resize_modes(graph: onnx.GraphProto) -> None:
         if node.op_type != "Resize":
             continue
         scales = constants.get(node.input[2]) if len(node.input) > 2 else None
-        shrinks = scales is not None and bool((onnx.numpy_helper.to_array(scales) < 1).any())
+        factors = onnx.numpy_helper.to_array(scales) if scales is not None else np.ones(1)
+        shrinks = bool((factors < 1).any())
+        if shrinks and (factors > 1).any():
+            raise ValueError(f"{node.output[0]!r} is resized by {factors.tolist()}, both ways")
         values = {
             "coordinate_transformation_mode": "asymmetric",
             "nearest_mode": "ceil" if shrinks else "floor",

@@ -57,7 +57,7 @@ def model_sha256(path: Path) -> str:
 def keep_log(name: str, text: str) -> Path:
     """Write what an exporter printed to a new file in the system's folder for such files."""
     with tempfile.NamedTemporaryFile(
-        "w", prefix=f"tandem-export-{name}-", suffix=".log", delete=False
+        "w", prefix=f"tandem-export-{Path(name).name}-", suffix=".log", delete=False
     ) as file:
         file.write(text)
     return Path(file.name)

@@ -7,6 +7,7 @@ that TANDEM_TENSORFLOW_PYTHON names, this one, or that of an environment in the 
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -50,12 +51,13 @@ def cache_environment() -> Path:
 def find_interpreter(name: str) -> Path:
     """Return the interpreter that exports the model `name`. Raises ImportModelError: none can."""
     if chosen := os.environ.get(VARIABLE):
-        if not os.access(chosen, os.X_OK):
+        program = shutil.which(chosen)
+        if program is None:
             raise ImportModelError(
                 f"{VARIABLE} is {chosen!r}, which is no program; set it to the python of an "
                 "environment with tensorflow and tf2onnx."
             )
-        return Path(chosen)
+        return Path(program)
     if all(importlib.util.find_spec(package) for package in ("tensorflow", "tf2onnx")):
         return Path(sys.executable)
     python = cache_environment() / "bin" / "python"

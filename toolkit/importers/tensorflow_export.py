@@ -21,6 +21,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != HERE]
 
 OPSET = 18  # the newest that tf2onnx 1.17 writes
+# Older ones run code that is in a file: CVE-2025-9905 (.h5), -9906 and -1550 (.keras).
+SAFE_KERAS = (3, 12)
 Say = Callable[[str, float], None]
 
 
@@ -94,8 +96,14 @@ def export_keras(path: str, out: str, nchw: bool, say: Say) -> None:
     import keras
     import tensorflow as tf
 
+    if tuple(int(part) for part in keras.__version__.split(".")[:2]) < SAFE_KERAS:
+        needed = ".".join(map(str, SAFE_KERAS))
+        raise ValueError(
+            f"Keras {keras.__version__} can run code that is in a model file; "
+            f"pip install 'keras>={needed}' there"
+        )
     say("read the Keras model", 0.2)
-    model = keras.models.load_model(path, compile=False)
+    model = keras.models.load_model(path, compile=False, safe_mode=True)
     specs = [tf.TensorSpec(item.shape, item.dtype, item.name) for item in model.inputs]
     names = list(model.output_names)
 

@@ -52,7 +52,9 @@ class Draft:
         return self._known(value)
 
     def constant(self, name: str, values: npt.NDArray[Any]) -> Tensor:
-        """Add a constant."""
+        """Add a constant. Raises NetworkError: one of this name is there."""
+        if name in self._graph.initializers:
+            raise NetworkError(f"the network has a constant {name!r} already; give another name")
         tensor = ir.tensor(
             np.ascontiguousarray(values), dtype=onnx_type(name, values.dtype), name=name
         )
@@ -190,7 +192,9 @@ def _infer(name: str, node: ir.Node, inputs: Sequence[Tensor]) -> dict[str, onnx
             opset_imports=[onnx.helper.make_opsetid("", OPSET)],
             ir_version=IR_VERSION,
         )
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
+    except (
+        onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError
+    ) as error:  # fmt: skip
         raise NetworkError(
             f"layer {name!r} ({node.op_type}) does not take {described}: {first_line(error)}"
         ) from error

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toolkit.errors import NetworkError
-from toolkit.network.base import NetworkBase, axes_of, rank_of
+from toolkit.network.base import NetworkBase, axes_of, one_axis_of, rank_of
 from toolkit.network.draft import Attributes
 from toolkit.network.layers import Layer, Operand, Tensor, tensor_of
 from toolkit.network.operations import MatrixOperation
@@ -37,7 +37,7 @@ class WeightedLayers(NetworkBase):
         `kernel`: (num_output_maps, C / num_groups, *kernel_shape).
         """
         name, source = self._draft.claim(name, "convolution"), tensor_of(input)
-        channels = channels_of(name, source, num_groups)
+        channels = channels_of(name, source, num_output_maps, num_groups)
         shape = (num_output_maps, channels // num_groups, *kernel_shape)
         attributes = window(
             name, kernel_shape, stride=stride_nd, padding=padding_nd, post_padding=post_padding,
@@ -64,7 +64,7 @@ class WeightedLayers(NetworkBase):
     ) -> Layer:
         """Add a transposed convolution; `kernel`: (C, num_output_maps / num_groups, ...)."""
         name, source = self._draft.claim(name, "deconvolution"), tensor_of(input)
-        channels = channels_of(name, source, num_groups)
+        channels = channels_of(name, source, num_output_maps, num_groups)
         shape = (channels, num_output_maps // num_groups, *kernel_shape)
         attributes = window(
             name, kernel_shape, stride=stride_nd, padding=padding_nd, post_padding=post_padding,
@@ -147,7 +147,8 @@ class WeightedLayers(NetworkBase):
             if values is not None:
                 array = np.asarray(values, tensor.dtype)
                 if array.ndim == 1 and array.size > 1:
-                    array = array.reshape([-1 if at == channel_axis else 1 for at in range(rank)])
+                    axis = one_axis_of(name, [channel_axis], rank)
+                    array = array.reshape([-1 if at == axis else 1 for at in range(rank)])
                 operand = self._draft.constant(f"{name}_{what}", array)
                 (tensor,) = self._draft.node(f"{name}_{op_type}", op_type, [tensor, operand])
         return Layer(name, (tensor,))
@@ -196,7 +197,7 @@ class WeightedLayers(NetworkBase):
         return self._draft.node(f"{name}_transposed", "Transpose", [tensor], {"perm": order})[0]
 
 
-def channels_of(layer: str, tensor: Tensor, groups: int) -> int:
+def channels_of(layer: str, tensor: Tensor, output_maps: int, groups: int) -> int:
     """Return the channels of (N, C, ...). Raises NetworkError: unknown, or not a multiple."""
     shape = tensor.shape or ()
     channels = shape[1] if len(shape) > 2 else None
@@ -204,5 +205,10 @@ def channels_of(layer: str, tensor: Tensor, groups: int) -> int:
         raise NetworkError(
             f"layer {layer!r}: its input {tensor.name!r} is {tensor.sizes()}; it must be (N, C, "
             f"...) with C fixed and a multiple of num_groups ({groups})"
+        )
+    if output_maps % groups:
+        raise NetworkError(
+            f"layer {layer!r}: num_output_maps is {output_maps}; it must be a multiple of "
+            f"num_groups ({groups})"
         )
     return channels

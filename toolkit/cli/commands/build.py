@@ -160,6 +160,7 @@ def build(
     from toolkit.cli.actions.build import as_builtins, write_build_page
     from toolkit.engine.build import BuildOptions, build_engine
     from toolkit.gpu.schedule.tactics import TacticOptions
+    from toolkit.importers.onnx import source_path
     from toolkit.importers.source import ModelPath
     from toolkit.partition.planning.plan import PlanOptions
     from toolkit.quantize.ranges.table_file import read_ranges
@@ -190,7 +191,8 @@ def build(
     )
     with progress_bar(model.name) as report:
         source = ModelPath(model, inputs_as_nchw)
-        result = build_engine(source, profile, out or model.with_suffix(".engine"), options, report)
+        out = out or source_path(source).with_suffix(".engine")
+        result = build_engine(source, profile, out, options, report)
     if html is not None:
         write_build_page(result, html)
     click.echo(json.dumps(as_builtins(result)) if as_json else result.report)
