@@ -1,5 +1,7 @@
 """Shared fixtures: a fixed seed for hypothesis runs and models made by others."""
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -7,10 +9,21 @@ import numpy as np
 import onnx
 import pytest
 
+from toolkit.cli.log import PACKAGES
+
 hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("default")
 
 LIGHT_MODELS = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+
+
+@pytest.fixture(autouse=True)
+def _log_levels() -> Iterator[None]:
+    """Put levels back: a command line that runs in this process sets those of -v and -q."""
+    levels = {name: logging.getLogger(name).level for name in PACKAGES}
+    yield
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
 
 
 @pytest.fixture

@@ -34,6 +34,17 @@ def save(
     return path
 
 
+def classification_of_convnet(folder: Path) -> Path:
+    """Write a pipeline for `small_convnet`, whose video is missing, and labels.txt beside it."""
+    (folder / "labels.txt").write_text("".join(f"class {number}\n" for number in range(10)))
+    path = folder / "pipeline.toml"
+    path.write_text(
+        'name = "classes"\n[source]\nuri = "missing.mp4"\n[preprocess]\nwidth = 32\nheight = 32\n'
+        '[decode]\nkind = "classification"\nscores = "y"\n'
+    )
+    return path
+
+
 def small_convnet(path: Path, rng: np.random.Generator, size: int = 32, channels: int = 16) -> Path:
     """A residual convolutional network: input x [1,3,size,size], output y [1,10]."""
     c = channels

@@ -140,8 +140,8 @@ def options_of(command: click.Command) -> set[str]:
 # Options of other programs, and of processes that Tandem starts.
 FOREIGN = {
     "--add", "--config", "--dump-resource-usage", "--exists", "--format", "--help", "--id",
-    "--port", "--query-gpu", "--system-site-packages", "--until-stdin-closes", "--version",
-    "--write",
+    "--opset", "--port", "--query-gpu", "--saved-model", "--system-site-packages", "--tag",
+    "--tflite", "--until-stdin-closes", "--version", "--write",
 }  # fmt: skip
 
 

@@ -196,7 +196,7 @@ def test_recipes_of_colours_leave_grey_models_to_the_user() -> None:
 @pytest.mark.parametrize(
     ("stated", "inputs", "message"),
     [
-        ({"mean": (123.7, 116.3, 103.5)}, NCHW, "--mean is 123.7, but scaled pixels end at 1 "),
+        ({"mean": (123.7, 116.3, 103.5)}, NCHW, "the mean is 123.7, but scaled pixels end at 1 "),
         ({"layout": "nhwc"}, NCHW, r"\[1, 32, 48, 3\].*takes float32 of shape \[1, 3, 32, 48\]"),
         ({"color": "grey"}, NCHW, r"\[1, 1, 32, 48\]"),
         ({"mean": (0.1, 0.2, 0.3)}, GREY, "mean has 3 numbers, but grey has 1"),

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from model_fixtures import small_convnet
+from model_fixtures import classification_of_convnet, small_convnet
 
-import configs
 from calibration.table import CalibrationTable
 from device.engine.manifest import UNCALIBRATED
 from device.errors import TandemError
@@ -20,8 +19,6 @@ from toolkit.cli.commands.deploy import deploy as deploy_command
 from toolkit.cli.commands.inspect import inspect as inspect_command
 from toolkit.cli.commands.run import run as run_command
 from toolkit.engine.build import BuildOptions, build_engine
-
-PIPELINE = configs.ROOT / "pipelines" / "robot-objects.toml"
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["dummy", "measured"])
@@ -34,8 +31,8 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         sample = {"x": np.ones((1, 3, 32, 32), np.float32)}
         options = BuildOptions(data=[sample])
     build_engine(model, "laptop", folder / "m.engine", options)
-    (folder / "labels.txt").write_text("a\n")
-    args = ("--pipeline", PIPELINE, "--labels", folder / "labels.txt", "-o", folder / "m.bundle")
+    pipeline = classification_of_convnet(folder)
+    args = ("--pipeline", pipeline, "--labels", folder / "labels.txt", "-o", folder / "m.bundle")
     done = invoke(bundle_command, folder / "m.engine", *args)
     assert done.exit_code == 0, done.output
     assert (UNCALIBRATED in done.stderr) == request.param
@@ -57,7 +54,7 @@ def test_inspect_says_so(bundle: Path) -> None:
 
 
 def test_run_says_so_before_the_first_frame(bundle: Path) -> None:
-    ran = invoke(run_command, bundle, "--frames", "1", "--json")  # the pipeline does not fit it
+    ran = invoke(run_command, bundle, "--frames", "1", "--json")  # there is no video
     assert ("UNCALIBRATED" in ran.stderr) == is_dummy(bundle)
 
 

@@ -67,7 +67,7 @@ def export_to_onnx(file: ModelPath, report: Report) -> Exported | None:
     if file.inputs_as_nchw and (kind is None or not kind.nhwc):
         raise ImportModelError(
             f"{path.name} is {kind.title if kind else 'ONNX'}, whose inputs stay as they are; "
-            "--inputs-as-nchw is for TensorFlow and Keras."
+            "`tandem build --inputs-as-nchw` is for TensorFlow and Keras."
         )
     if kind is None:
         if path.is_dir():

@@ -83,8 +83,9 @@ def check(judgement: Judgement, model: str) -> None:
     if judgement.broken:
         raise BuildError(
             f"INT8 loses too much of {model}: {'; '.join(map(loss_text, judgement.broken))} "
-            f"({samples_text(judgement)}). Try --method auto or minmax, nodes in floating point "
-            "(--budget margin:0.3 or --keep-float), or more data; --accept-loss takes it as it is."
+            f"({samples_text(judgement)}). Try more data, `tandem build --method minmax`, or nodes "
+            "in floating point (`tandem build --budget margin:0.3`, `tandem build --keep-float`); "
+            "`tandem build --accept-loss` takes it as it is. `tandem calibrate` has them, too."
         )
 
 

@@ -69,7 +69,8 @@ class Decision:
             names = [_TITLES.get(n, n) for n, source in self.origins.items() if source == origin]
             if origin == ASSUMED:
                 lines.append(
-                    f"  ASSUMED, as nothing says it: {', '.join(names)}; --preprocess states it"
+                    f"  ASSUMED, as nothing says it: {', '.join(names)}; "
+                    "`tandem build --preprocess` states it"
                 )
             else:
                 lines.append(f"  from {origin}: {', '.join(names)}")
@@ -200,9 +201,9 @@ def _check_units(stated: Stated, values: Values) -> None:
     top = 255.0 * values["scale"]
     if "mean" in stated.values and max(values["mean"]) > 1.001 * top:
         raise CalibrationError(
-            f"--mean is {max(values['mean']):g}, but scaled pixels end at {top:g} (scale "
-            f"{values['scale']:.6g}): give --scale 1 for a mean in pixels, or divide mean and std "
-            "by 255"
+            f"the mean is {max(values['mean']):g}, but scaled pixels end at {top:g} (scale "
+            f"{values['scale']:.6g}): `tandem build --scale 1` is for a mean in pixels, or divide "
+            "mean and std by 255"
         )
 
 
