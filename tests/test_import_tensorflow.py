@@ -156,7 +156,7 @@ def test_an_interpreter_that_does_not_exist_is_refused(
 @pytest.mark.parametrize("name", ["net.onnx", "net.pt2"])
 def test_the_layout_of_other_formats_is_not_changed(name: str, tmp_path: Path) -> None:
     (tmp_path / name).touch()
-    with pytest.raises(tandem.TandemError, match="--inputs-as-nchw is for TensorFlow"):
+    with pytest.raises(tandem.TandemError, match="--inputs-as-nchw` is for TensorFlow"):
         tandem.build(tandem.ModelPath(tmp_path / name, inputs_as_nchw=True))
 
 
