@@ -1,7 +1,6 @@
 """Shared fixtures: a fixed seed for hypothesis runs and models made by others."""
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -18,12 +17,13 @@ LIGHT_MODELS = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light
 
 
 @pytest.fixture(autouse=True)
-def _log_levels() -> Iterator[None]:
-    """Put levels back: a command line that runs in this process sets those of -v and -q."""
-    levels = {name: logging.getLogger(name).level for name in PACKAGES}
-    yield
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
+def _log_levels() -> None:
+    """Start each test without levels of -v and -q.
+
+    A command line in this process sets them, also one in a module's fixture, which runs before.
+    """
+    for name in PACKAGES:
+        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def test_an_accepted_loss_is_built_and_reported(tmp_path: Path, rng: np.random.G
     result = build_engine(path, "laptop", out, options)
     assert out.exists()
     assert result.loss is not None
-    assert [loss.part for loss in result.loss.broken] == ["y"]
+    assert {loss.part for loss in result.loss.broken} == {"y"}  # SQNR, and arg-max for some x
     assert (result.loss.basis, result.loss.samples) == ("engine", 4)
 
 
