@@ -47,6 +47,11 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     ),
     "surgeon": ("toolkit.cli.commands.surgeon", "surgeon", "Cut a model, or reduce it."),
     "bench": ("toolkit.cli.commands.bench", "bench", "Measure an engine on this machine."),
+    "export": (
+        "toolkit.cli.commands.export",
+        "export",
+        "Write an engine as files for trtexec.",
+    ),
     "run": ("toolkit.cli.commands.run", "run", "Run a pipeline on this machine."),
     "bundle": ("toolkit.cli.commands.bundle", "bundle", "Pack engine, pipeline and labels."),
     "deploy": ("toolkit.cli.commands.deploy", "deploy", "Send a bundle to a device over MQTT."),
