@@ -1,14 +1,14 @@
 """The folder of an export: a model for each era of TensorRT, and a script for each release.
 
-    implicit/   TensorRT 8.5 to 10.7: plain ONNX, a calibration cache for each release
-    explicit/   TensorRT from 11.4.1 on: strongly typed ONNX, with Q/DQ in INT8
-    export.json what was written, and what was not and why
+implicit/   TensorRT 8.5 to 10.7: plain ONNX, a calibration cache for each release
+explicit/   TensorRT from 11.4.1 on: strongly typed ONNX, with Q/DQ in INT8
+export.json what was written, and what was not and why
 """
 
 import os
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +29,16 @@ from toolkit.quantize.quantize import is_activation
 
 MODEL = "model.onnx"
 MAX_PROTOBUF_BYTES = 2**31 - 1
+
+NEW_VALUES: Mapping[tuple[str, str], frozenset[str]] = {
+    ("Resize", "coordinate_transformation_mode"): frozenset({"half_pixel_symmetric"}),
+    ("Resize", "keep_aspect_ratio_policy"): frozenset({"not_larger", "not_smaller"}),
+    ("Pad", "mode"): frozenset({"wrap"}),
+    ("GridSample", "mode"): frozenset({"linear", "cubic"}),
+    ("ScatterElements", "reduction"): frozenset({"max", "min"}),
+    ("ScatterND", "reduction"): frozenset({"max", "min"}),
+}
+"""(operator, attribute) -> values that came, or were renamed, in opsets 18 to 20."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +200,9 @@ def _typed(network: Network) -> ir.Model:
 def _oldest(model: ir.Model, opset: int) -> ir.Model:
     """Return a model with an older opset, where that has all of its operators as they are.
 
-    ONNX's checker refuses an attribute or operand that came later. An operator whose meaning changed
-    between opsets 17 and 20 without one of these does not exist.
+    ONNX's checker refuses an attribute or operand that came later, NEW_VALUES what it does not see.
     """
-    if model.graph.opset_imports.get("", 0) <= opset:
+    if model.graph.opset_imports.get("", 0) <= opset or any(map(_has_new_value, model.graph)):
         return model
     older = model.clone()
     older.graph.opset_imports[""] = opset
@@ -202,6 +211,14 @@ def _oldest(model: ir.Model, opset: int) -> ir.Model:
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
         return model
     return older
+
+
+def _has_new_value(node: ir.Node) -> bool:
+    return any(
+        str(node.attributes[name].value) in values
+        for (op, name), values in NEW_VALUES.items()
+        if node.op_type == op and name in node.attributes
+    )
 
 
 def _converted(model: ir.Model) -> ir.Model:

@@ -161,8 +161,8 @@ def _halved(name: str, array: np.ndarray) -> np.ndarray:
     largest = float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
     if largest > _MAX_HALF:
         raise BuildError(
-            f"Constant {name!r} holds {largest:.6g}, beyond the largest float16 of {_MAX_HALF:.0f}; "
-            "export an engine that keeps the network in FP32, or scale the weights."
+            f"Constant {name!r} holds {largest:.6g}, beyond the largest float16, {_MAX_HALF:.0f}; "
+            "build the engine with `tandem build --precision fp32`, or scale the weights."
         )
     return array.astype(np.float16)
 
@@ -207,8 +207,6 @@ def _gives_half(schema: onnx.defs.OpSchema | None, index: int) -> bool:
     return "tensor(float16)" in _types(schema, schema.outputs, index)
 
 
-def _types(
-    schema: onnx.defs.OpSchema, parameters: object, index: int
-) -> set[str]:
+def _types(schema: onnx.defs.OpSchema, parameters: object, index: int) -> set[str]:
     rows = list(parameters)  # type: ignore[call-overload]
     return set(rows[min(index, len(rows) - 1)].types)

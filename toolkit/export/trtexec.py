@@ -95,11 +95,11 @@ def _problem(network: Network, release: Release, dla_core: int | None) -> str:
             f"the model has opset {opset}, and its ONNX parser reads up to {release.max_opset}; "
             "export the model again with an older opset"
         )
-    mixed = dla_core is not None and _on(network, gpu=True)
-    if mixed and not has_flag(release, "--layerDeviceTypes"):
+    on_gpu, flag = _on(network, gpu=True), "--layerDeviceTypes"
+    if dla_core is not None and on_gpu and not has_flag(release, flag):
         return (
-            f"{len(_on(network, gpu=True))} nodes run on the GPU beside the DLA's, and its trtexec "
-            f"has no --layerDeviceTypes ({_known('--layerDeviceTypes')}) to say which"
+            f"{len(on_gpu)} of the nodes run on the GPU beside the DLA's, and its trtexec has no "
+            f"{flag} ({_known(flag)}) to say which"
         )
     return ""
 
