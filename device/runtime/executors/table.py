@@ -56,15 +56,20 @@ def load_segment(context: SegmentContext) -> tuple[Executor, SegmentReport]:
         why = "; ".join(_reasons(refused, absent)) or kind.remark
         reason = f"{kind.name} ({executor.description}): {why}"
         return executor, SegmentReport(segment.name, segment.processor, kind.name, reason)
-    raise SessionError(
-        f"{context.where} cannot be run here: " + "; ".join(refused or _reasons([], absent))
-    )
+    why = "; ".join(refused or _reasons([], absent))
+    raise SessionError(f"{context.where} cannot be run here: {why}{_remedy(absent)}")
 
 
 def _candidates(context: SegmentContext) -> list[ExecutorKind]:
     """Return the kinds to try, best first: those that are requested for the segment, if any."""
     requested = [k for k in EXECUTORS if k.requested is not None and k.requested(context)]
     return requested or [kind for kind in EXECUTORS if kind.requested is None]
+
+
+def _remedy(absent: list[str]) -> str:
+    if "portable" not in absent:
+        return ""
+    return "; it carries no portable form, which `tandem bundle --portable` keeps"
 
 
 def _reasons(refused: list[str], absent: list[str]) -> list[str]:
