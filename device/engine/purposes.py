@@ -6,12 +6,15 @@ import msgspec
 
 from device.engine.container import Entry
 from device.engine.cuda_manifest import Cuda
-from device.engine.manifest import Implementation, Manifest, Portable, Segment
+from device.engine.manifest import Implementation, Manifest, Segment
+from device.engine.tensorrt_manifest import TensorRT
 
 KERNELS = "GPU kernels"
 KERNEL_WEIGHTS = "weights of GPU kernels"
+TENSORRT_MODELS = "models for TensorRT"
 PORTABLE_MODELS = "portable models"
 PORTABLE_WEIGHTS = "portable weights"
+SHARED_WEIGHTS = "weights of TensorRT and portable"
 
 
 def bytes_by_purpose(manifest: Manifest, entries: Mapping[str, Entry]) -> dict[str, int]:
@@ -61,7 +64,14 @@ def _entries(implementation: Implementation) -> Iterator[tuple[str, str]]:
         for kernel in implementation.kernels:
             yield kernel.cubin, KERNELS
         yield implementation.weights, KERNEL_WEIGHTS
-    elif isinstance(implementation, Portable):
+    elif isinstance(implementation, TensorRT):
+        for form in (implementation.ranged, implementation.typed):
+            yield form.model, TENSORRT_MODELS
+            for weight in form.weights:
+                yield weight.entry, SHARED_WEIGHTS
+                if weight.scales is not None:
+                    yield weight.scales, TENSORRT_MODELS
+    else:
         yield implementation.model, PORTABLE_MODELS
         for name in implementation.weights:
             yield name, PORTABLE_WEIGHTS

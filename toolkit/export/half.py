@@ -58,7 +58,7 @@ class _Halver:
         for value in inputs if top else ():
             self._cast_input(graph, value)
         for value in () if top else inputs:
-            value.dtype = _HALF
+            value.type = ir.TensorType(_HALF)  # a clone shares its types
         for node in nodes:
             self._node(graph, node)
         for value in outputs if top else ():
@@ -74,7 +74,7 @@ class _Halver:
             self._attribute(node, attribute)
         for index, output in enumerate(node.outputs):
             if output.dtype == _FLOAT and _gives_half(schema, index) and not _typed(node):
-                output.dtype = _HALF
+                output.type = ir.TensorType(_HALF)  # a clone shares its types
             elif output.dtype == _FLOAT:
                 self._halve_output(graph, output)
 
@@ -154,7 +154,7 @@ def _halve_constant(value: ir.Value, *, round_up: bool) -> None:
     array = tensor.numpy()
     halved = _rounded_up(array) if round_up else _halved(str(value.name), array)
     value.const_value = ir.Tensor(halved, name=str(value.name))
-    value.dtype = _HALF
+    value.type = ir.TensorType(_HALF)  # a clone shares its types
 
 
 def _halved(name: str, array: np.ndarray) -> np.ndarray:
