@@ -10,6 +10,7 @@ import argparse
 import logging
 import queue
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -33,6 +34,7 @@ from device.protocol.documents import Desired, Reported, decode, encode
 from device.protocol.messages import ChildMessage, Stats, encode_message
 from device.protocol.mqtt import LinkDown, LinkEvent, LinkUp, Message, queue_putter
 from device.protocol.topics import Topics
+from device.start.command import module_command
 from device.update.decisions import running_of
 from device.update.slot_store import SlotStore
 
@@ -202,7 +204,8 @@ def make_parser() -> argparse.ArgumentParser:
         prog="tandem-agent",
         description="Runs the board's pipeline, reports over MQTT and takes releases from "
         "`tandem deploy`. Runs until SIGTERM.",
-        epilog="example: tandem-agent --config /etc/tandem/agent.toml",
+        epilog="examples: tandem-agent --config /etc/tandem/agent.toml; "
+        "tandem-agent prepare m.engine (finishes DLA segments with TensorRT)",
     )
     parser.add_argument("--config", required=True, type=Path, help="agent.toml of this board")
     parser.add_argument(
@@ -215,8 +218,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command `tandem-agent`."""
-    arguments = make_parser().parse_args(argv)
+    """The command `tandem-agent`; `tandem-agent prepare` is a program of its own (CUDA, arrays)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["prepare"]:
+        return subprocess.call(module_command("device.runtime.tensorrt", *words[1:]))
+    arguments = make_parser().parse_args(words)
     logging.basicConfig(
         level=arguments.log_level,
         stream=sys.stderr,

@@ -25,12 +25,12 @@ def bytes_by_purpose(manifest: Manifest, entries: Mapping[str, Entry]) -> dict[s
     purpose_of: dict[str, str] = {}
     for segment in manifest.segments:
         for implementation in segment.implementations:
-            for name, purpose in _entries(implementation):
-                purpose_of.setdefault(name, purpose)
+            for name, role in _entries(implementation):
+                purpose_of.setdefault(name, role)
     totals: dict[str, int] = {}
     for name, entry in entries.items():
-        purpose = purpose_of.get(name)
-        if purpose is not None:
+        if name in purpose_of:
+            purpose = purpose_of[name]
             totals[purpose] = totals.get(purpose, 0) + entry.stop - entry.start
     return totals
 

@@ -187,8 +187,8 @@ def _entries(
             _model_entry(piece.name),
             np.frombuffer(serialize_segment(piece), dtype=np.uint8),
         )
-    forms = (*cuda.values(), *dla.values())
-    added = {name: array for segment in forms for name, array in segment.entries.items()}
+    parts = [gpu.entries for gpu in cuda.values()] + [form.entries for form in dla.values()]
+    added = {name: array for part in parts for name, array in part.items()}
     for name, array in added.items():  # a cubin that two segments start is stored once
         _add(entries, name, array)
     return entries

@@ -61,9 +61,9 @@ def tensorrt_segment(piece: ExtractedSegment, tensors: Mapping[str, TensorInfo])
     plain = _plain(piece)
     entries: dict[str, np.ndarray] = {}
     ports = [_ports(names, tensors, plain) for names in (piece.inputs, piece.outputs)]
-    ranged = _form(piece.name, "ranged", plain.model, plain.stored, "float32", entries)
+    ranged = _form(f"{piece.name}.ranged", plain.model, plain.stored, "float32", entries)
     typed_model = _typed(plain, piece, tensors)
-    typed = _form(piece.name, "typed", typed_model, plain.stored, "float16", entries)
+    typed = _form(f"{piece.name}.typed", typed_model, plain.stored, "float16", entries)
     implementation = TensorRT(
         ranged=ranged,
         typed=typed,
@@ -208,20 +208,19 @@ def _store_output(graph: ir.Graph, value: ir.Value, tensor: TensorInfo) -> None:
 
 
 def _form(
-    segment: str,
-    form: str,
+    name: str,
     model: ir.Model,
     stored: Mapping[str, _Stored],
     dtype: Dtype,
     entries: dict[str, np.ndarray],
 ) -> Form:
-    """Write a model with its large weights outside; adds its entries to `entries`."""
+    """Write a model, its large weights outside, into `entries`; a weight that is there stays."""
     copy = model.clone()
     weights: list[Weight] = []
     offset = 0
-    for name, value in copy.graph.initializers.items():
+    for constant, value in copy.graph.initializers.items():
         tensor = value.const_value
-        source = stored.get(str(name))
+        source = stored.get(str(constant))
         if source is None or tensor is None or tensor.nbytes < MIN_ENTRY_BYTES:
             continue
         if tensor.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
@@ -231,8 +230,8 @@ def _form(
             offset=offset,
             length=tensor.nbytes,
             dtype=tensor.dtype,
-            shape=ir.Shape(tensor.shape),
-            name=str(name),
+            shape=ir.Shape(tensor.numpy().shape),
+            name=str(constant),
         )
         scales = None
         if source.scales is not None:
@@ -242,7 +241,7 @@ def _form(
             Weight(entry=source.entry, dtype=dtype, offset=offset, scales=scales, axis=source.axis)
         )
         offset += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-    name = f"tensorrt/{segment}.{form}.onnx"
+    entry = f"tensorrt/{name}.onnx"
     data = ir.to_proto(copy).SerializeToString(deterministic=True)
-    entries[name] = np.frombuffer(data, dtype=np.uint8)
-    return Form(model=name, weights=tuple(weights))
+    entries[entry] = np.frombuffer(data, dtype=np.uint8)
+    return Form(model=entry, weights=tuple(weights))

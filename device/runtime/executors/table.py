@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from device.engine.manifest import Processor
 from device.errors import SessionError
-from device.runtime.executors import cuda, emulated, portable
+from device.runtime.executors import cuda, emulated, portable, tensorrt
 from device.runtime.executors.protocol import Executor, ExecutorKind, SegmentContext
 
 EXECUTORS: tuple[ExecutorKind, ...] = (
@@ -16,7 +16,7 @@ EXECUTORS: tuple[ExecutorKind, ...] = (
         requested=emulated.requested,
         remark="asked for; silicon may differ",
     ),
-    ExecutorKind("tensorrt", "tensorrt", None),
+    ExecutorKind("tensorrt", "tensorrt", tensorrt.load, tensorrt.why_not, tensorrt.misfit),
     ExecutorKind("cuda", "cuda", cuda.load, cuda.why_not, cuda.misfit),
     ExecutorKind("portable", "portable", portable.load, portable.why_not),
 )
@@ -46,10 +46,8 @@ def load_segment(context: SegmentContext) -> tuple[Executor, SegmentReport]:
         if implementation is None:
             absent.append(kind.tag)
             continue
-        problem: str | None = "this version of Tandem cannot run it"
-        if kind.load is not None:
-            problem = kind.why_not() or kind.misfit(implementation)
-        if kind.load is None or problem is not None:
+        problem = kind.why_not() or kind.misfit(context, implementation)
+        if problem is not None:
             refused.append(f"{kind.name}: {problem}")
             continue
         executor = kind.load(context, implementation)
