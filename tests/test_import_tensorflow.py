@@ -28,7 +28,8 @@ def tensorflow(monkeypatch: pytest.MonkeyPatch) -> Path:
     """The interpreter with TensorFlow, in the place where Tandem looks for it."""
     python = Path(os.environ.get(VARIABLE, ROOT / ".venv-tensorflow" / "bin" / "python"))
     if not python.exists():
-        pytest.skip("scripts/test.sh makes .venv-tensorflow")
+        refuse = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        refuse(f"{python} does not exist: scripts/test.sh makes .venv-tensorflow")
     monkeypatch.setenv(VARIABLE, str(python))
     return python
 
@@ -56,6 +57,22 @@ def agree(engine: Path, inputs: Arrays, expected: Arrays, error: float = FP32_ER
     assert set(outputs) == set(expected)
     for name, array in expected.items():
         assert np.abs(outputs[name] - array).max() <= error * np.abs(array).max(), name
+
+
+@pytest.mark.parametrize(
+    ("ci", "outcome"), [("true", pytest.fail.Exception), ("", pytest.skip.Exception)]
+)
+def test_without_tensorflow_these_tests_fail_in_ci_and_are_skipped_elsewhere(
+    ci: str,
+    outcome: type[BaseException],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "python"))
+    with pytest.raises(outcome, match=r"makes \.venv-tensorflow"):
+        request.getfixturevalue("tensorflow")
 
 
 MODELS = (
@@ -150,6 +167,43 @@ def test_an_interpreter_that_does_not_exist_is_refused(
     monkeypatch.setenv(VARIABLE, str(tmp_path / program))
     (tmp_path / "net.tflite").touch()
     with pytest.raises(tandem.TandemError, match=f"{VARIABLE} is .* no program"):
+        tandem.build(tmp_path / "net.tflite")
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("echo no module named tensorflow", "no module named tensorflow"),  # on standard output
+        ("echo broken >&2; exit 3", "broken"),
+        ("exit 3", "exit status 3"),
+        ("echo 7", "7"),  # JSON, but not ours
+        ("kill -9 $$", "signal 9"),
+    ],
+)
+def test_an_interpreter_that_does_not_work_is_named_with_what_it_says(
+    script: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    monkeypatch.setenv(VARIABLE, str(python))
+    (tmp_path / "net.tflite").touch()
+    with pytest.raises(tandem.TandemError, match="cannot be exported") as refused:
+        tandem.build(tmp_path / "net.tflite")
+    assert message in str(refused.value)
+    assert str(python) in str(refused.value)
+    Path(str(refused.value).rpartition(" is in ")[2].rstrip(".")).unlink()
+
+
+def test_a_file_that_is_no_program_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_bytes(b"\x7fELF is all")
+    python.chmod(0o755)
+    monkeypatch.setenv(VARIABLE, str(python))
+    (tmp_path / "net.tflite").touch()
+    with pytest.raises(tandem.TandemError, match=f"{python} cannot be started.*{VARIABLE}"):
         tandem.build(tmp_path / "net.tflite")
 
 
