@@ -71,7 +71,7 @@ class Attention(torch.nn.Module):
 
 
 def mobilenet() -> tuple[torch.nn.Module, tuple[Any, ...], JSON, Any]:
-    module, x = network("mobilenet_v3_small")
+    module, x = network("mobilenet_v3")
     return module, (x.repeat(2, 1, 1, 1),), {}, ({0: Dim("batch", max=8), 2: AUTO, 3: AUTO},)
 
 

@@ -1,6 +1,7 @@
 """TensorFlow and Keras models: engines compute what TensorFlow computes, under its names."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -34,14 +35,25 @@ def tensorflow(monkeypatch: pytest.MonkeyPatch) -> Path:
     return python
 
 
-def make(python: Path, kind: str, folder: Path) -> tuple[Arrays, Arrays]:
-    """Let TensorFlow write a model; return inputs and outputs of its run, by name."""
-    script = Path(__file__).with_name("tensorflow_models.py")
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [python, script, kind, folder], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what `make` was asked for in one run of TensorFlow: a folder of each kind."""
+    return tmp_path_factory.mktemp("tensorflow")
+
+
+QUICK_KINDS = ("keras", "saved_model", "tflite", "eigenvalues")  # what every run of the tests needs
+
+
+def make(python: Path, kind: str, made: Path, folder: Path) -> tuple[Arrays, Arrays]:
+    """Let TensorFlow write a model to a folder; return inputs and outputs of its run, by name."""
+    if not (made / kind).exists():
+        kinds = QUICK_KINDS if kind in QUICK_KINDS else (kind,)
+        script = Path(__file__).with_name("tensorflow_models.py")
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+        command = [python, script, made, *kinds]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    shutil.copytree(made / kind, folder, dirs_exist_ok=True)
     with np.load(folder / "run.npz") as file:
         arrays = {name: file[name] for name in file.files}
     return tuple(
@@ -86,9 +98,9 @@ MODELS = (
 
 @pytest.mark.parametrize(("kind", "name", "error"), MODELS)
 def test_an_engine_computes_what_tensorflow_computes(
-    kind: str, name: str, error: float, tensorflow: Path, tmp_path: Path
+    kind: str, name: str, error: float, tensorflow: Path, made: Path, tmp_path: Path
 ) -> None:
-    inputs, expected = make(tensorflow, kind, tmp_path)
+    inputs, expected = make(tensorflow, kind, made, tmp_path)
     engine, report = run_command_of_page(name, tmp_path)
     assert "exported to ONNX by TensorFlow 2" in report
     agree(engine, inputs, expected, error)
@@ -96,9 +108,9 @@ def test_an_engine_computes_what_tensorflow_computes(
 
 @pytest.mark.slow
 def test_inputs_as_nchw_holds_in_build_plan_calibrate_and_compare(
-    tensorflow: Path, tmp_path: Path
+    tensorflow: Path, made: Path, tmp_path: Path
 ) -> None:
-    inputs, expected = make(tensorflow, "h5", tmp_path)
+    inputs, expected = make(tensorflow, "h5", made, tmp_path)
     ((name, picture),) = inputs.items()
     turned = {name: np.ascontiguousarray(picture.transpose(0, 3, 1, 2))}
     agree(run_command_of_page("model.h5", tmp_path)[0], turned, expected)
@@ -115,9 +127,9 @@ def test_inputs_as_nchw_holds_in_build_plan_calibrate_and_compare(
 
 
 def test_what_cannot_be_exported_is_named_and_the_log_is_kept(
-    tensorflow: Path, tmp_path: Path
+    tensorflow: Path, made: Path, tmp_path: Path
 ) -> None:
-    make(tensorflow, "eigenvalues", tmp_path)
+    make(tensorflow, "eigenvalues", made, tmp_path)
     with pytest.raises(
         tandem.TandemError, match=r"saved_model cannot be exported.*SelfAdjointEig.*log"
     ) as refused:
