@@ -1,4 +1,4 @@
-"""Ten thousand damaged and hostile engine files: each is refused in one sentence, or is valid.
+"""Thousands of damaged and hostile engine files: each is refused in one sentence, or is valid.
 
 They are opened in a child process with little memory, so that a crash, a hang or a hunger for
 memory shows as what it is. Repeat one seed with `python tests/test_engine_fuzz.py SEED COUNT`.
@@ -28,7 +28,8 @@ from device.engine.file import encode_manifest, open_engine
 from device.engine.manifest_check import check_manifest
 from device.errors import EngineError
 
-COUNT = 10_000
+COUNT = 2_500
+SLOW_COUNT = 10_000  # the files of the shorter run are among these
 MOST_SECONDS = 2.0  # for one file, on a busy machine
 MEMORY_BYTES = 1 << 30  # address space of the child, libraries included
 RAW = "\x00raw:"  # marks text that goes into the JSON as it is
@@ -242,16 +243,17 @@ def compare(data: bytes, outcomes: Counter[str]) -> None:
         outcomes["only we refuse"] += 1
 
 
-def test_hostile_files_are_refused_or_valid() -> None:
+@pytest.mark.parametrize("count", [COUNT, pytest.param(SLOW_COUNT, marks=pytest.mark.slow)])
+def test_hostile_files_are_refused_or_valid(count: int) -> None:
     halves = [
         subprocess.Popen(
-            [sys.executable, __file__, str(first), str(COUNT // 2)],
+            [sys.executable, __file__, str(first), str(count // 2)],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path))},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for first in (0, COUNT // 2)
+        for first in (0, count // 2)
     ]
     total: Counter[str] = Counter()
     for half in halves:
@@ -261,12 +263,12 @@ def test_hostile_files_are_refused_or_valid() -> None:
         total.update(report["outcomes"])
         seconds, seed = report["slowest"]
         assert seconds < MOST_SECONDS, f"seed {seed} took {seconds} s"
-    assert total["valid"] + total["refused"] == COUNT
+    assert total["valid"] + total["refused"] == count
     # The mutations reach every depth: some files stay valid, some only break the manifest.
-    assert total["valid"] > 300
-    assert total["refused"] > 5000
-    assert total["both read"] > total["valid"] + 1000
-    assert total["only we refuse"] > 20
+    assert total["valid"] > 0.03 * count
+    assert total["refused"] > 0.5 * count
+    assert total["both read"] > total["valid"] + 0.1 * count
+    assert total["only we refuse"] > 0.002 * count
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -40,7 +40,8 @@ def run(folder: Path, example: str, *arguments: str | Path) -> str:
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The engine of the first example, and what it printed."""
     folder = tmp_path_factory.mktemp("built")
-    out = run(folder, "build_and_infer.py", "--profile", "laptop", "--samples", "8")
+    options = ("--profile", "laptop", "--samples", "8", "--method", "minmax")
+    out = run(folder, "build_and_infer.py", *options)
     return folder / "robot.engine", out
 
 

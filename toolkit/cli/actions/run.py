@@ -35,6 +35,7 @@ from pipelines.runtime.pipeline import Model, run_pipeline
 from pipelines.sinks.events import Event
 from pipelines.sinks.table import FrameResult
 from pipelines.sources.uri import redact
+from toolkit.cli.log import warn
 from toolkit.cli.options.tactics import not_timed
 
 MAX_DETECTIONS_SHOWN = 8
@@ -85,7 +86,7 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
         names = load_labels(files.labels)
         engine = stack.enter_context(open_engine(files.engine))
         if engine.manifest.uncalibrated:
-            console.print(Text(UNCALIBRATED, style="bold red"))
+            warn(UNCALIBRATED, "red")
         session = stack.enter_context(
             Session(engine, dla=request.dla, scales=request.scales, timing_cache=timing_cache)
         )

@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from device.engine.manifest import UNCALIBRATED
+from toolkit.cli.log import warn
 
 EPILOG = (
     "Example: tandem bundle person.engine --pipeline pipeline.toml --labels labels.txt "
@@ -61,9 +62,9 @@ def bundle(
     )
     info = packed.info
     if packed.uncalibrated:
-        click.secho(UNCALIBRATED, fg="red", err=True)
+        warn(UNCALIBRATED, "red")
     if packed.warning is not None:
-        click.secho(packed.warning, fg="yellow", err=True)
+        warn(packed.warning)
     if as_json:
         click.echo(msgspec.json.encode(info).decode())
         return

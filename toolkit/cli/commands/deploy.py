@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from device.engine.manifest import UNCALIBRATED
 from device.errors import DeployError, EngineError
 from device.update.bundle import ENGINE, extract_bundle
-from toolkit.cli.log import progress_shown
+from toolkit.cli.log import progress_shown, warn
 from toolkit.cli.options.finite import FiniteRange
 from toolkit.fleet.deploy import DeployProgress, DeployResult, deploy_to_devices, parse_broker
 
@@ -111,7 +111,7 @@ def _warn(bundle: Path) -> None:
         except EngineError:
             return  # perhaps of a newer version: the device checks it and reports why
         if uncalibrated:
-            click.secho(UNCALIBRATED, fg="red", err=True)
+            warn(UNCALIBRATED, "red")
 
 
 def _progress() -> Progress:

@@ -1,6 +1,7 @@
 """Shapes: infer those of every value, and mend what makes the inference fail."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import onnx
 import onnx.shape_inference
@@ -33,11 +34,30 @@ def propagate_shapes(model: ir.Model) -> None:
     ir_passes.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
 
 
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """An `If` whose condition is not known, of which one branch is not valid for the sizes."""
+
+    node: str
+    kept: str
+    dropped: str
+    why: str
+
+    @property
+    def text(self) -> str:
+        """What was assumed, and why."""
+        return (
+            f"{self.node} takes its {self.kept} whatever its condition is: its {self.dropped} is "
+            f"not valid for these sizes ({self.why})"
+        )
+
+
 def settle_shapes(model: ir.Model) -> list[str]:
     """Drop shapes that do not hold, and the branches of `If` that shapes rule out; say which.
 
     Exporters note shapes that the nodes contradict. `If` nodes on the rank or the size of a
     tensor have a branch that is not valid for the sizes given; onnxruntime refuses to load it.
+    Constants are folded before, so that a condition of shapes alone has decided by itself.
     """
     changes = []
     if _contradiction(model) is not None and _forget_shapes(model):
@@ -45,7 +65,7 @@ def settle_shapes(model: ir.Model) -> list[str]:
     if not any(node.op_type == "If" for node in model.graph.all_nodes()):
         return changes
     pruned, _ = _prune(model.graph, dict(model.graph.opset_imports))
-    return changes + [f"{node} always takes its {branch}" for node, branch in pruned]
+    return changes + [row.text for row in pruned]
 
 
 def _contradiction(model: ir.Model) -> str | None:
@@ -91,12 +111,12 @@ def _agree(claimed: ir.Shape, inferred: ir.Shape) -> bool:
     )
 
 
-def _prune(graph: ir.Graph, opsets: dict[str, int]) -> tuple[list[tuple[str, str]], str | None]:
+def _prune(graph: ir.Graph, opsets: dict[str, int]) -> tuple[list[Pruned], str | None]:
     """Inline `If` nodes of which one branch cannot hold; return them and what still fails.
 
     Branches inside come first: those that remain decide whether the outer one holds.
     """
-    pruned: list[tuple[str, str]] = []
+    pruned: list[Pruned] = []
     while True:
         alone = _standing_alone(graph, opsets)
         propagate_shapes(alone)
@@ -107,19 +127,25 @@ def _prune(graph: ir.Graph, opsets: dict[str, int]) -> tuple[list[tuple[str, str
         pruned += rows
 
 
-def _prune_node(node: ir.Node, opsets: dict[str, int]) -> list[tuple[str, str]]:
+def _prune_node(node: ir.Node, opsets: dict[str, int]) -> list[Pruned]:
     if node.op_type != "If" or node.domain != "":
         return []
-    pruned: list[tuple[str, str]] = []
-    errors = {}
+    pruned: list[Pruned] = []
+    errors: dict[str, str | None] = {}
     for name in BRANCHES:
         rows, errors[name] = _prune(node.attributes[name].as_graph(), opsets)
         pruned += rows
     holding = [name for name, error in errors.items() if error is None]
     if len(holding) == 1:
         inline_branch(node, holding[0])
-        return [(str(node.name), holding[0])]
+        ((dropped, error),) = [row for row in errors.items() if row[1] is not None]
+        return [Pruned(str(node.name), holding[0], dropped, _short(str(error)))]
     return pruned
+
+
+def _short(error: str) -> str:
+    """Return an error of inference without the names of its levels."""
+    return error.strip().splitlines()[-1].rpartition("] ")[2].strip()
 
 
 def inline_branch(node: ir.Node, name: str) -> None:
