@@ -17,7 +17,7 @@ from toolkit.quantize.loss.judge import Judgement
 from toolkit.quantize.ranges.fit import Fit, trial_ranges
 from toolkit.quantize.trials.metrics import METRICS, Material, int8_macs
 
-MOST_FLOAT = 0.3
+MOST_FLOAT = 0.15
 """The largest share of the multiplications in floating point, unless the user says another."""
 AIM = Budget("target", "least", 0.5)
 MAX_RUNS = 800
