@@ -37,6 +37,8 @@ NODE_WEIGHT = 0.01
 """Constant part of w(n), as a share of the average work of a node."""
 LEAST_LOSS_NODE_WEIGHT = 0.3
 """The same for `least_loss`: a node of little work that costs little is not worth a conversion."""
+ROUNDING = 1e-9
+"""Relative error of sums of work."""
 LEAST_LOSS_STEPS = 8
 """Number of sets of nodes that `least_loss` tries, each with as much more work."""
 
@@ -381,11 +383,13 @@ def _least(
 
 def _fill(search: _Search, order: Sequence[str], most_float: float) -> frozenset[str]:
     """The nodes in order, without those that would make more than `most_float` of the work."""
-    keep_float: frozenset[str] = frozenset()
+    most_work = most_float * math.fsum(search.macs.values()) * (1.0 + ROUNDING)
+    keep_float, work = set[str](), 0.0
     for node in order:
-        if 1.0 - search.share(keep_float | {node}) <= most_float:
-            keep_float |= {node}
-    return keep_float
+        if work + search.macs[node] <= most_work:
+            keep_float.add(node)
+            work += search.macs[node]
+    return frozenset(keep_float)
 
 
 def _shorten(search: _Search, order: Sequence[str]) -> None:
