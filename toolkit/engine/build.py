@@ -31,6 +31,7 @@ from device.engine.preprocessing import Preprocessing
 from toolkit.dla.legalize.rewrite import Applied
 from toolkit.engine.assemble import assemble
 from toolkit.engine.calibrate import Calibrated, calibrate
+from toolkit.engine.kept_cost import kept_cost_notes
 from toolkit.engine.notes import gpu_notes, model_notes
 from toolkit.engine.options import BuildJob, BuildOptions
 from toolkit.engine.preprocessing import engine_preprocessing
@@ -125,6 +126,12 @@ def build_engine(
         rewrites=calibrated.prepared.applied,
         notes=(
             *model_notes(manifest, calibrated, job),
+            *kept_cost_notes(
+                calibrated,
+                built.plan,
+                target.profile,
+                lambda without: plan_nodes(without, kernels, job).plans[0],
+            ),
             *gpu_notes(built, manifest, backend, job.options),
             *scale_notes(scale_rules),
         ),

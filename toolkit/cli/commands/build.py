@@ -9,6 +9,7 @@ import click
 
 from device.engine.manifest import DimRange, Precision
 from toolkit.cli.options.calibration import (
+    KeepOption,
     calibration_options,
     parse_shapes,
     progress_bar,
@@ -114,6 +115,7 @@ def build(
     samples: int | None,
     method: str,
     budget: str | None,
+    keep: KeepOption | None,
     resume: Path | None,
     preprocess: PreprocessOptions,
     equalise: Switch | None,
@@ -148,6 +150,7 @@ def build(
         "--samples": samples,
         "--save-table": save_table,
         "--budget": budget,
+        "--keep": keep,
         "--resume": resume,
         "--equalise": equalise,
         "--bias-correction": bias_correction,
@@ -166,7 +169,7 @@ def build(
     from toolkit.quantize.ranges.table_file import read_ranges
 
     ranges = range_options(
-        method, samples, budget, resume, preprocess, equalise, bias_correction, keep_float
+        method, samples, budget, keep, resume, preprocess, equalise, bias_correction, keep_float
     )
     options = BuildOptions(
         precision=precision,
