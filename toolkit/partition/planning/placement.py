@@ -19,6 +19,7 @@ from toolkit.partition.planning.formulate import Formulated, formulate, problem_
 from toolkit.partition.planning.objectives import Goal
 from toolkit.partition.solver.assess import assess, overloads, utilisation, value_of, violations
 from toolkit.partition.solver.baselines import costs_of, dla_with_fallback, gpu_only, greedy
+from toolkit.partition.solver.milp import GAP
 from toolkit.partition.solver.problem import Limits, Placement, Problem, Solution
 from toolkit.partition.solver.segmentation import components, graph_of
 from toolkit.partition.solver.solve import solve
@@ -45,6 +46,19 @@ class Candidate:
     rate_hz: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How far to search: `seconds` of search, to a relative `gap`, for values `below` one.
+
+    `starts`: placements of the same networks, perhaps of other graphs, to improve.
+    """
+
+    seconds: float
+    gap: float = GAP
+    below: float | None = None
+    starts: tuple[Placement, ...] = ()
+
+
 @dataclass(frozen=True)
 class Placed:
     """The placement problem, its solution, and the alternatives to it.
@@ -65,12 +79,60 @@ def place(
     profile: Profile,
     goal: Goal,
     limits: Limits,
-    seconds: float,
+    effort: Effort,
 ) -> Placed:
-    """Place networks that share a board; `seconds` bound the search.
+    """Place networks that share a board, give reasons and compare.
 
     Raises PlanError: the rates do not fit, or no placement was found that keeps the limits.
     """
+    formulations, problem = _formulated(candidates, profile, goal, limits)
+    solution = _solved(problem, goal, effort)
+    return Placed(
+        problem=problem,
+        formulated=formulations,
+        solution=solution,
+        stayed={
+            candidate.name: _stayed(
+                candidate, formulations[candidate.name], problem, solution, goal
+            )
+            for candidate in candidates
+        },
+        figures=_figures(problem, solution, goal),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A placement without reasons; `processors`: network -> node -> where it runs."""
+
+    solution: Solution
+    processors: Mapping[str, Mapping[str, Processor]]
+
+
+def try_placement(
+    candidates: Sequence[Candidate],
+    profile: Profile,
+    goal: Goal,
+    limits: Limits,
+    effort: Effort,
+) -> Trial:
+    """Return the placement that `place` finds, and no more. Raises PlanError as it does."""
+    formulations, problem = _formulated(candidates, profile, goal, limits)
+    solution = _solved(problem, goal, effort)
+    processors = {
+        name: {
+            view.name: solution.placement[name][task]
+            for task, nodes in formulation.nodes.items()
+            for view in nodes
+        }
+        for name, formulation in formulations.items()
+    }
+    return Trial(solution, processors)
+
+
+def _formulated(
+    candidates: Sequence[Candidate], profile: Profile, goal: Goal, limits: Limits
+) -> tuple[dict[str, Formulated], Problem]:
     processors = processors_of(profile)
     alternate = profile.dla_cores > 1 and (goal.frames_in_flight or len(candidates) > 1)
     formulations = {
@@ -92,21 +154,39 @@ def place(
         limits,
         alternate_dlas=alternate,
     )
-    solution = solve(problem, goal.aim, seconds) if len(processors) > 1 else _only(problem, goal)
+    return formulations, problem
+
+
+def _solved(problem: Problem, goal: Goal, effort: Effort) -> Solution:
+    if len(problem.processors) == 1:
+        solution = _only(problem, goal)
+    else:
+        solution = solve(
+            problem,
+            goal.aim,
+            effort.seconds,
+            starts=[_nearest(problem, placement) for placement in effort.starts],
+            gap=effort.gap,
+            below=effort.below,
+        )
     if late := overloads(problem, costs_of(problem, solution.placement)):
         raise PlanError(_too_much(problem, late, goal))
-    return Placed(
-        problem=problem,
-        formulated=formulations,
-        solution=solution,
-        stayed={
-            candidate.name: _stayed(
-                candidate, formulations[candidate.name], problem, solution, goal
-            )
-            for candidate in candidates
-        },
-        figures=_figures(problem, solution, goal),
-    )
+    return solution
+
+
+def _nearest(problem: Problem, placement: Placement) -> Placement:
+    """Return a placement of another problem as one of this: what it lacks is on the GPU."""
+    nearest: dict[str, dict[str, Processor]] = {}
+    for network in problem.networks:
+        placed = placement.get(network.name, {})
+        homes = {task.name: placed.get(task.name, "gpu") for task in network.tasks}
+        nearest[network.name] = {
+            task.name: homes[task.name]
+            if homes[task.name] in task.time_us
+            else next(p for p in problem.processors if p in task.time_us)
+            for task in network.tasks
+        }
+    return nearest
 
 
 def processors_of(profile: Profile) -> tuple[Processor, ...]:

@@ -18,12 +18,21 @@ from toolkit.partition.costs.model import CostModel
 from toolkit.partition.planning.figures import Figures
 from toolkit.partition.planning.loadables import DlaMemory, limits_of, memory_of
 from toolkit.partition.planning.objectives import DEFAULT, goal_named
-from toolkit.partition.planning.placement import ALLOWED, Candidate, Placed, place
+from toolkit.partition.planning.placement import (
+    ALLOWED,
+    Candidate,
+    Effort,
+    Placed,
+    Trial,
+    place,
+    try_placement,
+)
 from toolkit.partition.planning.portable import KernelSupport, cut_segments, portable_nodes
 from toolkit.partition.planning.refusals import refusals
 from toolkit.partition.planning.segment_costs import SegmentCost, kernel_costs, segment_costs
 from toolkit.partition.planning.segments import find_crossings
 from toolkit.partition.planning.traffic import in_flight, traffic
+from toolkit.partition.solver.problem import Placement
 from toolkit.partition.solver.simulate import NetworkReport, Report
 
 SECONDS = 10.0
@@ -153,10 +162,20 @@ def make_plan(model: Model, profile: Profile, options: PlanOptions | None = None
     return plan_together((model,), profile, options).plans[0]
 
 
+def try_model(model: Model, profile: Profile, options: PlanOptions, effort: Effort) -> Trial:
+    """Return the placement of one model without the rest of a plan; see `plan_together`."""
+    candidate = _candidate(model, profile, options)
+    limits = limits_of(profile, options.tensorrt, options.precision, options.max_crossings)
+    return try_placement((candidate,), profile, goal_named(options.objective), limits, effort)
+
+
 def plan_together(
-    models: Sequence[Model], profile: Profile, options: PlanOptions | None = None
+    models: Sequence[Model],
+    profile: Profile,
+    options: PlanOptions | None = None,
+    starts: tuple[Placement, ...] = (),
 ) -> SharedPlan:
-    """Return the plans of models that share a board.
+    """Return the plans of models that share a board; `starts`: placements to improve.
 
     A dynamic batch keeps its nodes off the DLA (rule G5) and counts as 1 in times and sizes.
     Raises PlanError: a model has no nodes or nodes without distinct names, an option is unknown,
@@ -166,7 +185,7 @@ def plan_together(
     goal = goal_named(options.objective)
     candidates = tuple(_candidate(model, profile, options) for model in models)
     limits = limits_of(profile, options.tensorrt, options.precision, options.max_crossings)
-    placed = place(candidates, profile, goal, limits, options.seconds)
+    placed = place(candidates, profile, goal, limits, Effort(options.seconds, starts=starts))
     simulated = traffic(placed)
     return SharedPlan(
         plans=tuple(
