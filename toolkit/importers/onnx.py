@@ -48,6 +48,7 @@ NEWEST_RUN_OPSET = 26
 RESIZE_MODES_OPSET = 11  # the first in which Resize says how it samples
 BROADCASTING_OPSET = 7  # the first in which shapes are aligned at their ends, as NumPy does
 LARGE_BYTES = 1 << 14  # no converter reads a constant of this size
+_WIDEST = 8  # bytes of an element; complex ones count half, and half the limit is near it
 # What the version converter raises on a model that it cannot convert.
 _REFUSALS = (
     RuntimeError,
@@ -330,8 +331,9 @@ def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     proto.ir_version = max(proto.ir_version, 4)
     try:
         converted = onnx.version_converter.convert_version(proto, opset)
-    finally:
+    except _REFUSALS:
         _set_weights(proto, weights)
+        raise
     _set_weights(converted, weights)
     if (_opset(proto) or RESIZE_MODES_OPSET) < RESIZE_MODES_OPSET:
         _set_resize_modes(converted.graph)
@@ -415,6 +417,11 @@ def _set_resize_modes(graph: onnx.GraphProto) -> None:
         node.attribute.extend(onnx.helper.make_attribute(*item) for item in values.items())
 
 
+def _weight_bytes(proto: onnx.ModelProto) -> int:
+    """Return a bound of the bytes of all initializers: their elements at the widest type."""
+    return sum(_WIDEST * math.prod(tensor.dims) for tensor in proto.graph.initializer)
+
+
 def _set_weights(proto: onnx.ModelProto, weights: Mapping[str, bytes]) -> None:
     for tensor in proto.graph.initializer:
         if tensor.name in weights:
@@ -423,7 +430,9 @@ def _set_weights(proto: onnx.ModelProto, weights: Mapping[str, bytes]) -> None:
 
 def _to_ir(proto: onnx.ModelProto, path: Path, plugged: Collection[str]) -> ir.Model:
     """Check and convert; names are made unique, so every later message can name its node."""
-    if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
+    # The exact size takes as long as writing the file; few models are near the limit.
+    near = _weight_bytes(proto) > onnx.checker.MAXIMUM_PROTOBUF // 2
+    if near and proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
         raise ImportModelError(
             f"{path.name} has {proto.ByteSize()} bytes with its weights; "
             f"Tandem takes models up to {onnx.checker.MAXIMUM_PROTOBUF}."

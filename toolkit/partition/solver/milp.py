@@ -131,6 +131,18 @@ class Program:
         solver.run()
         return _outcome(solver, meter.seconds)
 
+    def relaxed(self, goal: Expr) -> Values | None:
+        """Return a solution without integrality, None if there is none."""
+        solver = highspy.Highs()  # type: ignore[no-untyped-call]
+        solver.setOptionValue("output_flag", False)
+        solver.setOptionValue("threads", 1)
+        model = self._model(goal)
+        model.integrality_ = []
+        solver.passModel(model)
+        solver.run()
+        optimal = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
+        return np.array(solver.getSolution().col_value) if optimal else None
+
     def _model(self, goal: Expr) -> highspy.HighsLp:
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = len(self._lower), len(self._rows)

@@ -34,6 +34,7 @@ from toolkit.partition.solver.milp import GAP, Outcome
 from toolkit.partition.solver.milp_makespan import solve_makespan
 from toolkit.partition.solver.milp_placement import placement_program
 from toolkit.partition.solver.problem import Network, Objective, Placement, Problem, Solution
+from toolkit.partition.solver.rounding import rounded_placements
 from toolkit.partition.solver.segmentation import graph_of
 
 DEFAULT_SECONDS = 20.0
@@ -97,7 +98,9 @@ class _Search:
         for placement in (*starts, gpu_only(problem), dla_with_fallback(problem)):
             self.consider(placement)
         self.consider(greedy(problem, self._objective))
-        self._try_intervals()
+        self._try_rounding()
+        if not starts:
+            self._try_intervals()
         self._bound_by_joined_cores()
         if below is not None:
             self._program.program.at_most(self._program.goal, below)
@@ -119,12 +122,38 @@ class _Search:
         while value() < previous:
             previous = value()
             for network in self._problem.networks:
-                other_costs = {} if self.best is None else dict(self.best[1])
-                other_costs.pop(network.name, None)
-                score = partial(self._score, network, other_costs)
+                score = partial(self._score, network, self._others(network))
                 for placed in list(interval_placements(self._problem, network, score)):
-                    rest = gpu_only(self._problem) if self.best is None else self.best[0]
-                    self.consider({**rest, network.name: placed})
+                    self.consider({**self._rest(), network.name: placed})
+
+    def _try_rounding(self) -> None:
+        """Round the linear relaxation, of each network in turn with the others fixed."""
+        problem, program = self._problem, self._program
+        if len(problem.processors) != 2:
+            return
+        values = program.program.relaxed(program.goal)
+        if values is None:
+            return
+        core = problem.processors[1]
+        for network in problem.networks:
+            merged, on = self._merged[network.name], program.parts[network.name].on
+            tasks = merged.network.tasks
+            shares = np.array([on[task.name, core].at(values) for task in tasks])
+            score = partial(self._score, network, self._others(network))
+            for dla in rounded_placements(problem, merged.network, shares, score):
+                placed: dict[str, Processor] = {
+                    task.name: core if there else "gpu"
+                    for task, there in zip(tasks, dla, strict=True)
+                }
+                self.consider({**self._rest(), network.name: merged.expand(placed)})
+
+    def _others(self, network: Network) -> dict[str, Cost]:
+        """Return the costs of the other networks in the best placement so far."""
+        costs = {} if self.best is None else self.best[1]
+        return {name: cost for name, cost in costs.items() if name != network.name}
+
+    def _rest(self) -> Placement:
+        return gpu_only(self._problem) if self.best is None else self.best[0]
 
     def _value(self) -> float:
         return float("inf") if self.best is None else self.best[2]
