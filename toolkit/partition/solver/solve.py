@@ -29,9 +29,9 @@ from toolkit.partition.solver.assess import (
 from toolkit.partition.solver.baselines import costs_of, dla_with_fallback, gpu_only, greedy
 from toolkit.partition.solver.intervals import Figures, Rated, interval_placements
 from toolkit.partition.solver.join_cores import join_cores, part_cores
+from toolkit.partition.solver.makespan import solve_makespan
 from toolkit.partition.solver.merge import merge
 from toolkit.partition.solver.milp import GAP, Outcome
-from toolkit.partition.solver.milp_makespan import solve_makespan
 from toolkit.partition.solver.milp_placement import placement_program
 from toolkit.partition.solver.problem import Network, Objective, Placement, Problem, Solution
 from toolkit.partition.solver.rounding import rounded_placements
