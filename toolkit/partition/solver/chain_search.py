@@ -95,9 +95,10 @@ def search_chains(
     width = 64
     best: tuple[float, _State] | None = None
     exact = False
-    while not exact and search.states < seconds * STATES_PER_SECOND:
+    limit = seconds * STATES_PER_SECOND
+    while not exact and search.states < limit:
         bound = below if best is None else best[0]
-        found, exact = search.run(bound, width)
+        found, exact = search.run(bound, width, limit)
         best = found or best
         width *= 8
     chains = all(row.chain for row in search.rows)
@@ -129,8 +130,13 @@ class _Search:
         ]
         self.states = 0
 
-    def run(self, below: float, width: int) -> tuple[tuple[float, _State] | None, bool]:
-        """Return the best end below a value, and whether no state was dropped for its rank."""
+    def run(
+        self, below: float, width: int, limit: float
+    ) -> tuple[tuple[float, _State] | None, bool]:
+        """Return the best end below a value, and whether all states were looked at.
+
+        `width`: states that are kept of a layer; the search ends at `limit` states in all.
+        """
         count = len(self.rows)
         home = self._processors.index("gpu") if "gpu" in self._processors else 0
         times = (0.0,) * (count + len(self._processors))
@@ -140,6 +146,8 @@ class _Search:
         )
         layer, best, complete = [first], None, True
         for _ in range(sum(len(row.tasks) for row in self.rows)):
+            if self.states >= limit:
+                return best, False
             groups: dict[tuple[object, ...], list[_State]] = {}
             for state in layer:
                 for after in self._after(state):

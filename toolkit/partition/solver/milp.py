@@ -17,10 +17,10 @@ from toolkit.errors import PlanError
 
 GAP = 1e-7  # relative; a smaller gap counts as proven
 # A second of search is this many steps of HiGHS (the points where it asks whether to go on, about
-# one per linear program) times the rows of the program: measured on one core of a desktop. CPU time
-# only ends what takes far longer in each step than any program tried.
-ROW_STEPS_PER_SECOND = 400_000
-_SLOWEST = 4.0  # CPU seconds for one of search
+# one per linear program) times the coefficients of the program: measured on one core of a desktop,
+# within a factor of 4. CPU time only ends what takes far longer in each step.
+WORK_PER_SECOND = 400_000
+_SLOWEST = 5.0  # CPU seconds for one of search
 _SEED = 1
 _INTEGRALITY = 1e-6  # the integer tolerance of HiGHS
 
@@ -126,7 +126,7 @@ class Program:
         if start:
             columns = np.array(sorted(start), np.int32)
             solver.setSolution(len(columns), columns, np.array([start[c] for c in sorted(start)]))
-        meter = _Meter(seconds, max(1, len(self._rows)))
+        meter = _Meter(seconds, sum(len(terms) for _, _, terms in self._rows))
         solver.cbMipInterrupt += meter.step
         solver.run()
         return _outcome(solver, meter.seconds)
@@ -166,15 +166,15 @@ class Program:
 class _Meter:
     """Counts the steps of a solver, and interrupts it when its seconds are used up."""
 
-    def __init__(self, seconds: float, rows: int) -> None:
-        self._limit, self._rows = seconds, rows
+    def __init__(self, seconds: float, coefficients: int) -> None:
+        self._limit, self._coefficients = seconds, max(1, coefficients)
         self._steps = 0
         self._cpu_end = time.process_time() + _SLOWEST * seconds
 
     @property
     def seconds(self) -> float:
         """The seconds of search so far."""
-        return self._steps * self._rows / ROW_STEPS_PER_SECOND
+        return self._steps * self._coefficients / WORK_PER_SECOND
 
     def step(self, event: highspy.HighsCallbackEvent) -> None:
         """Count a step."""
