@@ -17,6 +17,7 @@ from toolkit.partition.costs.model import CostModel
 from toolkit.partition.planning.figures import Figures, figures
 from toolkit.partition.planning.formulate import Formulated, formulate, problem_of
 from toolkit.partition.planning.objectives import Goal
+from toolkit.partition.planning.quantities import apart, unit_of
 from toolkit.partition.solver.assess import assess, overloads, utilisation, value_of, violations
 from toolkit.partition.solver.baselines import costs_of, dla_with_fallback, gpu_only, greedy
 from toolkit.partition.solver.milp import GAP
@@ -266,19 +267,11 @@ def _compared(
         return f"{island} the plan breaks a limit ({broken[0]})"
     value = value_of(problem, goal.aim, trial_costs)
     text, unit = goal.quantity(rated=all(net.rate_hz is not None for net in problem.networks))
-    here, there = _sizes(solution.value, value)
+    here, there = apart(solution.value, value, unit)
+    unit = unit_of(unit, solution.value, value)
     if here != there:
         return f"{island} the {text} would be {there} instead of {here} {unit}"
     return f"{island} the {text} would stay {here} {unit}"
-
-
-def _sizes(current: float, alternative: float) -> tuple[str, str]:
-    """Format two values with the fewest digits, 4 to 7, that tell them apart."""
-    for figures_ in range(4, 8):
-        texts = f"{current:.{figures_}g}", f"{alternative:.{figures_}g}"
-        if texts[0] != texts[1]:
-            break
-    return texts
 
 
 def _figures(problem: Problem, solution: Solution, goal: Goal) -> dict[str, tuple[Figures, ...]]:

@@ -144,25 +144,21 @@ class _Search:
         first = _State(
             (0,) * count, (home,) * count, (False,) * count, times, starts, None, (0, 0, True)
         )
-        layer, best, complete = [first], None, True
+        layer, complete = [first], True
         for _ in range(sum(len(row.tasks) for row in self.rows)):
             if self.states >= limit:
-                return best, False
+                return None, False
             groups: dict[tuple[object, ...], list[_State]] = {}
             for state in layer:
                 for after in self._after(state):
-                    limit = below if best is None else best[0]
-                    if self._bound(after) < limit - _SAME:
+                    if self._bound(after) < below - _SAME:
                         groups.setdefault((after.at, after.on, after.open), []).append(after)
             layer = [state for group in groups.values() for state in self._undominated(group)]
             if len(layer) > width:
                 layer = sorted(layer, key=lambda state: (self._bound(state), state.times))[:width]
                 complete = False
-        for state in layer:
-            end = self._bound(state)
-            if end < (below if best is None else best[0]) - _SAME:
-                best = end, state
-        return best, complete
+        best = min(layer, key=self._bound, default=None)
+        return None if best is None else (self._bound(best), best), complete
 
     def pieces(self, state: _State) -> Iterator[Piece]:
         """Yield the segments of a final state in the order in which they start."""
