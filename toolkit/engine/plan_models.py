@@ -177,6 +177,7 @@ def _load(
         keep_float=keep,
         rate_hz=member.rate_hz,
         cuts=prepared.cuts,
+        rewrites=prepared.applied,
         kernels=_kernels(prepared.model, request, profile),
     )
     return LoadedModel(model, prepared, graph)

@@ -6,7 +6,7 @@ This comes before calibration, because new tensors need ranges of their own.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
@@ -14,6 +14,8 @@ from device.engine.manifest import Processor
 from device.profile import Profile
 from toolkit.dla.legalize.legalize import legalize
 from toolkit.dla.legalize.rewrite import Applied, Cut, Declined, Legalized
+from toolkit.partition.planning.forced import ALL
+from toolkit.partition.planning.objectives import DEFAULT, MAKESPAN
 from toolkit.partition.planning.placement import Effort, Trial
 from toolkit.partition.planning.plan import Model, PlanOptions, try_model
 from toolkit.partition.solver.problem import Placement
@@ -69,14 +71,16 @@ def prepare(
     if ranges is not None and options.precision == "int8":
         useful -= _without_ranges(legal, known)
         legal = rewrite(frozenset(useful))
+    asked = {*options.forced.dla} - {ALL}
+    forced = {row.node for row in legal.applied if asked & {row.node, *row.replaced}}
     gain, placement = None, dict[str, Processor]()
     if legal.applied:
         trial = _trial(legal, profile, options)
-        useful &= _on_dla(legal, trial)
+        useful = useful & _on_dla(legal, trial) | forced
         if useful and useful != {row.node for row in legal.applied}:
             legal = rewrite(frozenset(useful))
             trial = _trial(legal, profile, options, trial.solution.placement)
-        plain = rewrite(frozenset())
+        plain = rewrite(frozenset(forced))
         start = trial.solution.placement
         without = _trial(plain, profile, options, start) if useful else None
         value, before = trial.solution.value, without.solution.value if without else 0.0
@@ -117,9 +121,11 @@ def _without_ranges(legal: Legalized, known: Mapping[str, float]) -> set[str]:
 def _trial(
     legal: Legalized, profile: Profile, options: PlanOptions, start: Placement | None = None
 ) -> Trial:
-    model = Model(_TRIAL, legal.model.graph, cuts=legal.cuts)
+    model = Model(_TRIAL, legal.model.graph, cuts=legal.cuts, rewrites=legal.applied)
     starts = () if start is None else (start,)
     effort = Effort(TRIAL_SHARE * options.seconds, TRIAL_GAP, starts=starts)
+    if options.objective == MAKESPAN:  # of several models: what balances the processors helps
+        options = replace(options, objective=DEFAULT)
     return try_model(model, profile, options, effort)
 
 

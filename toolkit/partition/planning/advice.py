@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from device.profile import Profile
 from toolkit.dla.legalize.legalize import would_help
 from toolkit.dla.legalize.rewrite import Declined
-from toolkit.partition.planning.objectives import goal_named
+from toolkit.partition.planning.objectives import MAKESPAN, goal_named
 from toolkit.partition.planning.placement import Candidate, Effort, try_placement
 from toolkit.partition.planning.plan import Plan, Refusal, SharedPlan
 
@@ -20,7 +20,7 @@ MAX_GROUPS = 4  # groups tried over all models, those with the most GPU time fir
 SECONDS = 2.0  # of search for each, of several models half
 
 # What no change of the model mends: no DLA, the plan's own choice, float for accuracy, precision.
-_CHOICES = frozenset({"", "P2", "K1", "G1"})
+_CHOICES = frozenset({"", "P2", "F1", "K1", "G1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,11 @@ def advise(
 ) -> tuple[Advice, ...]:
     """Return the changes to one model that would help its plan, the best first.
 
-    `declined`: the rewrites that were tried on the model but not applied.
+    `declined`: the rewrites that were tried on the model but not applied. There is no advice for a
+    makespan, whose search takes too long to repeat.
     """
+    if plan.search.objective == MAKESPAN:
+        return ()
     candidate = next(member for member in shared.candidates if member.name == plan.name)
     refused = [row for row in plan.refusals if row.rule not in _CHOICES]
     times = {row.node: row.predicted_us for row in plan.placements}

@@ -6,7 +6,7 @@ moved and the plan assessed again.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from device.engine.manifest import Processor
 from device.profile import Profile
@@ -25,6 +25,7 @@ from toolkit.partition.solver.problem import Limits, Placement, Problem, Solutio
 from toolkit.partition.solver.segmentation import components, graph_of
 from toolkit.partition.solver.solve import solve
 
+FORCED = "on the DLA, as asked"
 ALLOWED = "no rule of the DLA refuses it, and the plan is best with it there"
 
 
@@ -33,7 +34,8 @@ class Candidate:
     """A network to place: nodes in running order, their costs, verdicts against them, outputs.
 
     `refused`: what the DLA says of its nodes; `no_kernel`: what the GPU backend says. `opt_views`
-    and `opt_costs`: the nodes at the sizes that kernels are made for.
+    and `opt_costs`: the nodes at the sizes that kernels are made for. `forced`: nodes that must be
+    on the DLA.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Candidate:
     opt_costs: CostModel
     outputs: tuple[str, ...]
     rate_hz: float | None = None
+    forced: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,8 @@ def place(
 
     Raises PlanError: the rates do not fit, or no placement was found that keeps the limits.
     """
-    formulations, problem = _formulated(candidates, profile, goal, limits)
+    formulations, free = _formulated(candidates, profile, goal, limits)
+    problem = _with_forced(free, formulations, candidates)
     solution = _solved(problem, goal, effort)
     return Placed(
         problem=problem,
@@ -98,7 +102,7 @@ def place(
             )
             for candidate in candidates
         },
-        figures=_figures(problem, solution, goal),
+        figures=_figures(free, solution, goal),
     )
 
 
@@ -119,7 +123,7 @@ def try_placement(
 ) -> Trial:
     """Return the placement that `place` finds, and no more. Raises PlanError as it does."""
     formulations, problem = _formulated(candidates, profile, goal, limits)
-    solution = _solved(problem, goal, effort)
+    solution = _solved(_with_forced(problem, formulations, candidates), goal, effort)
     processors = {
         name: {
             view.name: solution.placement[name][task]
@@ -135,7 +139,10 @@ def _formulated(
     candidates: Sequence[Candidate], profile: Profile, goal: Goal, limits: Limits
 ) -> tuple[dict[str, Formulated], Problem]:
     processors = processors_of(profile)
-    alternate = profile.dla_cores > 1 and (goal.frames_in_flight or len(candidates) > 1)
+    two_cores = profile.dla_cores > 1
+    alternate = two_cores and (goal.frames_in_flight or len(candidates) > 1)
+    if goal.aim == "makespan":  # one frame of each: a core is a place
+        processors, alternate = (*processors, *(("dla1",) if two_cores else ())), False
     formulations = {
         candidate.name: formulate(
             candidate.name,
@@ -156,6 +163,24 @@ def _formulated(
         alternate_dlas=alternate,
     )
     return formulations, problem
+
+
+def _with_forced(
+    problem: Problem, formulations: Mapping[str, Formulated], candidates: Sequence[Candidate]
+) -> Problem:
+    """Return the problem without the GPU for the kernels of forced nodes."""
+    if not any(candidate.forced for candidate in candidates):
+        return problem
+    networks = []
+    for network, candidate in zip(problem.networks, candidates, strict=True):
+        nodes = formulations[network.name].nodes
+        tasks = []
+        for task in network.tasks:
+            on_dla = {p: time for p, time in task.time_us.items() if p != problem.processors[0]}
+            must = any(view.name in candidate.forced for view in nodes[task.name])
+            tasks.append(replace(task, time_us=on_dla) if must and on_dla else task)
+        networks.append(replace(network, tasks=tuple(tasks)))
+    return replace(problem, networks=tuple(networks))
 
 
 def _solved(problem: Problem, goal: Goal, effort: Effort) -> Solution:
@@ -213,6 +238,8 @@ def _only(problem: Problem, goal: Goal) -> Solution:
     busy = utilisation(problem, costs)[problem.processors[0]]
     own = goal.aim in ("utilisation", "gpu_time")  # the load of the one processor there is
     value = busy if own else value_of(problem, goal.aim, costs)
+    if goal.aim == "makespan":
+        value = sum(cost.latency_us for cost in costs.values())
     return Solution(
         objective=goal.aim,
         placement=placement,
@@ -265,6 +292,8 @@ def _compared(
     )
     if broken := violations(problem, trial, trial_costs):
         return f"{island} the plan breaks a limit ({broken[0]})"
+    if goal.aim == "makespan":
+        return "the DLA takes it, but no order that was found ends earlier with it there"
     value = value_of(problem, goal.aim, trial_costs)
     text, unit = goal.quantity(rated=all(net.rate_hz is not None for net in problem.networks))
     here, there = apart(solution.value, value, unit)

@@ -9,12 +9,11 @@ from toolkit.partition.planning.loadables import memory_text
 from toolkit.partition.planning.objectives import goal_named
 from toolkit.partition.planning.plan import Plan, Refusal, SharedPlan
 from toolkit.partition.planning.quantities import number, quantity
-from toolkit.partition.planning.trtexec import trtexec_lines
+from toolkit.partition.planning.trtexec import is_long, trtexec_lines
 from toolkit.partition.planning.verdict import verdict
 from toolkit.partition.solver.assess import utilisation
 from toolkit.partition.solver.baselines import costs_of
 
-LONG_LINE = 400  # letters of trtexec's options, above which only the option prints them
 SHOWN = 3  # names listed per row, the rest counted
 
 
@@ -54,7 +53,19 @@ def render_shared(shared: SharedPlan) -> str:
         times = quantity(simulated.p50_us, "us"), quantity(simulated.p99_us, "us")
         rows4.append((plan.name, number(simulated.throughput_hz), *times))
     lines += ["simulated, with contention for the memory", *table(rows4, right=(1, 2, 3))]
+    lines += ["", *_schedule(shared)] if solution.schedule else []
     return "\n".join(lines)
+
+
+def _schedule(shared: SharedPlan) -> list[str]:
+    """Return when each segment of the first frames runs."""
+    solution = shared.placed.solution
+    rows = [("model", "segment", "processor", "from", "to")]
+    for row in solution.schedule:
+        times = quantity(row.start_us, "us"), quantity(row.end_us, "us")
+        rows.append((row.network, str(row.segment), row.processor, *times))
+    done = f"a frame of each model is done after {quantity(solution.value, 'us')}"
+    return [f"{done}, without contention", *table(rows, right=(1, 3, 4))]
 
 
 def _title(plan: Plan) -> str:
@@ -203,7 +214,7 @@ def _trtexec(plan: Plan) -> list[str]:
     lines = trtexec_lines(plan)
     if not lines:
         return []
-    if sum(map(len, lines)) > LONG_LINE:
+    if is_long(lines):
         return ["", "the same with trtexec: `tandem plan --trtexec` prints the options"]
     return ["", "the same with trtexec", *(f"  {line}" for line in lines)]
 

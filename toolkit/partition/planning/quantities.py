@@ -11,6 +11,7 @@ _UNITS: Mapping[str, tuple[tuple[str, float], ...]] = {
     "bytes": (("bytes", 1.0), ("KiB", 2.0**10), ("MiB", 2.0**20)),
 }
 
+
 def quantity(value: float, unit: str, figures: int = 3) -> str:
     """Return a value with its unit: 12596 "us" is "12.6 ms". Other units stay as they are."""
     name, size = _scale(value, unit)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from toolkit.dla.rules.rule import Version, parse_version
 from toolkit.partition.planning.plan import Plan
 
+_LONG = 400  # letters
 _ENDS = "/._"  # where a prefix of names may end
 _RESERVED = frozenset(",*'\"")  # letters that the lists of trtexec cannot hold in a name
 
@@ -59,6 +60,11 @@ def trtexec_lines(plan: Plan) -> list[str]:
         options.append("--precisionConstraints=prefer")
         options.append(f"{PRECISIONS.name}={_listed(as_float, others, 'fp16')}")
     return [f"trtexec --onnx=MODEL.onnx {' '.join(options)}", *notes, *_name_notes(on_gpu)]
+
+
+def is_long(lines: Sequence[str]) -> bool:
+    """Return True for options that would fill a report; `tandem plan --trtexec` prints them."""
+    return sum(map(len, lines)) > _LONG
 
 
 def _types(plan: Plan, version: Version) -> Iterator[str]:

@@ -7,7 +7,7 @@ Contention is not modelled.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from toolkit.errors import PlanError
@@ -37,8 +37,9 @@ def solve_makespan(problem: Problem, seconds: float) -> Solution:
         infeasible = search.improve(max_switches)
     if not search.jobs:
         raise PlanError(_why_not(problem, infeasible))
+    search.simplify()
     schedule, end = schedule_of(search.jobs)
-    bound = min(search.bound, end)
+    bound = min(max(search.bound, _least_end(problem)), end)
     segments = [job.segment for job in search.jobs]
     return Solution(
         objective="makespan",
@@ -119,6 +120,18 @@ class _Makespan:
             self._consider(jobs_of(self._problem, segments))
         return order.seconds, order.exact
 
+    def simplify(self) -> None:
+        """Move segments to the processor of a neighbour where nothing ends later for it."""
+        index = 0
+        while _searchable(self._problem) and index < len(self.jobs):
+            segments = [job.segment for job in self.jobs]
+            for fewer in _joined(self._problem, segments, index):
+                jobs = jobs_of(self._problem, fewer)
+                if schedule_of(jobs)[1] <= self._end * (1 + GAP):
+                    self.jobs, index = jobs, -1
+                    break
+            index += 1
+
     def _consider(self, jobs: tuple[Job, ...]) -> None:
         if jobs:
             _, end = schedule_of(jobs)
@@ -137,6 +150,35 @@ class _Makespan:
                 for net in problem.networks
             ],
         )
+
+
+def _joined(
+    problem: Problem, segments: Sequence[Segment], index: int
+) -> Iterator[tuple[Segment, ...]]:
+    """Yield orders in which a segment is part of the one before it, or of the one after."""
+    own = segments[index]
+    row = [i for i, segment in enumerate(segments) if segment.network == own.network]
+    at = row.index(index)
+    tasks = {t.name: t for net in problem.networks if net.name == own.network for t in net.tasks}
+    for neighbour in (row[at - 1 : at] if at else []) + row[at + 1 : at + 2]:
+        home = segments[neighbour].processor
+        if all(home in tasks[name].time_us for name in own.tasks):
+            first, last = sorted((index, neighbour))
+            whole = Segment(own.network, home, segments[first].tasks + segments[last].tasks)
+            yield (*segments[:first], whole, *segments[first + 1 : last], *segments[last + 1 :])
+
+
+def _least_end(problem: Problem) -> float:
+    """Return a time before which no order ends, with any switches: work and length alone."""
+    tasks = [task for network in problem.networks for task in network.tasks]
+    longest = max(sum(min(task.time_us.values()) for task in net.tasks) for net in problem.networks)
+    shares = [0.1 * step for step in range(1, 10)] if len(problem.processors) > 1 else [1.0]
+    for share in shares:
+        rest = (1 - share) / max(1, len(problem.processors) - 1)
+        weights = {p: rest if index else share for index, p in enumerate(problem.processors)}
+        work = sum(min(weights[p] * time for p, time in task.time_us.items()) for task in tasks)
+        longest = max(longest, work)
+    return longest
 
 
 def _why_not(problem: Problem, infeasible: bool) -> str:
