@@ -29,7 +29,7 @@ def rounded_placements(
     `shares` (tasks): how much of each task the relaxation puts on the DLA. `problem` has two
     processors, the GPU first.
     """
-    rating = _Rating(problem, network)
+    rating = Rating(problem, network)
     candidates = rating.allowed(_candidates(shares))
 
     def points(on: OnDla) -> Figures:
@@ -65,7 +65,7 @@ def _improved(on: OnDla, free: npt.NDArray[np.intp], points: Callable[[OnDla], F
     return on
 
 
-class _Rating:
+class Rating:
     """Rates many placements of one network at once, as `assess` does each (lanes left out)."""
 
     def __init__(self, problem: Problem, network: Network) -> None:
