@@ -9,7 +9,7 @@ import time
 from device.profile import Profile, load_profile
 from scripts.networks import NETWORKS
 from toolkit.graph.passes import run_passes
-from toolkit.partition.planning.objectives import GOALS
+from toolkit.partition.planning.objectives import BUILD_GOALS
 from toolkit.partition.planning.plan import Model, PlanOptions, plan_together
 from toolkit.partition.prepare import prepare
 
@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", default="agx-orin-64gb")
     profile = load_profile(parser.parse_args().profile)
-    for objective in GOALS:
+    for objective in BUILD_GOALS:
         for name in SINGLE:
             _time(((name, None),), profile, objective)
         _time(WORKLOAD, profile, objective)

@@ -162,6 +162,7 @@ def plan_nodes(calibrated: Calibrated, kernels: KernelSupport, job: BuildJob) ->
         has_scale=(table.tensors if table is not None else {}).__contains__,
         keep_float=calibrated.keep_float,
         cuts=calibrated.prepared.cuts,
+        rewrites=calibrated.prepared.applied,
         kernels=kernels,
     )
     return plan_together((model,), job.target.profile, job.plan)

@@ -89,7 +89,8 @@ def make_plan(request: PlanRequest, report: Report = silent) -> PlanResult:
     )
     times = load_measured(request.measured) if request.measured else None
     models = tuple(replace(one.model, measured=times) for one in loaded)
-    shared = plan_together(models, target.profile, options)
+    start = {one.model.name: one.prepared.placement for one in loaded}
+    shared = plan_together(models, target.profile, options, (start,))
     advice = {
         plan.name: advise(shared, plan, target.profile, one.prepared.declined)
         for plan, one in zip(shared.plans, loaded, strict=True)
@@ -176,6 +177,7 @@ def _load(
         keep_float=keep,
         rate_hz=member.rate_hz,
         cuts=prepared.cuts,
+        rewrites=prepared.applied,
         kernels=_kernels(prepared.model, request, profile),
     )
     return LoadedModel(model, prepared, graph)

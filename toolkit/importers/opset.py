@@ -91,8 +91,9 @@ def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     proto.ir_version = max(proto.ir_version, 4)
     try:
         converted = onnx.version_converter.convert_version(proto, opset)
-    finally:
+    except _REFUSALS:
         _set_weights(proto, weights)
+        raise
     _set_weights(converted, weights)
     if (_opset(proto) or RESIZE_MODES_OPSET) < RESIZE_MODES_OPSET:
         _set_resize_modes(converted.graph)

@@ -6,17 +6,24 @@ This comes before calibration, because new tensors need ranges of their own.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
+from device.engine.manifest import Processor
 from device.profile import Profile
 from toolkit.dla.legalize.legalize import legalize
 from toolkit.dla.legalize.rewrite import Applied, Cut, Declined, Legalized
-from toolkit.partition.planning.plan import Model, Plan, PlanOptions, make_plan
+from toolkit.partition.planning.forced import ALL
+from toolkit.partition.planning.objectives import DEFAULT, MAKESPAN
+from toolkit.partition.planning.placement import Effort, Trial
+from toolkit.partition.planning.plan import Model, PlanOptions, try_model
+from toolkit.partition.solver.problem import Placement
 from toolkit.quantize.qdq.infer_ranges import infer_ranges
 from toolkit.quantize.quantize import calibrated_tensors
 
+TRIAL_GAP = 0.001  # of the value
+_TRIAL = "trial"
 TRIAL_SHARE = 0.4  # of the plan's own search time: trials only tell which rewrites are of use
 
 
@@ -27,6 +34,7 @@ class Prepared:
     `ranges`: those given, and those of new tensors that follow from them. `unused` rewrites were
     possible, but the plan is better without; `declined` ones were not possible. `gain`: the share
     of the objective that those applied save the model alone, None where there are none.
+    `placement` of its kernels is the one of the trial, a start for the plan.
     """
 
     model: ir.Model
@@ -36,6 +44,7 @@ class Prepared:
     declined: tuple[Declined, ...] = ()
     cuts: tuple[Cut, ...] = ()
     gain: float | None = None
+    placement: Mapping[str, Processor] = field(default_factory=dict)
 
 
 def prepare(
@@ -62,19 +71,24 @@ def prepare(
     if ranges is not None and options.precision == "int8":
         useful -= _without_ranges(legal, known)
         legal = rewrite(frozenset(useful))
-    gain = None
+    asked = {*options.forced.dla} - {ALL}
+    forced = {row.node for row in legal.applied if asked & {row.node, *row.replaced}}
+    gain, placement = None, dict[str, Processor]()
     if legal.applied:
         trial = _trial(legal, profile, options)
-        useful &= _on_dla(legal, trial)
+        useful = useful & _on_dla(legal, trial) | forced
         if useful and useful != {row.node for row in legal.applied}:
             legal = rewrite(frozenset(useful))
-            trial = _trial(legal, profile, options)
-        plain = rewrite(frozenset())
-        before = _trial(plain, profile, options).search.value if useful else 0.0
-        if before < trial.search.value:
-            legal = plain
+            trial = _trial(legal, profile, options, trial.solution.placement)
+        plain = rewrite(frozenset(forced))
+        start = trial.solution.placement
+        without = _trial(plain, profile, options, start) if useful else None
+        value, before = trial.solution.value, without.solution.value if without else 0.0
+        if before < (1 - TRIAL_GAP) * value:
+            legal, trial = plain, without or trial
         elif before > 0:
-            gain = 1 - trial.search.value / before
+            gain = max(0.0, 1 - value / before)
+        placement = dict(trial.solution.placement[_TRIAL])
     applied = {row.node for row in legal.applied}
     if ranges is not None:
         known = infer_ranges(legal.model.graph, known)[0]
@@ -86,6 +100,7 @@ def prepare(
         declined=every.refused,
         cuts=legal.cuts,
         gain=gain if legal.applied else None,
+        placement=placement,
     )
 
 
@@ -103,12 +118,19 @@ def _without_ranges(legal: Legalized, known: Mapping[str, float]) -> set[str]:
     }
 
 
-def _trial(legal: Legalized, profile: Profile, options: PlanOptions) -> Plan:
-    model = Model("trial", legal.model.graph, cuts=legal.cuts)
-    return make_plan(model, profile, replace(options, seconds=TRIAL_SHARE * options.seconds))
+def _trial(
+    legal: Legalized, profile: Profile, options: PlanOptions, start: Placement | None = None
+) -> Trial:
+    model = Model(_TRIAL, legal.model.graph, cuts=legal.cuts, rewrites=legal.applied)
+    starts = () if start is None else (start,)
+    effort = Effort(TRIAL_SHARE * options.seconds, TRIAL_GAP, starts=starts)
+    if options.objective == MAKESPAN:  # of several models: what balances the processors helps
+        options = replace(options, objective=DEFAULT)
+    return try_model(model, profile, options, effort)
 
 
-def _on_dla(legal: Legalized, trial: Plan) -> set[str]:
-    """Return the rewrites with a node on the DLA in the trial plan."""
-    there = {row.node for row in trial.placements if row.processor.startswith("dla")}
+def _on_dla(legal: Legalized, trial: Trial) -> set[str]:
+    """Return the rewrites with a node on the DLA in the trial."""
+    placed = trial.processors[_TRIAL]
+    there = {name for name, processor in placed.items() if processor.startswith("dla")}
     return {row.node for row in legal.applied if there.intersection(row.nodes)}

@@ -5,13 +5,16 @@ from typing import Any
 from toolkit.dla.legalize.rewrite import Applied
 from toolkit.engine.plan_models import PlanRequest, PlanResult, explain, make_plan, member_of
 from toolkit.partition.planning.cycles import cycles_of, render_cycles
-from toolkit.partition.planning.plan import PlanOptions
+from toolkit.partition.planning.forced import Forced
+from toolkit.partition.planning.plan import Plan, PlanOptions
 from toolkit.partition.planning.plan_html import plan_html
 from toolkit.partition.planning.plan_json import shared_builtins
 from toolkit.partition.planning.plan_text import render_nodes, render_plan, render_shared
+from toolkit.partition.planning.trtexec import trtexec_lines
 from toolkit.partition.prepare import Prepared
 
 __all__ = [
+    "Forced",
     "PlanOptions",
     "PlanRequest",
     "PlanResult",
@@ -24,7 +27,7 @@ __all__ = [
 ]
 
 
-def as_text(result: PlanResult, *, with_nodes: bool, with_cycles: bool) -> str:
+def as_text(result: PlanResult, *, with_nodes: bool, with_cycles: bool, with_trtexec: bool) -> str:
     """Return the report for people."""
     shared = result.shared
     several = len(shared.plans) > 1
@@ -36,10 +39,22 @@ def as_text(result: PlanResult, *, with_nodes: bool, with_cycles: bool) -> str:
         parts.append(title + render_plan(plan, advice) + _rewrites_text(one.prepared))
         if with_nodes:
             parts.append(render_nodes(plan))
+        if with_trtexec:
+            parts.append(_trtexec(plan, one.prepared))
         if with_cycles:
             cycles = cycles_of(plan.segments, candidate.views, candidate.costs)
             parts.append(render_cycles(cycles))
     return "\n\n".join(parts)
+
+
+def _trtexec(plan: Plan, prepared: Prepared) -> str:
+    lines = trtexec_lines(plan) or ["trtexec: no node is on the DLA"]
+    if prepared.applied:
+        lines.append(
+            f"the nodes are those after {len(prepared.applied)} rewrites of the model; "
+            "--no-rewrites plans the nodes of the file"
+        )
+    return "\n".join(lines)
 
 
 def as_builtins(result: PlanResult) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from toolkit.cli.options.plugin import plugin_option
 from toolkit.cli.options.preprocess import PreprocessOptions
 from toolkit.cli.options.range_outputs import need_folders
 from toolkit.cli.options.tactics import tactic_options
+from toolkit.partition.planning.objectives import BUILD_GOALS
 
 if TYPE_CHECKING:
     from device.runtime.timing_cache import TimingCache
@@ -102,7 +103,7 @@ def parse_dims(
 @layout_option
 @plugin_option
 @tactic_options
-@plan_options
+@plan_options(BUILD_GOALS)
 @click.option("--jetpack", help="JetPack version on the board. [default: newest with its DLA]")
 @html_option("the engine's graph, layers, memory, roofline and kernels")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -135,6 +136,8 @@ def build(
     objective: str,
     power_mode: str | None,
     max_crossings: int | None,
+    force_dla: tuple[str, ...],
+    force_gpu: tuple[str, ...],
     jetpack: str | None,
     html: Path | None,
     as_json: bool,
@@ -165,6 +168,7 @@ def build(
     from toolkit.gpu.schedule.tactics import TacticOptions
     from toolkit.importers.onnx import source_path
     from toolkit.importers.source import ModelPath
+    from toolkit.partition.planning.forced import Forced
     from toolkit.partition.planning.plan import PlanOptions
     from toolkit.quantize.ranges.table_file import read_ranges
 
@@ -184,7 +188,12 @@ def build(
         accept_loss=accept_loss,
         shapes=shapes,
         dims=dims,
-        plan=PlanOptions(objective=objective, power_mode=power_mode, max_crossings=max_crossings),
+        plan=PlanOptions(
+            objective=objective,
+            power_mode=power_mode,
+            max_crossings=max_crossings,
+            forced=Forced(force_dla, force_gpu),
+        ),
         plugins=plugins,
         tactics=TacticOptions(
             exhaustive=exhaustive,

@@ -16,6 +16,7 @@ from toolkit.cli.options.page import html_option, say_written
 from toolkit.cli.options.plan import plan_options
 from toolkit.cli.options.plugin import plugin_option
 from toolkit.html.page import write_page
+from toolkit.partition.planning.objectives import GOALS, MAKESPAN
 from toolkit.partition.planning.workload import WorkloadModel, load_workload
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     default="int8",
     show_default=True,
 )
-@plan_options
+@plan_options(tuple(GOALS))
 @click.option("--rate", "rate_hz", type=FiniteRange(min=0, min_open=True),
     help="Frame rate that the board must sustain, in Hz.")  # fmt: skip
 @click.option("--workload", type=click.Path(path_type=Path),
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 @click.option("--nodes", "with_nodes", is_flag=True, help="List every node with its reason.")
 @click.option("--cycles", "with_cycles", is_flag=True,
     help="List the clock cycles of every DLA layer and what limits it.")  # fmt: skip
+@click.option("--trtexec", "with_trtexec", is_flag=True,
+    help="Print the options with which trtexec places the nodes so.")  # fmt: skip
 @html_option("the graph, frames in flight and how plans compare")
 @click.option("--shape", "shapes", multiple=True, callback=parse_shapes, metavar="NAME=DIMS",
     help="Fix an input's shape.")  # fmt: skip
@@ -67,6 +70,8 @@ def plan(
     objective: str,
     power_mode: str | None,
     max_crossings: int | None,
+    force_dla: tuple[str, ...],
+    force_gpu: tuple[str, ...],
     rate_hz: float | None,
     workload: Path | None,
     table: Path | None,
@@ -76,6 +81,7 @@ def plan(
     explained: str | None,
     with_nodes: bool,
     with_cycles: bool,
+    with_trtexec: bool,
     html: Path | None,
     shapes: dict[str, tuple[int, ...]],
     inputs_as_nchw: bool,
@@ -88,10 +94,16 @@ def plan(
     All times and energies are predicted; docs/COSTS.md says how well.
     """
     of_one = rate_hz or table or shapes or inputs_as_nchw or measured or explained
-    if workload is not None and of_one:
+    if workload is not None and (of_one or force_dla or force_gpu):
         raise click.UsageError(
-            "--rate, --table, --shape, --inputs-as-nchw, --measured and --explain belong to one "
-            "MODEL; a workload file holds rate, table, shapes and layout of each."
+            "--rate, --table, --shape, --inputs-as-nchw, --measured, --explain, --force-dla and "
+            "--force-gpu belong to one MODEL; a workload file holds rate, table, shapes and "
+            "layout of each."
+        )
+    if workload is None and objective == MAKESPAN:
+        raise click.UsageError(
+            f"--objective {MAKESPAN} is the time of a frame of several models: give --workload; "
+            "for one MODEL take --objective latency."
         )
     members = _members(model, workload, rate_hz, table, shapes, inputs_as_nchw)
 
@@ -107,6 +119,7 @@ def plan(
             power_mode=power_mode,
             max_crossings=max_crossings,
             seconds=seconds,
+            forced=action.Forced(force_dla, force_gpu),
         ),
         measured=measured,
         rewrites=not no_rewrites,
@@ -124,7 +137,11 @@ def plan(
         click.echo(json.dumps(action.as_builtins(result)))
         say_written(html, as_json=True)
         return
-    click.echo(action.as_text(result, with_nodes=with_nodes, with_cycles=with_cycles))
+    click.echo(
+        action.as_text(
+            result, with_nodes=with_nodes, with_cycles=with_cycles, with_trtexec=with_trtexec
+        )
+    )
     say_written(html, as_json=False)
 
 

@@ -1,22 +1,22 @@
 """The planning options that `tandem plan` and `tandem build` share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import click
 
 from toolkit.cli.options.names import complete_power_mode
-from toolkit.partition.planning.objectives import DEFAULT, GOALS
+from toolkit.partition.planning.objectives import DEFAULT
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def plan_options(command: F) -> F:
-    """Add the options that set the objective and the limits of a plan."""
+def plan_options(goals: Collection[str]) -> Callable[[F], F]:
+    """Return what adds the options that set the objective, one of `goals`, and limits of a plan."""
     options = (
         click.option(
             "--objective",
-            type=click.Choice(list(GOALS)),
+            type=click.Choice(list(goals)),
             default=DEFAULT,
             show_default=True,
             help="What the split between GPU and DLA optimizes.",
@@ -31,7 +31,18 @@ def plan_options(command: F) -> F:
             type=click.IntRange(min=0),
             help="Most tensors that may cross between processors. [default: no limit]",
         ),
+        click.option(
+            "--force-dla",
+            multiple=True,
+            metavar="NODE",
+            help="Run a node on the DLA; `all`: each node that its rules take.",
+        ),
+        click.option("--force-gpu", multiple=True, metavar="NODE", help="Run a node on the GPU."),
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add

@@ -10,16 +10,17 @@ from dataclasses import dataclass, replace
 from device.profile import Profile
 from toolkit.dla.legalize.legalize import would_help
 from toolkit.dla.legalize.rewrite import Declined
-from toolkit.partition.planning.objectives import goal_named
-from toolkit.partition.planning.placement import Candidate, place
+from toolkit.partition.planning.objectives import MAKESPAN, goal_named
+from toolkit.partition.planning.placement import Candidate, Effort, try_placement
 from toolkit.partition.planning.plan import Plan, Refusal, SharedPlan
 
 MIN_GAIN = 0.005  # of the plan's value
+GAP = 0.001  # of the value, between what is found and what is possible
 MAX_GROUPS = 4  # groups tried over all models, those with the most GPU time first
 SECONDS = 2.0  # of search for each, of several models half
 
 # What no change of the model mends: no DLA, the plan's own choice, float for accuracy, precision.
-_CHOICES = frozenset({"", "P2", "K1", "G1"})
+_CHOICES = frozenset({"", "P2", "F1", "K1", "G1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,11 @@ def advise(
 ) -> tuple[Advice, ...]:
     """Return the changes to one model that would help its plan, the best first.
 
-    `declined`: the rewrites that were tried on the model but not applied.
+    `declined`: the rewrites that were tried on the model but not applied. There is no advice for a
+    makespan, whose search takes too long to repeat.
     """
+    if plan.search.objective == MAKESPAN:
+        return ()
     candidate = next(member for member in shared.candidates if member.name == plan.name)
     refused = [row for row in plan.refusals if row.rule not in _CHOICES]
     times = {row.node: row.predicted_us for row in plan.placements}
@@ -77,17 +81,18 @@ def _advice(
 def _without(
     row: Refusal, candidate: Candidate, shared: SharedPlan, plan: Plan, profile: Profile
 ) -> float:
-    """Return the plan's value with the rule lifted from its nodes."""
+    """Return the plan's value with the rule lifted from its nodes, or more where it is no help."""
     rest = {node: why for node, why in candidate.refused.items() if node not in row.nodes}
     candidates = tuple(
         replace(member, refused=rest) if member.name == plan.name else member
         for member in shared.candidates
     )
-    placed = place(
-        candidates,
-        profile,
-        goal_named(plan.search.objective),
-        shared.placed.problem.limits,
+    effort = Effort(
         SECONDS if len(shared.plans) == 1 else SECONDS / 2,
+        gap=GAP,
+        below=(1 - MIN_GAIN) * plan.search.value,
+        starts=(shared.placed.solution.placement,),
     )
-    return min(placed.solution.value, plan.search.value)
+    goal = goal_named(plan.search.objective)
+    trial = try_placement(candidates, profile, goal, shared.placed.problem.limits, effort)
+    return min(trial.solution.value, plan.search.value)

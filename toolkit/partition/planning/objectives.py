@@ -35,11 +35,16 @@ GOALS: Mapping[str, Goal] = {
     "latency": Goal(
         "latency", ("latency of a frame alone", "us"), ("latency of a frame alone", "us"), False),
     "energy": Goal("energy", ("energy of a frame", "mJ"), ("power", "mW"), False),
+    "makespan": Goal(
+        "makespan", ("time until a frame of each model is done", "us"),
+        ("time until a frame of each model is done", "us"), False),
     "gpu-relief": Goal(
         "gpu_time", ("GPU time of a frame", "us"), ("busy share of the GPU", "of the time"), False),
 }
 # fmt: on
 DEFAULT = "throughput"
+MAKESPAN = "makespan"  # of several models
+BUILD_GOALS = tuple(name for name in GOALS if name != MAKESPAN)
 
 
 def goal_named(name: str) -> Goal:

@@ -6,7 +6,7 @@ moved and the plan assessed again.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from device.engine.manifest import Processor
 from device.profile import Profile
@@ -17,12 +17,15 @@ from toolkit.partition.costs.model import CostModel
 from toolkit.partition.planning.figures import Figures, figures
 from toolkit.partition.planning.formulate import Formulated, formulate, problem_of
 from toolkit.partition.planning.objectives import Goal
+from toolkit.partition.planning.quantities import apart, unit_of
 from toolkit.partition.solver.assess import assess, overloads, utilisation, value_of, violations
 from toolkit.partition.solver.baselines import costs_of, dla_with_fallback, gpu_only, greedy
+from toolkit.partition.solver.milp import GAP
 from toolkit.partition.solver.problem import Limits, Placement, Problem, Solution
 from toolkit.partition.solver.segmentation import components, graph_of
 from toolkit.partition.solver.solve import solve
 
+FORCED = "on the DLA, as asked"
 ALLOWED = "no rule of the DLA refuses it, and the plan is best with it there"
 
 
@@ -31,7 +34,8 @@ class Candidate:
     """A network to place: nodes in running order, their costs, verdicts against them, outputs.
 
     `refused`: what the DLA says of its nodes; `no_kernel`: what the GPU backend says. `opt_views`
-    and `opt_costs`: the nodes at the sizes that kernels are made for.
+    and `opt_costs`: the nodes at the sizes that kernels are made for. `forced`: nodes that must be
+    on the DLA.
     """
 
     name: str
@@ -43,6 +47,20 @@ class Candidate:
     opt_costs: CostModel
     outputs: tuple[str, ...]
     rate_hz: float | None = None
+    forced: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How far to search: `seconds` of search, to a relative `gap`, for values `below` one.
+
+    `starts`: placements of the same networks, perhaps of other graphs, to improve.
+    """
+
+    seconds: float
+    gap: float = GAP
+    below: float | None = None
+    starts: tuple[Placement, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,14 +83,66 @@ def place(
     profile: Profile,
     goal: Goal,
     limits: Limits,
-    seconds: float,
+    effort: Effort,
 ) -> Placed:
-    """Place networks that share a board; `seconds` bound the search.
+    """Place networks that share a board, give reasons and compare.
 
     Raises PlanError: the rates do not fit, or no placement was found that keeps the limits.
     """
+    formulations, free = _formulated(candidates, profile, goal, limits)
+    problem = _with_forced(free, formulations, candidates)
+    solution = _solved(problem, goal, effort)
+    return Placed(
+        problem=problem,
+        formulated=formulations,
+        solution=solution,
+        stayed={
+            candidate.name: _stayed(
+                candidate, formulations[candidate.name], problem, solution, goal
+            )
+            for candidate in candidates
+        },
+        figures=_figures(free, solution, goal),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A placement without reasons; `processors`: network -> node -> where it runs."""
+
+    solution: Solution
+    processors: Mapping[str, Mapping[str, Processor]]
+
+
+def try_placement(
+    candidates: Sequence[Candidate],
+    profile: Profile,
+    goal: Goal,
+    limits: Limits,
+    effort: Effort,
+) -> Trial:
+    """Return the placement that `place` finds, and no more. Raises PlanError as it does."""
+    formulations, problem = _formulated(candidates, profile, goal, limits)
+    solution = _solved(_with_forced(problem, formulations, candidates), goal, effort)
+    processors = {
+        name: {
+            view.name: solution.placement[name][task]
+            for task, nodes in formulation.nodes.items()
+            for view in nodes
+        }
+        for name, formulation in formulations.items()
+    }
+    return Trial(solution, processors)
+
+
+def _formulated(
+    candidates: Sequence[Candidate], profile: Profile, goal: Goal, limits: Limits
+) -> tuple[dict[str, Formulated], Problem]:
     processors = processors_of(profile)
-    alternate = profile.dla_cores > 1 and (goal.frames_in_flight or len(candidates) > 1)
+    two_cores = profile.dla_cores > 1
+    alternate = two_cores and (goal.frames_in_flight or len(candidates) > 1)
+    if goal.aim == "makespan":  # one frame of each: a core is a place
+        processors, alternate = (*processors, *(("dla1",) if two_cores else ())), False
     formulations = {
         candidate.name: formulate(
             candidate.name,
@@ -92,21 +162,57 @@ def place(
         limits,
         alternate_dlas=alternate,
     )
-    solution = solve(problem, goal.aim, seconds) if len(processors) > 1 else _only(problem, goal)
+    return formulations, problem
+
+
+def _with_forced(
+    problem: Problem, formulations: Mapping[str, Formulated], candidates: Sequence[Candidate]
+) -> Problem:
+    """Return the problem without the GPU for the kernels of forced nodes."""
+    if not any(candidate.forced for candidate in candidates):
+        return problem
+    networks = []
+    for network, candidate in zip(problem.networks, candidates, strict=True):
+        nodes = formulations[network.name].nodes
+        tasks = []
+        for task in network.tasks:
+            on_dla = {p: time for p, time in task.time_us.items() if p != problem.processors[0]}
+            must = any(view.name in candidate.forced for view in nodes[task.name])
+            tasks.append(replace(task, time_us=on_dla) if must and on_dla else task)
+        networks.append(replace(network, tasks=tuple(tasks)))
+    return replace(problem, networks=tuple(networks))
+
+
+def _solved(problem: Problem, goal: Goal, effort: Effort) -> Solution:
+    if len(problem.processors) == 1:
+        solution = _only(problem, goal)
+    else:
+        solution = solve(
+            problem,
+            goal.aim,
+            effort.seconds,
+            starts=[_nearest(problem, placement) for placement in effort.starts],
+            gap=effort.gap,
+            below=effort.below,
+        )
     if late := overloads(problem, costs_of(problem, solution.placement)):
         raise PlanError(_too_much(problem, late, goal))
-    return Placed(
-        problem=problem,
-        formulated=formulations,
-        solution=solution,
-        stayed={
-            candidate.name: _stayed(
-                candidate, formulations[candidate.name], problem, solution, goal
-            )
-            for candidate in candidates
-        },
-        figures=_figures(problem, solution, goal),
-    )
+    return solution
+
+
+def _nearest(problem: Problem, placement: Placement) -> Placement:
+    """Return a placement of another problem as one of this: what it lacks is on the GPU."""
+    nearest: dict[str, dict[str, Processor]] = {}
+    for network in problem.networks:
+        placed = placement.get(network.name, {})
+        homes = {task.name: placed.get(task.name, "gpu") for task in network.tasks}
+        nearest[network.name] = {
+            task.name: homes[task.name]
+            if homes[task.name] in task.time_us
+            else next(p for p in problem.processors if p in task.time_us)
+            for task in network.tasks
+        }
+    return nearest
 
 
 def processors_of(profile: Profile) -> tuple[Processor, ...]:
@@ -132,6 +238,8 @@ def _only(problem: Problem, goal: Goal) -> Solution:
     busy = utilisation(problem, costs)[problem.processors[0]]
     own = goal.aim in ("utilisation", "gpu_time")  # the load of the one processor there is
     value = busy if own else value_of(problem, goal.aim, costs)
+    if goal.aim == "makespan":
+        value = sum(cost.latency_us for cost in costs.values())
     return Solution(
         objective=goal.aim,
         placement=placement,
@@ -184,21 +292,15 @@ def _compared(
     )
     if broken := violations(problem, trial, trial_costs):
         return f"{island} the plan breaks a limit ({broken[0]})"
+    if goal.aim == "makespan":
+        return "the DLA takes it, but no order that was found ends earlier with it there"
     value = value_of(problem, goal.aim, trial_costs)
     text, unit = goal.quantity(rated=all(net.rate_hz is not None for net in problem.networks))
-    here, there = _sizes(solution.value, value)
+    here, there = apart(solution.value, value, unit)
+    unit = unit_of(unit, solution.value, value)
     if here != there:
         return f"{island} the {text} would be {there} instead of {here} {unit}"
     return f"{island} the {text} would stay {here} {unit}"
-
-
-def _sizes(current: float, alternative: float) -> tuple[str, str]:
-    """Format two values with the fewest digits, 4 to 7, that tell them apart."""
-    for figures_ in range(4, 8):
-        texts = f"{current:.{figures_}g}", f"{alternative:.{figures_}g}"
-        if texts[0] != texts[1]:
-            break
-    return texts
 
 
 def _figures(problem: Problem, solution: Solution, goal: Goal) -> dict[str, tuple[Figures, ...]]:

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from device.engine.manifest import Crossing, NodePlacement, Precision, Processor
 from device.profile import Profile
-from toolkit.dla.legalize.rewrite import Cut
+from toolkit.dla.legalize.rewrite import Applied, Cut
 from toolkit.errors import PlanError
 from toolkit.graph.node_view import NodeView, views
 from toolkit.graph.segment import PlannedSegment
@@ -16,14 +16,30 @@ from toolkit.partition.costs.bytes import tensor_bytes
 from toolkit.partition.costs.measured import Measured
 from toolkit.partition.costs.model import CostModel
 from toolkit.partition.planning.figures import Figures
+from toolkit.partition.planning.forced import (
+    Forced,
+    check_forced,
+    forced_to_dla,
+    forced_to_gpu,
+)
 from toolkit.partition.planning.loadables import DlaMemory, limits_of, memory_of
 from toolkit.partition.planning.objectives import DEFAULT, goal_named
-from toolkit.partition.planning.placement import ALLOWED, Candidate, Placed, place
+from toolkit.partition.planning.placement import (
+    ALLOWED,
+    FORCED,
+    Candidate,
+    Effort,
+    Placed,
+    Trial,
+    place,
+    try_placement,
+)
 from toolkit.partition.planning.portable import KernelSupport, cut_segments, portable_nodes
 from toolkit.partition.planning.refusals import refusals
 from toolkit.partition.planning.segment_costs import SegmentCost, kernel_costs, segment_costs
 from toolkit.partition.planning.segments import find_crossings
 from toolkit.partition.planning.traffic import in_flight, traffic
+from toolkit.partition.solver.problem import Placement
 from toolkit.partition.solver.simulate import NetworkReport, Report
 
 SECONDS = 10.0
@@ -57,7 +73,7 @@ class PlanOptions:
 
     `objective`: a row of `toolkit.partition.planning.objectives.GOALS`. `power_mode` None: the
     highest clocks. `max_crossings`: tensors that may pass between processors. `seconds` bound the
-    search.
+    search. `forced`: nodes that the user places.
     """
 
     precision: Precision = "int8"
@@ -66,6 +82,7 @@ class PlanOptions:
     power_mode: str | None = None
     max_crossings: int | None = None
     seconds: float = SECONDS
+    forced: Forced = field(default_factory=Forced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +92,7 @@ class Model:
     `has_scale` says whether the calibration table holds a tensor; `keep_float` names nodes that
     stay in floating point; `rate_hz`: how often a frame comes, None: as fast as it goes;
     `measured`: times from a board, which go before predicted ones; `cuts`: where heads leave the
-    DLA; `kernels`: which nodes run portable, by default none.
+    DLA; `kernels`: which nodes run portable, by default none; `rewrites`: those made of the graph.
     """
 
     name: str
@@ -86,6 +103,7 @@ class Model:
     measured: Measured | None = None
     cuts: tuple[Cut, ...] = ()
     kernels: KernelSupport = field(default_factory=KernelSupport)
+    rewrites: tuple[Applied, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +171,23 @@ def make_plan(model: Model, profile: Profile, options: PlanOptions | None = None
     return plan_together((model,), profile, options).plans[0]
 
 
+def try_model(model: Model, profile: Profile, options: PlanOptions, effort: Effort) -> Trial:
+    """Return the placement of one model without the rest of a plan; see `plan_together`.
+
+    Names of forced nodes that the graph lacks or the DLA refuses are passed over.
+    """
+    candidate = _candidate(model, profile, options)
+    limits = limits_of(profile, options.tensorrt, options.precision, options.max_crossings)
+    return try_placement((candidate,), profile, goal_named(options.objective), limits, effort)
+
+
 def plan_together(
-    models: Sequence[Model], profile: Profile, options: PlanOptions | None = None
+    models: Sequence[Model],
+    profile: Profile,
+    options: PlanOptions | None = None,
+    starts: tuple[Placement, ...] = (),
 ) -> SharedPlan:
-    """Return the plans of models that share a board.
+    """Return the plans of models that share a board; `starts`: placements to improve.
 
     A dynamic batch keeps its nodes off the DLA (rule G5) and counts as 1 in times and sizes.
     Raises PlanError: a model has no nodes or nodes without distinct names, an option is unknown,
@@ -165,8 +196,11 @@ def plan_together(
     options = options or PlanOptions()
     goal = goal_named(options.objective)
     candidates = tuple(_candidate(model, profile, options) for model in models)
+    for model, candidate in zip(models, candidates, strict=True):
+        names = (view.name for view in candidate.views)
+        check_forced(options.forced.after(model.rewrites), names, candidate.refused)
     limits = limits_of(profile, options.tensorrt, options.precision, options.max_crossings)
-    placed = place(candidates, profile, goal, limits, options.seconds)
+    placed = place(candidates, profile, goal, limits, Effort(options.seconds, starts=starts))
     simulated = traffic(placed)
     return SharedPlan(
         plans=tuple(
@@ -235,24 +269,28 @@ def _candidate(model: Model, profile: Profile, options: PlanOptions) -> Candidat
         opt_costs = CostModel(
             opt_nodes, profile, precision=options.precision, power_mode=options.power_mode
         )
+    refused = refusals(
+        nodes,
+        profile,
+        options.precision,
+        options.tensorrt,
+        has_scale=model.has_scale,
+        keep_float=model.keep_float,
+        cuts=model.cuts,
+    )
+    names = [view.name for view in nodes]
+    forced = options.forced.after(model.rewrites).known(names)
     return Candidate(
         name=model.name,
         views=nodes,
         costs=costs,
-        refused=refusals(
-            nodes,
-            profile,
-            options.precision,
-            options.tensorrt,
-            has_scale=model.has_scale,
-            keep_float=model.keep_float,
-            cuts=model.cuts,
-        ),
+        refused={**forced_to_gpu(forced), **refused},
         no_kernel=model.kernels.no_kernel,
         opt_views=opt_nodes,
         opt_costs=opt_costs,
         outputs=tuple(str(value.name) for value in model.graph.outputs),
         rate_hz=model.rate_hz,
+        forced=forced_to_dla(forced, names, {**forced_to_gpu(forced), **refused}),
     )
 
 
@@ -361,7 +399,7 @@ def _why(
 ) -> tuple[str, str, str]:
     """Return rule, reason and hint for the processor of a node."""
     if processor.startswith("dla"):
-        return "", ALLOWED, ""
+        return "", FORCED if node in candidate.forced else ALLOWED, ""
     verdict = candidate.refused.get(node)
     if verdict is not None:
         return verdict.rule, verdict.reason, verdict.hint

@@ -22,7 +22,9 @@ from toolkit.partition.planning.figures import Figures
 from toolkit.partition.planning.placement import Candidate
 from toolkit.partition.planning.plan import Plan, SharedPlan
 from toolkit.partition.planning.plan_text import render_plan
+from toolkit.partition.planning.quantities import quantity
 from toolkit.partition.planning.traffic import frames_at_once
+from toolkit.partition.planning.trtexec import trtexec_lines
 from toolkit.partition.planning.verdict import verdict
 from toolkit.partition.solver.simulate import CROSSING
 
@@ -49,6 +51,7 @@ def plan_html(shared: SharedPlan, advice: Mapping[str, Sequence[Advice]]) -> str
             *_compared(plan.figures),
             heading("Report"),
             preformatted(render_plan(plan, advice.get(plan.name, ()))),
+            *_trtexec(plan),
             heading("Nodes"),
             _nodes(plan),
         ]
@@ -87,8 +90,13 @@ def node_places(plan: Plan) -> dict[str, str]:
     }
 
 
+def _trtexec(plan: Plan) -> list[Html]:
+    lines = trtexec_lines(plan)
+    return [heading("With trtexec"), preformatted("\n".join(lines))] if lines else []
+
+
 def _time(row: NodePlacement) -> str:
-    return f"{row.predicted_us:.1f} us" if row.predicted_us else ""
+    return quantity(row.predicted_us, "us") if row.predicted_us else ""
 
 
 def _facts(view: NodeView, row: NodePlacement, plan: Plan) -> tuple[tuple[str, str], ...]:
@@ -97,7 +105,7 @@ def _facts(view: NodeView, row: NodePlacement, plan: Plan) -> tuple[tuple[str, s
         ("why there", f"[{row.rule}] {row.reason}" if row.rule else row.reason),
         ("precision", plan.precision.upper()),
         ("output", "\n".join(map(_shape, view.outputs))),
-        ("predicted time", f"{row.predicted_us:.1f} us"),
+        ("predicted time", quantity(row.predicted_us, "us")),
     ]
     if view.macs:
         facts.append(("multiply-accumulates", f"{view.macs / 1e6:.3f} million"))
@@ -121,13 +129,13 @@ def _nodes(plan: Plan) -> Html:
             row.op,
             LABELS[places[row.node]],
             row.segment,
-            Number(row.predicted_us, f"{row.predicted_us:.1f}"),
+            Number(row.predicted_us, quantity(row.predicted_us, "us")),
             row.rule,
             row.reason,
         )
         for index, row in enumerate(plan.placements)
     ]
-    heads = ("#", "node", "operator", "processor", "segment", "us", "rule", "reason")
+    heads = ("#", "node", "operator", "processor", "segment", "time", "rule", "reason")
     return table(f"All {len(rows)} nodes in running order", heads, rows)
 
 
@@ -154,7 +162,7 @@ def _gantt(shared: SharedPlan) -> Html:
         label = "crossing" if interval.segment == CROSSING else f"segment {interval.segment}"
         title = (
             f"{interval.network} frame {interval.frame + 1}, {label}: "
-            f"{interval.start_us:.0f} to {interval.end_us:.0f} us"
+            f"{quantity(interval.start_us, 'us')} to {quantity(interval.end_us, 'us')}"
         )
         x, width = LEFT + interval.start_us * scale, (interval.end_us - interval.start_us) * scale
         y = ROW * rows.index(interval.processor) + 4
@@ -164,7 +172,7 @@ def _gantt(shared: SharedPlan) -> Html:
         )
     height = ROW * len(rows) + 20
     drawn.append(f"<text x={LEFT} y={height - 4:.0f}>0</text>")
-    drawn.append(f"<text x={WIDTH} y={height - 4:.0f} text-anchor=end>{end:.0f} us</text>")
+    drawn.append(f"<text x={WIDTH} y={height - 4:.0f} text-anchor=end>{quantity(end, 'us')}</text>")
     svg = (
         "<div class=scroll tabindex=0 role=region aria-label='When segments run'><svg class=chart "
         f"role=img aria-label='When segments run' viewBox='0 0 {WIDTH:.0f} {height:.0f}'>"
@@ -178,19 +186,19 @@ def _gantt(shared: SharedPlan) -> Html:
 def _compared(rows: Sequence[Figures]) -> list[Html]:
     """Draw latency, time between frames and energy of each plan as bars."""
     measures = (
-        ("latency, us", [row.latency_us for row in rows]),
-        ("time between frames, us", [row.busiest_us for row in rows]),
-        ("GPU time a frame, us", [row.gpu_us for row in rows]),
-        ("energy a frame, mJ", [row.energy_mj for row in rows]),
+        ("latency", "us", [row.latency_us for row in rows]),
+        ("time between frames", "us", [row.busiest_us for row in rows]),
+        ("GPU time a frame", "us", [row.gpu_us for row in rows]),
+        ("energy a frame", "mJ", [row.energy_mj for row in rows]),
     )
     parts = []
-    for title, values in measures:
+    for title, unit, values in measures:
         parts += [
             heading(title, 3),
             bars(
                 title,
                 [
-                    Bar(row.name, value, f"{value:.4g}", "soft" if index else "s0")
+                    Bar(row.name, value, quantity(value, unit), "soft" if index else "s0")
                     for index, (row, value) in enumerate(zip(rows, values, strict=True))
                 ],
             ),

@@ -9,6 +9,7 @@ import msgspec
 from toolkit.partition.planning.advice import Advice
 from toolkit.partition.planning.cycles import cycles_builtins, cycles_of
 from toolkit.partition.planning.plan import Plan, SharedPlan
+from toolkit.partition.planning.trtexec import trtexec_lines
 from toolkit.partition.planning.verdict import verdict
 from toolkit.partition.solver.assess import utilisation
 from toolkit.partition.solver.baselines import costs_of
@@ -18,7 +19,8 @@ def shared_builtins(shared: SharedPlan, advice: Mapping[str, Sequence[Advice]]) 
     """Return the plans of all models and how busy the processors are.
 
     `utilisation`: share of time at the rates, or microseconds per frame without any;
-    `simulated_utilisation`: share of time, with queues and contention for the memory.
+    `simulated_utilisation`: share of time, with queues and contention for the memory; `schedule`:
+    when segments run for the shortest makespan, else empty.
     """
     problem = shared.placed.problem
     busy = utilisation(problem, costs_of(problem, shared.placed.solution.placement))
@@ -33,6 +35,7 @@ def shared_builtins(shared: SharedPlan, advice: Mapping[str, Sequence[Advice]]) 
             for plan, candidate in zip(shared.plans, shared.candidates, strict=True)
         ],
         "utilisation": busy,
+        "schedule": [asdict(interval) for interval in shared.placed.solution.schedule],
         "simulated_utilisation": dict(shared.simulated.utilisation),
     }
 
@@ -59,6 +62,7 @@ def plan_builtins(plan: Plan, advice: Sequence[Advice] = ()) -> dict[str, Any]:
         ],
         "simulated": {**asdict(plan.simulated), "in_flight": plan.in_flight},
         "memory": None if plan.memory is None else asdict(plan.memory),
+        "trtexec": trtexec_lines(plan),
         "refusals": [asdict(row) for row in plan.refusals],
         "portable": [{"node": node, "reason": why} for node, why in plan.portable.items()],
         "advice": [asdict(row) for row in advice],

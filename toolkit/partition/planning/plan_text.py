@@ -1,5 +1,6 @@
 """A plan as plain text. Equal plans give equal text, so reports can be compared."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from toolkit.partition.planning.advice import Advice
@@ -7,6 +8,8 @@ from toolkit.partition.planning.figures import Figures
 from toolkit.partition.planning.loadables import memory_text
 from toolkit.partition.planning.objectives import goal_named
 from toolkit.partition.planning.plan import Plan, Refusal, SharedPlan
+from toolkit.partition.planning.quantities import number, quantity
+from toolkit.partition.planning.trtexec import is_long, trtexec_lines
 from toolkit.partition.planning.verdict import verdict
 from toolkit.partition.solver.assess import utilisation
 from toolkit.partition.solver.baselines import costs_of
@@ -21,7 +24,7 @@ def render_plan(plan: Plan, advice: Sequence[Advice] = ()) -> str:
     lines += ["", *_crossings(plan)]
     lines += ["", *memory_text(plan.memory)] if plan.memory and plan.memory.loadables else []
     lines += ["", *_compared(plan.figures), _simulated(plan)]
-    lines += _refusals(plan) + _portable(plan)
+    lines += _refusals(plan) + _portable(plan) + _trtexec(plan)
     if advice:
         lines += ["", *_advice(plan, advice)]
     return "\n".join(lines) + "\n"
@@ -40,16 +43,29 @@ def render_shared(shared: SharedPlan) -> str:
     rows = [("processor", "busy")]
     cores = {"dla0": "dla0 and dla1, each"} if problem.alternate_dlas else {}
     rows += [
-        (cores.get(p, p), f"{b:.1%}" if rated else f"{b:.0f} us a frame") for p, b in busy.items()
+        (cores.get(p, p), f"{b:.1%}" if rated else f"{quantity(b, 'us')} a frame")
+        for p, b in busy.items()
     ]
     lines += [*table(rows, right=(1,)), ""]
-    rows4 = [("model", "frames/s", "p50 us", "p99 us")]
+    rows4 = [("model", "frames/s", "p50", "p99")]
     for plan in shared.plans:
         simulated = plan.simulated
-        times = f"{simulated.p50_us:.0f}", f"{simulated.p99_us:.0f}"
-        rows4.append((plan.name, f"{simulated.throughput_hz:.1f}", *times))
+        times = quantity(simulated.p50_us, "us"), quantity(simulated.p99_us, "us")
+        rows4.append((plan.name, number(simulated.throughput_hz), *times))
     lines += ["simulated, with contention for the memory", *table(rows4, right=(1, 2, 3))]
+    lines += ["", *_schedule(shared)] if solution.schedule else []
     return "\n".join(lines)
+
+
+def _schedule(shared: SharedPlan) -> list[str]:
+    """Return when each segment of the first frames runs."""
+    solution = shared.placed.solution
+    rows = [("model", "segment", "processor", "from", "to")]
+    for row in solution.schedule:
+        times = quantity(row.start_us, "us"), quantity(row.end_us, "us")
+        rows.append((row.network, str(row.segment), row.processor, *times))
+    done = f"a frame of each model is done after {quantity(solution.value, 'us')}"
+    return [f"{done}, without contention", *table(rows, right=(1, 3, 4))]
 
 
 def _title(plan: Plan) -> str:
@@ -65,7 +81,7 @@ def _title(plan: Plan) -> str:
 
 
 def _segments(plan: Plan) -> list[str]:
-    rows = [("segment", "nodes", "MMAC", "us", "mJ", "crossings", "bytes", "from", "to")]
+    rows = [("segment", "nodes", "MMAC", "time", "energy", "crossings", "size", "from", "to")]
     portable = {row.segment for row in plan.placements if row.node in plan.portable}
     for segment, cost in zip(plan.segments, plan.costs, strict=True):
         rows.append(
@@ -73,10 +89,10 @@ def _segments(plan: Plan) -> list[str]:
                 f"{segment.name} portable" if segment.name in portable else segment.name,
                 str(cost.nodes),
                 f"{cost.macs / 1e6:.1f}",
-                f"{cost.predicted_us:.0f}",
-                f"{cost.energy_mj:.2f}",
+                quantity(cost.predicted_us, "us"),
+                quantity(cost.energy_mj, "mJ"),
                 str(cost.crossings),
-                str(cost.crossing_bytes),
+                quantity(cost.crossing_bytes, "bytes"),
                 segment.nodes[0],
                 segment.nodes[-1],
             )
@@ -90,31 +106,34 @@ def _unpriced(bodies: Sequence[str]) -> list[str]:
         return []
     more = f" and {len(bodies) - SHOWN} more" if len(bodies) > SHOWN else ""
     names = ", ".join(bodies[:SHOWN])
-    return [f"us and mJ leave out what these nodes run inside, which is not known: {names}{more}"]
+    return [
+        f"time and energy leave out what these nodes run inside, which is not known: {names}{more}"
+    ]
 
 
 def _crossings(plan: Plan) -> list[str]:
     if not plan.crossings:
         return ["no crossings"]
-    rows = [("crossing", "bytes", "from", "to")]
+    rows = [("crossing", "size", "from", "to")]
     for crossing in plan.crossings:
-        size = "unknown" if crossing.bytes is None else str(crossing.bytes)
+        size = "unknown" if crossing.bytes is None else quantity(crossing.bytes, "bytes")
         rows.append((crossing.tensor, size, crossing.source, ", ".join(crossing.targets)))
     return table(rows, right=(1,))
 
 
 def _compared(rows: Sequence[Figures]) -> list[str]:
     if len(rows) == 1:
-        return [f"predicted: {rows[0].latency_us:.0f} us a frame, {rows[0].energy_mj:.2f} mJ"]
-    lines = [("predicted", "us", "frames/s", "GPU us", "mJ", "segments", "crossings", "")]
+        time, energy = quantity(rows[0].latency_us, "us"), quantity(rows[0].energy_mj, "mJ")
+        return [f"predicted: {time} a frame, {energy}"]
+    lines = [("predicted", "latency", "frames/s", "GPU", "energy", "segments", "crossings", "")]
     for row in rows:
         lines.append(
             (
                 row.name,
-                f"{row.latency_us:.0f}",
-                f"{row.frames_per_second:.0f}",
-                f"{row.gpu_us:.0f}",
-                f"{row.energy_mj:.2f}",
+                quantity(row.latency_us, "us"),
+                number(row.frames_per_second),
+                quantity(row.gpu_us, "us"),
+                quantity(row.energy_mj, "mJ"),
                 str(row.segments),
                 str(row.crossings),
                 f"breaks a limit: {row.broken[0]}" if row.broken else "",
@@ -128,16 +147,16 @@ def _simulated(plan: Plan) -> str:
     how = "as they come" if plan.rate_hz is not None else f"{plan.in_flight} in flight"
     return (
         f"simulated, {how}, with contention for the memory: "
-        f"{simulated.throughput_hz:.0f} frames/s, "
-        f"latency {simulated.p50_us:.0f} us at the median, {simulated.p99_us:.0f} us at p99"
+        f"{number(simulated.throughput_hz)} frames/s, latency {quantity(simulated.p50_us, 'us')} "
+        f"at the median, {quantity(simulated.p99_us, 'us')} at p99"
     )
 
 
 def render_nodes(plan: Plan) -> str:
     """Return every node in running order: where it runs, how long, and why."""
-    rows = [("node", "operator", "segment", "us", "rule", "reason")]
+    rows = [("node", "operator", "segment", "time", "rule", "reason")]
     for row in plan.placements:
-        time = f"{row.predicted_us:.1f}"
+        time = quantity(row.predicted_us, "us")
         rows.append((row.node, row.op, row.segment, time, row.rule, row.reason))
     return "\n".join(table(rows, right=(3,)))
 
@@ -148,16 +167,28 @@ def _refusals(plan: Plan) -> list[str]:
     by_rule = [row for row in plan.refusals if row.rule]
     if not by_rule:  # the profile has nothing to choose between, which the verdict has said
         return []
+    by_id: dict[str, list[Refusal]] = {}
+    for row in by_rule:
+        by_id.setdefault(row.rule, []).append(row)
     lines = ["", "not on the DLA"]
-    for refusal in sorted(by_rule, key=lambda row: -len(row.nodes)):
-        lines += _refusal(refusal)
+    for rows in sorted(by_id.values(), key=lambda rows: -sum(len(row.nodes) for row in rows)):
+        lines += _refusal(plan, sorted(rows, key=lambda row: -len(row.nodes)))
     return lines
 
 
-def _refusal(refusal: Refusal) -> list[str]:
-    label = refusal.rule if refusal.same_reason else f"{refusal.rule}, for example"
-    lines = [f"  {len(refusal.nodes)} x {label}: {refusal.reason}", _names(refusal.nodes)]
-    return lines + ([f"      helps: {refusal.hint}"] if refusal.hint else [])
+def _refusal(plan: Plan, rows: Sequence[Refusal]) -> list[str]:
+    """Return the nodes that one rule keeps off the DLA; `rows` differ in operator or remedy."""
+    nodes = [node for row in rows for node in row.nodes]
+    alike = len(rows) == 1 and rows[0].same_reason
+    label = rows[0].rule if alike else f"{rows[0].rule}, for example"
+    lines = [f"  {len(nodes)} x {label}: {rows[0].reason}"]
+    if len(rows) > 1:
+        ops = {row.node: row.op for row in plan.placements}
+        counts = Counter(ops[node] for node in nodes)
+        lines.append("      operators: " + ", ".join(f"{n} {op}" for op, n in counts.most_common()))
+    lines.append(_names(nodes))
+    hints = dict.fromkeys(row.hint for row in rows if row.hint)
+    return lines + [f"      helps: {hint}" for hint in hints]
 
 
 def _names(nodes: Sequence[str]) -> str:
@@ -179,11 +210,20 @@ def _portable(plan: Plan) -> list[str]:
     return lines if groups else []
 
 
+def _trtexec(plan: Plan) -> list[str]:
+    lines = trtexec_lines(plan)
+    if not lines:
+        return []
+    if is_long(lines):
+        return ["", "the same with trtexec: `tandem plan --trtexec` prints the options"]
+    return ["", "the same with trtexec", *(f"  {line}" for line in lines)]
+
+
 def _advice(plan: Plan, advice: Sequence[Advice]) -> list[str]:
     text, unit = goal_named(plan.search.objective).quantity(rated=plan.rate_hz is not None)
-    lines = [f"what to change (predicted {text}, now {plan.search.value:.4g} {unit})"]
+    lines = [f"what to change (predicted {text}, now {quantity(plan.search.value, unit, 4)})"]
     for row in advice:
-        change = f"{row.value:.4g} {unit}, {row.gain:.1%} less"
+        change = f"{quantity(row.value, unit, 4)}, {row.gain:.1%} less"
         names = ", ".join(row.nodes[:SHOWN]) + (" ..." if len(row.nodes) > SHOWN else "")
         lines += [f"  {change}: if the DLA took {names} ({row.rule})", f"      {row.how}"]
     return lines

@@ -32,7 +32,12 @@ def in_flight(placed: Placed, name: str) -> int:
 
 
 def frames_at_once(placed: Placed, count: int) -> tuple[Interval, ...]:
-    """Return the intervals of `count` frames of each model that arrive together."""
+    """Return the intervals of `count` frames of each model that arrive together.
+
+    For a makespan they are in the order of the plan; otherwise first come, first served.
+    """
+    if placed.solution.schedule and count == 1:
+        return placed.solution.schedule
     longest_us = sum(_latency_us(placed, network.name) for network in placed.problem.networks)
     streams = [_stream(placed, network.name, None, count) for network in placed.problem.networks]
     report = _simulated(placed, streams, (count + 2) * longest_us, warmup_us=0.0)

@@ -1,6 +1,7 @@
 """Compares the plan with the GPU alone: whether the DLA pays."""
 
 from toolkit.partition.planning.plan import Plan
+from toolkit.partition.planning.quantities import pair
 
 NOTICEABLE = 0.02  # a smaller share is below what the cost model can tell apart
 
@@ -13,17 +14,18 @@ def verdict(plan: Plan) -> str:
     if not any(segment.processor.startswith("dla") for segment in plan.segments):
         return f"The DLA does not pay for {plan.search.objective}: all nodes are on the GPU."
     changes = (
-        ("frames/s", here.frames_per_second, gpu.frames_per_second, True),
-        ("us of latency", here.latency_us, gpu.latency_us, False),
-        ("us of GPU time a frame", here.gpu_us, gpu.gpu_us, False),
-        ("mJ a frame", here.energy_mj, gpu.energy_mj, False),
+        ("frames/s", "", here.frames_per_second, gpu.frames_per_second, True),
+        ("us", " of latency", here.latency_us, gpu.latency_us, False),
+        ("us", " of GPU time a frame", here.gpu_us, gpu.gpu_us, False),
+        ("mJ", " a frame", here.energy_mj, gpu.energy_mj, False),
     )
     better: list[str] = []
     worse: list[str] = []
-    for what, mine, theirs, more_is_better in changes:
+    for unit, what, mine, theirs, more_is_better in changes:
         share = mine / theirs - 1 if theirs > 0 else 0.0
         if abs(share) >= NOTICEABLE:
-            text = f"{mine:.4g} instead of {theirs:.4g} {what} ({share:+.0%})"
+            here_text, gpu_text, scaled = pair(mine, theirs, unit)
+            text = f"{here_text} instead of {gpu_text} {scaled}{what} ({share:+.0%})"
             (better if (share > 0) == more_is_better else worse).append(text)
     gains = f"The DLA pays: {', '.join(better)}." if better else "The DLA hardly changes anything."
     return gains + (f" It costs: {', '.join(worse)}." if worse else "")

@@ -3,7 +3,7 @@
 This is the definition of every figure; the solver's programs are checked against it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from device.engine.manifest import Processor
@@ -51,7 +51,7 @@ def assess(
 ) -> Cost:
     """Return the cost of one frame; segments run in sequence."""
     segments = segments_of(network, placed, problem.segment_us, graph)
-    crossings = tuple(_crossings(network, placed, segments))
+    crossings = tuple(crossings_of(network, placed, segments))
     load = dict.fromkeys(problem.processors, 0.0)
     energy = 0.0
     for task in network.tasks:
@@ -198,9 +198,10 @@ def _bad_component_texts(
         yield f"{network.name}: the piece of '{first}' on {bad.processor}: {bad.text}"
 
 
-def _crossings(
-    network: Network, placed: Mapping[str, Processor], segments: tuple[Segment, ...]
+def crossings_of(
+    network: Network, placed: Mapping[str, Processor], segments: Sequence[Segment]
 ) -> Iterator[Crossing]:
+    """Yield the tensors that pass between the segments of a network; these are in order."""
     segment_of = {task: index for index, segment in enumerate(segments) for task in segment.tasks}
     for flow in network.flows:
         source: Processor = "gpu" if flow.source is None else placed[flow.source]

@@ -35,7 +35,7 @@ class Merged:
 def merge(problem: Problem, network: Network) -> Merged:
     """Return the network with such tasks merged; unchanged if limits could matter."""
     representative = {task.name: task.name for task in network.tasks}
-    if _limits_are_far(problem, network):
+    if limits_are_far(problem, network):
         tasks = {task.name: task for task in network.tasks}
         reads: dict[str, list[Flow]] = {name: [] for name in tasks}
         makes: dict[str, list[Flow]] = {name: [] for name in tasks}
@@ -51,7 +51,8 @@ def merge(problem: Problem, network: Network) -> Merged:
     return Merged(_merged_network(network, representative), representative)
 
 
-def _limits_are_far(problem: Problem, network: Network) -> bool:
+def limits_are_far(problem: Problem, network: Network) -> bool:
+    """Return True if no placement of a network can break a limit of loadables."""
     limits = problem.limits
     return (
         limits.min_segment_us == 0

@@ -1,4 +1,4 @@
-"""The makespan of one frame of each network: placement, segments and their order.
+"""The makespan of one frame of each network as a program: placement, segments and their order.
 
 Each network has a fixed number of slots. A slot is a segment on one processor; tasks are in slots
 by dependency order. Slots of one network run in sequence; binaries order those of different
@@ -7,29 +7,26 @@ networks on one processor. A crossing delays the network but occupies no process
 Contention is not modelled.
 """
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
 from device.engine.manifest import Processor
-from toolkit.errors import PlanError
 from toolkit.partition.solver.assess import dlas
+from toolkit.partition.solver.jobs import Job
 from toolkit.partition.solver.merge import Merged, merge
-from toolkit.partition.solver.milp import GAP, Expr, Program, Values, total
+from toolkit.partition.solver.milp import Expr, Program, Values, total
 from toolkit.partition.solver.problem import (
     Direction,
     Flow,
-    Interval,
     Network,
     Problem,
     Segment,
-    Solution,
     crossing_cost,
 )
 from toolkit.partition.solver.segmentation import Lane, graph_of, lane_of
 
-DEFAULT_SWITCHES = 3  # HaX-CoNN and AxoNN: one or two switches are usually best
+_Precedes = dict[tuple[int, int], Expr]  # slots of two networks -> 1 if the first starts before
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +50,31 @@ class _Slots:
         return self.start[slot] + self.time_us[slot]
 
 
-def solve_makespan(problem: Problem, seconds: float) -> Solution:
-    """Return the placement and order with the shortest makespan; see the module docstring.
+@dataclass(frozen=True, slots=True)
+class SlotOutcome:
+    """What the program found: segments in the order in which they start, None for nothing.
 
-    A network has at most `limits.max_switches` + 1 slots, `DEFAULT_SWITCHES` + 1 if that is None.
-    Raises PlanError if the limits are infeasible, or no solution was found in the time.
+    `seconds`: what the search took, in the unit of its limit.
     """
-    began = time.perf_counter()
+
+    jobs: tuple[Job, ...] | None
+    bound: float
+    infeasible: bool
+    seconds: float
+
+
+def solve_slots(
+    problem: Problem, max_switches: int, seconds: float, start: Sequence[Segment]
+) -> SlotOutcome:
+    """Return the shortest makespan with at most `max_switches` + 1 segments a network.
+
+    `start`: the segments of an order to improve, or none.
+    """
     merged = {net.name: merge(problem, net) for net in problem.networks}
     small = replace(problem, networks=tuple(m.network for m in merged.values()))
-    horizon = _horizon(problem)
+    horizon = _horizon(problem, max_switches)
     program = Program()
-    parts = [_slots(program, small, network, horizon) for network in small.networks]
+    parts = [_slots(program, small, network, horizon, max_switches) for network in small.networks]
     end = program.column(0.0, horizon)
     for part in parts:
         program.at_least(end - part.end(len(part.start) - 1) - part.wait[-1])
@@ -75,23 +85,20 @@ def solve_makespan(problem: Problem, seconds: float) -> Solution:
     for core in dlas(problem):
         loadables = total(part.uses(slot, core) for part in parts for slot in _range(part))
         program.at_most(loadables, float(problem.limits.max_loadables))
-    orders = [
-        before
-        for first, second in combinations(parts, 2)
-        for before in _exclude(program, problem, first, second, horizon)
-    ]
-    outcome = program.minimise(end, seconds, _in_turn(small, parts, orders))
-    if outcome.values is None:
-        raise PlanError(_why_not(problem, outcome.infeasible))
-    jobs = _jobs(small, parts, merged, outcome.values)
-    return _solution(jobs, outcome.bound, time.perf_counter() - began)
+    orders = {
+        (a, b): _exclude(program, problem, parts[a], parts[b], horizon)
+        for a, b in combinations(range(len(parts)), 2)
+    }
+    outcome = program.minimise(end, seconds, _start(parts, orders, start))
+    jobs = None if outcome.values is None else _jobs(small, parts, merged, outcome.values)
+    return SlotOutcome(jobs, outcome.bound, outcome.infeasible, outcome.seconds)
 
 
 def _range(part: _Slots) -> range:
     return range(len(part.start))
 
 
-def _horizon(problem: Problem) -> float:
+def _horizon(problem: Problem, max_switches: int) -> float:
     """Return an upper bound of the makespan: all networks in sequence, on the GPU if supported.
 
     Otherwise every task at its slowest, with every crossing and the start of every slot.
@@ -105,20 +112,21 @@ def _horizon(problem: Problem) -> float:
         horizon += sum(max(task.time_us.values()) for task in net.tasks)
         horizon += sum(crossing_cost(f.crossing_us, "between_dlas") for f in net.flows)
         horizon += sum(crossing_cost(f.crossing_us, d) for f in net.flows for d in _DIRECTIONS)
-        horizon += _slot_count(problem, net) * max(problem.segment_us.values(), default=0.0)
+        horizon += _slot_count(net, max_switches) * max(problem.segment_us.values(), default=0.0)
     return horizon * (1 + 1e-6)
 
 
 _DIRECTIONS: tuple[Direction, ...] = ("to_dla", "to_gpu")
 
 
-def _slot_count(problem: Problem, network: Network) -> int:
-    max_switches = problem.limits.max_switches
-    return min(len(network.tasks), (DEFAULT_SWITCHES if max_switches is None else max_switches) + 1)
+def _slot_count(network: Network, max_switches: int) -> int:
+    return min(len(network.tasks), max_switches + 1)
 
 
-def _slots(program: Program, problem: Problem, network: Network, horizon: float) -> _Slots:
-    count = _slot_count(problem, network)
+def _slots(
+    program: Program, problem: Problem, network: Network, horizon: float, max_switches: int
+) -> _Slots:
+    count = _slot_count(network, max_switches)
     lanes = sorted({lane_of(p, t.lane) for t in network.tasks for p in problem.processors})
     used = [{lane: program.binary() for lane in lanes} for _ in range(count)]
     for choice in used:
@@ -294,7 +302,7 @@ def _needs(
 
 def _exclude(
     program: Program, problem: Problem, first_part: _Slots, second_part: _Slots, horizon: float
-) -> list[Expr]:
+) -> _Precedes:
     """Exclude slots of two networks from sharing a processor; return the order binaries."""
     precedes = {(i, j): program.binary() for i in _range(first_part) for j in _range(second_part)}
     for (i, j), before in precedes.items():
@@ -310,38 +318,45 @@ def _exclude(
             program.at_least(gap.add(Expr(1.0) - before + apart, horizon))
             gap = first_part.start[i] - second_part.end(j)
             program.at_least(gap.add(before + apart, horizon))
-    return list(precedes.values())
+    return precedes
 
 
-def _in_turn(problem: Problem, parts: Sequence[_Slots], orders: Sequence[Expr]) -> dict[int, float]:
-    """Return the binaries of a first solution: each network after the last, all on the GPU."""
-    if any("gpu" not in task.time_us for net in problem.networks for task in net.tasks):
-        return {}
-    ones = [*orders, *(here for part in parts for here in part.done.values())]
-    start = {column: 1.0 for here in ones for column in here.terms}
+def _start(
+    parts: Sequence[_Slots],
+    orders: Mapping[tuple[int, int], _Precedes],
+    segments: Sequence[Segment],
+) -> dict[int, float]:
+    """Return the binaries of an order of segments; none where it needs more slots."""
+    ranks: list[list[int]] = []  # of each slot among all segments; unused ones come last
+    start: dict[int, float] = {}
     for part in parts:
+        own = [i for i, row in enumerate(segments) if row.network == part.network.name]
+        if not own or len(own) > len(part.start):
+            return {}
+        lane_of_task = {task.name: task.lane for task in part.network.tasks}
+        slot_of = {name: slot for slot, i in enumerate(own) for name in segments[i].tasks}
+        for (name, slot), here in part.done.items():
+            start |= dict.fromkeys(here.terms, float(slot_of[name] <= slot))
         for slot in _range(part):
-            for lane, used in part.lane[slot].items():
-                start |= dict.fromkeys(used.terms, float(slot == 0 and lane[0] == "gpu"))
+            lane = None
+            if slot < len(own):
+                row = segments[own[slot]]
+                task = next(name for name in row.tasks if name in lane_of_task)
+                lane = lane_of(row.processor, lane_of_task[task])
+            for kind, used in part.lane[slot].items():
+                start |= dict.fromkeys(used.terms, float(kind == lane))
+        ranks.append(own + [len(segments)] * (len(part.start) - len(own)))
+    for (a, b), precedes in orders.items():
+        for (i, j), before in precedes.items():
+            start |= dict.fromkeys(before.terms, float(ranks[a][i] <= ranks[b][j]))
     return start
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """A slot that is used: when the solver starts it, and the waiting before it and after it."""
-
-    segment: Segment
-    start_us: float
-    time_us: float
-    wait_us: float
-    wait_after_us: float
 
 
 def _jobs(
     problem: Problem, parts: Sequence[_Slots], merged: Mapping[str, Merged], values: Values
-) -> list[_Job]:
+) -> tuple[Job, ...]:
     """Return the used slots of all networks in the order in which they start."""
-    jobs = []
+    jobs: list[tuple[float, str, Job]] = []
     for part in parts:
         waiting = 0.0
         slots = []
@@ -364,47 +379,6 @@ def _jobs(
             length += problem.segment_us.get(processor, 0.0)
             last = slot == slots[-1][0]
             segment = Segment(part.network.name, processor, tasks)
-            start = part.start[slot].at(values)
-            jobs.append(_Job(segment, start, length, wait, after if last else 0.0))
-    return sorted(jobs, key=lambda job: (job.start_us, job.segment.network))
-
-
-def _solution(jobs: Sequence[_Job], bound: float, seconds: float) -> Solution:
-    """Start each job as early as possible in the solver's order, without solver tolerance."""
-    free: dict[str, float] = {}
-    numbers: dict[str, int] = {}
-    schedule, end = [], 0.0
-    for job in jobs:
-        network, processor = job.segment.network, job.segment.processor
-        start = max(free.get(network, 0.0) + job.wait_us, free.get(processor, 0.0))
-        free[network] = free[processor] = start + job.time_us
-        number = numbers.get(network, 0)
-        numbers[network] = number + 1
-        schedule.append(Interval(network, 0, number, processor, start, start + job.time_us))
-        end = max(end, start + job.time_us + job.wait_after_us)
-    bound = min(bound, end)
-    return Solution(
-        objective="makespan",
-        placement=_placement(jobs),
-        segments=tuple(job.segment for job in sorted(jobs, key=lambda job: job.segment.network)),
-        value=end,
-        bound=bound,
-        proven=end - bound <= GAP * max(1.0, end),
-        seconds=seconds,
-        schedule=tuple(schedule),
-    )
-
-
-def _placement(jobs: Iterable[_Job]) -> dict[str, dict[str, Processor]]:
-    placement: dict[str, dict[str, Processor]] = {}
-    for job in jobs:
-        homes = placement.setdefault(job.segment.network, {})
-        homes |= dict.fromkeys(job.segment.tasks, job.segment.processor)
-    return placement
-
-
-def _why_not(problem: Problem, infeasible: bool) -> str:
-    names = ", ".join(network.name for network in problem.networks)
-    if infeasible:
-        return f"no order of {names} keeps the limits ({problem.limits}); relax one"
-    return f"no order of {names} was found in the time; allow more seconds or fewer switches"
+            job = Job(segment, length, wait, after if last else 0.0)
+            jobs.append((part.start[slot].at(values), segment.network, job))
+    return tuple(job for _, _, job in sorted(jobs, key=lambda row: row[:2]))

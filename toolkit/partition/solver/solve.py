@@ -7,7 +7,7 @@ the best assessed value.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -29,27 +29,41 @@ from toolkit.partition.solver.assess import (
 from toolkit.partition.solver.baselines import costs_of, dla_with_fallback, gpu_only, greedy
 from toolkit.partition.solver.intervals import Figures, Rated, interval_placements
 from toolkit.partition.solver.join_cores import join_cores, part_cores
+from toolkit.partition.solver.makespan import solve_makespan
 from toolkit.partition.solver.merge import merge
 from toolkit.partition.solver.milp import GAP, Outcome
-from toolkit.partition.solver.milp_makespan import solve_makespan
 from toolkit.partition.solver.milp_placement import placement_program
 from toolkit.partition.solver.problem import Network, Objective, Placement, Problem, Solution
+from toolkit.partition.solver.rounding import rounded_placements
 from toolkit.partition.solver.segmentation import graph_of
 
 DEFAULT_SECONDS = 20.0
+_LEAST_SECONDS = 0.01  # counted for a program that needs no steps
 
 
-def solve(problem: Problem, objective: Objective, seconds: float = DEFAULT_SECONDS) -> Solution:
+def solve(
+    problem: Problem,
+    objective: Objective,
+    seconds: float = DEFAULT_SECONDS,
+    *,
+    starts: Sequence[Placement] = (),
+    gap: float = GAP,
+    below: float | None = None,
+) -> Solution:
     """Return the best placement of a problem; for the makespan also the order of its segments.
+
+    `seconds` of search are counted in steps of the solver: a busy machine finds the same placement.
+    `starts`: placements to improve. The search ends at this relative `gap`, or when no value
+    `below` is possible.
 
     Raises PlanError if the limits are infeasible (naming the overloaded processor if rates are the
     cause), or if no placement was found in the time.
     """
-    began = time.perf_counter()
+    began = time.process_time()
     if objective == "makespan":
         return solve_makespan(problem, seconds)
-    search = _Search(problem, objective, began + seconds)
-    search.run()
+    search = _Search(problem, objective, seconds, gap)
+    search.run(starts, below)
     if search.best is None:
         raise PlanError(_why_not(problem, objective, search))
     placement, costs, value = search.best
@@ -61,15 +75,16 @@ def solve(problem: Problem, objective: Objective, seconds: float = DEFAULT_SECON
         value=value,
         bound=bound,
         proven=value - bound <= GAP * max(1.0, abs(value)),
-        seconds=time.perf_counter() - began,
+        seconds=time.process_time() - began,
     )
 
 
 class _Search:
     """The best placement so far and the bound, over a program with growing constraints."""
 
-    def __init__(self, problem: Problem, objective: Objective, end: float) -> None:
-        self._problem, self._objective, self._end = problem, objective, end
+    def __init__(self, problem: Problem, objective: Objective, seconds: float, gap: float) -> None:
+        self._problem, self._objective = problem, objective
+        self._seconds, self._gap = seconds, gap
         self._merged = {net.name: merge(problem, net) for net in problem.networks}
         small = replace(problem, networks=tuple(m.network for m in self._merged.values()))
         self._program = placement_program(small, objective)
@@ -77,15 +92,19 @@ class _Search:
         self.bound = 0.0
         self.infeasible = False
 
-    def run(self) -> None:
-        """Search from the baselines to the proof, or until time is up."""
+    def run(self, starts: Sequence[Placement] = (), below: float | None = None) -> None:
+        """Search from the baselines to the proof, or until the seconds are used up."""
         problem = self._problem
-        for placement in (gpu_only(problem), dla_with_fallback(problem)):
+        for placement in (*starts, gpu_only(problem), dla_with_fallback(problem)):
             self.consider(placement)
         self.consider(greedy(problem, self._objective))
-        self._try_intervals()
+        self._try_rounding()
+        if not starts:
+            self._try_intervals()
         self._bound_by_joined_cores()
-        self._solve_and_forbid()
+        if below is not None:
+            self._program.program.at_most(self._program.goal, below)
+        self._solve_and_forbid(below)
 
     def consider(self, placement: Placement) -> None:
         """Keep a placement if it violates no limit and is the best so far."""
@@ -100,15 +119,41 @@ class _Search:
     def _try_intervals(self) -> None:
         """Improve each network in turn with the others fixed, until nothing improves."""
         value, previous = self._value, float("inf")
-        while value() < previous and time.perf_counter() < self._end:
+        while value() < previous:
             previous = value()
             for network in self._problem.networks:
-                other_costs = {} if self.best is None else dict(self.best[1])
-                other_costs.pop(network.name, None)
-                score = partial(self._score, network, other_costs)
+                score = partial(self._score, network, self._others(network))
                 for placed in list(interval_placements(self._problem, network, score)):
-                    rest = gpu_only(self._problem) if self.best is None else self.best[0]
-                    self.consider({**rest, network.name: placed})
+                    self.consider({**self._rest(), network.name: placed})
+
+    def _try_rounding(self) -> None:
+        """Round the linear relaxation, of each network in turn with the others fixed."""
+        problem, program = self._problem, self._program
+        if len(problem.processors) != 2:
+            return
+        values = program.program.relaxed(program.goal)
+        if values is None:
+            return
+        core = problem.processors[1]
+        for network in problem.networks:
+            merged, on = self._merged[network.name], program.parts[network.name].on
+            tasks = merged.network.tasks
+            shares = np.array([on[task.name, core].at(values) for task in tasks])
+            score = partial(self._score, network, self._others(network))
+            for dla in rounded_placements(problem, merged.network, shares, score):
+                placed: dict[str, Processor] = {
+                    task.name: core if there else "gpu"
+                    for task, there in zip(tasks, dla, strict=True)
+                }
+                self.consider({**self._rest(), network.name: merged.expand(placed)})
+
+    def _others(self, network: Network) -> dict[str, Cost]:
+        """Return the costs of the other networks in the best placement so far."""
+        costs = {} if self.best is None else self.best[1]
+        return {name: cost for name, cost in costs.items() if name != network.name}
+
+    def _rest(self) -> Placement:
+        return gpu_only(self._problem) if self.best is None else self.best[0]
 
     def _value(self) -> float:
         return float("inf") if self.best is None else self.best[2]
@@ -140,22 +185,28 @@ class _Search:
         The other objectives are fast to solve without it.
         """
         joined = join_cores(self._problem)
-        remaining = self._end - time.perf_counter()
-        if joined is None or self._objective != "utilisation" or remaining <= 0:
+        if joined is None or self._objective != "utilisation":
             return
-        relaxed = _Search(joined, self._objective, self._end)
+        relaxed = _Search(joined, self._objective, self._seconds, self._gap)
         relaxed.run()
+        self._seconds = relaxed._seconds
         self.bound = max(self.bound, relaxed.bound)
         self._program.program.at_least(self._program.goal, relaxed.bound)
         if relaxed.best is not None:
             self.consider(part_cores(self._problem, relaxed.best[0]))
             self._try_intervals()
 
-    def _solve_and_forbid(self) -> None:
+    def _solve_and_forbid(self, below: float | None) -> None:
         """Solve, assess and forbid until the bound meets the best value or time is up."""
-        while (remaining := self._end - time.perf_counter()) > 0:
-            outcome = self._program.program.minimise(self._program.goal, remaining, self._start())
+        while self._seconds > 0:
+            outcome = self._program.program.minimise(
+                self._program.goal, self._seconds, self._start(), self._gap
+            )
+            self._seconds -= max(outcome.seconds, _LEAST_SECONDS)
             self.infeasible = outcome.infeasible
+            if outcome.infeasible and below is not None:
+                self.bound = max(self.bound, below)
+                return
             self.bound = max(self.bound, outcome.bound)
             if outcome.values is None or self._settled():
                 return
@@ -168,7 +219,8 @@ class _Search:
     def _settled(self) -> bool:
         if self.best is None:
             return False
-        return self.best[2] - self.bound <= GAP * max(1.0, abs(self.best[2]))
+        value = self.best[2]
+        return value - self.bound <= max(GAP * max(1.0, abs(value)), self._gap * abs(value))
 
     def _placement(self, outcome: Outcome) -> Placement:
         placement = {}

@@ -1,0 +1,97 @@
+"""Quantities in units that people read, and the options of trtexec."""
+
+from dataclasses import replace
+
+import pytest
+
+from device.engine.manifest import NodePlacement
+from scripts.golden import GOLDENS
+from toolkit.partition.planning.quantities import apart, number, pair, quantity
+from toolkit.partition.planning.trtexec import patterns, trtexec_lines
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.0, "us", "0 us"),
+        (0.0123, "us", "0.0123 us"),
+        (999.0, "us", "999 us"),
+        (1000.0, "us", "1 ms"),
+        (12596.0, "us", "12.6 ms"),
+        (999_400.0, "us", "999 ms"),
+        (2_500_000.0, "us", "2.5 s"),
+        (173.88, "mJ", "174 mJ"),
+        (2_457_600, "bytes", "2.34 MiB"),
+        (500, "bytes", "500 bytes"),
+        (0.25, "of the time", "0.25 of the time"),
+    ],
+)
+def test_a_quantity_has_a_unit_that_makes_it_short(value, unit, text):
+    assert quantity(value, unit) == text
+
+
+@pytest.mark.parametrize("value", [1e-7, 0.5, 12345.6, 1e9])
+def test_no_number_has_an_exponent(value):
+    assert "e" not in number(value)
+    assert float(number(value, 6)) == pytest.approx(value, rel=1e-5)
+
+
+def test_values_beside_each_other_have_one_unit_and_differ_where_they_do():
+    assert pair(12596.0, 8815.0, "us") == ("12.6", "8.81", "ms")
+    assert apart(7033.0, 4199.0, "us") == ("7.033", "4.199")
+    assert apart(4199.01, 4199.05, "us") == ("4.19901", "4.19905")
+    assert apart(5.0, 5.0, "us") == ("5", "5")
+
+
+def matches(pattern, name):
+    start, star, end = pattern.partition("*")
+    return name.startswith(start) and name.endswith(end) if star else name == pattern
+
+
+def test_patterns_match_all_of_the_names_and_no_other(rng):
+    parts = ("a", "b", "head", "7")
+    for _ in range(50):
+        names = {"/" + "/".join(rng.choice(parts, size=int(rng.integers(1, 5)))) for _ in range(20)}
+        ordered = sorted(names)
+        chosen = [name for name in ordered if rng.random() < 0.5]
+        others = [name for name in ordered if name not in chosen]
+        found = patterns(chosen, others)
+        assert all(pattern.count("*") <= 1 for pattern in found)
+        assert [n for n in ordered if any(matches(p, n) for p in found)] == chosen
+
+
+PLAN = next(g for g in GOLDENS if g.path.stem == "plan_squeezenet_orin-nx-8gb_int8").plan()
+
+
+def with_rows(*rows, tensorrt):
+    placements = tuple(
+        NodePlacement(node=name, op="Conv", processor=processor, segment="s", rule=rule, reason="r")
+        for name, processor, rule in rows
+    )
+    return replace(PLAN, placements=placements, tensorrt=tensorrt)
+
+
+ROWS = (("a", "dla0", ""), ("b:0", "gpu", "P2"), ("c", "gpu", "K1"), ("d,e", "gpu", "G4"))
+
+
+@pytest.mark.parametrize(
+    ("tensorrt", "has", "lacks"),
+    [
+        ("8.5.2", ("--int8", "--layerPrecisions"), ("--layerDeviceTypes=",)),
+        ("8.6.0", ("--layerDeviceTypes=\"'b:0':GPU,c:GPU\"", '--layerPrecisions="c:fp16"'), ()),
+        ("10.16", ("--int8", "--layerDeviceTypes", "--layerPrecisions"), ()),
+        ("11.0", ("--layerDeviceTypes",), ("--int8", "--fp16", "--layerPrecisions", "--calib")),
+    ],
+)
+def test_only_flags_that_the_release_has_are_given(tensorrt, has, lacks):
+    line, *notes = trtexec_lines(with_rows(*ROWS, tensorrt=tensorrt))
+    assert all(flag in line for flag in has)
+    assert not any(flag in line for flag in lacks)
+    assert notes[-1] == "left out, for trtexec cannot name them: 1 nodes such as d,e"
+    assert ("cannot place single layers" in notes[0]) == (tensorrt == "8.5.2")
+
+
+def test_without_the_dla_there_is_no_line():
+    assert trtexec_lines(with_rows(("a", "gpu", "P2"), tensorrt="10.3")) == []
+    (line,) = trtexec_lines(with_rows(("a", "dla0", ""), tensorrt="10.3"))
+    assert "Fallback" not in line

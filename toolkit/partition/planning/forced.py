@@ -1,0 +1,85 @@
+"""Nodes that the user puts on the DLA or on the GPU, whatever the plan would choose."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from toolkit.dla.legalize.rewrite import Applied
+from toolkit.dla.rules.rule import Verdict
+from toolkit.errors import PlanError
+
+ALL = "all"
+RULE = "F1"
+_REASON = "kept on the GPU, as asked"
+_LIMIT = "nodes named with --force-gpu run on the GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """Names of nodes for the DLA, or "all" for what its rules take, and for the GPU."""
+
+    dla: tuple[str, ...] = ()
+    gpu: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.dla or self.gpu)
+
+    def after(self, rewrites: Iterable[Applied]) -> "Forced":
+        """Return the names after rewrites: those of the nodes that stand for a node."""
+        names: dict[str, tuple[str, ...]] = {}
+        for row in rewrites:
+            inside = tuple(name for name in row.nodes if name not in row.borders)
+            names |= dict.fromkeys((*row.replaced, row.node), inside)
+        return Forced(
+            tuple(new for name in self.dla for new in names.get(name, (name,))),
+            tuple(new for name in self.gpu for new in names.get(name, (name,))),
+        )
+
+    def known(self, names: Iterable[str]) -> "Forced":
+        """Return what a graph with these nodes has of them."""
+        inside = {*names, ALL}
+        return Forced(
+            tuple(name for name in self.dla if name in inside),
+            tuple(name for name in self.gpu if name in inside),
+        )
+
+
+def check_forced(forced: Forced, names: Iterable[str], refused: Mapping[str, Verdict]) -> None:
+    """Raise PlanError: a name is unknown, forced both ways, or of a node that a rule refuses."""
+    known = list(names)
+    for option, asked in (("--force-dla", forced.dla), ("--force-gpu", forced.gpu)):
+        for name in asked:
+            if name not in known and not (name == ALL and option == "--force-dla"):
+                similar = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or known[:3]
+                raise PlanError(
+                    f"{option} {name}: the graph that is planned has no such node; the nearest "
+                    f"names are {', '.join(similar)}"
+                )
+    if both := set(forced.dla) & set(forced.gpu):
+        raise PlanError(
+            f"node {min(both)!r} is named with --force-dla and with --force-gpu: leave one out"
+        )
+    for name in forced.dla:
+        if (verdict := refused.get(name)) is not None:
+            rule = f"rule {verdict.rule} refuses it: " if verdict.rule else ""
+            hint = f" ({verdict.hint})" if verdict.hint else ""
+            raise PlanError(
+                f"node {name!r} cannot be forced onto the DLA: {rule}{verdict.reason}; "
+                f"change the node{hint}, or leave it out of --force-dla"
+            )
+
+
+def forced_to_gpu(forced: Forced) -> dict[str, Verdict]:
+    """Return the verdicts that keep nodes off the DLA by choice."""
+    return {
+        name: Verdict(rule=RULE, node=name, limit=_LIMIT, actual=_REASON, reason=_REASON, hint="")
+        for name in forced.gpu
+    }
+
+
+def forced_to_dla(
+    forced: Forced, names: Iterable[str], refused: Mapping[str, Verdict]
+) -> frozenset[str]:
+    """Return the nodes that must be on the DLA."""
+    asked = frozenset(names) if ALL in forced.dla else frozenset(forced.dla)
+    return asked - frozenset(refused)
