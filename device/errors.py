@@ -31,6 +31,12 @@ class SessionError(TandemError):
     """An engine cannot be run here, or was given inputs that it does not take."""
 
 
+class DlaError(TandemError, ValueError):
+    """The DLA's arithmetic was given an array or a register value that the hardware cannot hold.
+
+    A ValueError too: it is one of arguments, not of files."""
+
+
 class BundleError(TandemError):
     """A bundle is missing, damaged or inconsistent."""
 

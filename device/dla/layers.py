@@ -25,7 +25,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from device.runtime.dla import (
+from device.dla import (
     accumulator,
     convert,
     lookup,
@@ -33,7 +33,7 @@ from device.runtime.dla import (
     rounding,
     scales,
 )
-from device.runtime.dla.rounding import Floats, Ints
+from device.dla.rounding import Floats, Ints
 
 Int8s = NDArray[np.int8]
 Arithmetic = Literal["hardware", "ideal"]
