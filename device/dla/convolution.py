@@ -263,7 +263,7 @@ def _by_matrices(image: Sums, rows: slice, columns: int, kernel: ConvKernel) -> 
     taps_y, taps_x = shape.kernel
     unrolled: Sums
     if taps_y * taps_x == 1:
-        unrolled = np.ascontiguousarray(_tap(image, shape, rows, columns, (0, 0)))
+        unrolled = _tap(image, shape, rows, columns, (0, 0)).copy()
     else:
         unrolled = _zeros((image.shape[0], taps_y, taps_x, count, columns), image)
         for r in range(taps_y):
@@ -300,7 +300,7 @@ def _depthwise(image: Sums, rows: slice, columns: int, kernel: ConvKernel) -> Su
     for r in range(shape.kernel[0]):
         for s in range(shape.kernel[1]):
             met = _tap(image, shape, rows, columns, (r, s))
-            met = met if outputs == 1 else np.repeat(met, outputs, axis=0)
+            met = met if outputs == 1 else met.repeat(outputs, axis=0)
             total += met * taps[:, r, s, None, None]
     return total
 
