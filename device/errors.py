@@ -6,7 +6,11 @@ do. The command line prints exactly that sentence and exits with status 1.
 
 
 class TandemError(Exception):
-    """Root of every error that a user can cause and mend."""
+    """Root of every error that a user can cause and mend.
+
+    `exit_status` is what the command line ends with."""
+
+    exit_status = 1
 
 
 class ConfigError(TandemError):
