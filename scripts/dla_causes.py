@@ -8,7 +8,7 @@ that a cause takes from that; `left out`: the points that come back if the DLA h
 but this one. The last causes are those of the DLA's integers (`device.dla`), on the graph with all
 others. Everything up to the first reshape is on the DLA, what follows in FP32.
 
-robot-objects: mAP50-95 on the scenes that ship with Tandem. nudenet-320n, a YOLOv8n exported by others
+robot-objects: mAP50-95 on the scenes that ship with Tandem. nudenet-320n, a YOLOv8n of others
 (`python tests/foreign_models.py`): F1 of its detections against those of FP32, on crops of the
 photographs that ship with Tandem, at scores from 0.25 on.
 """
