@@ -37,6 +37,12 @@ class CompareError(TandemError):
     """Two models, engines or saved outputs cannot be compared."""
 
 
+class NotComparedError(TandemError):
+    """`tandem compare` could not run, whose status 1 says that two sides differ."""
+
+    exit_status = 2
+
+
 class SurgeonError(TandemError):
     """A model cannot be cut or reduced as asked."""
 

@@ -1,4 +1,4 @@
-"""Convolution in INT8: exact sums of products, through BLAS where floating point is exact.
+"""Convolution in INT8 or INT16: exact sums of products, through BLAS where it is exact.
 
     a[k, p, q] = sum over c, r, s of w[k, c, r, s] x[c, p sy + r dy - top, q sx + s dx - left]
 
@@ -13,6 +13,12 @@ the order and also with fused multiply-add,
     B <= 2^33 - 1     the accumulator cannot saturate: slices of the products, each with B <= 2^24
                       of its own in float32, added up in float64
     else              package by package in the hardware's order, saturating each time
+
+INT16 (in nv_full alone) has B = 2^15 max_k sum |w[k]| and an accumulator of 48 bits: one product of
+matrices in float64. Weights with which it could saturate, 2^32 and more in sum, are refused.
+
+Source: nvdla/hw vmod/nvdla/cmac, vmod/nvdla/cacc/NV_NVDLA_CACC_CALC_int8.v and _int16.v; the order
+of the sums vmod/nvdla/csc/NV_NVDLA_CSC_sg.v. That deconvolution is the same sums is inferred.
 """
 
 from collections.abc import Iterator
@@ -22,16 +28,21 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from device.dla import accumulator, checks
+from device.errors import DlaError
 from device.padding import same_padding
-from device.runtime.dla import accumulator
 
 Int8s = NDArray[np.int8]
+Int16s = NDArray[np.int16]
 Singles = NDArray[np.float32]
 Sums = NDArray[np.float32] | NDArray[np.float64]
 
 EXACT_SINGLE = 1 << 24
 EXACT_ACCUMULATOR = (1 << (accumulator.ACCUMULATOR_BITS - 1)) - 1
+_EXACT_ACCUMULATOR_INT16 = (1 << (accumulator.ACCUMULATOR_BITS_INT16 - 1)) - 1
 _LARGEST_INPUT = 128
+_LARGEST_INPUT_INT16 = 1 << 15
+_TYPES = (np.int8, np.int16, np.float32)
 _BLOCK_NUMBERS = 1 << 20  # of unrolled input at a time: some megabytes, about a cache
 
 
@@ -71,12 +82,12 @@ class Geometry:
 class ConvKernel:
     """Weights made ready: per group a matrix (outputs, channels * rows * columns) in float32.
 
-    `cuts` are the borders of the slices of the products that are exact in float32; None where the
-    accumulator could saturate. `bound` is B.
+    INT16 is in float64. `cuts` are the borders of the slices of the products that are exact in
+    float32; None where the accumulator could saturate. `bound` is B.
     """
 
     geometry: Geometry
-    matrices: Singles  # (groups, outputs per group, products)
+    matrices: Sums  # (groups, outputs per group, products)
     bound: int
     cuts: tuple[int, ...] | None
 
@@ -90,13 +101,36 @@ class Block:
     sums: Sums
 
 
-def make_kernel(weight: Int8s, geometry: Geometry) -> ConvKernel:
-    """Return weights of the shape (outputs, channels per group, rows, columns) made ready."""
+def make_kernel(weight: Int8s | Int16s, geometry: Geometry) -> ConvKernel:
+    """Return weights of the shape (outputs, channels per group, rows, columns) made ready.
+
+    Raises DlaError: another type, or a shape that is not the geometry's; INT16 weights with which
+    48 bits could overflow.
+    """
+    checks.images("a weight", weight, (np.int8, np.int16))
+    if weight.shape[2:] != geometry.kernel or weight.shape[0] % geometry.groups:
+        raise DlaError(
+            f"a weight has the shape {list(weight.shape)}, but the geometry a kernel of "
+            f"{geometry.kernel[0]}x{geometry.kernel[1]} and {geometry.groups} groups; make them fit"
+        )
     matrices = weight.reshape(geometry.groups, weight.shape[0] // geometry.groups, -1)
+    if weight.dtype == np.int16:
+        return _make_wide(matrices.astype(np.int64), geometry)
     sizes = np.abs(matrices.astype(np.int64)) * _LARGEST_INPUT
     bound = int(sizes.sum(axis=2).max(initial=0))
     cuts = _cuts(sizes) if bound <= EXACT_ACCUMULATOR else None
     return ConvKernel(geometry, matrices.astype(np.float32), bound, cuts)
+
+
+def _make_wide(matrices: NDArray[np.int64], geometry: Geometry) -> ConvKernel:
+    sizes = np.abs(matrices) * _LARGEST_INPUT_INT16
+    bound = int(sizes.sum(axis=2).max(initial=0))
+    if bound > _EXACT_ACCUMULATOR_INT16:
+        raise DlaError(
+            f"INT16 weights may add up to {bound}, the accumulator holds "
+            f"{_EXACT_ACCUMULATOR_INT16}; split the input channels"
+        )
+    return ConvKernel(geometry, matrices.astype(np.float64), bound, (0, matrices.shape[2]))
 
 
 def float_kernel(weight: Singles, geometry: Geometry) -> ConvKernel:
@@ -105,20 +139,24 @@ def float_kernel(weight: Singles, geometry: Geometry) -> ConvKernel:
     return ConvKernel(geometry, matrices, 0, (0, matrices.shape[2]))
 
 
-def convolve(x: Int8s | Singles, kernel: ConvKernel) -> Iterator[Block]:
+def convolve(x: Int8s | Int16s | Singles, kernel: ConvKernel) -> Iterator[Block]:
     """Yield the accumulators of a convolution, block by block; x is (batch, channels, h, w).
 
-    The sums are whole numbers, exact. They are only good until the next block.
+    The sums are whole numbers, exact. They are only good until the next block. Raises DlaError: x
+    has another type or shape, or channels that the kernel does not have.
     """
-    for batch, image in enumerate(_padded(x, kernel.geometry.pads)):
+    _check_input(x, kernel)
+    for batch, image in enumerate(_padded(x, kernel)):
         yield from _convolve_one(batch, image, x.shape[2:], kernel)
 
 
-def convolve_whole(x: Int8s | Singles, kernel: ConvKernel) -> Sums:
+def convolve_whole(x: Int8s | Int16s | Singles, kernel: ConvKernel) -> Sums:
     """Return the accumulators of a convolution in one array (batch, outputs, rows, columns)."""
+    _check_input(x, kernel)
     rows, columns = kernel.geometry.positions(x.shape[2], x.shape[3])
     outputs = kernel.matrices.shape[0] * kernel.matrices.shape[1]
-    single = kernel.cuts is not None and len(kernel.cuts) == 2
+    single = kernel.matrices.dtype == np.float32
+    single = single and kernel.cuts is not None and len(kernel.cuts) == 2
     sums: Sums = np.empty(
         (x.shape[0], outputs, rows, columns), np.float32 if single else np.float64
     )
@@ -132,10 +170,11 @@ def deconvolve(x: Int8s, kernel: ConvKernel, output_padding: tuple[int, int] = (
 
     Output row p gets x[i] w[r] wherever p = i sy + r dy - top. `kernel` holds the weights as
     (outputs, channels per group, rows, columns), unflipped. Exact as long as the accumulator
-    cannot saturate; raises ValueError if it could.
+    cannot saturate; raises DlaError if it could, or as `convolve`.
     """
+    _check_input(x, kernel)
     if kernel.bound > EXACT_ACCUMULATOR:
-        raise ValueError(
+        raise DlaError(
             f"a deconvolution may add up to {kernel.bound}, the accumulator holds "
             f"{EXACT_ACCUMULATOR}; split its input channels"
         )
@@ -166,18 +205,30 @@ def _cuts(sizes: NDArray[np.int64]) -> tuple[int, ...]:
         count += 1
 
 
-def _padded(x: Int8s | Singles, pads: tuple[int, int, int, int]) -> Singles:
-    top, left, bottom, right = pads
+def _check_input(x: Int8s | Int16s | Singles, kernel: ConvKernel) -> None:
+    checks.images("the input of a convolution", x, _TYPES)
+    groups, _, products = kernel.matrices.shape
+    channels = groups * (products // (kernel.geometry.kernel[0] * kernel.geometry.kernel[1]))
+    if x.shape[1] != channels:
+        raise DlaError(
+            f"the input of a convolution has {x.shape[1]} channels, the kernel {channels}; make "
+            "them fit"
+        )
+    if x.dtype == np.int16 and kernel.matrices.dtype != np.float64:
+        raise DlaError("the input of a convolution is INT16, its weights are not; use one type")
+
+
+def _padded(x: Int8s | Int16s | Singles, kernel: ConvKernel) -> Sums:
+    top, left, bottom, right = kernel.geometry.pads
     batch, channels, height, width = x.shape
-    if not any(pads):
-        return x.astype(np.float32)
-    padded = np.zeros((batch, channels, height + top + bottom, width + left + right), np.float32)
+    kind = kernel.matrices.dtype
+    padded: Sums = np.zeros((batch, channels, height + top + bottom, width + left + right), kind)
     padded[:, :, top : top + height, left : left + width] = x
     return padded
 
 
 def _convolve_one(
-    batch: int, image: Singles, size: tuple[int, ...], kernel: ConvKernel
+    batch: int, image: Sums, size: tuple[int, ...], kernel: ConvKernel
 ) -> Iterator[Block]:
     shape = kernel.geometry
     rows, columns = shape.positions(size[0], size[1])
@@ -195,9 +246,7 @@ def _convolve_one(
             yield Block(batch, part, _by_matrices(image, part, columns, kernel))
 
 
-def _tap(
-    image: Singles, shape: Geometry, rows: slice, columns: int, at: tuple[int, int]
-) -> Singles:
+def _tap(image: Sums, shape: Geometry, rows: slice, columns: int, at: tuple[int, int]) -> Sums:
     """Return what the tap at (row, column) of the kernel meets at some rows of the result."""
     r, s = at
     (sy, sx), (dy, dx) = shape.strides, shape.dilations
@@ -207,16 +256,16 @@ def _tap(
     return image[:, top:bottom:sy, first : first + (columns - 1) * sx + 1 : sx]
 
 
-def _by_matrices(image: Singles, rows: slice, columns: int, kernel: ConvKernel) -> Sums:
+def _by_matrices(image: Sums, rows: slice, columns: int, kernel: ConvKernel) -> Sums:
     shape = kernel.geometry
     groups, outputs, products = kernel.matrices.shape
     count = rows.stop - rows.start
     taps_y, taps_x = shape.kernel
-    unrolled: Singles
+    unrolled: Sums
     if taps_y * taps_x == 1:
-        unrolled = np.ascontiguousarray(_tap(image, shape, rows, columns, (0, 0)))
+        unrolled = _tap(image, shape, rows, columns, (0, 0)).copy()
     else:
-        unrolled = np.empty((image.shape[0], taps_y, taps_x, count, columns), np.float32)
+        unrolled = _zeros((image.shape[0], taps_y, taps_x, count, columns), image)
         for r in range(taps_y):
             for s in range(taps_x):
                 unrolled[:, r, s] = _tap(image, shape, rows, columns, (r, s))
@@ -226,7 +275,11 @@ def _by_matrices(image: Singles, rows: slice, columns: int, kernel: ConvKernel) 
     return sums.reshape(groups * outputs, count, columns)
 
 
-def _multiplied(weights: Singles, matrix: Singles, cuts: tuple[int, ...]) -> Sums:
+def _zeros(shape: tuple[int, ...], like: Sums) -> Sums:
+    return np.zeros(shape, np.float64) if like.dtype == np.float64 else np.zeros(shape, np.float32)
+
+
+def _multiplied(weights: Sums, matrix: Sums, cuts: tuple[int, ...]) -> Sums:
     if len(cuts) == 2:
         return weights @ matrix
     total = np.zeros((weights.shape[0], weights.shape[1], matrix.shape[2]))
@@ -235,21 +288,24 @@ def _multiplied(weights: Singles, matrix: Singles, cuts: tuple[int, ...]) -> Sum
     return total
 
 
-def _depthwise(image: Singles, rows: slice, columns: int, kernel: ConvKernel) -> Sums:
-    """One channel a group: at most 32 x 32 products of 2^14, so float32 is exact throughout."""
+def _depthwise(image: Sums, rows: slice, columns: int, kernel: ConvKernel) -> Sums:
+    """One channel a group: at most 32 x 32 products of 2^14, so float32 is exact throughout.
+
+    INT16 is in float64, for products of 2^30.
+    """
     shape = kernel.geometry
     groups, outputs, _ = kernel.matrices.shape
     taps = kernel.matrices.reshape(groups * outputs, *shape.kernel)
-    total = np.zeros((groups * outputs, rows.stop - rows.start, columns), np.float32)
+    total = _zeros((groups * outputs, rows.stop - rows.start, columns), image)
     for r in range(shape.kernel[0]):
         for s in range(shape.kernel[1]):
             met = _tap(image, shape, rows, columns, (r, s))
-            met = met if outputs == 1 else np.repeat(met, outputs, axis=0)
+            met = met if outputs == 1 else met.repeat(outputs, axis=0)
             total += met * taps[:, r, s, None, None]
     return total
 
 
-def _by_packages(image: Singles, rows: slice, columns: int, kernel: ConvKernel) -> Sums:
+def _by_packages(image: Sums, rows: slice, columns: int, kernel: ConvKernel) -> Sums:
     """Saturating after every partial sum of 64 channels, as the accumulator does."""
     shape = kernel.geometry
     groups, outputs, products = kernel.matrices.shape

@@ -25,8 +25,8 @@ from typing import Literal
 
 import numpy as np
 
-from device.runtime.dla import rounding
-from device.runtime.dla.rounding import IntLike, Ints
+from device.dla import checks, rounding
+from device.dla.rounding import IntLike, Ints
 
 XOperation = Literal["max", "min", "sum"]
 YOperation = Literal["max", "min", "sum", "eql"]
@@ -48,6 +48,15 @@ class StageX:
     prelu: bool = False
     relu: bool = False
 
+    def __post_init__(self) -> None:
+        """Raise DlaError for what the registers cannot hold."""
+        checks.one_of("the operation of a stage X", self.operation, (None, "max", "min", "sum"))
+        checks.signed("the operand of a stage X", self.operand, 16)
+        checks.within("the shift of a stage X's operand", self.operand_shift, 0, 63)
+        checks.within("the shift of a stage X", self.shift, 0, 255)
+        if self.multiplier is not None:
+            checks.signed("the multiplier of a stage X", self.multiplier, 16)
+
 
 @dataclass(frozen=True, slots=True)
 class StageY:
@@ -59,10 +68,19 @@ class StageY:
     shift: IntLike = 0
     prelu: bool = False
 
+    def __post_init__(self) -> None:
+        """Raise DlaError for what the registers cannot hold."""
+        known = (None, "max", "min", "sum", "eql")
+        checks.one_of("the operation of a stage Y", self.operation, known)
+        checks.signed("the operand of a stage Y", self.operand, 32)
+        checks.within("the shift of a stage Y", self.shift, 0, 1023)
+        if self.multiplier is not None:
+            checks.signed("the multiplier of a stage Y", self.multiplier, 32)
+
 
 def run_x(x: IntLike, stage: StageX) -> Ints:
-    """Return 32 bits after stage X of 32 bits before it."""
-    number = np.asarray(x, np.int64)
+    """Return 32 bits after stage X of 32 bits before it. Raises DlaError: they are more."""
+    number = checks.signed("the input of a stage X", x, 32)
     added = _combined(number, stage)
     factor = 1 if stage.multiplier is None else stage.multiplier
     scaled = rounding.saturate(rounding.shift_right(added * factor, stage.shift), 32)
@@ -72,8 +90,11 @@ def run_x(x: IntLike, stage: StageX) -> Ints:
 
 
 def run_y(x: IntLike, stage: StageY) -> Ints:
-    """Return 32 bits after stage Y's arithmetic (not its tables) of 32 bits before it."""
-    number = np.asarray(x, np.int64)
+    """Return 32 bits after stage Y's arithmetic (not its tables) of 32 bits before it.
+
+    Raises DlaError: they are more.
+    """
+    number = checks.signed("the input of a stage Y", x, 32)
     scaled = number
     if stage.multiplier is not None:
         product = rounding.shift_right(number * stage.multiplier, stage.shift)

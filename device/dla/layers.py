@@ -11,7 +11,8 @@ With r = Si Sw / So (one factor, or one for each output channel), the accumulato
     clip              bounds in units of So on the INT8 result
 
 `ideal` scales: y = sat8(round_half_away(f((a + b32) r))) with r, f and the slope in float64, so
-that what 16 bits cost can be told from what rounding costs.
+that what 16 bits cost can be told from what rounding costs. `exact bias` has the multiplier of 16
+bits and b32 as it is, so that the two can be told apart; with a function or slopes it is hardware.
 
 Source of the first two rows: nvdla/sw umd/core/src/compiler (LowPrecision.md, BatchNormOp, BiasOp).
 Both round once. The open compiler has none of the others in INT8; their rows are inferred from what
@@ -25,7 +26,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from device.runtime.dla import (
+from device.dla import (
     accumulator,
     convert,
     lookup,
@@ -33,10 +34,10 @@ from device.runtime.dla import (
     rounding,
     scales,
 )
-from device.runtime.dla.rounding import Floats, Ints
+from device.dla.rounding import Floats, Ints
 
 Int8s = NDArray[np.int8]
-Arithmetic = Literal["hardware", "ideal"]
+Arithmetic = Literal["hardware", "exact bias", "ideal"]
 Function = Literal["sigmoid", "tanh"]
 
 TABLE_FRACTION_BITS = 12
@@ -117,6 +118,10 @@ def make_path(
     if arithmetic == "ideal":
         bias = 0.0 if sums.bias is None else sums.bias
         return IdealPath(sums.factor, sums.factor * bias, activation, step_out, low, high)
+    if arithmetic == "exact bias" and activation.function is None and activation.slopes is None:
+        held = _held(sums.factor)
+        bias = 0.0 if sums.bias is None else sums.bias
+        return IdealPath(held, held * bias, activation, step_out, low, high)
     relu = activation.low == 0.0 and activation.function is None
     if activation.function is not None:
         entry = 2.0**-_ENTRY_FRACTION_BITS / step_out
@@ -147,6 +152,8 @@ def make_affine_path(
     low, high = bounds_of(bounds, step_out)
     if arithmetic == "ideal":
         return IdealPath(sums.factor, offset / step_out, bounds, step_out, low, high)
+    if arithmetic == "exact bias":
+        return IdealPath(_held(sums.factor), offset / step_out, bounds, step_out, low, high)
     factor = scales.multiplier_of(sums.factor)
     added = scales.bias_integers(offset / step_out, 2.0**-factor.shift)
     bias = scales.bias_operand(added)
@@ -249,6 +256,13 @@ def _first_stage(
         shift=0 if factor is None else factor.shift,
         relu=relu,
     )
+
+
+def _held(factor: Floats) -> Floats:
+    """Return factors as multipliers of 16 bits hold them."""
+    multiplier = scales.multiplier_of(factor)
+    result: Floats = np.ldexp(multiplier.scale.astype(np.float64), -multiplier.shift)
+    return result
 
 
 def _converter(factor: scales.Multiplier) -> convert.Converter:

@@ -6,7 +6,8 @@
 The sum covers the whole window with the padding (pad_value for each padded position) and is divided
 by its full size. Two roundings and reciprocals cut to 16 bits: the result differs from one rounding
 of sum / N for a quarter of all sums of 2x2 windows, an eighth of 4x4, none of 3x3, 5x5, 7x7.
-Windows have 1 to 8 positions a side. At most 64 INT8 numbers: a sum has 14 bits, t has 11.
+Windows have 1 to 8 positions a side. At most 64 INT8 numbers: a sum has 14 bits, t has 11. With
+INT16 (in nv_full alone) these are 22 and 19 bits, by the same rule.
 
 Source: nvdla/hw cmod/pdp PoolingStage1Calc; vmod NV_NVDLA_PDP_CORE_cal2d.v; the reciprocals from
 nvdla/sw kmd/firmware/pdp.c. An average that leaves the padding out is not in the open hardware:
@@ -19,13 +20,14 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from device.runtime.dla import rounding
-from device.runtime.dla.rounding import IntLike, Ints
+from device.dla import checks, rounding
+from device.dla.rounding import IntLike, Ints
 
 LARGEST_WINDOW = 8
-Int8s = NDArray[np.int8]
 Singles = NDArray[np.float32]
-Number = TypeVar("Number", np.int8, np.int16, np.float32)
+Whole = TypeVar("Whole", np.int8, np.int16)
+Number = TypeVar("Number", np.int8, np.int16, np.int32, np.float32)
+_INTEGERS = (np.int8, np.int16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +65,38 @@ def reciprocal(size: int) -> int:
 
 
 def average_of(sums: IntLike, recip_w: IntLike, recip_h: IntLike) -> Ints:
-    """Return averages of window sums (at most 14 bits); 14 + 17 bits at most: exact in int64."""
+    """Return averages of window sums (at most 22 bits); 22 + 17 bits at most: exact in int64."""
     along_width = rounding.shift_right(np.asarray(sums, np.int64) * recip_w, 16)
     return rounding.shift_right(along_width * recip_h, 16)
 
 
-def average(x: Int8s, window: Window, *, pad_value: int = 0, count_padding: bool = True) -> Int8s:
-    """Return averages of INT8 windows; x has the shape (batch, channels, height, width)."""
+def average(
+    x: NDArray[Whole], window: Window, *, pad_value: int = 0, count_padding: bool = True
+) -> NDArray[Whole]:
+    """Return averages of windows, of x's type; x is INT8 or INT16, (batch, channels, h, w).
+
+    Raises DlaError: another type or shape, a window of more than 8 positions a side.
+    """
+    checks.images("the input of a pooling", x, _INTEGERS)
+    checks.within("a side of a window", np.asarray(window.size), 1, LARGEST_WINDOW)
     height, width = x.shape[2:]
-    sums = _reduced(np.add, x.astype(np.int16), window, pad_value)
+    sums = _reduced(np.add, x.astype(np.int32), window, pad_value)
     recip_h: IntLike = reciprocal(window.size[0])
     recip_w: IntLike = reciprocal(window.size[1])
     if not count_padding:
         rows = _counted(height, window, 0)
         columns = _counted(width, window, 1)
         recip_h, recip_w = 65536 // rows[:, None], 65536 // columns
-    return average_of(sums.astype(np.int64), recip_w, recip_h).astype(np.int8)
+    return average_of(sums.astype(np.int64), recip_w, recip_h).astype(x.dtype)
 
 
-def extreme(x: Int8s, window: Window, which: Literal["max", "min"]) -> Int8s:
-    """Return maxima or minima of INT8 windows without the padding; x as for `average`."""
+def extreme(x: NDArray[Whole], window: Window, which: Literal["max", "min"]) -> NDArray[Whole]:
+    """Return maxima or minima of windows without the padding; x as for `average`."""
+    checks.images("the input of a pooling", x, _INTEGERS)
+    limits = np.iinfo(x.dtype)
     if which == "max":
-        return _reduced(np.maximum, x, window, -128)
-    return _reduced(np.minimum, x, window, 127)
+        return _reduced(np.maximum, x, window, limits.min)
+    return _reduced(np.minimum, x, window, limits.max)
 
 
 def real(

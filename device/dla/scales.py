@@ -18,13 +18,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from device.runtime.dla.rounding import Floats, Ints
+from device.dla.rounding import Floats, Ints
+from device.errors import DlaError
 
 MULTIPLIER_BITS = 15  # and a sign
 LARGEST_SHIFT = 63  # the registers have 6 bits; the compiler itself warns beyond 31
 
 
-class ScaleError(ValueError):
+class ScaleError(DlaError):
     """A factor that a 16-bit multiplier and a shift cannot hold; says which and the limit."""
 
 
