@@ -141,10 +141,7 @@ class GpuRows:
         work_columns = [
             _concatenated([getattr(w, f.name) for w in work_of]) for f in fields(GpuWork)
         ]
-        rates = [
-            GpuRates.of(board_of(c.board), c.precision, cuda_graph=c.family == "MLPerf")
-            for c in cases
-        ]
+        rates = [GpuRates.of(board_of(c.board), c.precision, c.launch) for c in cases]
         rate_columns = [
             np.array([getattr(r, f.name) for r in rates])[self.at] for f in fields(GpuRates)
         ]

@@ -84,7 +84,6 @@ def fit_everything() -> Everything:
         [(d, g, rate, seen) for _, _, d, g, rate, seen in ratios],
     )
     checks, _ = read_rows(CHECKS)
-    check_rows = GpuRows(checks)
     return Everything(
         gpu=gpu,
         gpu_fit=gpu_fit,
@@ -107,9 +106,9 @@ def fit_everything() -> Everything:
             (name, mode, rate * g.watts(energy, idle=False) / d.watts(energy, idle=False), seen)
             for name, mode, d, g, rate, seen in ratios
         ),
-        checks=tuple(
-            Prediction(case, float(value))
-            for case, value in zip(checks, check_rows.predicted(gpu), strict=True)
+        checks=(
+            *_predicted(GpuRows([c for c in checks if c.engine == "gpu"]), gpu),
+            *_predicted(DlaRows([c for c in checks if c.engine != "gpu"]), dla),
         ),
         unused=tuple(unused),
     )
@@ -142,6 +141,11 @@ def _predictions(rows: Rows[P], parameters: P, refit: Callable[[Array], P]) -> I
         yield Prediction(
             case, float(fitted[index]), float(held_out[0][index]), float(held_out[1][index])
         )
+
+
+def _predicted(rows: Rows[P], parameters: P) -> Iterable[Prediction]:
+    for case, value in zip(rows.cases, rows.predicted(parameters), strict=True):
+        yield Prediction(case, float(value))
 
 
 def model_of(network: str) -> str:

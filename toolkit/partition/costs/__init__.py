@@ -4,6 +4,7 @@ model      entry point: the costs of one graph on one board in one power mode
 hardware   rates and clocks of a profile
 fusion     nodes that run as one kernel
 gpu        formulas of time on the GPU
+launches   how executors start kernels
 dla        formulas of time on the DLA
 memory     slowdown by memory contention
 energy     formulas of power and energy

@@ -24,6 +24,7 @@ from toolkit.partition.costs.energy import EnergyParameters, active_w, work_mj
 from toolkit.partition.costs.fusion import FusedKernel, alone, fuse
 from toolkit.partition.costs.gpu import GpuParameters, GpuRates, Times, gpu_times, gpu_work
 from toolkit.partition.costs.hardware import Hardware, hardware
+from toolkit.partition.costs.launches import LAUNCH_OF, PLANNED, ExecutorName
 from toolkit.partition.costs.measured import Measured, check_measured
 from toolkit.partition.costs.memory import slowdown
 
@@ -73,18 +74,18 @@ class CostModel:
         precision: Precision,
         power_mode: str | None = None,
         measured: Measured | None = None,
-        cuda_graph: bool = False,
+        executor: ExecutorName = PLANNED,
     ) -> None:
         """Prepare the costs of `views` (names distinct) on a profile.
 
-        `power_mode` None: maximum clocks. `cuda_graph`: one launch for the whole segment. Raises
+        `power_mode` None: maximum clocks. `executor`: what runs segments of the GPU. Raises
         ProfileError: no such mode; ConfigError: `measured` does not match.
         """
         self._views = tuple(views)
         self._precision: Precision = precision
         self._board = hardware(profile, power_mode)
         self._constants = load_costs()
-        self._graph = cuda_graph
+        self._launch = LAUNCH_OF[executor]
         self._kernels = fuse(self._views)
         self._rows: dict[Processor, Mapping[str, NodeCost]] = {}
         self._measured = measured
@@ -213,7 +214,7 @@ class CostModel:
             return _cpu_times(kernels, board, constants, self._precision)
         if processor == "gpu" and board.has_gpu:
             work = gpu_work(kernels, self._precision)
-            rates = GpuRates.of(board, self._precision, cuda_graph=self._graph)
+            rates = GpuRates.of(board, self._precision, self._launch)
             times = gpu_times(work, rates, gpu_parameters(constants))
             return Times(times.compute, times.memory, np.where(is_free, 0.0, times.overhead))
         if processor in ("dla0", "dla1")[: board.dla_cores] and board.dla is not None:
