@@ -19,6 +19,7 @@ from scripts.cost_rows import PARTS, Board, Case
 from toolkit.graph.node_view import views
 from toolkit.partition.costs.dla import DlaParameters, DlaRates, DlaWork, dla_times, dla_work
 from toolkit.partition.costs.energy import EnergyParameters, active_w, work_mj
+from toolkit.partition.costs.errors import NetworkClass, network_class
 from toolkit.partition.costs.fusion import FusedKernel, fuse
 from toolkit.partition.costs.gpu import (
     Array,
@@ -110,6 +111,11 @@ class _Key:
 def kernels_of(case: Case, batch: int) -> tuple[FusedKernel, ...]:
     """Return the kernels of a case's network at a batch."""
     return _kernels(case.network, case.side, 1 if case.network in PARTS else batch, _Key(case))
+
+
+def class_of(case: Case) -> NetworkClass:
+    """Return the class of a case's network."""
+    return network_class(kernels_of(case, 1))
 
 
 def dla_kernels(case: Case) -> tuple[FusedKernel, ...]:

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import tomli_w
+from msgspec.structs import asdict
 
 import configs
 from device.profile import load_profile
@@ -27,6 +28,7 @@ from scripts.cost_fit import (
     GpuRows,
     PowerDraw,
     board_of,
+    class_of,
     fit_dla,
     fit_energy,
     fit_gpu,
@@ -35,7 +37,7 @@ from scripts.cost_fit import (
     together,
 )
 from scripts.cost_report import summary
-from scripts.cost_result import Everything, Prediction, write_fit
+from scripts.cost_result import Everything, Prediction, error_rows, errors_of, write_fit
 from scripts.cost_rows import CHECKS, FIGURES, MODELS, Board, Case, read_rows
 from toolkit.partition.costs.bytes import moved_bytes
 from toolkit.partition.costs.energy import EnergyParameters
@@ -139,13 +141,17 @@ def _predictions(rows: Rows[P], parameters: P, refit: Callable[[Array], P]) -> I
         held_out.append(values)
     for index, case in enumerate(rows.cases):
         yield Prediction(
-            case, float(fitted[index]), float(held_out[0][index]), float(held_out[1][index])
+            case,
+            float(fitted[index]),
+            float(held_out[0][index]),
+            float(held_out[1][index]),
+            class_of(case),
         )
 
 
 def _predicted(rows: Rows[P], parameters: P) -> Iterable[Prediction]:
     for case, value in zip(rows.cases, rows.predicted(parameters), strict=True):
-        yield Prediction(case, float(value))
+        yield Prediction(case, float(value), network=class_of(case))
 
 
 def model_of(network: str) -> str:
@@ -159,7 +165,8 @@ def _combined(cases: Sequence[Case], gpu: GpuParameters, dla: DlaFit) -> Iterabl
     gpu_alone = GpuRows([replace(c, engine="gpu") for c in cases]).predicted(gpu)
     dla_alone = DlaRows([replace(c, engine="2dla") for c in cases]).predicted(dla)
     for case, gpu_ms, dla_ms in zip(cases, gpu_alone, dla_alone, strict=True):
-        yield Prediction(case, together(float(gpu_ms), float(dla_ms)))
+        both_ms = together(float(gpu_ms), float(dla_ms))
+        yield Prediction(case, both_ms, network=class_of(case))
 
 
 def _crossings(raw: Sequence[dict[str, str]]) -> Iterable[tuple[int, float, float]]:
@@ -317,7 +324,7 @@ _NOTES = {
     ),
     "dla.submission_us": "Hardly told apart from crossings by the rows: held near its start.",
     "dla.crossing_us": "Held near the median of HaX-CoNN's transitions.",
-    "energy.idle_w": "One board, AGX Orin developer kit; other boards are taken as like it.",
+    "energy.idle_w": "AGX Orin developer kit; other boards: configs/power.toml.",
 }
 
 
@@ -384,6 +391,11 @@ def constants_text(fit_run: Everything) -> str:
             )
         }
         | {"power": _residuals(fit_run.power)},
+        "errors": [
+            {name: value for name, value in asdict(row).items() if value is not None}
+            for row in error_rows(errors_of(fit_run.times, fit_run.checks, fit_run.power))
+        ],
+        "fitted_devices": sorted({p.case.device for p in fit_run.times if p.case.engine == "gpu"}),
     }
     head = (
         "# Constants of the cost model. Written by scripts/fit_costs.py --write; do not edit.\n"

@@ -1,7 +1,8 @@
 """Prepares a graph for planning: applies the rewrites that move nodes onto the DLA.
 
 All rewrites are made and planned; those that the plan leaves on the GPU are undone, and all of them
-if the plan is better without: what a rewrite makes may run slower on the GPU than what was there.
+if the plan is hardly better with them: what a rewrite makes may run slower on the GPU than what was
+there.
 This comes before calibration, because new tensors need ranges of their own.
 """
 
@@ -71,7 +72,7 @@ def prepare(
             trial = _trial(legal, profile, options)
         plain = rewrite(frozenset())
         before = _trial(plain, profile, options).search.value if useful else 0.0
-        if before < trial.search.value:
+        if before * (1 - trial.search.min_gain) < trial.search.value:
             legal = plain
         elif before > 0:
             gain = 1 - trial.search.value / before

@@ -10,6 +10,7 @@ memory     slowdown by memory contention
 energy     formulas of power and energy
 bytes      sizes of tensors, bytes moved by kernels
 shapes     shapes as numbers
-constants  the fitted values (`configs/costs.toml`)
+constants  the fitted values (`configs/costs.toml`), idle power (`configs/power.toml`)
+errors     how far off predictions are: intervals from the residuals
 measured   times measured on a board, which replace predictions
 """

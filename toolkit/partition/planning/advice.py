@@ -14,7 +14,7 @@ from toolkit.partition.planning.objectives import goal_named
 from toolkit.partition.planning.placement import Candidate, place
 from toolkit.partition.planning.plan import Plan, Refusal, SharedPlan
 
-MIN_GAIN = 0.005  # of the plan's value
+MIN_GAIN = 0.005  # of the plan's value, where no larger one is asked for
 MAX_GROUPS = 4  # groups tried over all models, those with the most GPU time first
 SECONDS = 2.0  # of search for each, of several models half
 
@@ -53,7 +53,7 @@ def advise(
     for row in refused[: max(1, MAX_GROUPS // len(shared.plans))]:
         value = _without(row, candidate, shared, plan, profile)
         gain = 1 - value / plan.search.value if plan.search.value > 0 else 0.0
-        if gain >= MIN_GAIN:
+        if gain >= max(MIN_GAIN, plan.search.min_gain):
             advice.append(_advice(row, candidate, declined, value, gain))
     return tuple(sorted(advice, key=lambda advice: -advice.gain))
 
@@ -89,5 +89,6 @@ def _without(
         goal_named(plan.search.objective),
         shared.placed.problem.limits,
         SECONDS if len(shared.plans) == 1 else SECONDS / 2,
+        plan.search.min_gain,
     )
     return min(placed.solution.value, plan.search.value)

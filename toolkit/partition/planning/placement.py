@@ -16,8 +16,9 @@ from toolkit.graph.node_view import NodeView
 from toolkit.partition.costs.model import CostModel
 from toolkit.partition.planning.figures import Figures, figures
 from toolkit.partition.planning.formulate import Formulated, formulate, problem_of
+from toolkit.partition.planning.margin import Kept, default_min_gain, keep_what_pays
 from toolkit.partition.planning.objectives import Goal
-from toolkit.partition.solver.assess import assess, overloads, utilisation, value_of, violations
+from toolkit.partition.solver.assess import overloads, utilisation, value_of, violations
 from toolkit.partition.solver.baselines import costs_of, dla_with_fallback, gpu_only, greedy
 from toolkit.partition.solver.problem import Limits, Placement, Problem, Solution
 from toolkit.partition.solver.segmentation import components, graph_of
@@ -58,6 +59,7 @@ class Placed:
     solution: Solution
     stayed: Mapping[str, Mapping[str, str]]
     figures: Mapping[str, tuple[Figures, ...]]
+    kept: Kept
 
 
 def place(
@@ -66,8 +68,9 @@ def place(
     goal: Goal,
     limits: Limits,
     seconds: float,
+    min_gain: float | None = None,
 ) -> Placed:
-    """Place networks that share a board; `seconds` bound the search.
+    """Place networks that share a board; `seconds` bound the search, `min_gain`: see `margin.py`.
 
     Raises PlanError: the rates do not fit, or no placement was found that keeps the limits.
     """
@@ -92,7 +95,10 @@ def place(
         limits,
         alternate_dlas=alternate,
     )
-    solution = solve(problem, goal.aim, seconds) if len(processors) > 1 else _only(problem, goal)
+    found = solve(problem, goal.aim, seconds) if len(processors) > 1 else _only(problem, goal)
+    margin = default_min_gain(candidates[0].costs, goal) if min_gain is None else min_gain
+    kept = keep_what_pays(problem, found, goal, margin)
+    solution = kept.solution
     if late := overloads(problem, costs_of(problem, solution.placement)):
         raise PlanError(_too_much(problem, late, goal))
     return Placed(
@@ -100,12 +106,11 @@ def place(
         formulated=formulations,
         solution=solution,
         stayed={
-            candidate.name: _stayed(
-                candidate, formulations[candidate.name], problem, solution, goal
-            )
+            candidate.name: _stayed(candidate, formulations[candidate.name], problem, kept, goal)
             for candidate in candidates
         },
-        figures=_figures(problem, solution, goal),
+        figures=_figures(problem, solution, goal, candidates),
+        kept=kept,
     )
 
 
@@ -147,12 +152,13 @@ def _stayed(
     candidate: Candidate,
     formulated: Formulated,
     problem: Problem,
-    solution: Solution,
+    kept: Kept,
     goal: Goal,
 ) -> dict[str, str]:
     """Return, for each GPU island that the DLA accepts, the effect of moving it to the DLA."""
     if len(problem.processors) == 1:
         return {}
+    solution = kept.solution
     placed = solution.placement[candidate.name]
     network = formulated.network
     # Only for telling islands apart: "cpu" marks what could move.
@@ -166,14 +172,14 @@ def _stayed(
         nodes = [view.name for task in tasks for view in formulated.nodes[task.name]]
         moved: dict[str, Processor] = {**placed, **{task.name: "dla0" for task in tasks}}
         trial: Placement = {**solution.placement, candidate.name: moved}
-        reason = _compared(problem, solution, trial, goal, len(nodes))
+        reason = _compared(problem, kept, trial, goal, len(nodes))
         reasons |= dict.fromkeys(nodes, reason)
     return reasons
 
 
 def _compared(
     problem: Problem,
-    solution: Solution,
+    kept: Kept,
     trial: Placement,
     goal: Goal,
     count: int,
@@ -186,9 +192,10 @@ def _compared(
         return f"{island} the plan breaks a limit ({broken[0]})"
     value = value_of(problem, goal.aim, trial_costs)
     text, unit = goal.quantity(rated=all(net.rate_hz is not None for net in problem.networks))
-    here, there = _sizes(solution.value, value)
+    here, there = _sizes(kept.solution.value, value)
     if here != there:
-        return f"{island} the {text} would be {there} instead of {here} {unit}"
+        error = ", within the model's error" if value < kept.solution.value else ""
+        return f"{island} the {text} would be {there} instead of {here} {unit}{error}"
     return f"{island} the {text} would stay {here} {unit}"
 
 
@@ -201,7 +208,9 @@ def _sizes(current: float, alternative: float) -> tuple[str, str]:
     return texts
 
 
-def _figures(problem: Problem, solution: Solution, goal: Goal) -> dict[str, tuple[Figures, ...]]:
+def _figures(
+    problem: Problem, solution: Solution, goal: Goal, candidates: Sequence[Candidate]
+) -> dict[str, tuple[Figures, ...]]:
     """Return figures of the plan and of the baselines: GPU only, DLA with fallback, greedy."""
     baselines: tuple[tuple[str, Placement], ...] = ()
     if len(problem.processors) > 1:
@@ -213,7 +222,15 @@ def _figures(problem: Problem, solution: Solution, goal: Goal) -> dict[str, tupl
     rows: dict[str, list[Figures]] = {network.name: [] for network in problem.networks}
     for name, placement in (("this plan", solution.placement), *baselines):
         broken = tuple(violations(problem, placement, costs_of(problem, placement)))
-        for network in problem.networks:
-            cost = assess(problem, network, placement[network.name])
-            rows[network.name].append(figures(name, problem, cost, broken))
+        for network, candidate in zip(problem.networks, candidates, strict=True):
+            row = figures(
+                name,
+                problem,
+                network,
+                placement,
+                candidate.costs,
+                together=goal.frames_in_flight,
+                broken=broken,
+            )
+            rows[network.name].append(row)
     return {name: tuple(compared) for name, compared in rows.items()}

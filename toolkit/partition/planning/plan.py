@@ -20,10 +20,11 @@ from toolkit.partition.planning.loadables import DlaMemory, limits_of, memory_of
 from toolkit.partition.planning.objectives import DEFAULT, goal_named
 from toolkit.partition.planning.placement import ALLOWED, Candidate, Placed, place
 from toolkit.partition.planning.portable import KernelSupport, cut_segments, portable_nodes
+from toolkit.partition.planning.rates import in_flight
 from toolkit.partition.planning.refusals import refusals
 from toolkit.partition.planning.segment_costs import SegmentCost, kernel_costs, segment_costs
 from toolkit.partition.planning.segments import find_crossings
-from toolkit.partition.planning.traffic import in_flight, traffic
+from toolkit.partition.planning.traffic import traffic
 from toolkit.partition.solver.simulate import NetworkReport, Report
 
 SECONDS = 10.0
@@ -42,13 +43,19 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """How the placement was found: its value in the goal's terms, and the proof."""
+    """How the placement was found: its value in the goal's terms, and the proof.
+
+    `min_gain`: the least share that a move to the DLA must gain; `foregone`: the share that moves
+    would gain which gain less.
+    """
 
     objective: str
     value: float
     proven: bool
     gap: float
     seconds: float
+    min_gain: float
+    foregone: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +64,8 @@ class PlanOptions:
 
     `objective`: a row of `toolkit.partition.planning.objectives.GOALS`. `power_mode` None: the
     highest clocks. `max_crossings`: tensors that may pass between processors. `seconds` bound the
-    search.
+    search. `min_gain`: the least share of its cost that a move to the DLA must gain, None: half the
+    spread of the model's errors (`toolkit/partition/planning/margin.py`).
     """
 
     precision: Precision = "int8"
@@ -66,6 +74,7 @@ class PlanOptions:
     power_mode: str | None = None
     max_crossings: int | None = None
     seconds: float = SECONDS
+    min_gain: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +175,7 @@ def plan_together(
     goal = goal_named(options.objective)
     candidates = tuple(_candidate(model, profile, options) for model in models)
     limits = limits_of(profile, options.tensorrt, options.precision, options.max_crossings)
-    placed = place(candidates, profile, goal, limits, options.seconds)
+    placed = place(candidates, profile, goal, limits, options.seconds, options.min_gain)
     simulated = traffic(placed)
     return SharedPlan(
         plans=tuple(
@@ -297,13 +306,19 @@ def _plan(
         refusals=_refusals(rows, candidate, placed),
         figures=placed.figures[candidate.name],
         search=Search(
-            options.objective, solution.value, solution.proven, solution.gap, solution.seconds
+            options.objective,
+            solution.value,
+            solution.proven,
+            solution.gap,
+            solution.seconds,
+            placed.kept.min_gain,
+            placed.kept.foregone,
         ),
         memory=memory_of(
             profile, placed.problem.limits, formulated.network, segments, formulated.nodes
         ),
         simulated=simulated.of(candidate.name),
-        in_flight=in_flight(placed, candidate.name),
+        in_flight=in_flight(placed.problem, solution.placement[candidate.name]),
     )
 
 

@@ -54,9 +54,7 @@ def plan_builtins(plan: Plan, advice: Sequence[Advice] = ()) -> dict[str, Any]:
         ],
         "crossings": msgspec.to_builtins(plan.crossings),
         "nodes": msgspec.to_builtins(plan.placements),
-        "compared": [
-            {**asdict(row), "frames_per_second": row.frames_per_second} for row in plan.figures
-        ],
+        "compared": [asdict(row) for row in plan.figures],
         "simulated": {**asdict(plan.simulated), "in_flight": plan.in_flight},
         "memory": None if plan.memory is None else asdict(plan.memory),
         "refusals": [asdict(row) for row in plan.refusals],
