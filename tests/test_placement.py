@@ -38,6 +38,7 @@ def plan_of(graph, profile=ORIN, objective="gpu-relief", **given):
         precision=given.pop("precision", "int8"),
         objective=objective,
         max_crossings=given.pop("max_crossings", None),
+        min_gain=given.pop("min_gain", 0.0),
     )
     return make_plan(Model("m", graph.graph, **given), profile, options)
 

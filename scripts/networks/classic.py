@@ -152,7 +152,7 @@ def resnet_stages(net: Net, x: ir.Value, depth: int, strides: tuple[int, ...]) -
     kind, repeats = _RESNETS[depth]
     x = net.pool(_norm_relu(net, x, 64, 7, 2), 3, 2, pad=1)
     for stage, stride in enumerate(strides):
-        x = _stage(net, x, kind, stage, repeats[stage], stride)
+        x = _stage(net, x, kind, maps=64 * 2**stage, repeats=repeats[stage], stride=stride)
     return x
 
 
@@ -162,15 +162,14 @@ def resnet_features(net: Net, x: ir.Value, name: str) -> list[ir.Value]:
     x = net.pool(_norm_relu(net, x, 64, 7, 2), 3, 2, pad=1)
     features: list[ir.Value] = []
     for stage, stride in enumerate((1, 2, 2, 2)):
-        x = _stage(net, x, kind, stage, repeats[stage], stride)
+        x = _stage(net, x, kind, maps=64 * 2**stage, repeats=repeats[stage], stride=stride)
         features.append(x)
     return features
 
 
-def _stage(net: Net, x: ir.Value, kind: str, stage: int, repeats: int, stride: int) -> ir.Value:
+def _stage(net: Net, x: ir.Value, kind: str, *, maps: int, repeats: int, stride: int) -> ir.Value:
     for block in range(repeats):
         step = stride if block == 0 else 1
-        maps = 64 * 2**stage
         if kind == "basic":
             x = _basic(net, x, maps, step)
         elif kind == "resnext":  # 32 groups of 4 maps in the first stage (Xie et al., 2017)

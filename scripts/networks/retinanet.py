@@ -1,4 +1,4 @@
-"""RetinaNet (Lin et al., 2017) as torchvision builds it, with the backbones of MLPerf and of NVIDIA.
+"""RetinaNet (Lin et al., 2017) as torchvision builds it, with backbones of MLPerf and NVIDIA.
 
 MLPerf's detector has ResNeXt-50 32x4d, 264 classes and 800x800; NVIDIA's DLA reference model has
 ResNet-34 and 1280x768.

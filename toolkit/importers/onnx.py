@@ -88,7 +88,8 @@ class ImportedModel:
     """A model as later steps take it.
 
     `sha256` is that of the model file. `dims` are the dynamic dimensions that stay dynamic.
-    `notes` say what the import decided by itself (an upgraded opset, a frozen batch).
+    `notes` say what the import decided by itself (an upgraded opset, a frozen batch). `batched`:
+    a dynamic first dimension was frozen.
     """
 
     name: str
@@ -97,6 +98,7 @@ class ImportedModel:
     dims: tuple[DimRange, ...] = ()
     notes: tuple[str, ...] = field(default=())
     origin: ModelOrigin = field(default_factory=ModelOrigin)
+    batched: bool = False
 
 
 def import_model(
@@ -104,13 +106,14 @@ def import_model(
     *,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     dims: Iterable[DimRange] = (),
+    batch: int = 1,
     plugins: Sequence[Plugin] = (),
     report: Report = silent,
 ) -> ImportedModel:
     """Read ONNX or a model of `toolkit.importers.formats`; opsets below 13 are raised.
 
     `shapes` fix whole inputs; `dims` keep a named dimension dynamic within a range. A dynamic
-    first dimension that neither names is frozen to 1 (and noted); any other is refused. Operators
+    first dimension that neither names is frozen to `batch`, noted; any other is refused. Operators
     of `plugins` stay nodes, with their functions beside the graph. `report` hears of an export.
 
     Raises ImportModelError: the file is missing or damaged, or holds what cannot be handled;
@@ -127,7 +130,8 @@ def import_model(
     _refuse_unsupported(model, path)
     notes += [*export_notes, *unused_plugins(model, plugins)]
     dynamic = tuple(dims)
-    notes += fix_shapes(model, path, dict(shapes or {}), {dim.name for dim in dynamic})
+    frozen = fix_shapes(model, path, dict(shapes or {}), {dim.name for dim in dynamic}, batch)
+    notes += frozen
     used = dims_in_use(model)
     for dim in dynamic:
         if dim.name not in used:
@@ -145,6 +149,7 @@ def import_model(
         dims=dynamic,
         notes=tuple(notes),
         origin=origin,
+        batched=bool(frozen),
     )
 
 

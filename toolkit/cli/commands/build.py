@@ -133,6 +133,8 @@ def build(
     objective: str,
     power_mode: str | None,
     max_crossings: int | None,
+    min_gain: float | None,
+    max_latency_ms: float | None,
     jetpack: str | None,
     html: Path | None,
     as_json: bool,
@@ -181,7 +183,13 @@ def build(
         accept_loss=accept_loss,
         shapes=shapes,
         dims=dims,
-        plan=PlanOptions(objective=objective, power_mode=power_mode, max_crossings=max_crossings),
+        plan=PlanOptions(
+            objective=objective,
+            power_mode=power_mode,
+            max_crossings=max_crossings,
+            min_gain=min_gain,
+            max_latency_ms=max_latency_ms,
+        ),
         plugins=plugins,
         tactics=TacticOptions(
             exhaustive=exhaustive,

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import click
 
+from toolkit.cli.options.finite import FiniteRange
 from toolkit.cli.options.names import complete_power_mode
 from toolkit.partition.planning.objectives import DEFAULT, GOALS
 
@@ -30,6 +31,16 @@ def plan_options(command: F) -> F:
             "--max-crossings",
             type=click.IntRange(min=0),
             help="Most tensors that may cross between processors. [default: no limit]",
+        ),
+        click.option(
+            "--min-gain",
+            type=FiniteRange(min=0, max=1),
+            help="Least share that a move to the DLA must gain. [default: half the model's error]",
+        ),
+        click.option(
+            "--max-latency-ms",
+            type=FiniteRange(min=0, min_open=True),
+            help="Choose the batch too: the fastest within this latency.",
         ),
     )
     for option in reversed(options):

@@ -9,5 +9,6 @@ plan, segments, segment_costs, workload    the plan of one or several models, it
 portable                       cuts segments where the GPU backend has no kernel
 advice, figures, verdict       what to change; the plan beside GPU only and DLA with fallback
 cycles, rates, traffic         clocks of DLA layers; frames simulated with contention
-plan_text, plan_json, plan_html    the plan shown
+batch                          the frames of a run, and how they were chosen
+plan_text, figures_text, plan_json, plan_html    the plan shown
 """

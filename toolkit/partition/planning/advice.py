@@ -89,6 +89,6 @@ def _without(
         goal_named(plan.search.objective),
         shared.placed.problem.limits,
         SECONDS if len(shared.plans) == 1 else SECONDS / 2,
-        plan.search.min_gain,
+        min_gain=plan.search.min_gain,
     )
     return min(placed.solution.value, plan.search.value)

@@ -1,7 +1,7 @@
 """Times, energy and rates of a placement of one network, for reports."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from toolkit.partition.costs.errors import Interval, Spread, largest, total
 from toolkit.partition.costs.model import CostModel
@@ -18,8 +18,9 @@ class Figures:
 
     `busiest_us` is the load of the busiest processor; `gpu_us` how long the GPU is busy, crossings
     included; `frames_per_second` is simulated, with queues and contention for the memory.
-    `energy_mj` is that of a frame, of which the idle board takes `idle_mj`: at a rate 0, because it
-    takes that anyhow. `intervals`: where 80 % of boards and models like these are, by field.
+    `energy_mj` is that of a frame with others before and behind it, of which the idle board takes
+    `idle_mj`; at a rate that is 0, because the board takes it anyhow. `intervals`: where 80 % of
+    boards and models like these are, by field.
     """
 
     name: str
@@ -42,38 +43,42 @@ def figures(
     placement: Placement,
     costs: CostModel,
     *,
-    together: bool,
     broken: tuple[str, ...] = (),
 ) -> Figures:
-    """Return the figures of a placement; `broken`: the limits that it does not keep.
-
-    `together`: frames are in flight together, so that they share the idle board's energy.
-    """
+    """Return the figures of a placement; `broken`: the limits that it does not keep."""
     cost = assess(problem, network, placement[network.name])
     rate = frames_per_second(problem, network, placement)
-    idle_mj, energy_mj = 0.0, cost.energy_mj
-    if network.rate_hz is None:
-        alone_mj = costs.idle_mj(cost.latency_us)
-        idle_mj = costs.idle_mj(1e6 / rate) if together else alone_mj
-        energy_mj += idle_mj - alone_mj
     return Figures(
         name=name,
         latency_us=cost.latency_us,
         busiest_us=busiest_us(problem, cost),
         gpu_us=cost.load_us.get("gpu", 0.0),
-        energy_mj=energy_mj,
-        idle_mj=idle_mj,
+        energy_mj=cost.energy_mj,
+        idle_mj=costs.idle_mj(cost.latency_us) if network.rate_hz is None else 0.0,
         frames_per_second=rate,
         segments=len(cost.segments),
         crossings=len(cost.crossings),
         broken=broken,
-        intervals=_intervals(problem, cost, costs, rate, energy_mj),
+        intervals=_intervals(problem, cost, costs, rate),
     )
 
 
-def _intervals(
-    problem: Problem, cost: Cost, costs: CostModel, rate: float, energy_mj: float
-) -> dict[str, Bounds]:
+def of_frames(row: Figures, batch: int) -> Figures:
+    """Return the figures of runs with rates and energies of one frame of their batch."""
+    factors = {"frames_per_second": batch, "energy_mj": 1 / batch}
+    return replace(
+        row,
+        energy_mj=row.energy_mj / batch,
+        idle_mj=row.idle_mj / batch,
+        frames_per_second=row.frames_per_second * batch,
+        intervals={
+            name: (low * factors.get(name, 1), high * factors.get(name, 1))
+            for name, (low, high) in row.intervals.items()
+        },
+    )
+
+
+def _intervals(problem: Problem, cost: Cost, costs: CostModel, rate: float) -> dict[str, Bounds]:
     """Return the intervals by field; none on a CPU, whose times are guesses."""
     if "gpu" not in problem.processors or cost.latency_us <= 0:
         return {}
@@ -85,9 +90,9 @@ def _intervals(
     )
     latency = total(parts)
     energy = Interval(
-        energy_mj,
-        energy_mj * latency.low / latency.value,
-        energy_mj * latency.high / latency.value,
+        cost.energy_mj,
+        cost.energy_mj * latency.low / latency.value,
+        cost.energy_mj * latency.high / latency.value,
     ).times(costs.spread("power"))
     times = busy.inverse
     return {

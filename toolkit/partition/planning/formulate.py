@@ -79,7 +79,7 @@ def formulate(
     idle_w = 0.0 if rate_hz is not None else costs.idle_w
     tasks = tuple(_tasks(kernels, off_dla, {**prices, first: shares}, costs, idle_w))
     ends = frozenset(outputs) if first == "gpu" else None
-    flows = tuple(_flows(views, task_of, ends, costs, extra, idle_w))
+    flows = tuple(_flows(views, task_of, ends, costs, extra=extra, idle_w=idle_w))
     nodes = {kernel.head.name: kernel.nodes for kernel in kernels}
     return Formulated(Network(name, tasks, flows, rate_hz), nodes)
 
@@ -176,6 +176,7 @@ def _flows(
     task_of: Mapping[str, str],
     outputs: frozenset[str] | None,
     costs: CostModel,
+    *,
     extra: Mapping[str, CrossingCost],
     idle_w: float,
 ) -> Iterable[Flow]:

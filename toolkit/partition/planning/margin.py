@@ -25,7 +25,7 @@ from toolkit.partition.solver.segmentation import components, graph_of
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A solution that keeps only what pays; `foregone`: the share that the taken back would gain."""
+    """A solution that keeps only what pays; `foregone`: the share that the rest would gain."""
 
     solution: Solution
     min_gain: float

@@ -6,7 +6,7 @@ moved and the plan assessed again.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from device.engine.manifest import Processor
 from device.profile import Profile
@@ -14,7 +14,8 @@ from toolkit.dla.rules.rule import Verdict
 from toolkit.errors import PlanError
 from toolkit.graph.node_view import NodeView
 from toolkit.partition.costs.model import CostModel
-from toolkit.partition.planning.figures import Figures, figures
+from toolkit.partition.planning.batch import Batching
+from toolkit.partition.planning.figures import Figures, figures, of_frames
 from toolkit.partition.planning.formulate import Formulated, formulate, problem_of
 from toolkit.partition.planning.margin import Kept, default_min_gain, keep_what_pays
 from toolkit.partition.planning.objectives import Goal
@@ -44,6 +45,7 @@ class Candidate:
     opt_costs: CostModel
     outputs: tuple[str, ...]
     rate_hz: float | None = None
+    batching: Batching = field(default_factory=Batching)
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ def place(
     goal: Goal,
     limits: Limits,
     seconds: float,
+    *,
     min_gain: float | None = None,
 ) -> Placed:
     """Place networks that share a board; `seconds` bound the search, `min_gain`: see `margin.py`.
@@ -223,14 +226,6 @@ def _figures(
     for name, placement in (("this plan", solution.placement), *baselines):
         broken = tuple(violations(problem, placement, costs_of(problem, placement)))
         for network, candidate in zip(problem.networks, candidates, strict=True):
-            row = figures(
-                name,
-                problem,
-                network,
-                placement,
-                candidate.costs,
-                together=goal.frames_in_flight,
-                broken=broken,
-            )
-            rows[network.name].append(row)
+            row = figures(name, problem, network, placement, candidate.costs, broken=broken)
+            rows[network.name].append(of_frames(row, candidate.batching.size))
     return {name: tuple(compared) for name, compared in rows.items()}

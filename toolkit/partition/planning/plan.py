@@ -13,8 +13,10 @@ from toolkit.errors import PlanError
 from toolkit.graph.node_view import NodeView, views
 from toolkit.graph.segment import PlannedSegment
 from toolkit.partition.costs.bytes import tensor_bytes
+from toolkit.partition.costs.constants import Constant
 from toolkit.partition.costs.measured import Measured
 from toolkit.partition.costs.model import CostModel
+from toolkit.partition.planning.batch import Batching
 from toolkit.partition.planning.figures import Figures
 from toolkit.partition.planning.loadables import DlaMemory, limits_of, memory_of
 from toolkit.partition.planning.objectives import DEFAULT, goal_named
@@ -65,7 +67,8 @@ class PlanOptions:
     `objective`: a row of `toolkit.partition.planning.objectives.GOALS`. `power_mode` None: the
     highest clocks. `max_crossings`: tensors that may pass between processors. `seconds` bound the
     search. `min_gain`: the least share of its cost that a move to the DLA must gain, None: half the
-    spread of the model's errors (`toolkit/partition/planning/margin.py`).
+    spread of the model's errors (`toolkit/partition/planning/margin.py`). `max_latency_ms`: choose
+    the batch for throughput within it (`toolkit/engine/batch.py`).
     """
 
     precision: Precision = "int8"
@@ -75,6 +78,7 @@ class PlanOptions:
     max_crossings: int | None = None
     seconds: float = SECONDS
     min_gain: float | None = None
+    max_latency_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ class Model:
     `has_scale` says whether the calibration table holds a tensor; `keep_float` names nodes that
     stay in floating point; `rate_hz`: how often a frame comes, None: as fast as it goes;
     `measured`: times from a board, which go before predicted ones; `cuts`: where heads leave the
-    DLA; `kernels`: which nodes run portable, by default none.
+    DLA; `kernels`: which nodes run portable, by default none; `batching`: the frames of one run.
     """
 
     name: str
@@ -95,6 +99,7 @@ class Model:
     measured: Measured | None = None
     cuts: tuple[Cut, ...] = ()
     kernels: KernelSupport = field(default_factory=KernelSupport)
+    batching: Batching = field(default_factory=Batching)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,8 @@ class Plan:
 
     `placements` are in running order. `figures`: this plan first, then all on the GPU, all that may
     on the DLA, and a greedy choice. `simulated`: frames at the rate, or `in_flight` of them under
-    way together, with contention for the memory.
+    way together, with contention for the memory. Times are of a run of `batching.size` frames,
+    rates and the energies of `figures` of a frame. `idle`: the power of the idle board.
     """
 
     name: str
@@ -122,6 +128,8 @@ class Plan:
     memory: DlaMemory | None
     simulated: NetworkReport
     in_flight: int
+    idle: Constant | None = None
+    batching: Batching = field(default_factory=Batching)
 
     @property
     def portable(self) -> Mapping[str, str]:
@@ -175,7 +183,7 @@ def plan_together(
     goal = goal_named(options.objective)
     candidates = tuple(_candidate(model, profile, options) for model in models)
     limits = limits_of(profile, options.tensorrt, options.precision, options.max_crossings)
-    placed = place(candidates, profile, goal, limits, options.seconds, options.min_gain)
+    placed = place(candidates, profile, goal, limits, options.seconds, min_gain=options.min_gain)
     simulated = traffic(placed)
     return SharedPlan(
         plans=tuple(
@@ -262,6 +270,7 @@ def _candidate(model: Model, profile: Profile, options: PlanOptions) -> Candidat
         opt_costs=opt_costs,
         outputs=tuple(str(value.name) for value in model.graph.outputs),
         rate_hz=model.rate_hz,
+        batching=model.batching,
     )
 
 
@@ -317,9 +326,16 @@ def _plan(
         memory=memory_of(
             profile, placed.problem.limits, formulated.network, segments, formulated.nodes
         ),
-        simulated=simulated.of(candidate.name),
+        simulated=_of_frames(simulated.of(candidate.name), candidate.batching.size),
         in_flight=in_flight(placed.problem, solution.placement[candidate.name]),
+        idle=candidate.costs.idle,
+        batching=candidate.batching,
     )
+
+
+def _of_frames(report: NetworkReport, batch: int) -> NetworkReport:
+    """Return a report of runs with the rate of frames."""
+    return replace(report, throughput_hz=report.throughput_hz * batch)
 
 
 def _segments(
