@@ -31,6 +31,11 @@ from toolkit.plugins.functions import give_shapes
 from toolkit.quantize.qdq.importer import import_qdq
 from toolkit.quantize.ranges.table_file import has_qdq, read_ranges, table_of_plain
 
+TENSORRT_PLUGIN = (
+    "a plugin of TensorRT, which TensorRT runs on the GPU; for an engine of Tandem leave it out of "
+    "the model, or give its function with --plugin"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class PlanMember:
@@ -127,7 +132,9 @@ def _planned(
         return (loaded, shared), shared.plans[0]
 
     (member,) = request.members
-    imported = import_model(member.source, shapes=member.shapes, plugins=request.plugins)
+    imported = import_model(
+        member.source, shapes=member.shapes, plugins=request.plugins, keep_tensorrt=True
+    )
     choice = choose_batch(plan_at, options, dynamic=imported.batched)
     loaded, shared = choice.planned
     plan = replace(shared.plans[0], batching=choice.batching)
@@ -191,7 +198,12 @@ def _load(
     report: Report = silent,
 ) -> LoadedModel:
     imported = import_model(
-        member.source, shapes=member.shapes, batch=batch, plugins=request.plugins, report=report
+        member.source,
+        shapes=member.shapes,
+        batch=batch,
+        plugins=request.plugins,
+        keep_tensorrt=True,
+        report=report,
     )
     graph, table = imported.model, None
     if options.precision == "int8" and has_qdq(graph):
@@ -222,7 +234,15 @@ def _load(
 
 def _kernels(graph: ir.Model, request: PlanRequest, profile: Profile) -> KernelSupport:
     """Ask for GPU kernels, whether or not this host could compile them."""
-    return KernelSupport() if profile.gpu is None else ask_gpu(graph, (), request.plugins)
+    if profile.gpu is None:
+        return KernelSupport()
+    support = ask_gpu(graph, (), request.plugins)
+    ops = {str(node.name): node.op_type for node in graph.graph}
+    reasons = {
+        name: TENSORRT_PLUGIN if ops[name].endswith("_TRT") else why
+        for name, why in support.no_kernel.items()
+    }
+    return replace(support, no_kernel=reasons)
 
 
 def _table(

@@ -108,13 +108,15 @@ def import_model(
     dims: Iterable[DimRange] = (),
     batch: int = 1,
     plugins: Sequence[Plugin] = (),
+    keep_tensorrt: bool = False,
     report: Report = silent,
 ) -> ImportedModel:
     """Read ONNX or a model of `toolkit.importers.formats`; opsets below 13 are raised.
 
     `shapes` fix whole inputs; `dims` keep a named dimension dynamic within a range. A dynamic
     first dimension that neither names is frozen to `batch`, noted; any other is refused. Operators
-    of `plugins` stay nodes, with their functions beside the graph. `report` hears of an export.
+    of `plugins` stay nodes, with their functions beside the graph; so do those of TensorRT (names
+    that end with _TRT) with `keep_tensorrt`: for plans. `report` hears of an export.
 
     Raises ImportModelError: the file is missing or damaged, or holds what cannot be handled;
     PluginError: a plugin does not fit the model.
@@ -127,7 +129,7 @@ def import_model(
     proto, notes = _at_known_opset(parsed, path, plugged)
     add_functions(proto, plugins, reserved=KNOWN_DOMAINS)
     model = _to_ir(proto, path, plugged)
-    _refuse_unsupported(model, path)
+    _refuse_unsupported(model, path, keep_tensorrt=keep_tensorrt)
     notes += [*export_notes, *unused_plugins(model, plugins)]
     dynamic = tuple(dims)
     frozen = fix_shapes(model, path, dict(shapes or {}), {dim.name for dim in dynamic}, batch)
@@ -504,7 +506,7 @@ def _name_nodes(graph: ir.Graph) -> None:
         node.name = name
 
 
-def _refuse_unsupported(model: ir.Model, path: Path) -> None:
+def _refuse_unsupported(model: ir.Model, path: Path, *, keep_tensorrt: bool = False) -> None:
     if not model.graph.inputs:
         raise ImportModelError(
             f"{path.name} has no input, so its outputs are constants: keep those."
@@ -524,7 +526,9 @@ def _refuse_unsupported(model: ir.Model, path: Path) -> None:
     foreign = [
         node
         for node in model.graph.all_nodes()
-        if node.domain not in KNOWN_DOMAINS and (node.domain, node.op_type) not in functions
+        if node.domain not in KNOWN_DOMAINS
+        and (node.domain, node.op_type) not in functions
+        and not (keep_tensorrt and node.op_type.endswith("_TRT"))
     ]
     if foreign:
         node = foreign[0]
