@@ -1,7 +1,7 @@
 """The result of a fit of the cost model, and the file that keeps it."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from device.engine.manifest import Precision
 from scripts.cost_fit import DlaFit, Fitted
 from scripts.cost_rows import Case, UnusedRow
 from toolkit.partition.costs.energy import EnergyParameters
-from toolkit.partition.costs.errors import FEWEST, TAIL, ErrorRow, NetworkClass, Part
+from toolkit.partition.costs.errors import FEWEST, TAIL, ErrorRow, NetworkClass, Part, spread_of
 from toolkit.partition.costs.gpu import GpuParameters
 
 ERRORS_OF: dict[str, Part] = {"gpu": "gpu", "dla0": "dla", "2dla": "dla"}
@@ -37,6 +37,22 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class Application:
+    """A published rate of a whole application, in frames a second, and what could bound it.
+
+    `*_rate`: of the network alone, in INT8 and FP16 on both DLA cores and in INT8 on the GPU;
+    `memory_share`: of the memory's peak, at the published rate.
+    """
+
+    case: Case
+    published_rate: float
+    dla_rate: float
+    dla_fp16_rate: float
+    gpu_rate: float
+    memory_share: float
+
+
+@dataclass(frozen=True)
 class Everything:
     """The result of a fit: constants, errors and predictions."""
 
@@ -55,6 +71,7 @@ class Everything:
     power: tuple[Prediction, ...]
     ratios: tuple[tuple[str, str, float, float], ...]
     checks: tuple[Prediction, ...]
+    applications: tuple[Application, ...]
     unused: tuple[UnusedRow, ...]
 
 
@@ -125,6 +142,20 @@ def error_rows(errors: Sequence[Error]) -> tuple[ErrorRow, ...]:
                 )
             )
     return tuple(rows)
+
+
+def within(error: Error, rows: Sequence[ErrorRow]) -> bool:
+    """Return True if a row is within the interval of its prediction."""
+    spread = spread_of(rows, error.part, error.case.precision, error.network, fitted=error.fitted)
+    return spread.low <= error.ratio <= spread.high
+
+
+def without_model(errors: Sequence[Error]) -> Iterator[tuple[Error, tuple[ErrorRow, ...]]]:
+    """Yield each error with the bounds of the rows of all other models."""
+    models = {error: error.case.network.partition(":")[0] for error in errors}
+    for model in sorted(set(models.values())):
+        rows = error_rows([error for error in errors if models[error] != model])
+        yield from ((error, rows) for error in errors if models[error] == model)
 
 
 def read_fit(path: Path = PREDICTED) -> Everything:

@@ -448,6 +448,14 @@ def read_rows(path: Path = FIGURES) -> tuple[list[Case], list[UnusedRow]]:
     return cases, unused
 
 
+def read_applications(path: Path = CHECKS) -> list[Case]:
+    """Return the rates of whole applications whose network is known."""
+    with path.open(newline="") as file:
+        rows = [(n, row) for n, row in enumerate(csv.DictReader(file), start=2)]
+    cases = [_case(n, row) for n, row in rows if row["source"].startswith("DeepStream 7")]
+    return [case for case in cases if case is not None]
+
+
 def _case(line: int, row: Raw) -> Case | None:
     engine, precision = ENGINES.get(row["engine"]), PRECISIONS.get(row["precision"])
     measure, board = MEASURES.get(row["metric"]), _board(row)

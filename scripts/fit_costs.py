@@ -19,6 +19,7 @@ import tomli_w
 from msgspec.structs import asdict
 
 import configs
+from device.engine.manifest import Precision
 from device.profile import load_profile
 from scripts.cost_fit import (
     ARRAYS,
@@ -37,8 +38,23 @@ from scripts.cost_fit import (
     together,
 )
 from scripts.cost_report import summary
-from scripts.cost_result import Everything, Prediction, error_rows, errors_of, write_fit
-from scripts.cost_rows import CHECKS, FIGURES, MODELS, Board, Case, read_rows
+from scripts.cost_result import (
+    Application,
+    Everything,
+    Prediction,
+    error_rows,
+    errors_of,
+    write_fit,
+)
+from scripts.cost_rows import (
+    CHECKS,
+    FIGURES,
+    MODELS,
+    Board,
+    Case,
+    read_applications,
+    read_rows,
+)
 from toolkit.partition.costs.bytes import moved_bytes
 from toolkit.partition.costs.energy import EnergyParameters
 from toolkit.partition.costs.gpu import Array, GpuParameters
@@ -112,8 +128,30 @@ def fit_everything() -> Everything:
             *_predicted(GpuRows([c for c in checks if c.engine == "gpu"]), gpu),
             *_predicted(DlaRows([c for c in checks if c.engine != "gpu"]), dla),
         ),
+        applications=tuple(_applications(gpu, dla)),
         unused=tuple(unused),
     )
+
+
+def _applications(gpu: GpuParameters, dla: DlaFit) -> Iterable[Application]:
+    """Predict what the networks of whole applications do alone."""
+    for case in read_applications():
+        rate = 1e3 / case.value
+
+        def alone(case: Case, precision: Precision) -> float:
+            rows = DlaRows([replace(case, precision=precision)])
+            return 1e3 / float(rows.predicted(dla)[0])
+
+        on_gpu = GpuRows([replace(case, engine="gpu", batch=8)])
+        _, moved = _work_of(case)
+        yield Application(
+            case=case,
+            published_rate=rate,
+            dla_rate=alone(case, "int8"),
+            dla_fp16_rate=alone(case, "fp16"),
+            gpu_rate=1e3 / float(on_gpu.predicted(gpu)[0]),
+            memory_share=moved * rate / 1e6 / board_of(case.board).bandwidth,
+        )
 
 
 class Rows(Protocol[P_contra]):
