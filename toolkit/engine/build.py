@@ -17,7 +17,7 @@ Steps 7 to 10 are in `toolkit.engine.segments`, which says when they are gone th
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from toolkit.engine.calibrate import Calibrated, calibrate
 from toolkit.engine.kept_cost import kept_cost_notes
 from toolkit.engine.notes import gpu_notes, model_notes
 from toolkit.engine.options import BuildJob, BuildOptions
+from toolkit.engine.plan_models import PlanMember, PlanRequest, planned_batch
 from toolkit.engine.preprocessing import engine_preprocessing
 from toolkit.engine.read import read_model
 from toolkit.engine.report_text import build_text
@@ -106,7 +107,7 @@ def build_engine(
     target = choose_target(profile, options.jetpack)
     path = Path(out)
     check_destination(path, None if isinstance(model, ModelBytes) else source_path(model))
-    job = read_model(model, target, options, on_progress or silent)
+    job = _job(model, target, options, on_progress or silent)
     calibrated = calibrate(job)
     preprocessing = engine_preprocessing(calibrated.table, job)
     backend = _backend(job)
@@ -143,6 +144,25 @@ def build_engine(
     )
 
 
+def _job(model: ModelSource, target: Target, options: BuildOptions, report: Progress) -> BuildJob:
+    """Steps 1 and 2; with a bound on latency at the batch that a plan chooses."""
+    job = read_model(model, target, options, report)
+    if options.plan.max_latency_ms is None:
+        return job
+    report("plan", 0.0)
+    request = PlanRequest(
+        members=(PlanMember(job.imported.name, model, shapes=dict(options.shapes or {})),),
+        profile=target.profile.name,
+        jetpack=options.jetpack,
+        options=job.plan,
+        plugins=options.plugins,
+    )
+    batching, plan = planned_batch(request)
+    if batching.size > 1:
+        job = read_model(model, target, options, report, batch=batching.size)
+    return replace(job, plan=plan, batching=batching)
+
+
 def ask_for_kernels(
     calibrated: Calibrated, job: BuildJob, backend: GpuBackend | None
 ) -> KernelSupport:
@@ -164,6 +184,7 @@ def plan_nodes(calibrated: Calibrated, kernels: KernelSupport, job: BuildJob) ->
         cuts=calibrated.prepared.cuts,
         rewrites=calibrated.prepared.applied,
         kernels=kernels,
+        batching=job.batching,
     )
     return plan_together((model,), job.target.profile, job.plan)
 

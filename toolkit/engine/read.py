@@ -23,16 +23,26 @@ KEPT_QDQ = "the Q/DQ of the model stay as they are, off the DLA, and do not make
 
 
 def read_model(
-    model: ModelSource, target: Target, options: BuildOptions, report: Progress = silent
+    model: ModelSource,
+    target: Target,
+    options: BuildOptions,
+    report: Progress = silent,
+    *,
+    batch: int = 1,
 ) -> BuildJob:
-    """Import a model, run the passes, and choose the precision.
+    """Import a model, run the passes, and choose the precision; `batch`: of a dynamic one.
 
     Raises TandemError: the model cannot be used, or not at the precision that is asked for.
     """
     _refuse_two_sources(options)
     report("import", 0.0)
     imported = import_model(
-        model, shapes=options.shapes, dims=options.dims, plugins=options.plugins, report=report
+        model,
+        shapes=options.shapes,
+        dims=options.dims,
+        batch=batch,
+        plugins=options.plugins,
+        report=report,
     )
     plain, qdq_notes = _plain(imported.model, options)
     imported = replace(imported, notes=imported.notes + qdq_notes)

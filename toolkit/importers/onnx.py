@@ -66,7 +66,8 @@ class ImportedModel:
     """A model as later steps take it.
 
     `sha256` is that of the model file. `dims` are the dynamic dimensions that stay dynamic.
-    `notes` say what the import decided by itself (an upgraded opset, a frozen batch).
+    `notes` say what the import decided by itself (an upgraded opset, a frozen batch). `batched`:
+    a dynamic first dimension was frozen.
     """
 
     name: str
@@ -75,6 +76,7 @@ class ImportedModel:
     dims: tuple[DimRange, ...] = ()
     notes: tuple[str, ...] = field(default=())
     origin: ModelOrigin = field(default_factory=ModelOrigin)
+    batched: bool = False
 
 
 def import_model(
@@ -82,14 +84,17 @@ def import_model(
     *,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     dims: Iterable[DimRange] = (),
+    batch: int = 1,
     plugins: Sequence[Plugin] = (),
+    keep_tensorrt: bool = False,
     report: Report = silent,
 ) -> ImportedModel:
     """Read ONNX or a model of `toolkit.importers.formats`; opsets below 13 are raised.
 
     `shapes` fix whole inputs; `dims` keep a named dimension dynamic within a range. A dynamic
-    first dimension that neither names is frozen to 1 (and noted); any other is refused. Operators
-    of `plugins` stay nodes, with their functions beside the graph. `report` hears of an export.
+    first dimension that neither names is frozen to `batch`, noted; any other is refused. Operators
+    of `plugins` stay nodes, with their functions beside the graph; so do those of TensorRT (names
+    that end with _TRT) with `keep_tensorrt`: for plans. `report` hears of an export.
 
     Raises ImportModelError: the file is missing or damaged, or holds what cannot be handled;
     PluginError: a plugin does not fit the model.
@@ -104,11 +109,12 @@ def import_model(
     )
     add_functions(proto, plugins, reserved=KNOWN_DOMAINS)
     model = _to_ir(proto, path, plugged)
-    _refuse_unsupported(model, path)
+    _refuse_unsupported(model, path, keep_tensorrt=keep_tensorrt)
     notes += [*export_notes, *unused_plugins(model, plugins)]
     dynamic = tuple(dims)
     _refuse_unknown_dims(dynamic, dims_in_use(model), path)
-    notes += fix_shapes(model, path, dict(shapes or {}), {dim.name for dim in dynamic})
+    frozen = fix_shapes(model, path, dict(shapes or {}), {dim.name for dim in dynamic}, batch)
+    notes += frozen
     _refuse_fixed_dims(dynamic, dims_in_use(model), path)
     for note in notes:
         LOG.info("%s: %s", path.name, note)
@@ -119,6 +125,7 @@ def import_model(
         dims=dynamic,
         notes=tuple(notes),
         origin=origin,
+        batched=bool(frozen),
     )
 
 
@@ -312,7 +319,7 @@ def _name_nodes(graph: ir.Graph) -> None:
         node.name = name
 
 
-def _refuse_unsupported(model: ir.Model, path: Path) -> None:
+def _refuse_unsupported(model: ir.Model, path: Path, *, keep_tensorrt: bool = False) -> None:
     if not model.graph.inputs:
         raise ImportModelError(
             f"{path.name} has no input, so its outputs are constants: keep those."
@@ -332,7 +339,9 @@ def _refuse_unsupported(model: ir.Model, path: Path) -> None:
     foreign = [
         node
         for node in model.graph.all_nodes()
-        if node.domain not in KNOWN_DOMAINS and (node.domain, node.op_type) not in functions
+        if node.domain not in KNOWN_DOMAINS
+        and (node.domain, node.op_type) not in functions
+        and not (keep_tensorrt and node.op_type.endswith("_TRT"))
     ]
     if foreign:
         node = foreign[0]

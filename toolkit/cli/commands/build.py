@@ -138,6 +138,8 @@ def build(
     max_crossings: int | None,
     force_dla: tuple[str, ...],
     force_gpu: tuple[str, ...],
+    min_gain: float | None,
+    max_latency_ms: float | None,
     jetpack: str | None,
     html: Path | None,
     as_json: bool,
@@ -193,6 +195,8 @@ def build(
             power_mode=power_mode,
             max_crossings=max_crossings,
             forced=Forced(force_dla, force_gpu),
+            min_gain=min_gain,
+            max_latency_ms=max_latency_ms,
         ),
         plugins=plugins,
         tactics=TacticOptions(

@@ -36,8 +36,9 @@ def plain(view: NodeView) -> tuple[Fact, ...]:
 
 
 def types(view: NodeView) -> tuple[Fact, ...]:
-    """The types of activations and results; comparisons may return booleans."""
+    """The types of activations and results; comparisons may return booleans to a Cast."""
     tensors = view.activations if view.op in COMPARISONS else view.flowing
+    tensors = view.outputs if view.op == "Cast" else tensors
     return tuple(Fact(t.dtype, f"'{t.name}' of type {t.dtype}") for t in tensors)
 
 

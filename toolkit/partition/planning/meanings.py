@@ -17,6 +17,9 @@ MEANINGS: Mapping[str, Meaning] = {
     "S1": Meaning("INT8 on the DLA needs the range of every tensor that the node reads or writes, "
         "and the table has none for this one.",
         "Calibrate with --data, or take a table that holds the tensor."),
+    "compare.pair": Meaning("The DLA offers a comparison together with the Cast behind it, so that "
+        "both run there or neither does.",
+        "Find out what keeps the other one off the DLA: `tandem plan --explain NODE`."),
 }
 # fmt: on
 
@@ -26,6 +29,7 @@ SOURCES: Mapping[str, str] = {
     "K1": "the calibration table (`toolkit/quantize/trials/budget.py`)",
     "S1": "TensorRT guide, INT8 on the DLA",
     "G4.cut": "rule G4",
+    "compare.pair": "TensorRT DLA layer restrictions",
 }
 LIMITS: Mapping[str, str] = {
     "P2": "the plan is best with the node elsewhere",
@@ -33,4 +37,5 @@ LIMITS: Mapping[str, str] = {
     "K1": "nodes kept in floating point run on the GPU",
     "S1": "INT8 on the DLA needs a scale on every input and output",
     "G4.cut": "what follows a tensor too large for the DLA stays with it on the GPU",
+    "compare.pair": "a comparison and the Cast behind it run together",
 }
