@@ -164,6 +164,8 @@ class AgentBox:
         *,
         dev: bool = True,
         trial_timeout_s: float = 15.0,
+        confirm_after_s: float = 0.3,
+        max_crashes: int = 1000,
         device: str = DEVICE,
         profile: str = PROFILE,
         source: Path | None = None,
@@ -187,6 +189,7 @@ class AgentBox:
             f'[broker]\nhost = "127.0.0.1"\nport = {port}\n'
             + ("" if login is None else f'username = "{login[0]}"\npassword = "{login[1]}"\n')
             + f"[update]\ntrial_timeout_s = {trial_timeout_s}\nstop_grace_s = 0.3\n"
+            + f"confirm_after_s = {confirm_after_s}\nmax_crashes = {max_crashes}\n"
             + ("" if source is None else f'[source]\nuri = "{source}"\n')
         )
         self.process: subprocess.Popen[bytes] | None = None

@@ -65,6 +65,7 @@ class Agent:
         self._presence = Presence(config, self._topics, self._put)
         self._updater = Updater(config, self._store, self._pipeline, self._report)
         self._version = _version()
+        self._desired_problem = ""
         self._stats_due_s = 0.0
 
     def stop(self) -> None:
@@ -120,7 +121,9 @@ class Agent:
         elif isinstance(event, PipelineExited):
             reason = self._pipeline.on_exit(event)
             if reason is not None:
-                self._updater.on_pipeline_exit(reason)
+                self._updater.on_pipeline_exit(
+                    reason, crashed=event.crashed, now_s=time.monotonic()
+                )
         elif isinstance(event, LinkUp):
             self._presence.on_link_up(event)
             self._updater.on_reconnect()
@@ -150,8 +153,12 @@ class Agent:
         try:
             desired = decode(payload, Desired) if payload else None
         except ValueError as error:
-            LOG.error("the desired document is not understood and changes nothing: %s", error)
+            self._desired_problem = (
+                f"the desired document is not understood and changes nothing: {error}"
+            )
+            LOG.error("%s", self._desired_problem)
             return
+        self._desired_problem = ""
         self._updater.on_desired(desired)
 
     # -- reports
@@ -175,7 +182,12 @@ class Agent:
             running=running_of(self._updater.state),
             pipeline=self._pipeline.report,
             update=self._updater.update,
+            problems=self._problems(),
         )
+
+    def _problems(self) -> tuple[str, ...]:
+        desired = (self._desired_problem,) if self._desired_problem else ()
+        return (*self._updater.problems, *desired)
 
     def _report(self) -> None:
         self._presence.report(self._reported(), time.monotonic())

@@ -35,11 +35,19 @@ class BrokerTable(_Table, frozen=True, kw_only=True):
 class UpdateTable(_Table, frozen=True, kw_only=True):
     """[update]: how a release is fetched and tried.
 
-    `trial_timeout_s`: a new release must give its first result in this time. `window_chunks`: the
-    most chunks asked for at once. `stop_grace_s`: a pipeline that is stopped has so long to end.
+    `trial_timeout_s`: a release on trial that gives no frame for so long fails, or is postponed if
+    its source is away. It is live after it has run for `confirm_after_s` without a break, with
+    `confirm_frames` frames, of which no more than `max_error_rate` failed. A live release that
+    crashes `max_crashes` times within `crash_window_s` is rolled back. `window_chunks`: the most
+    chunks asked for at once. `stop_grace_s`: a pipeline that is stopped has so long to end.
     """
 
     trial_timeout_s: Seconds = 30.0
+    confirm_after_s: Seconds = 10.0
+    confirm_frames: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    max_error_rate: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
+    max_crashes: Annotated[int, Meta(ge=1, le=1000)] = 5
+    crash_window_s: Seconds = 60.0
     window_chunks: Annotated[int, Meta(ge=1, le=64)] = 64
     stop_grace_s: Seconds = 5.0
 

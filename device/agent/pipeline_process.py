@@ -69,10 +69,14 @@ class PipelineOutput:
 
 @dataclass(frozen=True, slots=True)
 class PipelineExited:
-    """The child exited; `reason` says how, with the end of its stderr."""
+    """The child exited; `reason` says how, with the end of its stderr.
+
+    `crashed`: with another status than 0, which says that its source has no more frames.
+    """
 
     run: int
     reason: str
+    crashed: bool = True
 
 
 PipelineEvent = PipelineOutput | PipelineExited
@@ -174,7 +178,7 @@ def _watch(
     status = process.wait()
     for reader in readers:
         reader.join(1.0)  # a grandchild may keep the pipe open; its output is not needed
-    put(PipelineExited(run, describe_exit(status, tuple(tail))))
+    put(PipelineExited(run, describe_exit(status, tuple(tail)), crashed=status != 0))
 
 
 def _read_messages(stream: IO[bytes], run: int, put: Callable[[PipelineEvent], None]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from device.agent.config import AgentConfig
+from device.agent.health import PipelineHealth
 from device.agent.pipeline_process import (
     PipelineEvent,
     PipelineExited,
@@ -37,6 +38,7 @@ class PipelineRunner:
         self._row = row
         self._process = PipelineProcess(put, config.update.stop_grace_s)
         self._restarts = Restarts()
+        self._health = PipelineHealth("failed", 0, 0, None, 0.0)
 
     @property
     def restart_at_s(self) -> float | None:
@@ -55,7 +57,12 @@ class PipelineRunner:
             self._note_death(f"the pipeline cannot be started: {error.strerror}")
             return False
         self.report = PipelineReport(status="starting")
+        self._health = PipelineHealth("starting", 0, 0, None, time.monotonic())
         return True
+
+    def health(self) -> PipelineHealth:
+        """Return how the pipeline is now."""
+        return self._health
 
     def stop(self, reason: str) -> None:
         """Stop the pipeline; it does not restart."""
@@ -70,6 +77,7 @@ class PipelineRunner:
         if isinstance(event.message, Result):
             self._restarts = self._restarts.worked()
             self.report = PipelineReport(status="running")
+            self._health = PipelineHealth("running", 1, 0, None, time.monotonic())
         elif isinstance(event.message, Failure):
             self.report = PipelineReport(status="failed", reason=event.message.message)
         return event.message
