@@ -5,6 +5,13 @@ standard error. A login for the broker is read from TANDEM_MQTT_USERNAME and TAN
 because other users of the machine can read a command line.
 """
 
+from device.start.isolation import drop_working_directory
+from device.start.packages import claim
+
+drop_working_directory()
+claim()
+
+# ruff: noqa: E402
 import argparse
 import logging
 import os

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import IO
 
-from device.agent.child import guarded
+from device.start.child import guarded
 from device.protocol.messages import ChildMessage, decode_message
 from device.start.command import module_command
 
