@@ -16,9 +16,9 @@ from pipelines.sources.cv_capture import open_camera_capture, open_rtsp_capture
 from pipelines.sources.files import IMAGE_SUFFIXES, ImageFolder, VideoFile
 from pipelines.sources.gst import (
     GstCapture,
-    camera_command,
+    camera_pipeline,
     has_element,
-    rtsp_command,
+    rtsp_pipeline,
     rtsp_decoders,
 )
 from pipelines.sources.live import Capture, Ended, LiveSource
@@ -77,7 +77,7 @@ def _open_camera(config: SourceConfig, stop: threading.Event) -> Source:
 
     def open_capture(ended: Ended) -> Capture:
         if has_element("v4l2src") and has_element("gdppay"):
-            return GstCapture(camera.device, camera_command(camera), config.stall_s, ended)
+            return GstCapture(camera.device, camera_pipeline(camera), config.stall_s, ended)
         return open_camera_capture(camera.device, camera)
 
     return LiveSource(camera.device, open_capture, config.frames, stop)
@@ -89,8 +89,8 @@ def _open_rtsp(config: SourceConfig, stop: threading.Event) -> Source:
 
     def open_capture(ended: Ended) -> Capture:
         if decoders:
-            command = rtsp_command(config.uri, decoders)
-            return GstCapture(name, command, config.stall_s, ended)
+            words = rtsp_pipeline(config.uri, decoders)
+            return GstCapture(name, words, config.stall_s, ended)
         return open_rtsp_capture(name, config.uri, config.stall_s)
 
     return LiveSource(name, open_capture, config.frames, stop)
