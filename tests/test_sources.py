@@ -36,7 +36,7 @@ from pipelines.sources.clock import CaptureClock
 from pipelines.sources.cv_capture import open_rtsp_capture
 from pipelines.sources.gdp import Nv12, parse_caps, parse_header
 from pipelines.sources.gst import GstCapture, camera_pipeline, has_element, rtsp_pipeline
-from pipelines.sources.live import LiveSource, RawFrame
+from pipelines.sources.live import LiveSource, RawFrame, Waiting
 from pipelines.sources.table import open_source
 from pipelines.sources.uri import Camera
 
@@ -111,7 +111,7 @@ def test_loop_starts_again_and_goes_on_counting(tmp_path):
     stop = threading.Event()
     config = SourceConfig(uri=str(path), loop=True, realtime=False)
     seen = []
-    with open_source(config, stop) as source:
+    with open_source(config, Waiting(stop)) as source:
         for frame in source:
             seen.append((frame.seq, ramp_index(frame.image)))
             if len(seen) == 7:
@@ -357,7 +357,7 @@ def test_stop_ends_the_wait_for_a_camera_that_is_away():
     stop = threading.Event()
     with rtsp_server() as server:
         config = SourceConfig(uri=server.url, stall_s=0.5)
-        with open_source(config, stop) as source:
+        with open_source(config, Waiting(stop)) as source:
             frames = iter(source)
             next(frames)
             server.kill()
@@ -387,7 +387,7 @@ class FastCamera:
 
 
 def source_of(camera, policy="latest", stop=None):
-    return LiveSource("camera", lambda _: camera, policy, stop or threading.Event())
+    return LiveSource("camera", lambda _: camera, policy, Waiting(stop or threading.Event()))
 
 
 @pytest.mark.parametrize("policy", ["latest", "every"])
@@ -425,7 +425,7 @@ def test_stop_ends_the_wait_for_the_first_frame():
 
     threading.Timer(0.1, stop.set).start()
     start = time.monotonic()
-    with LiveSource("camera", open_silent, "latest", stop) as source:
+    with LiveSource("camera", open_silent, "latest", Waiting(stop)) as source:
         assert list(source) == []
     assert time.monotonic() - start < 10.0  # it would be 30 s
 
@@ -529,7 +529,10 @@ def test_opencv_reads_a_stream_where_gstreamer_is_missing():
     with rtsp_server() as server:
         stop = threading.Event()
         source = LiveSource(
-            server.url, lambda _: open_rtsp_capture(server.url, server.url, 1.0), "latest", stop
+            server.url,
+            lambda _: open_rtsp_capture(server.url, server.url, 1.0),
+            "latest",
+            Waiting(stop),
         )
         with source:
             frames = [frame for frame, _ in zip(source, range(5), strict=False)]

@@ -86,6 +86,8 @@ def rtsp_pipeline(uri: str, decoders: Mapping[str, str]) -> list[str]:
     Every element is named: with uridecodebin, a camera that also sends audio never settles.
     """
     source = ["rtspsrc", "name=in", f"location={_quoted(uri)}", "protocols=tcp", "latency=0"]
+    # The camera's own times: other modes move them to where packets arrive (see `CaptureClock`).
+    source.append("buffer-mode=none")
     branches: list[str] = []
     for encoding, decoder in decoders.items():
         depay, parse = CODECS[encoding][0]
