@@ -89,7 +89,7 @@ def test_child_processes_do_not_import_them_either(
 
 def test_the_guard_of_a_pipeline_does_not_import_them_either(folder: Path) -> None:
     started = guarded(PIPELINE.prefix)
-    done = run(folder, *started[:4], "0", "", "true")  # process 0 is not its parent: it ends
+    done = run(folder, *started[:4], "0", "true")  # process 0 is not its parent: it ends
     assert (done.returncode, done.stderr) == (1, "")
 
 

@@ -20,7 +20,7 @@ PATHS = {
     "trailing separator": f"{ROOT}{os.pathsep}",
 }
 CHILDREN = {
-    "device.start.child": ("0", "", "true"),  # process 0 is not its parent: it ends with 1
+    "device.start.child": ("0", "true"),  # process 0 is not its parent: it ends with 1
     "pipelines.sources.gst_process": ("0",),
 }
 

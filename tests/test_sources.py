@@ -453,8 +453,8 @@ def test_closing_a_stream_leaves_no_process_behind():
 
 def gst_children():
     out = subprocess.run(
-        ["ps", "-ww", "-o", "stat,args", "--ppid", str(os.getpid())], capture_output=True, text=True,
-        check=False,
+        ["ps", "-ww", "-o", "stat,args", "--ppid", str(os.getpid())],
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     lines = out.stdout.splitlines()
     return [line for line in lines if "gst_process" in line and not line.startswith("Z")]

@@ -46,8 +46,9 @@ class Heartbeat(_Message, frozen=True, kw_only=True, tag="heartbeat"):
     """The loop of the pipeline turns: twice a second and at each change of `state`.
 
     `frames` with a result and `errors`, frames lost to faults: since the process started.
-    `state`: starting (no frame yet), running, or degraded (the camera is away; `reason`). `since_s`:
-    when it began, on the clock of `time.monotonic()`, which is one for all processes of a board.
+    `state`: starting (no frame yet), running, or degraded (the camera is away; `reason`).
+    `since_s`: when it began, on the clock of `time.monotonic()`, which all processes of a board
+    share.
     """
 
     frames: int

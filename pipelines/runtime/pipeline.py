@@ -24,8 +24,8 @@ from pipelines.config import PipelineConfig
 from pipelines.frame import Frame
 from pipelines.runtime.heart import Heart
 from pipelines.runtime.metrics import Metrics
-from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.events import encode_event, make_event
+from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import Broker, FrameResult, Sink, SinkContext, open_sink
 from pipelines.sources.live import Waiting
 from pipelines.sources.table import Source, open_source

@@ -18,8 +18,8 @@ from pipelines.sources.gst import (
     GstCapture,
     camera_pipeline,
     has_element,
-    rtsp_pipeline,
     rtsp_decoders,
+    rtsp_pipeline,
 )
 from pipelines.sources.live import Capture, Ended, LiveSource, Waiting
 from pipelines.sources.uri import Camera, file_path, parse_camera, redact, scheme_of
