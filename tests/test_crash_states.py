@@ -58,7 +58,7 @@ class Clock:
 class Pipeline:
     """A double of the pipeline runner: it starts nothing, and is as well as the test says."""
 
-    report: PipelineReport = PipelineReport(status="stopped")
+    report: PipelineReport = field(default_factory=lambda: PipelineReport(status="stopped"))
     folder: Path | None = None
     restart_at_s: float | None = None
     state: str = "starting"
@@ -402,7 +402,7 @@ def mutant(name: str) -> Iterator[None]:
 MUTANTS = ("no fsync", "no fsync of folders", "in place")
 
 
-@pytest.mark.parametrize("name", (*MUTANTS, "not cleared"))
+@pytest.mark.parametrize("name", [*MUTANTS, "not cleared"])
 def test_the_checker_notices_a_board_that(
     tmp_path: Path, disk: Path, bundles: list[Path], name: str
 ) -> None:

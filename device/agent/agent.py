@@ -132,6 +132,7 @@ class Agent:
 
     def _advance(self, now_s: float) -> None:
         """Do what is due at this time, after each event and each wait."""
+        self._pipeline.watch(now_s)
         self._updater.advance(now_s)
         if self._presence.online:
             request = self._updater.next_request(time.monotonic())  # `advance` may take long

@@ -52,6 +52,21 @@ class UpdateTable(_Table, frozen=True, kw_only=True):
     stop_grace_s: Seconds = 5.0
 
 
+class PipelineTable(_Table, frozen=True, kw_only=True):
+    """[pipeline]: the limits of the pipeline process.
+
+    `stall_s`: without a heartbeat for so long (or three times its first inference) it is killed and
+    started again. `start_s`: so long it may take to load. `memory_mb`: MiB that it and what it
+    starts may hold; None: three quarters of the machine. `data_mb`: MiB that the sinks of a release
+    may write.
+    """
+
+    stall_s: Annotated[float, Meta(ge=1.0, le=3600.0)] = 10.0
+    start_s: Seconds = 120.0
+    memory_mb: Annotated[int, Meta(ge=16)] | None = None
+    data_mb: Annotated[int, Meta(ge=1)] = 1024
+
+
 class SourceTable(_Table, frozen=True, kw_only=True):
     """[source]: the camera of this board, in place of the one that pipeline.toml names."""
 
@@ -67,6 +82,7 @@ class AgentConfig(_Table, frozen=True, kw_only=True):
     dev: bool = False
     broker: BrokerTable
     update: UpdateTable = UpdateTable()
+    pipeline: PipelineTable = PipelineTable()
     source: SourceTable | None = None
 
 

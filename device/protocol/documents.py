@@ -23,7 +23,9 @@ Phase = Literal[
     "idle", "downloading", "staging", "trial", "postponed", "live", "rolled_back", "refused"
 ]
 AgentState = Literal["online", "stopped", "lost"]
-PipelineStatus = Literal["stopped", "starting", "running", "restarting", "failed"]
+PipelineStatus = Literal[
+    "stopped", "starting", "running", "degraded", "stalled", "restarting", "failed"
+]
 
 
 class _Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,10 +80,14 @@ class Running(_Document, frozen=True, kw_only=True):
 
 
 class PipelineReport(_Document, frozen=True, kw_only=True):
-    """The status of the pipeline process; `reason` says why it does not run."""
+    """The status of the pipeline process; `reason` says why it does not run.
+
+    `since`: when it became degraded or stalled, ISO 8601 in UTC.
+    """
 
     status: PipelineStatus
     reason: str = ""
+    since: str = ""
 
 
 class Update(_Document, frozen=True, kw_only=True):
