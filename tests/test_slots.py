@@ -376,6 +376,7 @@ def test_slots_without_seals_are_read_by_their_bundles(tmp_path: Path) -> None:
     store = populated(tmp_path / "state", tmp_path)
     for slot in slots.SLOTS:
         (store.slot_folder(slot) / slot_store.SEAL).unlink()
+    os.utime(store.slot_folder("a") / "bundle.json", (1, 1))
     for number in (0, 1):
         (tmp_path / "state" / f"slots.{number}").write_bytes(b"")
     state = store.load()

@@ -88,28 +88,36 @@ def judge(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict:
     if trial.broken:
         return RollBack(trial.reason or "the pipeline failed and gave no reason")
     if trial.away_s is not None:
-        until_s = trial.away_s + limits.timeout_s
-        if now_s < until_s:
-            return Wait(until_s)
-        why = f": {trial.reason}" if trial.reason else ""
-        return Postpone(f"its source gave no frame for {limits.timeout_s:g} s{why}")
+        return _judge_source(trial, trial.away_s + limits.timeout_s, limits, now_s)
     if trial.healthy_s is not None and now_s >= trial.healthy_s + limits.confirm_after_s:
         total = trial.frames + trial.errors
         if trial.errors > limits.max_error_rate * total:
+            why = f": {trial.reason}" if trial.reason else ""
             return RollBack(
                 f"{trial.errors} of {total} frames failed, a trial allows "
-                f"{limits.max_error_rate:.0%} (max_error_rate)"
-                + (f": {trial.reason}" if trial.reason else "")
+                f"{limits.max_error_rate:.0%} (max_error_rate){why}"
             )
         if trial.frames >= limits.confirm_frames:
             return Confirm()
+    return _judge_silence(trial, limits, now_s)
+
+
+def _judge_source(trial: Trial, until_s: float, limits: TrialLimits, now_s: float) -> Verdict:
+    """Return what becomes of a trial whose source is away."""
+    if now_s < until_s:
+        return Wait(until_s)
+    why = f": {trial.reason}" if trial.reason else ""
+    return Postpone(f"its source gave no frame for {limits.timeout_s:g} s{why}")
+
+
+def _judge_silence(trial: Trial, limits: TrialLimits, now_s: float) -> Verdict:
+    """Return what becomes of a trial that has not shown enough yet."""
     until_s = trial.frame_s + limits.timeout_s
     if now_s >= until_s:
         what = "no result" if trial.frames == 0 else f"no frame after {trial.frames}"
         return RollBack(f"the pipeline gave {what} within {limits.timeout_s:g} s (trial_timeout_s)")
-    if trial.healthy_s is None or now_s >= trial.healthy_s + limits.confirm_after_s:
-        return Wait(until_s)
-    return Wait(min(until_s, trial.healthy_s + limits.confirm_after_s))
+    healthy_at_s = until_s if trial.healthy_s is None else trial.healthy_s + limits.confirm_after_s
+    return Wait(min(until_s, healthy_at_s) if now_s < healthy_at_s else until_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ def open_engine(path: PathLike) -> Engine:
 
 
 def read_manifest(path: Path, offset: int, size: int) -> Manifest:
-    """Return the manifest of an engine that lies within another file, at `offset` with `size` bytes.
+    """Return the manifest of an engine within another file, at `offset` with `size` bytes.
 
     Its arrays are not read. Raises EngineError, which names the file and what is wrong with it.
     """

@@ -37,12 +37,11 @@ def decode_record(blob: bytes, kind: type[R], checksum: Callable[[bytes], str]) 
     if stored != checksum(body).encode():
         raise ValueError("its checksum does not fit its content")
     try:
-        content = msgspec.json.decode(body)
+        content = msgspec.json.decode(body, type=dict[str, Any])
         record = msgspec.convert(content, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(str(error) or "it is nested too deep") from error
-    kept: R = _with_unknown(record, content)
-    return kept
+    return _with_unknown(record, content)
 
 
 def _plain(value: object) -> object:
@@ -54,20 +53,22 @@ def _plain(value: object) -> object:
     return value
 
 
-def _with_unknown(value: Any, content: Any) -> Any:
-    """Return the decoded value with the keys of `content` that its structs do not have."""
-    if isinstance(value, tuple):
-        return tuple(_with_unknown(*pair) for pair in zip(value, content, strict=True))
-    if not isinstance(value, Record):
-        return value
-    names = _names(value)
-    changes = {
-        name: _with_unknown(getattr(value, name), content[name])
-        for name in names
-        if name in content
+def _with_unknown(record: R, content: Mapping[str, Any]) -> R:
+    """Return a decoded record with the keys of `content` that its structs do not have."""
+    names = _names(record)
+    changes: dict[str, object] = {
+        "unknown": {key: value for key, value in content.items() if key not in names}
     }
-    unknown = {key: one for key, one in content.items() if key not in names}
-    return msgspec.structs.replace(value, **changes, unknown=unknown)
+    for name in names:
+        value = getattr(record, name)
+        if isinstance(value, Record):
+            changes[name] = _with_unknown(value, content[name])
+        elif isinstance(value, tuple) and value:
+            changes[name] = tuple(
+                _with_unknown(one, part) if isinstance(one, Record) else one
+                for one, part in zip(value, content[name], strict=True)
+            )
+    return msgspec.structs.replace(record, **changes)
 
 
 def _names(record: Record) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ import msgspec
 
 from device.errors import BundleError, StateError
 from device.files import make_folder, replacing, sync_folder, write_synced
-from device.update.bundle import BundleInfo, extract_bundle, hash_folder, verify_folder
+from device.update.bundle import INFO, BundleInfo, extract_bundle, hash_folder, verify_folder
 from device.update.records import MAX_RECORD_BYTES, decode_record, encode_record
 from device.update.slots import (
     SLOT_FORMAT,
@@ -263,7 +263,7 @@ class SlotStore:
 
     def _written_ns(self, slot: Slot) -> int:
         try:
-            return self.slot_folder(slot).stat().st_mtime_ns
+            return (self.slot_folder(slot) / INFO).stat().st_mtime_ns
         except OSError:
             return 0
 
