@@ -28,9 +28,7 @@ def camera() -> Iterator[RtspServer]:
 
 
 @pytest.fixture(scope="module")
-def board(
-    tmp_path_factory: pytest.TempPathFactory, camera: RtspServer
-) -> Iterator[Board]:
+def board(tmp_path_factory: pytest.TempPathFactory, camera: RtspServer) -> Iterator[Board]:
     folder = tmp_path_factory.mktemp("board")
     source = camera.url.replace("://", f"://viewer:{SECRET}@")
     board = Board(folder, source, "stall_s = 60.0")
@@ -85,9 +83,7 @@ def test_agent_that_is_killed_leaves_nothing_behind(board: Board, camera: RtspSe
     board.wait_status("running")
 
 
-def test_pipeline_that_is_killed_leaves_no_process_behind(
-    board: Board, camera: RtspServer
-) -> None:
+def test_pipeline_that_is_killed_leaves_no_process_behind(board: Board, camera: RtspServer) -> None:
     running_with_a_silent_camera(board, camera)
     before = set(board.processes())
     assert len(before) == 3

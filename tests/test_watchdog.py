@@ -237,7 +237,8 @@ def say(runner: PipelineRunner, message: ChildMessage) -> ChildMessage | None:
 
 
 @pytest.mark.parametrize(
-    ("beating", "until_s", "kills"), [(True, 10, 0), (True, 11, 1), (False, 100, 0), (False, 101, 1)]
+    ("beating", "until_s", "kills"),
+    [(True, 10, 0), (True, 11, 1), (False, 100, 0), (False, 101, 1)],
 )
 def test_silence_up_to_the_limit_is_let_pass(
     runner: PipelineRunner, beating: bool, until_s: int, kills: int
@@ -299,5 +300,9 @@ def test_stalled_pipeline_that_does_not_even_die_is_given_up(runner: PipelineRun
 
 def beat(state: str, frames: int, reason: str = "", since_s: float = 0.0) -> Heartbeat:
     return Heartbeat(
-        frames=frames, errors=1, state=state, reason=reason, since_s=since_s  # type: ignore[arg-type]
+        frames=frames,
+        errors=1,
+        state=state,
+        reason=reason,
+        since_s=since_s,  # type: ignore[arg-type]
     )
