@@ -66,6 +66,7 @@ class Agent:
         self._updater = Updater(config, self._store, self._pipeline, self._report)
         self._version = _version()
         self._stats_due_s = 0.0
+        self._dev_warning = DEV_WARNING if config.dev else ""
 
     def stop(self) -> None:
         """End `run`. Safe in a signal handler: only this queue takes events there."""
@@ -73,8 +74,8 @@ class Agent:
 
     def run(self) -> None:
         """Run until `stop`."""
-        if self._config.dev:
-            LOG.warning(DEV_WARNING)
+        if self._dev_warning:
+            LOG.warning(self._dev_warning)
         threading.Thread(target=lambda: self._put(self._stops.get()), daemon=True).start()
         self._presence.start()
         try:
@@ -171,7 +172,7 @@ class Agent:
             agent=self._version,
             profile=self._config.profile,
             dev=self._config.dev,
-            warning=DEV_WARNING if self._config.dev else "",
+            warning="; ".join(filter(None, (self._dev_warning, self._presence.warning))),
             session=self._presence.session,
             running=running_of(self._updater.state),
             pipeline=self._pipeline.report,
