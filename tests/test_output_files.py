@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import subprocess
 from pathlib import Path
 
 import cv2

@@ -73,7 +73,7 @@ def test_a_rival_is_known_by_its_sessions(seen: list[int], rival: bool) -> None:
     assert not rivals.is_rival(5)  # before the first connection nothing is known
     rivals.note_own(100)
     rivals.note_own(101)
-    assert any([rivals.is_rival(session) for session in seen]) == rival
+    assert any(rivals.is_rival(session) for session in seen) == rival
 
 
 def test_a_connection_that_flaps_for_long_is_not_a_rival() -> None:
