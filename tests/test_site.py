@@ -12,7 +12,7 @@ import pytest
 from doc_tables import rows_in, rows_of, sections
 
 import configs
-from device.agent.config import AgentConfig, BrokerTable, SourceTable, UpdateTable
+from device.agent.config import AgentConfig, BrokerTable, PipelineTable, SourceTable, UpdateTable
 from device.protocol import documents
 from device.protocol.messages import Stats
 from device.protocol.topics import Topics
@@ -58,6 +58,7 @@ TABLES = {
         "agent.toml": AgentConfig,
         "broker": BrokerTable,
         "update": UpdateTable,
+        "pipeline": PipelineTable,
         "source": SourceTable,
     },
 }
@@ -71,6 +72,7 @@ TITLES = {
     config.VideoSink: "sink `video`",
     BrokerTable: "table `broker`",
     UpdateTable: "table `update`",
+    PipelineTable: "table `pipeline`",
     SourceTable: "table `source`",
     documents.ReleaseSpec: "a release",
     documents.BlobSpec: "a blob",

@@ -1,5 +1,6 @@
-"""The watchdog: what is reported of a pipeline that hangs, dies or has no camera, on a real board."""
+"""The watchdog on a real board: pipelines that hang or die, and cameras that are away."""
 
+import os
 import signal
 import threading
 import time
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import cv2
 import pytest
 from board_fixtures import PATIENCE_S, Board, colour_bundle
 from video_fixtures import (
@@ -78,8 +80,6 @@ def test_camera_that_is_switched_off_is_reported_with_the_reason(live: Scene) ->
 def test_pipeline_that_hangs_is_killed_and_started_again(live: Scene) -> None:
     live.board.wait_status("running")
     pid = live.board.pipeline_pid()
-    import os
-
     os.kill(pid, signal.SIGSTOP)
     report = live.board.wait_status("stalled")
     assert "no sign of life for 2 s (stall_s)" in report.pipeline.reason
@@ -127,8 +127,6 @@ def any_degraded(messages: list[ChildMessage]) -> bool:
 
 
 def test_heartbeats_count_frames_and_faults(tmp_path: Path) -> None:
-    import cv2
-
     for i in range(3):
         cv2.imwrite(str(tmp_path / f"{i}.png"), scene(i, 0))
     (tmp_path / "3.png").write_bytes(b"broken")

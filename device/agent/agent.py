@@ -67,6 +67,7 @@ class Agent:
         self._version = _version()
         self._desired_problem = ""
         self._stats_due_s = 0.0
+        self._dev_warning = DEV_WARNING if config.dev else ""
 
     def stop(self) -> None:
         """End `run`. Safe in a signal handler: only this queue takes events there."""
@@ -74,8 +75,8 @@ class Agent:
 
     def run(self) -> None:
         """Run until `stop`."""
-        if self._config.dev:
-            LOG.warning(DEV_WARNING)
+        if self._dev_warning:
+            LOG.warning(self._dev_warning)
         threading.Thread(target=lambda: self._put(self._stops.get()), daemon=True).start()
         self._presence.start()
         try:
@@ -178,7 +179,7 @@ class Agent:
             agent=self._version,
             profile=self._config.profile,
             dev=self._config.dev,
-            warning=DEV_WARNING if self._config.dev else "",
+            warning="; ".join(filter(None, (self._dev_warning, self._presence.warning))),
             session=self._presence.session,
             running=running_of(self._updater.state),
             pipeline=self._pipeline.report,

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from device.protocol.messages import ChildMessage, Heartbeat
 from pipelines.sinks.table import Sink
@@ -41,10 +42,12 @@ class Heart:
             return
         now_s = time.monotonic()
         away = self._source.away
+        state: Literal["starting", "running", "degraded"] = "running"
         if away is not None:
-            state, reason = "degraded", away.reason
-        else:
-            state, reason = ("running" if self._frames else "starting"), ""
+            state = "degraded"
+        elif not self._frames:
+            state = "starting"
+        reason = "" if away is None else away.reason
         changed = (state, reason) != self._said
         if not changed and now_s < self._due_s:
             return
