@@ -19,10 +19,11 @@ def boot_state(store: SlotStore, at: str = "") -> tuple[SlotState, bool]:
     loaded = store.load()
     store.clean()
     state = slots.interrupted(loaded, at)
-    if state.trial is not None:
+    trial = state.trial
+    if trial is not None:
         try:
             state = store.save(state)  # an attempt that is not counted could go on for ever
-            store.verify(state.trial)
+            store.verify(trial)
         except (BundleError, StateError) as error:
             state = slots.roll_back(state, str(error), at)
         else:
