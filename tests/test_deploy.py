@@ -1,5 +1,6 @@
 """Deployments through real brokers to real agent processes, with the breaks that happen outside."""
 
+import hashlib
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ from mqtt_fixtures import DEVICE, WAIT_S, AgentBox, Mosquitto, Watcher, free_por
 import configs
 from device.errors import BrokerError, BundleError, DeployError
 from device.protocol.documents import CHUNK_BYTES, PipelineReport
+from device.protocol.topics import Topics
 from device.update.bundle import verify_folder
 from toolkit.cli.commands.build import build as build_command
 from toolkit.cli.commands.bundle import bundle as bundle_command
@@ -346,6 +348,63 @@ def test_the_command_needs_no_room_for_temporary_files(
     options = ["--device", DEVICE, "--broker", f"127.0.0.1:{broker.port}", "--timeout", "20"]
     done = CliRunner().invoke(deploy_command, [str(bundle), *options])
     assert done.exit_code == 0, done.output
+
+
+def test_a_first_release_that_waits_gives_way_to_a_newer_one(
+    tmp_path: Path, broker: Mosquitto
+) -> None:
+    box = AgentBox(tmp_path, broker.port, trial_timeout_s=0.5)
+    box.start()
+    port = address(broker.port)
+    waiting = make_bundle(tmp_path / "waiting", "waits")
+    try:
+        first = deploy_bundle(waiting, DEVICE, port, timeout_s=2.0)
+        again = deploy_bundle(waiting, DEVICE, port, timeout_s=2.0)
+        newer = deploy_bundle(make_bundle(tmp_path / "good"), DEVICE, port, timeout_s=WAIT_S)
+    finally:
+        box.close()
+    for result in (first, again):
+        assert result.phase == "timeout"
+        assert "in the phase postponed: its source gave no frame for 0.5 s" in result.reason
+    assert newer.live
+
+
+def test_a_bundle_that_changes_while_it_is_deployed_is_named(
+    tmp_path: Path, broker: Mosquitto, board: AgentBox
+) -> None:
+    board.start()
+    bundle = make_bundle(tmp_path / "in", engine_bytes=8 * 1024**2)
+
+    def change() -> None:
+        with bundle.open("r+b") as file:
+            file.truncate(0)
+
+    with pytest.raises(BundleError, match="was changed while it was deployed"):
+        deploy_bundle(
+            bundle, DEVICE, address(broker.port), timeout_s=WAIT_S, on_progress=once_at(10, change)
+        )
+    good = make_bundle(tmp_path / "good", version="2")
+    assert deploy_bundle(good, DEVICE, address(broker.port), timeout_s=WAIT_S).live
+
+
+def test_a_stranger_who_sends_bad_chunks_does_not_cost_the_release(
+    tmp_path: Path, broker: Mosquitto, board: AgentBox
+) -> None:
+    board.start()
+    bundle = make_bundle(tmp_path / "in", engine_bytes=4 * 1024**2)
+    sha256 = hashlib.sha256(bundle.read_bytes()).hexdigest()
+    with Watcher(broker.port) as stranger:
+
+        def disturb() -> None:
+            for turn in range(200):
+                peer = "/mallory" if turn % 2 else ""
+                topic = f"{Topics(DEVICE).root}/blob/{sha256}/{turn % 60}{peer}"
+                stranger.link.publish(topic, b"x" * CHUNK_BYTES, qos=1, wait_s=WAIT_S)
+
+        result = deploy_bundle(
+            bundle, DEVICE, address(broker.port), timeout_s=WAIT_S, on_progress=once_at(5, disturb)
+        )
+    assert result.live, result
 
 
 def test_a_damaged_bundle_is_refused_before_it_is_deployed(tmp_path: Path) -> None:

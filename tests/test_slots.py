@@ -359,6 +359,21 @@ def failure_of(name: str) -> SlotFailure:
     return SlotFailure(sha256=name * 64, request="r", phase="refused", reason="x")
 
 
+def test_the_older_copy_gives_way_to_what_the_slots_know_better(tmp_path: Path) -> None:
+    store = populated(tmp_path / "state", tmp_path)
+    before = store.load()
+    newest = tmp_path / "state" / f"slots.{before.generation % 2}"
+    newest.write_bytes(b"")  # that of the commit; the older one says that b is on trial
+    state = store.load()
+    assert (state.active, state.trial) == ("b", None)
+    assert "The other copy of the state is used" in state.recovery
+    # And a slot that was overwritten is not what an older copy says.
+    other = {"a": SlotSeal(record=record("9"))}
+    assert slots.agreeing(state, other).a is None  # type: ignore[arg-type]
+    assert slots.agreeing(slots.lose_active(state), {}).active == "a"
+    store.close()
+
+
 def test_a_damaged_slot_is_not_taken_for_the_best_one(tmp_path: Path) -> None:
     store = populated(tmp_path / "state", tmp_path)
     os.truncate(store.slot_folder("b") / "model.engine", 100)

@@ -80,6 +80,7 @@ class Updater:
         self._judge_at_s: float | None = None
         self._commit_at_s = 0.0  # when a commit that found no room is tried again
         self._crashes = self._no_crashes()
+        self._source_worked = False  # the release before had frames when a postponed one was tried
 
     @property
     def state(self) -> SlotState:
@@ -138,9 +139,9 @@ class Updater:
 
     def _reconcile(self) -> None:
         """Act on the difference between the desired state and the slots."""
-        if self.state.trial is not None:
-            return  # called again when the trial has ended
         desired = self._desired
+        if self.state.trial is not None and not self._gives_way(desired):
+            return  # called again when the trial has ended
         if desired is None:
             self._fetching.pause()
             self.update = update_of_slots(self.state)
@@ -162,6 +163,23 @@ class Updater:
             self._try_idle(desired)
         else:
             self._start_fetching(desired)
+
+    def _gives_way(self, desired: Desired | None) -> bool:
+        """Whether a trial that waits for its source, without an end, gives way to another release.
+
+        One that is asked for again goes on for the new request.
+        """
+        if desired is None or self.update.phase != "postponed":
+            return False
+        record = self._kept.record(self.state.trial)
+        if record.sha256 == desired.release.blob.sha256:
+            self._kept.note(slots.ask_again(self.state, desired.request))
+            self.update = msgspec.structs.replace(self.update, request=desired.request)
+            return False
+        self._end_trial()
+        self._pipeline.stop("another release is tried")
+        self._kept.note(slots.postpone(self.state, self.update.reason))
+        return True
 
     def _refuse(self, desired: Desired, reason: str) -> None:
         LOG.error("refused %s: %s", desired.release.name, reason)
@@ -346,8 +364,8 @@ class Updater:
                 self.update = update_of_record(record, "postponed", verdict.reason)
             self._judge_at_s = now_s + self._limits.timeout_s
             return
-        if earlier is not None and earlier.count + 1 >= MAX_POSTPONED:
-            self._roll_back(f"{verdict.reason}, twice, while that of the release before gave some")
+        if self._source_worked and earlier is not None and earlier.count + 1 >= MAX_POSTPONED:
+            self._roll_back(f"{verdict.reason}, while that of the release before gave some")
             return
         self._end_trial()
         LOG.warning("%s %s is postponed: %s", record.name, record.version, verdict.reason)
@@ -357,12 +375,17 @@ class Updater:
         self._reconcile()
 
     def _try_postponed(self) -> None:
-        """Try a release that waits once the source of the active one gives frames."""
+        """Try a release that waits, once the source of the active one gives frames.
+
+        Also if the active one does not work: it will never tell.
+        """
         desired, waiting = self._desired, self.state.postponed
         if desired is None or waiting is None or self.update.phase != "postponed":
             return
         health = self._pipeline.health()
-        if self.state.trial is None and health.state == "running" and health.frames > 0:
+        frames = health.state == "running" and health.frames > 0
+        if self.state.trial is None and (frames or health.state in ("failed", "stalled")):
+            self._source_worked = frames
             self._try_idle(desired)
 
     # -- the pipeline

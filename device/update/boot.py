@@ -2,6 +2,8 @@
 
 import logging
 
+import msgspec
+
 from device.errors import BundleError, StateError
 from device.update import slots
 from device.update.slot_store import SlotStore
@@ -45,7 +47,7 @@ def with_whole_active(store: SlotStore, state: SlotState) -> SlotState:
             store.verify(state.active)
         except BundleError as error:
             LOG.error("%s", error)
-            state = slots.lose_active(state)
+            state = msgspec.structs.replace(slots.lose_active(state), recovery=str(error))
         else:
             return state
     return state

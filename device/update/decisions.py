@@ -69,7 +69,7 @@ def decide(desired: Desired, state: SlotState, *, profile: str, dev: bool) -> De
     if not _holds(state.record(state.idle), sha256):
         return FetchIt()
     waiting = state.postponed
-    if waiting is not None and waiting.sha256 == sha256:
+    if waiting is not None and waiting.sha256 == sha256 and state.active is not None:
         return Waits(waiting.reason)
     return TryIdle()
 

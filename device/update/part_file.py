@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import re
 from pathlib import Path
 
 from device.errors import TransferError
@@ -11,7 +12,7 @@ from device.protocol.documents import BlobSpec
 from device.update.transfer import Download
 
 SYNC_BYTES = 4 * 1024**2  # the most that a power cut loses
-MAX_PEER_NAME = 32
+PEER = re.compile(r"[A-Za-z0-9_-]{0,32}")  # names are free to make up
 SPARE_BYTES = 16 * 1024**2  # free space for logs and the rest of the system
 _READ_BYTES = 1024**2
 
@@ -110,7 +111,7 @@ class Fetch:
         A topic without a peer is that of a server which gives no name.
         """
         part, _, peer = part.partition("/")
-        if "/" in peer or len(peer) > MAX_PEER_NAME:
+        if not PEER.fullmatch(peer):
             return
         if part == "index":
             if self.download.on_index(payload, peer):

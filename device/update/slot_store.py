@@ -38,6 +38,7 @@ from device.update.slots import (
     SlotRecord,
     SlotSeal,
     SlotState,
+    agreeing,
     inconsistency,
     recovered,
 )
@@ -108,7 +109,8 @@ class SlotStore:
             if problems:
                 LOG.error("%s", problems[0])
                 recovery = f"{problems[0]}. The other copy of the state is used"
-                state = msgspec.structs.replace(state, recovery=recovery)
+                found = {slot: seal for slot in SLOTS if (seal := self._read_seal(slot))}
+                state = msgspec.structs.replace(agreeing(state, found), recovery=recovery)
             return state
         seals, unsealed = self._slots_by_themselves()
         if not problems and not seals and not unsealed:

@@ -146,6 +146,12 @@ def begin_trial(state: SlotState, request: str) -> SlotState:
     return msgspec.structs.replace(state, trial=state.idle, attempts=1)
 
 
+def ask_again(state: SlotState, request: str) -> SlotState:
+    """Let the trial be that of a newer request for the same release."""
+    slot, record = _on_trial(state)
+    return _with_record(state, slot, msgspec.structs.replace(record, request=request))
+
+
 def confirm(state: SlotState, at: str = "") -> SlotState:
     """Commit the trial: its slot becomes active. What is known of its failures is forgotten."""
     slot, record = _on_trial(state)
@@ -215,6 +221,23 @@ def lose_active(state: SlotState) -> SlotState:
     state = _with_record(state, state.active, None) if state.active else state
     good = state.idle if idle is not None and idle.good else None
     return msgspec.structs.replace(state, active=good)
+
+
+def agreeing(state: SlotState, seals: Mapping[Slot, SlotSeal]) -> SlotState:
+    """Return the older of two copies of the state, after the loss of the newer one, with what the
+    slots know better: that one holds another release, or that the one on trial was confirmed.
+    """
+    for slot, seal in seals.items():
+        record = state.record(slot)
+        if record is None or record.sha256 == seal.record.sha256:
+            continue
+        if slot in (state.active, state.trial):  # neither is ever overwritten: the seal is wrong
+            continue
+        state = _with_record(state, slot, None)
+    confirmed = None if state.trial is None else seals.get(state.trial)
+    if confirmed is not None and confirmed.record.good:
+        return confirm(state, confirmed.record.committed_at)
+    return state
 
 
 def recovered(
