@@ -67,7 +67,9 @@ class Agent:
         self._presence = Presence(config, self._topics, self._put)
         self._updater = Updater(config, self._store, self._pipeline, self._report)
         self._version = _version()
+        self._desired_problem = ""
         self._stats_due_s = 0.0
+        self._dev_warning = DEV_WARNING if config.dev else ""
 
     def stop(self) -> None:
         """End `run`. Safe in a signal handler: only this queue takes events there."""
@@ -75,8 +77,8 @@ class Agent:
 
     def run(self) -> None:
         """Run until `stop`."""
-        if self._config.dev:
-            LOG.warning(DEV_WARNING)
+        if self._dev_warning:
+            LOG.warning(self._dev_warning)
         threading.Thread(target=lambda: self._put(self._stops.get()), daemon=True).start()
         self._presence.start()
         try:
@@ -122,7 +124,9 @@ class Agent:
         elif isinstance(event, PipelineExited):
             reason = self._pipeline.on_exit(event)
             if reason is not None:
-                self._updater.on_pipeline_exit(reason)
+                self._updater.on_pipeline_exit(
+                    reason, crashed=event.crashed, now_s=time.monotonic()
+                )
         elif isinstance(event, LinkUp):
             self._presence.on_link_up(event)
             self._updater.on_reconnect()
@@ -131,6 +135,7 @@ class Agent:
 
     def _advance(self, now_s: float) -> None:
         """Do what is due at this time, after each event and each wait."""
+        self._pipeline.watch(now_s)
         self._updater.advance(now_s)
         if self._presence.online:
             request = self._updater.next_request(time.monotonic())  # `advance` may take long
@@ -152,8 +157,12 @@ class Agent:
         try:
             desired = decode(payload, Desired) if payload else None
         except ValueError as error:
-            LOG.error("the desired document is not understood and changes nothing: %s", error)
+            self._desired_problem = (
+                f"the desired document is not understood and changes nothing: {error}"
+            )
+            LOG.error("%s", self._desired_problem)
             return
+        self._desired_problem = ""
         self._updater.on_desired(desired)
 
     # -- reports
@@ -172,12 +181,17 @@ class Agent:
             agent=self._version,
             profile=self._config.profile,
             dev=self._config.dev,
-            warning=DEV_WARNING if self._config.dev else "",
+            warning="; ".join(filter(None, (self._dev_warning, self._presence.warning))),
             session=self._presence.session,
             running=running_of(self._updater.state),
             pipeline=self._pipeline.report,
             update=self._updater.update,
+            problems=self._problems(),
         )
+
+    def _problems(self) -> tuple[str, ...]:
+        desired = (self._desired_problem,) if self._desired_problem else ()
+        return (*self._updater.problems, *desired)
 
     def _report(self) -> None:
         self._presence.report(self._reported(), time.monotonic())

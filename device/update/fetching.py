@@ -20,6 +20,11 @@ class Fetching:
         return 0 if self._fetch is None else self._fetch.download.received_bytes
 
     @property
+    def complaint(self) -> str:
+        """Which servers send what does not fit."""
+        return "" if self._fetch is None else self._fetch.download.complaint
+
+    @property
     def complete(self) -> bool:
         """Whether all chunks are on the disk."""
         return self._fetch is not None and self._fetch.download.complete
@@ -42,7 +47,7 @@ class Fetching:
         self._fetch = Fetch(self._folder, blob, self._window_chunks)
 
     def take(self, sha256: str, part: str, payload: bytes, now_s: float) -> None:
-        """Take a part that arrived; late ones and those of another blob are dropped."""
+        """Take a part that arrived, "7" or "7/peer"; late ones and other blobs' are dropped."""
         fetch = self._fetch
         if fetch is None or sha256 != fetch.download.spec.sha256 or fetch.download.complete:
             return

@@ -11,6 +11,7 @@ from device.engine.purposes import entries_read, without_portable
 from device.errors import BundleError, PipelineError
 from device.update.bundle import BundleInfo, write_bundle
 from pipelines.config import load_labels, load_pipeline
+from pipelines.sinks.files import check_release
 from pipelines.stages.fit import check_fit
 from pipelines.stages.preprocess_check import check_preprocessing
 
@@ -55,6 +56,7 @@ def pack_bundle(
     )
     try:
         check_fit(config, inputs, outputs, classes, manifest.dims)
+        check_release(config)
         warning = check_preprocessing(config, manifest.preprocessing)
     except PipelineError as error:
         raise BundleError(

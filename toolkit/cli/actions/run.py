@@ -33,6 +33,7 @@ from pipelines.config import (
 from pipelines.runtime.metrics import Metrics
 from pipelines.runtime.pipeline import Model, run_pipeline
 from pipelines.sinks.events import Event
+from pipelines.sinks.files import OutputFiles
 from pipelines.sinks.table import FrameResult
 from pipelines.sources.uri import redact
 from toolkit.cli.log import warn
@@ -52,6 +53,7 @@ class RunRequest:
     frames: int | None
     video: str | None
     jsonl: str | None
+    overwrite: bool
     dla: Dla
     scales: Scales
     timing_cache: Path | None
@@ -101,6 +103,7 @@ def run_target(request: RunRequest, *, as_json: bool) -> None:
                 model,
                 emit=view.on_message,
                 stop=stop,
+                files=OutputFiles(overwrite=request.overwrite),
                 frames=request.frames,
                 watch=view.on_result,
             )
