@@ -122,7 +122,7 @@ def test_a_message_larger_than_any_that_is_meant_for_us_is_not_taken(broker: Mos
             assert events.get(timeout=WAIT_S) == Message("t/2", b"x")
 
 
-GIANT_BYTES = 200 * 2**20
+GIANT_BYTES = 40 * 2**20
 WRITER = """
 import sys
 from paho.mqtt import publish

@@ -13,10 +13,12 @@ from device.profile import Profile
 from toolkit.dla.rules.explain import Explanation, explain_node, render_explanation
 from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import Target, choose_target
-from toolkit.errors import PlanError
+from toolkit.errors import PlanError, about
+from toolkit.graph.check import check_nodes
+from toolkit.graph.memory_limit import check_device_memory
 from toolkit.graph.node_view import views
 from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import ModelSource, import_model
+from toolkit.importers.onnx import ModelSource, import_model, source_path
 from toolkit.importers.source import ModelPath, Report, silent
 from toolkit.partition.costs.measured import load_measured
 from toolkit.partition.planning.advice import Advice, advise
@@ -89,11 +91,12 @@ def make_plan(request: PlanRequest, report: Report = silent) -> PlanResult:
     )
     times = load_measured(request.measured) if request.measured else None
     models = tuple(replace(one.model, measured=times) for one in loaded)
-    shared = plan_together(models, target.profile, options)
-    advice = {
-        plan.name: advise(shared, plan, target.profile, one.prepared.declined)
-        for plan, one in zip(shared.plans, loaded, strict=True)
-    }
+    with about(", ".join(source_path(member.source).name for member in request.members)):
+        shared = plan_together(models, target.profile, options)
+        advice = {
+            plan.name: advise(shared, plan, target.profile, one.prepared.declined)
+            for plan, one in zip(shared.plans, loaded, strict=True)
+        }
     return PlanResult(shared, advice, loaded)
 
 
@@ -151,6 +154,17 @@ def _load(
     options: PlanOptions,
     report: Report = silent,
 ) -> LoadedModel:
+    with about(source_path(member.source).name):
+        return _load_member(member, request, profile, options, report)
+
+
+def _load_member(
+    member: PlanMember,
+    request: PlanRequest,
+    profile: Profile,
+    options: PlanOptions,
+    report: Report,
+) -> LoadedModel:
     imported = import_model(
         member.source, shapes=member.shapes, plugins=request.plugins, report=report
     )
@@ -162,6 +176,8 @@ def _load(
         table = _table(member.table, member.shapes)
     graph, _ = run_passes(graph)
     give_shapes(graph, request.plugins)
+    check_nodes(graph)
+    check_device_memory(graph.graph, profile)
     ranges, keep = None, frozenset[str]()
     if table is not None:
         ranges, keep = table.tensors, frozenset(table.keep_float)

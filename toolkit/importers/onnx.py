@@ -26,6 +26,7 @@ from onnx_ir.passes import common as ir_passes
 
 from device.engine.manifest import DimRange
 from toolkit.errors import ImportModelError, first_line
+from toolkit.graph import native
 from toolkit.graph.dtypes import IO_DTYPES
 from toolkit.graph.passes.branches import own_branch_outputs
 from toolkit.importers.formats import export_to_onnx
@@ -53,9 +54,19 @@ _REFUSALS = (
     RuntimeError,
     ValueError,
     onnx.checker.ValidationError,
+    onnx.shape_inference.InferenceError,
     onnx.version_converter.ConvertError,
 )
-_IR_REFUSALS = (ir.serde.SerdeError, ValueError, TypeError, KeyError, NotImplementedError)
+# What onnx-ir and its passes raise on a model that they cannot represent or go through.
+_IR_REFUSALS = (
+    ir.passes.InvariantError,
+    ir.serde.SerdeError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,  # PassError, and what its cloner makes of others
+    TypeError,
+    ValueError,
+)
 
 # What exporters call a dimension that has no name; equal ones are not the same dimension.
 UNNAMED = frozenset({"?", "-1", "None", "none", "unk", "unknown"})
@@ -296,11 +307,11 @@ def _at_known_opset(
     target_opset = min(max(opset, TARGET_OPSET), NEWEST_RUN_OPSET)
     if opset == target_opset:
         return proto, []
-    if opset < BROADCASTING_OPSET:
-        _lay_slopes(proto, path, opset)
     # The converter drops functions. Those of plugins come in the place of the model's own later.
     plain = ir.to_proto(_inlined(proto, path, plugged)) if proto.functions else proto
     try:
+        if opset < BROADCASTING_OPSET:
+            _lay_slopes(plain, path, opset)
         converted = _converted(plain, target_opset)
     except _REFUSALS as err:
         if opset >= MIN_OPSET:
@@ -329,7 +340,7 @@ def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     # The converter adds constants that are no inputs, which IR version 3 does not know.
     proto.ir_version = max(proto.ir_version, 4)
     try:
-        converted = onnx.version_converter.convert_version(proto, opset)
+        converted = native.convert_version(proto, opset)
     finally:
         _set_weights(proto, weights)
     _set_weights(converted, weights)
@@ -348,7 +359,7 @@ def _lay_slopes(proto: onnx.ModelProto, path: Path, opset: int) -> None:
         node
         for node in proto.graph.node
         if node.op_type == "PRelu"
-        and (node.input[1] not in slopes or math.prod(slopes[node.input[1]].dims) != 1)
+        and not any(name in slopes and math.prod(slopes[name].dims) == 1 for name in node.input[1:])
     ]
     if not nodes:
         return
@@ -358,12 +369,12 @@ def _lay_slopes(proto: onnx.ModelProto, path: Path, opset: int) -> None:
     }
     laid: dict[str, int] = {}
     for node in nodes:
-        source, name = node.input
+        source, name, *more = (*node.input, "", "")
         rank = ranks.get(source)
-        own = name in slopes and name not in read_elsewhere
+        own = name in slopes and name not in read_elsewhere and not any(more)
         if rank is None or rank < 2 or not own or laid.setdefault(name, rank) != rank:
             raise ImportModelError(
-                f"{path.name} has opset {opset}, and the slopes of its PRelu {node.output[0]!r} "
+                f"{path.name} has opset {opset}, and the slopes of its PRelu {source!r} "
                 f"cannot be raised to {TARGET_OPSET}; export it with opset {MIN_OPSET} or newer."
             )
     for name, rank in laid.items():
@@ -377,7 +388,7 @@ def _lay_slopes(proto: onnx.ModelProto, path: Path, opset: int) -> None:
 
 
 def _ranks(proto: onnx.ModelProto) -> dict[str, int]:
-    graph = onnx.shape_inference.infer_shapes(proto).graph
+    graph = native.infer_shapes(proto, strict=False, data_prop=False).graph
     values = (*graph.input, *graph.value_info, *graph.output)
     return {
         value.name: len(value.type.tensor_type.shape.dim)
@@ -395,7 +406,12 @@ def _set_resize_modes(graph: onnx.GraphProto) -> None:
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     constants |= {
-        node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"
+        name: attribute.t
+        for node in graph.node
+        if node.op_type == "Constant"
+        for attribute in node.attribute
+        if attribute.name == "value"
+        for name in node.output
     }
     for node in graph.node:
         if node.op_type != "Resize":
