@@ -23,8 +23,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paho.mqtt import publish
-
 from device.protocol.documents import Reported, StateDocument, decode
 from device.protocol.mqtt import Link, LinkDown, LinkSettings, Message, queue_putter
 from device.protocol.topics import Topics
@@ -100,6 +98,10 @@ class Watcher:
                 self.report = decode(message.payload, Reported)
             else:
                 self.online = decode(message.payload, StateDocument).state == "online"
+
+    def publish(self, topic: str, payload: bytes) -> None:
+        """Publish a retained message, if there is a connection."""
+        self._link.publish(topic, payload, qos=1, retain=True)
 
     def close(self) -> None:
         """End the connection."""
@@ -369,8 +371,7 @@ class Chaos:
         self._publish(TOPICS.chunk("0" * 64, "0"), bytes(GIANT_BYTES))
 
     def _publish(self, topic: str, payload: bytes) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            publish.single(topic, payload, port=self._broker_port, keepalive=5)
+        self._watcher.publish(topic, payload)
 
     # -- the end
 
@@ -450,6 +451,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     folder = options.keep or Path(tempfile.mkdtemp(prefix=f"tandem-chaos-{seed}-"))
     folder.mkdir(exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     chaos = Chaos(folder, seed, options.patience, lambda line: print(line, file=sys.stderr))
     chaos.run(steps, options.seconds)
     _report(chaos, seed, len(steps), options.seconds, folder, as_json=options.json)

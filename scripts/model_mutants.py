@@ -119,7 +119,7 @@ def mutant(seed: int) -> bytes:
         change = draw.choice(CHANGES)
         try:
             change(draw, proto)
-        except (IndexError, ValueError, TypeError, DecodeError):
+        except (IndexError, KeyError, ValueError, TypeError, DecodeError):
             continue  # the change has no place here
     data = proto.SerializeToString(deterministic=True)
     return flipped(draw, data) if draw.random() < 0.03 else data

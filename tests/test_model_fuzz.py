@@ -178,7 +178,9 @@ def test_the_limit_of_memory_is_at_the_last_byte() -> None:
         set_max_memory(2 * 768)
         check_host_memory(imported.model.graph)
         set_max_memory(2 * 768 - 1)
-        with pytest.raises(ImportModelError, match="'one' .* 1536 bytes are in use, above .* 1535"):
+        with pytest.raises(
+            ImportModelError, match=r"'one' .* 1536 bytes are in use, above .* 1535"
+        ):
             check_host_memory(imported.model.graph)
     finally:
         set_max_memory(None)

@@ -109,9 +109,8 @@ def build_engine(
     name = source_path(model).name
     with about(name):
         job = read_model(model, target, options, on_progress or silent)
-    calibrated = calibrate(job)
-    preprocessing = engine_preprocessing(calibrated.table, job)
-    with about(name):
+        calibrated = calibrate(job)
+        preprocessing = engine_preprocessing(calibrated.table, job)
         backend = _backend(job)
         kernels = ask_for_kernels(calibrated, job, backend)
         shared = plan_nodes(calibrated, kernels, job)

@@ -11,7 +11,7 @@ import math
 import os
 import resource
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, BinaryIO
 
 import onnx
@@ -140,12 +140,8 @@ def _contradiction(
     constants = {name: data[name] for name in read if name in data}
     try:
         schema = defs.get_schema(node.op_type, opset, "")
-        for attribute in node.attribute:
-            if attribute.ref_attr_name:
-                return f"its attribute {attribute.name!r} is one of a function, and it is in none"
-            known = schema.attributes.get(attribute.name)
-            if known is not None and known.type.value != attribute.type:
-                return f"its attribute {attribute.name!r} is not of type {known.type.name}"
+        if reason := _bad_attribute(node, schema) or _bad_convolution(node, types):
+            return reason
         inferred = onnx.shape_inference.infer_node_outputs(
             schema, node, read, constants, opset_imports=list(proto.opset_import)
         )
@@ -153,27 +149,48 @@ def _contradiction(
         return str(err)
     except (defs.SchemaError, KeyError, RuntimeError, TypeError, ValueError):
         return ""  # not known to this onnx, or nothing that it can say of a node alone
-    if node.op_type in ("Conv", "ConvTranspose") and (reason := _bad_groups(node, types)):
-        return reason
-    for name, kind in inferred.items():
-        if name in types and not _agree(types[name], kind):
-            return f"it makes {_text(kind)}, but {name!r} is noted as {_text(types[name])}"
+    return _bad_result(inferred, types, {value.name for value in proto.graph.output})
+
+
+def _bad_attribute(node: onnx.NodeProto, schema: defs.OpSchema) -> str:
+    for attribute in node.attribute:
+        if attribute.ref_attr_name:
+            return f"its attribute {attribute.name!r} is one of a function, and it is in none"
+        if (node.op_type, attribute.name, attribute.i) == ("Cast", "to", TensorProto.UNDEFINED):
+            return "it casts to no type"
+        known = schema.attributes.get(attribute.name)
+        if known is not None and int(known.type.value) != attribute.type:  # type: ignore[attr-defined]
+            return f"its attribute {attribute.name!r} has the wrong type"
     return ""
 
 
-def _bad_groups(node: onnx.NodeProto, types: Mapping[str, TypeProto]) -> str:
-    """Return what is wrong with the groups of a convolution; inference does not read them."""
-    data, weights = ([dim.dim_value for dim in types[name].tensor_type.shape.dim]
-                     for name in node.input[:2])  # fmt: skip
+def _bad_convolution(node: onnx.NodeProto, types: Mapping[str, TypeProto]) -> str:
+    """Return what is wrong with ranks and groups of a convolution; inference misses both."""
+    if node.op_type not in ("Conv", "ConvTranspose") or len(node.input) < 2:
+        return ""
+    kinds = [types[name].tensor_type for name in node.input[:2] if name in types]
+    shapes = [[dim.dim_value for dim in kind.shape.dim] for kind in kinds if kind.HasField("shape")]
     groups = next((item.i for item in node.attribute if item.name == "group"), 1)
+    if any(len(shape) < 3 for shape in shapes) or len({len(shape) for shape in shapes}) > 1:
+        return f"its input and weights are {' and '.join(map(str, shapes))}"
     if groups < 1:
         return f"it has {groups} groups"
-    if len(data) < 2 or len(weights) < 2 or not (data[1] and weights[0] and weights[1]):
+    if len(shapes) < 2 or not (shapes[0][1] and shapes[1][0] and shapes[1][1]):
         return ""  # a size is not known
-    maps = weights[0]
-    channels = weights[1] * groups if node.op_type == "Conv" else weights[0]
-    if maps % groups or data[1] != channels:
-        return f"{groups} groups and weights {weights} do not fit {data[1]} channels"
+    (_, channels, *_), (first, second, *_) = shapes
+    expected = second * groups if node.op_type == "Conv" else first
+    if first % groups or channels != expected:
+        return f"{groups} groups and weights {shapes[1]} do not fit {channels} channels"
+    return ""
+
+
+def _bad_result(
+    inferred: Mapping[str, TypeProto], noted: Mapping[str, TypeProto], outputs: Set[str]
+) -> str:
+    """Return which result is not what the graph says; exporters misjudge shapes of outputs."""
+    for name, kind in inferred.items():
+        if name in noted and name not in outputs and not _agree(noted[name], kind):
+            return f"it makes {_text(kind)}, but {name!r} is noted as {_text(noted[name])}"
     return ""
 
 

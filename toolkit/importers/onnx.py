@@ -68,6 +68,9 @@ _IR_REFUSALS = (
     ValueError,
 )
 
+_NO_BITS = {ir.DataType.UNDEFINED, ir.DataType.STRING}
+_KNOWN_DTYPES = frozenset(dtype.value for dtype in ir.DataType if dtype not in _NO_BITS)
+
 # What exporters call a dimension that has no name; equal ones are not the same dimension.
 UNNAMED = frozenset({"?", "-1", "None", "none", "unk", "unknown"})
 
@@ -241,9 +244,31 @@ def _parse(data: bytes, path: Path) -> onnx.ModelProto:
             f"{path.name} keeps weights in a file beside it that cannot be read "
             f"({first_line(err)}); copy that file to {path.parent}."
         ) from err
+    _check_tensors(proto.graph, path)
     _sort_nodes(proto.graph)
     _clear_false_sizes(proto.graph)
     return proto
+
+
+def _check_tensors(graph: onnx.GraphProto, path: Path) -> None:
+    """Refuse constants whose bytes are not as many as their type and sizes say."""
+    tensors = list(graph.initializer)
+    for node in graph.node:
+        for attribute in node.attribute:
+            tensors += [attribute.t, *attribute.tensors]
+            for inner in (attribute.g, *attribute.graphs):
+                _check_tensors(inner, path)
+    for tensor in tensors:
+        if not tensor.HasField("raw_data") or tensor.data_type not in _KNOWN_DTYPES:
+            continue
+        bits = ir.DataType(tensor.data_type).bitwidth
+        expected = math.ceil(math.prod(tensor.dims) * bits / 8)
+        if len(tensor.raw_data) != expected:
+            raise ImportModelError(
+                f"{path.name}: the constant {tensor.name!r} of sizes {list(tensor.dims)} has "
+                f"{len(tensor.raw_data)} bytes, its type and sizes need {expected}; "
+                "export the model again."
+            )
 
 
 def _sort_nodes(graph: onnx.GraphProto) -> None:
