@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from onnx.checker import ValidationError
 
 from scripts.golden_graphs import GRAPHS, graph_named
 
@@ -119,7 +120,7 @@ def mutant(seed: int) -> bytes:
         change = draw.choice(CHANGES)
         try:
             change(draw, proto)
-        except (IndexError, KeyError, ValueError, TypeError, DecodeError):
+        except (IndexError, KeyError, ValueError, TypeError, DecodeError, ValidationError):
             continue  # the change has no place here
     data = proto.SerializeToString(deterministic=True)
     return flipped(draw, data) if draw.random() < 0.03 else data

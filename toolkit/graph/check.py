@@ -16,7 +16,13 @@ def check_nodes(model: ir.Model) -> None:
 
     Raises ImportModelError: a node has inputs, attributes or results that contradict its operator.
     """
-    bad = call_onnx_api(native.bad_nodes, model)
+    try:
+        bad = call_onnx_api(native.bad_nodes, model)
+    except ir.serde.SerdeError as err:
+        raise ImportModelError(
+            f"the graph cannot be written as ONNX ({first_line(err.__cause__ or err)}); "
+            "export the model again"
+        ) from err
     if not bad:
         return
     node = bad[0]

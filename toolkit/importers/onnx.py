@@ -259,16 +259,22 @@ def _check_tensors(graph: onnx.GraphProto, path: Path) -> None:
             for inner in (attribute.g, *attribute.graphs):
                 _check_tensors(inner, path)
     for tensor in tensors:
-        if not tensor.HasField("raw_data") or tensor.data_type not in _KNOWN_DTYPES:
-            continue
-        bits = ir.DataType(tensor.data_type).bitwidth
-        expected = math.ceil(math.prod(tensor.dims) * bits / 8)
-        if len(tensor.raw_data) != expected:
+        if tensor.data_type in _KNOWN_DTYPES and not _has_its_data(tensor):
             raise ImportModelError(
-                f"{path.name}: the constant {tensor.name!r} of sizes {list(tensor.dims)} has "
-                f"{len(tensor.raw_data)} bytes, its type and sizes need {expected}; "
-                "export the model again."
+                f"{path.name}: the constant {tensor.name!r} has not as many elements as its type "
+                f"and its sizes {list(tensor.dims)} say; export the model again."
             )
+
+
+def _has_its_data(tensor: onnx.TensorProto) -> bool:
+    """Whether a constant has the elements of its sizes, in its bytes or in a field of its type."""
+    if tensor.HasField("raw_data"):
+        bits = ir.DataType(tensor.data_type).bitwidth
+        return len(tensor.raw_data) == math.ceil(math.prod(tensor.dims) * bits / 8)
+    try:
+        return ir.from_proto(tensor).numpy().size == math.prod(tensor.dims)
+    except (TypeError, ValueError):
+        return False
 
 
 def _sort_nodes(graph: onnx.GraphProto) -> None:
@@ -555,6 +561,16 @@ def _refuse_unsupported(model: ir.Model, path: Path) -> None:
             raise ImportModelError(
                 f"{path.name}: {value.name!r} has type {value.dtype.name}, which cannot enter or "
                 f"leave an engine; types that can: {', '.join(IO_DTYPES.values())}."
+            )
+    for value in model.graph.initializers.values():
+        constant = value.const_value
+        if constant is not None and (
+            (value.dtype is not None and value.dtype != constant.dtype)
+            or (value.shape is not None and value.shape != constant.shape)
+        ):
+            raise ImportModelError(
+                f"{path.name}: the constant {value.name!r} is noted as {value.dtype}{value.shape}, "
+                f"but it is {constant.dtype}{constant.shape}; export the model again."
             )
     functions = {(key[0], key[1]) for key in model.functions}
     foreign = [
