@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
@@ -23,7 +24,13 @@ import pytest
 import safetensors
 from engine_fixtures import engine_parts, single_network, split_network, write_network
 
-from device.engine.container import header_length, parse_header
+from device.engine.container import (
+    MAX_ENTRIES,
+    MAX_HEADER_BYTES,
+    MAX_JSON_VALUES,
+    header_length,
+    parse_header,
+)
 from device.engine.file import encode_manifest, open_engine
 from device.engine.manifest_check import check_manifest
 from device.errors import EngineError
@@ -146,7 +153,7 @@ def splice(draw: random.Random, data: bytes) -> bytes:
 
 
 def relength(draw: random.Random, data: bytes) -> bytes:
-    length = draw.choice((0, 1, 2**31, 2**63, 2**64 - 1, 10**8, 10**8 + 1, draw.randrange(30_000)))
+    length = draw.choice((0, 1, 2**31, 2**63, 2**64 - 1, 2**24, 2**24 + 1, draw.randrange(30_000)))
     return length.to_bytes(8, "little") + data[8:]
 
 
@@ -269,6 +276,32 @@ def test_hostile_files_are_refused_or_valid(count: int) -> None:
     assert total["refused"] > 0.5 * count
     assert total["both read"] > total["valid"] + 0.1 * count
     assert total["only we refuse"] > 0.002 * count
+
+
+def header_of(entries: int) -> bytes:
+    """A header of entries without a byte: small in the file, large as objects."""
+    row = '"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+    return ("{" + ",".join(row % number for number in range(entries)) + "}").encode()
+
+
+def test_the_number_of_entries_is_at_its_limit() -> None:
+    header = header_of(MAX_ENTRIES)
+    assert len(parse_header(header, len(header) + 8, "it").entries) == MAX_ENTRIES
+    header = header_of(MAX_ENTRIES + 1)
+    with pytest.raises(EngineError, match=f"{MAX_ENTRIES + 1} entries, the limit is {MAX_ENTRIES}"):
+        parse_header(header, len(header) + 8, "it")
+
+
+def test_a_header_of_empty_entries_is_refused_before_it_becomes_objects() -> None:
+    header = header_of(250_000)
+    assert len(header) < MAX_HEADER_BYTES
+    tracemalloc.start()
+    try:
+        with pytest.raises(EngineError, match=f"values, the limit is {MAX_JSON_VALUES}"):
+            parse_header(header, len(header) + 8, "it")
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("seed", range(5))

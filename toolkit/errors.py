@@ -1,6 +1,8 @@
 """The errors of the host side; see `device.errors` for the form of their messages."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from device.errors import TandemError, shortened
 
@@ -49,6 +51,17 @@ class SurgeonError(TandemError):
 
 class PluginError(TandemError):
     """A plugin cannot be loaded, or does not do what it says."""
+
+
+@contextmanager
+def about(model: str) -> Iterator[None]:
+    """Begin the messages of errors that do not name the model with its name."""
+    try:
+        yield
+    except TandemError as err:
+        if model in str(err):
+            raise
+        raise type(err)(f"{model}: {err}") from err
 
 
 def first_line(err: BaseException) -> str:

@@ -42,6 +42,7 @@ from toolkit.engine.segments import BuiltSegments, Quantizer, build_segments
 from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import Target, choose_target
 from toolkit.engine.write import check_destination, write_proven
+from toolkit.errors import about
 from toolkit.gpu.codegen.compile import Progress
 from toolkit.gpu.codegen.cuda_source import find_compiler
 from toolkit.gpu.report import GpuReport, report_segment
@@ -107,15 +108,17 @@ def build_engine(
     target = choose_target(profile, options.jetpack)
     path = Path(out)
     check_destination(path, None if isinstance(model, ModelBytes) else source_path(model))
-    job = _job(model, target, options, on_progress or silent)
-    calibrated = calibrate(job)
-    preprocessing = engine_preprocessing(calibrated.table, job)
-    backend = _backend(job)
-    kernels = ask_for_kernels(calibrated, job, backend)
-    shared = plan_nodes(calibrated, kernels, job)
-    unified = unified_ranges(calibrated, shared.plans[0])
-    built = build_planned(calibrated, shared, unified, job, backend)
-    manifest, entries = _assemble(calibrated.table, preprocessing, built, job)
+    name = source_path(model).name
+    with about(name):
+        job = _job(model, target, options, on_progress or silent)
+        calibrated = calibrate(job)
+        preprocessing = engine_preprocessing(calibrated.table, job)
+        backend = _backend(job)
+        kernels = ask_for_kernels(calibrated, job, backend)
+        shared = plan_nodes(calibrated, kernels, job)
+        unified = unified_ranges(calibrated, shared.plans[0])
+        built = build_planned(calibrated, shared, unified, job, backend)
+        manifest, entries = _assemble(calibrated.table, preprocessing, built, job)
     loss = _write(path, manifest, entries, calibrated, job)
     scale_rules = scale_effect(unified, calibrated.ranges)
     return BuildResult(

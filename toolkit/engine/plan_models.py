@@ -14,10 +14,12 @@ from toolkit.dla.rules.explain import Explanation, explain_node, render_explanat
 from toolkit.engine.batch import choose_batch, chooses_batch
 from toolkit.engine.support import ask_gpu
 from toolkit.engine.target import Target, choose_target
-from toolkit.errors import PlanError
+from toolkit.errors import PlanError, about
+from toolkit.graph.check import check_nodes
+from toolkit.graph.memory_limit import check_device_memory
 from toolkit.graph.node_view import views
 from toolkit.graph.passes import run_passes
-from toolkit.importers.onnx import ModelSource, import_model
+from toolkit.importers.onnx import ModelSource, import_model, source_path
 from toolkit.importers.source import ModelPath, Report, silent
 from toolkit.partition.costs.measured import load_measured
 from toolkit.partition.planning.advice import Advice, advise
@@ -92,10 +94,11 @@ def make_plan(request: PlanRequest, report: Report = silent) -> PlanResult:
     """Plan all models of the request together; `report` hears of the exports of models."""
     target, options = _target(request)
     loaded, shared, _ = _planned(request, target.profile, options, report)
-    advice = {
-        plan.name: advise(shared, plan, target.profile, one.prepared.declined)
-        for plan, one in zip(shared.plans, loaded, strict=True)
-    }
+    with about(_names(request)):
+        advice = {
+            plan.name: advise(shared, plan, target.profile, one.prepared.declined)
+            for plan, one in zip(shared.plans, loaded, strict=True)
+        }
     return PlanResult(shared, advice, loaded)
 
 
@@ -120,7 +123,8 @@ def _planned(
         )
         models = (replace(one.model, measured=times, batching=batching) for one in loaded)
         start = {one.model.name: one.prepared.placement for one in loaded}
-        return loaded, plan_together(tuple(models), profile, options, (start,))
+        with about(_names(request)):
+            return loaded, plan_together(tuple(models), profile, options, (start,))
 
     rated = any(member.rate_hz is not None for member in request.members)
     if not chooses_batch(options, rated=rated, models=len(request.members)):
@@ -140,6 +144,10 @@ def _planned(
     loaded, shared = choice.planned
     plan = replace(shared.plans[0], batching=choice.batching)
     return loaded, replace(shared, plans=(plan,)), choice.options
+
+
+def _names(request: PlanRequest) -> str:
+    return ", ".join(source_path(member.source).name for member in request.members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +206,19 @@ def _load(
     batch: int = 1,
     report: Report = silent,
 ) -> LoadedModel:
+    with about(source_path(member.source).name):
+        return _load_member(member, request, profile, options, batch=batch, report=report)
+
+
+def _load_member(
+    member: PlanMember,
+    request: PlanRequest,
+    profile: Profile,
+    options: PlanOptions,
+    *,
+    batch: int,
+    report: Report,
+) -> LoadedModel:
     imported = import_model(
         member.source,
         shapes=member.shapes,
@@ -214,6 +235,8 @@ def _load(
         table = _table(member.table, member.shapes)
     graph, _ = run_passes(graph)
     give_shapes(graph, request.plugins)
+    check_nodes(graph)
+    check_device_memory(graph.graph, profile)
     ranges, keep = None, frozenset[str]()
     if table is not None:
         ranges, keep = table.tensors, frozenset(table.keep_float)

@@ -11,6 +11,8 @@ from toolkit.engine.options import BuildJob, BuildOptions
 from toolkit.engine.target import Target
 from toolkit.errors import BuildError, ImportModelError
 from toolkit.gpu.codegen.compile import Progress
+from toolkit.graph.check import check_nodes
+from toolkit.graph.memory_limit import check_device_memory, check_host_memory
 from toolkit.graph.passes import run_passes
 from toolkit.importers.onnx import ModelSource, import_model
 from toolkit.importers.source import silent
@@ -48,6 +50,9 @@ def read_model(
     imported = replace(imported, notes=imported.notes + qdq_notes)
     graph, passes = run_passes(imported.model if plain is None else plain.model)
     give_shapes(graph, options.plugins)
+    check_nodes(graph)
+    check_host_memory(graph.graph)
+    check_device_memory(graph.graph, target.profile)
     precision = _precision(options, target, graph, imported.name, plain)
     plan = replace(options.plan, precision=precision, tensorrt=target.tensorrt)
     return BuildJob(options, target, imported, graph, passes, plain, plan, report)

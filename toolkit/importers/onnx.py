@@ -36,7 +36,20 @@ from toolkit.plugins.functions import add_functions, unused_plugins
 LOG = logging.getLogger(__name__)
 
 _WIDEST = 8  # bytes of an element; complex ones count half, and half the limit is near it
-_IR_REFUSALS = (ir.serde.SerdeError, ValueError, TypeError, KeyError, NotImplementedError)
+# What onnx-ir and its passes raise on a model that they cannot represent or go through.
+_IR_REFUSALS = (
+    ir.passes.InvariantError,
+    ir.serde.SerdeError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,  # PassError, and what its cloner makes of others
+    TypeError,
+    ValueError,
+)
+
+_NO_BITS = {ir.DataType.UNDEFINED, ir.DataType.STRING}
+_KNOWN_DTYPES = frozenset(dtype.value for dtype in ir.DataType if dtype not in _NO_BITS)
+
 
 # Domains whose operators onnxruntime's CPU provider knows.
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
@@ -229,9 +242,37 @@ def _parse(data: bytes, path: Path) -> onnx.ModelProto:
             f"{path.name} keeps weights in a file beside it that cannot be read "
             f"({first_line(err)}); copy that file to {path.parent}."
         ) from err
+    _check_tensors(proto.graph, path)
     sort_nodes(proto.graph)
     clear_false_sizes(proto.graph)
     return proto
+
+
+def _check_tensors(graph: onnx.GraphProto, path: Path) -> None:
+    """Refuse constants whose bytes are not as many as their type and sizes say."""
+    tensors = list(graph.initializer)
+    for node in graph.node:
+        for attribute in node.attribute:
+            tensors += [attribute.t, *attribute.tensors]
+            for inner in (attribute.g, *attribute.graphs):
+                _check_tensors(inner, path)
+    for tensor in tensors:
+        if tensor.data_type in _KNOWN_DTYPES and not _has_its_data(tensor):
+            raise ImportModelError(
+                f"{path.name}: the constant {tensor.name!r} has not as many elements as its type "
+                f"and its sizes {list(tensor.dims)} say; export the model again."
+            )
+
+
+def _has_its_data(tensor: onnx.TensorProto) -> bool:
+    """Whether a constant has the elements of its sizes, in its bytes or in a field of its type."""
+    if tensor.HasField("raw_data"):
+        bits = ir.DataType(tensor.data_type).bitwidth
+        return len(tensor.raw_data) == math.ceil(math.prod(tensor.dims) * bits / 8)
+    try:
+        return ir.from_proto(tensor).numpy().size == math.prod(tensor.dims)
+    except (TypeError, ValueError):
+        return False
 
 
 def _weight_bytes(proto: onnx.ModelProto) -> int:
@@ -334,6 +375,16 @@ def _refuse_unsupported(model: ir.Model, path: Path, *, keep_tensorrt: bool = Fa
             raise ImportModelError(
                 f"{path.name}: {value.name!r} has type {value.dtype.name}, which cannot enter or "
                 f"leave an engine; types that can: {', '.join(IO_DTYPES.values())}."
+            )
+    for value in model.graph.initializers.values():
+        constant = value.const_value
+        if constant is not None and (
+            (value.dtype is not None and value.dtype != constant.dtype)
+            or (value.shape is not None and value.shape != constant.shape)
+        ):
+            raise ImportModelError(
+                f"{path.name}: the constant {value.name!r} is noted as {value.dtype}{value.shape}, "
+                f"but it is {constant.dtype}{constant.shape}; export the model again."
             )
     functions = {(key[0], key[1]) for key in model.functions}
     foreign = [

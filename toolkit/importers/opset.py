@@ -13,6 +13,7 @@ import onnx.shape_inference
 import onnx.version_converter
 
 from toolkit.errors import ImportModelError, first_line
+from toolkit.graph import native
 
 # Models are raised to TARGET_OPSET, the first whose Q/DQ TensorRT takes on the DLA and for which
 # onnx has a reference of Q/DQ. Some operators have no converter: a model of at least MIN_OPSET,
@@ -30,6 +31,7 @@ _REFUSALS = (
     RuntimeError,
     ValueError,
     onnx.checker.ValidationError,
+    onnx.shape_inference.InferenceError,
     onnx.version_converter.ConvertError,
 )
 
@@ -57,11 +59,11 @@ def at_known_opset(
     target_opset = min(max(opset, TARGET_OPSET), NEWEST_RUN_OPSET)
     if opset == target_opset:
         return proto, []
-    if opset < BROADCASTING_OPSET:
-        _lay_slopes(proto, path, opset)
     # The converter drops functions. Those of plugins come in the place of the model's own later.
     plain = inline(proto) if proto.functions else proto
     try:
+        if opset < BROADCASTING_OPSET:
+            _lay_slopes(plain, path, opset)
         converted = _converted(plain, target_opset)
     except _REFUSALS as err:
         if opset >= MIN_OPSET:
@@ -90,8 +92,8 @@ def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     # The converter adds constants that are no inputs, which IR version 3 does not know.
     proto.ir_version = max(proto.ir_version, 4)
     try:
-        converted = onnx.version_converter.convert_version(proto, opset)
-    except _REFUSALS:
+        converted = native.convert_version(proto, opset)
+    except BaseException:
         _set_weights(proto, weights)
         raise
     _set_weights(converted, weights)
@@ -110,7 +112,7 @@ def _lay_slopes(proto: onnx.ModelProto, path: Path, opset: int) -> None:
         node
         for node in proto.graph.node
         if node.op_type == "PRelu"
-        and (node.input[1] not in slopes or math.prod(slopes[node.input[1]].dims) != 1)
+        and not any(name in slopes and math.prod(slopes[name].dims) == 1 for name in node.input[1:])
     ]
     if not nodes:
         return
@@ -120,12 +122,12 @@ def _lay_slopes(proto: onnx.ModelProto, path: Path, opset: int) -> None:
     }
     laid: dict[str, int] = {}
     for node in nodes:
-        source, name = node.input
+        source, name, *more = (*node.input, "", "")
         rank = ranks.get(source)
-        own = name in slopes and name not in read_elsewhere
+        own = name in slopes and name not in read_elsewhere and not any(more)
         if rank is None or rank < 2 or not own or laid.setdefault(name, rank) != rank:
             raise ImportModelError(
-                f"{path.name} has opset {opset}, and the slopes of its PRelu {node.output[0]!r} "
+                f"{path.name} has opset {opset}, and the slopes of its PRelu {source!r} "
                 f"cannot be raised to {TARGET_OPSET}; export it with opset {MIN_OPSET} or newer."
             )
     for name, rank in laid.items():
@@ -139,7 +141,7 @@ def _lay_slopes(proto: onnx.ModelProto, path: Path, opset: int) -> None:
 
 
 def _ranks(proto: onnx.ModelProto) -> dict[str, int]:
-    graph = onnx.shape_inference.infer_shapes(proto).graph
+    graph = native.infer_shapes(proto, strict=False, data_prop=False).graph
     values = (*graph.input, *graph.value_info, *graph.output)
     return {
         value.name: len(value.type.tensor_type.shape.dim)
@@ -157,7 +159,12 @@ def _set_resize_modes(graph: onnx.GraphProto) -> None:
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     constants |= {
-        node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"
+        name: attribute.t
+        for node in graph.node
+        if node.op_type == "Constant"
+        for attribute in node.attribute
+        if attribute.name == "value"
+        for name in node.output
     }
     for node in graph.node:
         if node.op_type != "Resize":

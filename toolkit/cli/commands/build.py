@@ -16,6 +16,7 @@ from toolkit.cli.options.calibration import (
     range_options,
 )
 from toolkit.cli.options.choices import Switch
+from toolkit.cli.options.memory import memory_option
 from toolkit.cli.options.model import layout_option
 from toolkit.cli.options.names import complete_profile
 from toolkit.cli.options.page import html_option, say_written
@@ -101,6 +102,7 @@ def parse_dims(
     help="Keep a dimension dynamic within a range.",
 )
 @layout_option
+@memory_option
 @plugin_option
 @tactic_options
 @plan_options(BUILD_GOALS)

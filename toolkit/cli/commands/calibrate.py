@@ -14,6 +14,7 @@ from toolkit.cli.options.calibration import (
     range_options,
 )
 from toolkit.cli.options.choices import Switch
+from toolkit.cli.options.memory import memory_option
 from toolkit.cli.options.model import layout_option
 from toolkit.cli.options.names import complete_profile
 from toolkit.cli.options.plugin import plugin_option
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     help="Fix an input's shape.",
 )  # fmt: skip
 @layout_option
+@memory_option
 @plugin_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def calibrate(

@@ -11,6 +11,7 @@ import click
 from device.errors import TandemError
 from toolkit.cli.options.calibration import progress_bar
 from toolkit.cli.options.inputs import input_options, input_request
+from toolkit.cli.options.memory import memory_option
 from toolkit.cli.options.model import layout_option
 from toolkit.cli.options.page import html_option, say_written
 from toolkit.cli.options.plugin import plugin_option
@@ -72,6 +73,7 @@ _OF_ONE = {
     "[default: hardware]")  # fmt: skip
 @click.option("--nodes", "every", is_flag=True, help="List every tensor.")
 @layout_option
+@memory_option
 @plugin_option
 @html_option("outputs and, of two engines, segments, placements, kernels and graphs side by side")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")

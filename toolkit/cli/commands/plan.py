@@ -10,6 +10,7 @@ from device.engine.manifest import Precision
 from toolkit.cli.options.calibration import parse_shapes, progress_bar
 from toolkit.cli.options.choices import PLAN_SECONDS
 from toolkit.cli.options.finite import FiniteRange
+from toolkit.cli.options.memory import memory_option
 from toolkit.cli.options.model import layout_option
 from toolkit.cli.options.names import complete_profile
 from toolkit.cli.options.page import html_option, say_written
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 @click.option("--shape", "shapes", multiple=True, callback=parse_shapes, metavar="NAME=DIMS",
     help="Fix an input's shape.")  # fmt: skip
 @layout_option
+@memory_option
 @plugin_option
 @click.option("--jetpack", help="JetPack version on the board. [default: newest with its DLA]")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")

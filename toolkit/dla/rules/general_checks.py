@@ -144,7 +144,9 @@ def pads_below_kernel(view: NodeView) -> tuple[Fact, ...]:
     if view.window is None or view.window.pads is None:
         return ()
     kernel, pads = view.window.kernel, view.window.pads
-    smaller = all(pad < size for pad, size in zip(pads, kernel + kernel, strict=True))
+    # Pads of another number contradict the operator; then the rule does not hold either.
+    fit = len(pads) == 2 * len(kernel)
+    smaller = fit and all(pad < kernel[at % len(kernel)] for at, pad in enumerate(pads))
     return (Fact(smaller, f"pads {text_of(pads)} for kernel {text_of(kernel)}"),)
 
 

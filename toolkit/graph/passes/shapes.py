@@ -1,15 +1,26 @@
 """Shapes: infer those of every value, and mend what makes the inference fail."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx
+import onnx.checker
 import onnx.shape_inference
 import onnx_ir as ir
-from onnx_ir.passes import common as ir_passes
 from onnx_ir.passes.common._c_api_utils import call_onnx_api  # leaves large weights out
 
+from toolkit.graph import native
 from toolkit.graph.extract import values_read
+
+LOG = logging.getLogger(__name__)
+# What ONNX's inference raises on a model that it cannot go through.
+INFERENCE_ERRORS = (
+    onnx.shape_inference.InferenceError,
+    onnx.checker.ValidationError,
+    RuntimeError,
+    ValueError,
+)
 
 # Inference calls the results of these tensors of their elements' type.
 SEQUENCE_OPS = frozenset(
@@ -31,7 +42,28 @@ def infer_shapes(model: ir.Model) -> str:
 
 def propagate_shapes(model: ir.Model) -> None:
     """Infer the shape and type of every value; a node that fails leaves only its own unknown."""
-    ir_passes.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+    try:
+        inferred = call_onnx_api(
+            lambda proto: native.infer_shapes(proto, strict=False, data_prop=True), model
+        )
+    except INFERENCE_ERRORS as err:
+        LOG.debug("shape inference of the whole model failed: %s", err)
+        return
+    for graph, known in zip(model.graphs(), ir.from_proto(inferred).graphs(), strict=True):
+        _take_types(graph, known)
+
+
+def _take_types(graph: ir.Graph, inferred: ir.Graph) -> None:
+    """Give the values of a graph the shapes and types of those of equal names."""
+    known = ir.convenience.create_value_mapping(inferred)
+    for name, value in ir.convenience.create_value_mapping(graph).items():
+        other = known.get(name)
+        if other is None:
+            continue
+        if other.shape is not None and other.shape != value.shape:
+            value.shape = other.shape
+        if other.dtype is not None and other.dtype != value.dtype:
+            value.dtype = other.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +103,10 @@ def settle_shapes(model: ir.Model) -> list[str]:
 def _contradiction(model: ir.Model) -> str | None:
     """Return what strict inference says against a model, None where all of it is consistent."""
     try:
-        call_onnx_api(_infer_strictly, model)
+        call_onnx_api(lambda proto: native.infer_shapes(proto, strict=True, data_prop=True), model)
     except onnx.shape_inference.InferenceError as err:
         return str(err)
     return None
-
-
-def _infer_strictly(proto: onnx.ModelProto) -> onnx.ModelProto:
-    return onnx.shape_inference.infer_shapes(
-        proto, check_type=False, strict_mode=True, data_prop=True
-    )
 
 
 def _forget_shapes(model: ir.Model) -> bool:

@@ -144,6 +144,8 @@ def _work_of(kernel: FusedKernel, precision: Precision) -> tuple[float, ...]:
     curved = float(any(node.op in CURVES for node in kernel.nodes))
     if view.op in ("Gemm", "MatMul"):
         return (1, 0, *_matrix_sizes(view, output_shape, input_shape), macs, curved, moved)
+    if min(len(output_shape), len(input_shape)) < 2:  # a false note of an exporter
+        return (*NO_GEMM, moved)
     groups = view.integer("group", 1)
     per_group = input_shape[1] // groups
     maps = output_shape[1] // groups
