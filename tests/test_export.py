@@ -28,6 +28,7 @@ from toolkit.export.half import to_half
 from toolkit.export.network import network_of
 from toolkit.export.releases import FLAGS, RELEASES, Release, has_flag
 from toolkit.importers.onnx import import_model
+from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import PlanOptions
 
 TRTEXEC_10_3 = {
@@ -51,7 +52,7 @@ def engine(folder: Path, rng: np.random.Generator, **options: object) -> Path:
 
 
 def on_dla(folder: Path, rng: np.random.Generator) -> Path:
-    return engine(folder, rng, data=samples(rng), plan=PlanOptions(objective="energy"))
+    return engine(folder, rng, data=samples(rng), plan=PlanOptions(forced=Forced(dla=("all",))))
 
 
 def arguments(script: Path) -> dict[str, str]:

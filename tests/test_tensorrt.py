@@ -27,6 +27,7 @@ from device.runtime.tensorrt.prepare import Job, Limits, Prepared, prepare_engin
 from device.runtime.tensorrt.releases import find_release
 from device.session import open_session
 from toolkit.engine.build import BuildOptions, build_engine
+from toolkit.partition.planning.forced import Forced
 from toolkit.partition.planning.plan import PlanOptions
 
 HERE = Path(__file__).parent
@@ -49,7 +50,7 @@ def build(folder: Path, *, precision: str) -> Path:
         precision="int8" if precision == "int8" else "fp16",
         kernels=False,
         accept_loss=True,
-        plan=PlanOptions(objective="energy"),
+        plan=PlanOptions(forced=Forced(dla=("all",))),
     )
     build_engine(model, "orin-nx-16gb", folder / f"{precision}.engine", options)
     return folder / f"{precision}.engine"

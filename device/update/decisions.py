@@ -86,8 +86,8 @@ def _failed(desired: Desired, state: SlotState) -> Failed | None:
     when = f" at {failure.at}" if failure.at else ""
     return Failed(
         "rolled_back",
-        f"this release was rolled back before{when}: {failure.reason}; deploy it with --retry to "
-        "try it again",
+        f"this release was rolled back before{when}: {failure.reason}; `tandem deploy --retry` "
+        "tries it again",
     )
 
 

@@ -110,7 +110,7 @@ class OutputFiles:
             if regular and not self._overwrite:
                 raise PipelineError(
                     f"the {kind} sink does not overwrite {path}, which this run did not make: give"
-                    " another path, or --overwrite."
+                    " another path, or `tandem run --overwrite`."
                 ) from error
             os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
         except OSError as failure:

@@ -34,7 +34,7 @@ def kept_cost_notes(
     return (
         f"the {len(nodes)} nodes kept in floating point for the targets cost "
         f"{max(0.0, kept_us - int8_us):.0f} us: {kept_us:.0f} us a frame predicted, "
-        f"{int8_us:.0f} us with all in INT8 (`--keep none`)",
+        f"{int8_us:.0f} us with all in INT8 (`tandem build --keep none`)",
     )
 
 

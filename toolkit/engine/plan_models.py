@@ -34,8 +34,8 @@ from toolkit.quantize.qdq.importer import import_qdq
 from toolkit.quantize.ranges.table_file import has_qdq, read_ranges, table_of_plain
 
 TENSORRT_PLUGIN = (
-    "a plugin of TensorRT, which TensorRT runs on the GPU; for an engine of Tandem leave it out of "
-    "the model, or give its function with --plugin"
+    "a plugin of TensorRT, which TensorRT runs on the GPU; for an engine of Tandem take it out of "
+    "the model, or give its function with `tandem build --plugin`"
 )
 
 

@@ -105,5 +105,5 @@ def _too_large(node: ir.Node, made: int, total: int, limit: int) -> ImportModelE
     return ImportModelError(
         f"node {node.name!r} ({node.op_type}) makes {shapes}, {size_text(made)}, so that "
         f"{size_text(total)} are in use, above the limit of {size_text(limit)}; "
-        "give smaller sizes with --shape, or raise the limit with --max-memory"
+        "give smaller sizes with --shape, or raise the limit with `tandem build --max-memory`"
     )

@@ -121,7 +121,7 @@ class _Child:
             raise ImportModelError(
                 f"the child process that runs ONNX does not start within "
                 f"{size_text(limit_bytes)} and {MAX_START_SECONDS:.0f} s; "
-                "raise the limit with --max-memory"
+                "raise the limit with `tandem build --max-memory`"
             ) from err
 
     def _pipe(self) -> int:
@@ -185,7 +185,9 @@ def _call(step: str, options: Mapping[str, object], proto: onnx.ModelProto) -> b
 
 def _more(limit_bytes: int) -> str:
     below = limit_bytes < MAX_CHILD_BYTES
-    return ", or raise the limit with --max-memory" if below else ", or export it again"
+    return (
+        ", or raise the limit with `tandem build --max-memory`" if below else ", or export it again"
+    )
 
 
 def _child() -> _Child:

@@ -156,7 +156,7 @@ def _refuse_fixed_dims(dims: Sequence[DimRange], dynamic: Collection[str], path:
     if fixed is not None:
         raise ImportModelError(
             f"{path.name}: dimension {fixed!r} is given a size with --shape and a range with "
-            "--dim; leave one of the two away."
+            "`tandem build --dim`; leave one of the two away."
         )
 
 

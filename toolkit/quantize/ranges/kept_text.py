@@ -21,7 +21,7 @@ def kept_lines(ranges: Ranges) -> list[str]:
         ]
     lines = [
         f"  kept in floating point: {len(kept.nodes)} nodes with {100 * kept.float_share:.1f} % of "
-        f"the multiplications, as INT8 missed a target; {_basis(kept)}; --keep none keeps none"
+        f"the multiplications, as INT8 missed a target; {_basis(kept)}; `tandem build --keep none` keeps none"
     ]
     after = {(loss.part, loss.metric.name): loss for loss in ranges.judgement.losses}
     for loss in kept.before.missed:
@@ -32,7 +32,7 @@ def kept_lines(ranges: Ranges) -> list[str]:
         lines.append(
             f"    {100 * kept.most_float:g} % of the multiplications leave less than "
             f"{100 * AIM.amount:g} % of a target on the samples that choose; a larger share may "
-            "lose less (--keep 30%)"
+            "lose less (`tandem build --keep 30%`)"
         )
     shares = list(kept.error_shares().items())
     lines += [
