@@ -113,13 +113,14 @@ def sqnr(part: str, reference: Arrays, candidate: Arrays, *, judged: bool) -> Ou
     """10 log10(sum r^2 / sum (c - r)^2) dB over all samples as one vector.
 
     Elements that are not finite in the reference are left out. None: the reference holds nothing
-    else but zeros, so that there is no signal.
+    else but zeros, and the candidate other values, so that there is no signal.
     """
     signal = noise = 0.0
     for r, c in zip(reference, candidate, strict=True):
         signal_power, noise_power = powers(r, c)
         signal, noise = signal + signal_power, noise + noise_power
-    if not signal and 0.0 < noise < math.inf:
+    comparable = any(np.isfinite(r).any() for r in reference)
+    if not comparable or (not signal and 0.0 < noise < math.inf):
         return None
     return OutputLoss(part, SQNR, decibels(signal, noise), len(reference), judged)
 

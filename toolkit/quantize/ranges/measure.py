@@ -11,9 +11,9 @@
 INT8 error is measured at each output, on samples that are held out: they are judged with the ranges
 that the methods give on the others (`toolkit.quantize.ranges.split`). If it decides anything, the
 samples are in two halves, each with the ranges of the other. The first half chooses ranges and
-nodes, the second judges. Corrections are computed on the first half, so the second decides whether
-they are kept, and whether everything chosen loses more than the widest ranges: two answers of yes
-or no. The ranges that are written come from all samples.
+nodes (`Fit.choosers`), the second judges. It also says no to ranges that lose more than the widest,
+and decides whether corrections are kept, which are computed on the first half. The ranges that are
+written come from all samples.
 """
 
 from collections.abc import Mapping, Sequence

@@ -53,7 +53,7 @@ from toolkit.quantize.ranges.split import MIN_SAMPLES, Split
 from toolkit.quantize.trials.budget import BudgetSearch, budget_violation, find_budget
 from toolkit.quantize.trials.keep import Kept, keep_best
 
-WORSE = "minmax without it loses less of the scores, boxes or classes"
+WORSE = "minmax without it loses less at the outputs"
 FURTHER = "the outputs would be further from their targets"
 _NO_ROWS: Rows = MappingProxyType({})
 
@@ -148,7 +148,12 @@ def choose_all(job: Job, judges: Judges, plain: Fit) -> Chosen:
     if job.chooses and budget is None and fitted.trial.tensors:
         widest = widest_fit(plain)
         widest_final = final_fit(widest, final.keep_float)
-        if not loses_no_more(_spent(fitted, final), _spent(widest, widest_final)):
+        # Without the kept nodes, which hide what the ranges lose.
+        spent = (
+            spent_shares(one, result.noise, result.ranges, options.keep_float)
+            for one, result in ((fitted, final), (widest, widest_final))
+        )
+        if not loses_no_more(*spent):
             fitted, final, factors = widest, widest_final, _NO_ROWS
             corrections = tuple(replace(one, kept=False, reason=WORSE) for one in corrections)
     return Chosen(fitted, final, factors, corrections, budget, kept)
@@ -256,10 +261,6 @@ def _correct(
         return final, None
     why_not = _why_not(job.source, job.data)
     return final, CorrectionOutcome(CORRECTION, "auto", False, reason=why_not)
-
-
-def _spent(fitted: Fit, final: FinalFit) -> tuple[float, float]:
-    return spent_shares(fitted, final.noise, final.ranges, final.keep_float)
 
 
 def judge_final(job: Job, fitted: Fit, final: FinalFit) -> Judgement:

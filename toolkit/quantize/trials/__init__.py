@@ -5,4 +5,5 @@ trial_graph  its graph: a switch at each Q/DQ pair
 metrics      SQNR, cosine and mAP50 of a trial
 score        mAP50 on the held-out scenes
 budget       the nodes that an accuracy budget keeps in floating point
+keep         the nodes that stay in floating point where an output misses its target
 """
