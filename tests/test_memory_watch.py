@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from board_fixtures import Board, colour_bundle
+from video_fixtures import rtsp_server
 
 from device.agent.memory_watch import default_limit_bytes, group_limits, used_bytes
 from device.agent.pipeline_process import PipelineExited, PipelineProcess
@@ -111,3 +113,15 @@ def test_kernel_takes_a_pipeline_before_the_agent() -> None:
     )
     own = int(Path("/proc/self/oom_score_adj").read_text())
     assert int(done.stdout) == 500 >= own
+
+
+@pytest.mark.slow
+def test_release_that_takes_too_much_memory_fails_its_trial(tmp_path: Path) -> None:
+    with rtsp_server() as camera:
+        board = Board(tmp_path, camera.url, "memory_mb = 24")  # Python and NumPy take more
+        try:
+            result = board.deploy(colour_bundle(tmp_path / "release"))
+        finally:
+            board.close()
+    assert result.phase == "rolled_back"
+    assert "may hold 24 MiB (memory_mb in agent.toml)" in result.reason

@@ -170,9 +170,13 @@ class PipelineProcess:
             start_new_session=True,
         )
         run = self._current = _Run(self.run, process, time.monotonic())
-        for name, task in (("pipeline-watch", _watch), ("pipeline-memory", self._hold_memory)):
-            arguments = (run, self._put) if task is _watch else (run,)
-            threading.Thread(target=task, args=arguments, name=name, daemon=True).start()
+        threads = (
+            threading.Thread(target=_watch, args=(run, self._put), name="pipeline-watch"),
+            threading.Thread(target=self._hold_memory, args=(run,), name="pipeline-memory"),
+        )
+        for thread in threads:
+            thread.daemon = True
+            thread.start()
         return self.run
 
     def stop(self) -> None:

@@ -36,6 +36,10 @@ class OutputFiles:
 
     def place(self, path: str | Path, kind: str) -> Path:
         """Return where a path of pipeline.toml lies. `kind`: the kind of sink, for errors."""
+        if "\0" in str(path):
+            raise PipelineError(
+                f"the {kind} sink cannot write {str(path)!r}: remove the zero byte from its path."
+            )
         if self._folder is None:
             return Path(path)
         check_below_folder(str(path), kind)
@@ -106,13 +110,14 @@ class OutputFiles:
 
     def _claim_existing(self, path: Path, kind: str, error: OSError) -> bool:
         try:
-            regular = stat.S_ISREG(path.stat().st_mode)
-            if regular and not self._overwrite:
+            mode = path.stat().st_mode
+            if stat.S_ISREG(mode) and not self._overwrite:
                 raise PipelineError(
                     f"the {kind} sink does not overwrite {path}, which this run did not make: give"
                     " another path, or `tandem run --overwrite`."
                 ) from error
-            os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
+            if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # a pipe is opened once only
+                os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
         except OSError as failure:
             raise _unwritable(path, kind, failure) from failure
         return False
@@ -121,7 +126,7 @@ class OutputFiles:
 def check_below_folder(path: str, kind: str) -> None:
     """Raise PipelineError if a path of a release's sink leaves the folder of the release."""
     pure = PurePosixPath(path)
-    if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts:
         raise PipelineError(
             f"the {kind} sink of a release cannot write {path!r}: a release writes only in its own"
             " data folder on the board; give a relative path without '..', such as"
