@@ -30,7 +30,7 @@ from toolkit.evaluate.compare.traces import (
 from toolkit.quantize.ranges.observe import ActivationRunner
 
 Array = NDArray[Any]
-ELEMENT_WISE = frozenset({"Add", "Sub", "Sum", "Max", "Min", "Concat"})
+ELEMENT_WISE = frozenset({"Add", "Sub", "Sum", "Max", "Min", "Mul", "Concat"})
 LEAST_COST_DB = 0.1
 """A layer whose own SQNR falls by less is not named as one where the DLA costs something."""
 UNHEARD_DB = 60.0
