@@ -19,6 +19,7 @@ from device.runtime.emulation.options import Emulation
 from device.runtime.executors.emulated import LayerResult
 from toolkit.errors import BuildError
 from toolkit.evaluate.compare import causes
+from toolkit.evaluate.compare.causes import SHARED_SCALE
 from toolkit.evaluate.compare.measures import Error, ErrorTally, Worst
 from toolkit.evaluate.compare.traces import (
     Arrays,
@@ -56,7 +57,7 @@ class OwnError:
     worst: Worst | None
     causes: Mapping[str, int]
     shared_scale_db: float = 0.0
-    shared_reason: str = causes.SHARED_SCALE
+    shared_reason: str = SHARED_SCALE
 
     @property
     def cost_db(self) -> float:
@@ -140,7 +141,7 @@ class _Own:
         self.elements = self.differing = 0
         self.causes: dict[str, int] = {}
         self.shared_db: float | None = None
-        self.shared_reason = causes.SHARED_SCALE
+        self.shared_reason = SHARED_SCALE
 
     def result(self) -> OwnError:
         worst = self.steps.error().worst
