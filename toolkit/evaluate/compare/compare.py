@@ -46,7 +46,8 @@ class OwnError:
 
     SQNR in dB against the exact result, both rounded once; `differing` elements of `elements`, by
     `largest_steps` at most, with the first worst one (`expected` the graph's, `found` the DLA's, in
-    steps) and their causes. `shared_scale_db`: see `causes.shared_scale_cost_db`.
+    steps) and their causes. `shared_scale_db`: see `causes.shared_scale_cost_db`; `clipped_db`:
+    what the range of its result costs by clipping, `causes.clipping_cost_db`.
     """
 
     gpu_sqnr_db: float
@@ -58,6 +59,7 @@ class OwnError:
     causes: Mapping[str, int]
     shared_scale_db: float = 0.0
     shared_reason: str = SHARED_SCALE
+    clipped_db: float = 0.0
 
     @property
     def cost_db(self) -> float:
@@ -66,13 +68,14 @@ class OwnError:
 
     @property
     def most_db(self) -> float:
-        """The larger of what the arithmetic and what a shared scale cost."""
-        return max(self.cost_db, self.shared_scale_db)
+        """The largest of what the arithmetic, a shared scale and clipping cost."""
+        return max(self.cost_db, self.shared_scale_db, self.clipped_db)
 
     @property
     def costs(self) -> bool:
         """Whether the layer is one of those to name."""
-        return self.cost_db >= LEAST_COST_DB or self.shared_scale_db >= LEAST_SHARED_DB
+        by_range = max(self.shared_scale_db, self.clipped_db)
+        return self.cost_db >= LEAST_COST_DB or by_range >= LEAST_SHARED_DB
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,7 @@ class _Own:
         self.causes: dict[str, int] = {}
         self.shared_db: float | None = None
         self.shared_reason = SHARED_SCALE
+        self.clipped_db = 0.0
 
     def result(self) -> OwnError:
         worst = self.steps.error().worst
@@ -155,6 +159,7 @@ class _Own:
             causes=dict(self.causes),
             shared_scale_db=self.shared_db or 0.0,
             shared_reason=self.shared_reason,
+            clipped_db=self.clipped_db,
         )
 
 
@@ -354,6 +359,7 @@ def _add_own(
     own.gpu.add(inside, graphs)
     own.dla.add(inside, alone.numbers)
     own.steps.add(graphs, alone.numbers)
+    own.clipped_db = max(own.clipped_db, causes.clipping_cost_db(result, alone.scale))
     counts = causes.causes_of(alone.numbers, graphs, variants, steps, layer.ops)
     for cause, number in counts.items():
         own.causes[cause] = own.causes.get(cause, 0) + number
