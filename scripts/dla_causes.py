@@ -6,7 +6,7 @@ One set of ranges, one network, and the rules of the DLA one by one. The GPU rou
 convolutions, sums and concatenations read, each tensor with a scale of its own. `alone`: the points
 that a cause takes from that; `left out`: the points that come back if the DLA has all other causes
 but this one. The last causes are those of the DLA's integers (`device.dla`), on the graph with all
-others. Everything up to the first reshape is on the DLA, what follows in FP32.
+others. Everything before the first reshape is on the DLA, what follows in FP32.
 
 robot-objects: mAP50-95 on the scenes that ship with Tandem. nudenet-320n, a YOLOv8n of others
 (`python tests/foreign_models.py`): F1 of its detections against those of FP32, on crops of the
@@ -50,13 +50,16 @@ MOVES = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool", "Resize", "Spl
 class Cause:
     """One rule of the DLA: nodes whose tensors share a scale, and operands that are rounded.
 
-    `outputs`: what leaves the DLA is rounded, too.
+    `outputs`: what leaves the DLA is rounded, too; `widest`: with ranges of min-max; `joined`: with
+    one scale for all that a concatenation joins then.
     """
 
     title: str
-    ties: Callable[[ir.Node, bool], bool] = lambda node, last: False
+    ties: Callable[[ir.Node], bool] = lambda node: False
     reads: Reads = lambda node: ()
     outputs: bool = False
+    widest: bool = False
+    joined: bool = False
 
 
 def _factor(of_sigmoid: bool) -> Reads:
@@ -75,28 +78,23 @@ def _factor(of_sigmoid: bool) -> Reads:
 
 
 CAUSES = (
-    Cause(
-        "concatenations share one scale", lambda node, last: node.op_type == "Concat" and not last
-    ),
-    Cause("sums share one scale", lambda node, _: node.op_type in {"Add", "Sum", "Sub"}),
+    Cause("concatenations share one scale", lambda node: node.op_type == "Concat"),
+    Cause("sums share one scale", lambda node: node.op_type in {"Add", "Sum", "Sub"}),
     Cause(
         "poolings, upsampling and splits keep the scale of their input",
-        lambda node, _: node.op_type in MOVES,
+        lambda node: node.op_type in MOVES,
         lambda node: (0,) if node.op_type in MOVES else (),
     ),
     Cause("convolutions are rounded before a SiLU", reads=_factor(False)),
     Cause("the sigmoid of a SiLU is rounded", reads=_factor(True)),
     Cause(
         "both factors of a SiLU share one scale",
-        lambda node, _: node.op_type == "Mul",
+        lambda node: node.op_type == "Mul",
         lambda node: (0, 1) if node.op_type == "Mul" else (),
     ),
-    Cause("what leaves is rounded", outputs=True),
-    Cause(
-        "boxes and scores share one scale",
-        lambda node, last: node.op_type == "Concat" and last,
-        outputs=True,
-    ),
+    Cause("what leaves is rounded, with ranges of min-max", outputs=True, widest=True),
+    Cause("what leaves is rounded and clipped", outputs=True),
+    Cause("boxes and scores leave with one scale", outputs=True, joined=True),
 )
 # Emulation on the graph with all causes above; the one before the first is onnxruntime.
 INTEGERS = (
@@ -128,10 +126,18 @@ class Experiment:
         self._part = cut_model(graph, None, borders)
         self._tail = OnnxRunner(cut_model(graph, borders, None), "the tail")
         self._borders = borders
+        self._joined = [
+            names
+            for node in graph.graph
+            if node.op_type == "Concat"
+            for names in [[str(v.name) for v in node.inputs if v is not None]]
+            if set(names) <= set(borders)
+        ]
         tensors = calibrated_tensors(self._part)
         observed = observe_graph(graph, memory_dataset(subject.data), tensors)
-        ranges = amax_by_method(observed.histograms, [method])[method]
-        self._amax = with_operands(self._part, {name: float(a) for name, a in ranges.items()})
+        found = amax_by_method(observed.histograms, [method, "minmax"])
+        self._amax = with_operands(self._part, found[method])
+        self._widest = with_operands(self._part, found["minmax"])
 
     def fp32(self) -> float:
         """Return the points of the network itself."""
@@ -144,26 +150,25 @@ class Experiment:
         run = emulated(model, arithmetic) if arithmetic else OnnxRunner(model, "INT8").run
         rounded = half_away if arithmetic else np.rint
         outputs = any(cause.outputs for cause in causes)
+        wide = all(cause.widest for cause in causes if cause.outputs)
+        ranges = {name: self._widest[name] if wide else amax[name] for name in self._borders}
+        if any(cause.joined for cause in causes):
+            for names in self._joined:
+                ranges.update(dict.fromkeys(names, max(ranges[name] for name in names)))
 
         def infer(feeds: Arrays) -> Arrays:
             results = run(feeds)
             if outputs:
                 results = {
-                    name: _int8(results[name], scale_of(amax[name]), rounded) for name in results
+                    name: _int8(results[name], scale_of(ranges[name]), rounded) for name in results
                 }
             return self._tail.run(results)
 
         return self._subject.points(infer)
 
     def _quantized(self, causes: Sequence[Cause]) -> tuple[ir.Model, Mapping[str, float]]:
-        last = set(self._borders)
         nodes = list(self._part.graph)
-
-        def ties(node: ir.Node) -> bool:
-            at_end = str(node.outputs[0].name) in last
-            return any(cause.ties(node, at_end) for cause in causes)
-
-        tied = {str(node.name) for node in nodes if ties(node)}
+        tied = {str(node.name) for node in nodes if any(cause.ties(node) for cause in causes)}
         rules = [rule for rule in SCALE_RULES if rule.kind == "tie"]
         amax = unify_scales(self._part, self._amax, tied, rules).amax
         reads = {}
@@ -251,7 +256,10 @@ def main() -> None:
 
 
 def _dla_tensors(graph: ir.Model) -> frozenset[str]:
-    """Return what nodes of maps alone compute: up to the first reshape on each way."""
+    """Return what nodes of maps alone compute: up to the first reshape on each way.
+
+    A concatenation at the end, which joins boxes and scores, is left out.
+    """
     known = {str(value.name) for value in graph.graph.inputs}
     for node in graph.graph:
         read = [value for value in node.inputs if value is not None and value.const_value is None]
@@ -259,7 +267,13 @@ def _dla_tensors(graph: ir.Model) -> frozenset[str]:
         plain = node.op_type not in {"Transpose", "Reshape", "Softmax", "Constant"}
         if maps and plain and read and all(str(value.name) in known for value in read):
             known |= {str(value.name) for value in node.outputs}
-    return frozenset(known)
+    ends = {
+        str(node.outputs[0].name)
+        for node in graph.graph
+        if node.op_type == "Concat"
+        and not any(str(use.node.outputs[0].name) in known for use in node.outputs[0].uses())
+    }
+    return frozenset(known - ends)
 
 
 def _borders(graph: ir.Model, known: frozenset[str]) -> list[str]:

@@ -20,7 +20,12 @@ from device.errors import TandemError
 from device.runtime.emulation.options import Emulation
 from toolkit.cli.main import tandem
 from toolkit.engine.build import BuildOptions, build_engine
-from toolkit.evaluate.compare.causes import Variants, causes_of, shared_scale_cost_db
+from toolkit.evaluate.compare.causes import (
+    Variants,
+    causes_of,
+    clipping_cost_db,
+    shared_scale_cost_db,
+)
 from toolkit.evaluate.compare.compare import Comparer, Comparison, OwnError, TensorRow
 from toolkit.evaluate.compare.measures import ErrorTally
 from toolkit.evaluate.compare.recorded import load_recorded
@@ -126,6 +131,39 @@ def test_a_sum_says_what_one_scale_costs_the_small_operand(tmp_path: Path) -> No
     assert own.costs
 
 
+def test_a_range_that_clips_is_named(tmp_path: Path) -> None:
+    """127 steps of 0.1 hold 12.7: of 100, 87.3 are lost, where steps of 100 / 127 lose 0.4."""
+    _, own = layer(conv(tmp_path, [100, 1, 2, 3], 0.1), "Conv")
+    rounded = np.rint(np.array([1, 2, 3]) / (100 / 127)) * (100 / 127)
+    kept = float(((rounded - [1, 2, 3]) ** 2).sum())
+    assert own.clipped_db == pytest.approx(10 * np.log10(87.3**2 / kept), rel=1e-3)
+    assert own.costs
+    assert any("its range clips" in reason for reason in why(own))
+    assert clipping_cost_db(np.array([12.7, 3.3]), 0.1) == 0.0
+    assert clipping_cost_db(np.full(1000, 1.0), 2 / 127) == 0.0
+
+
+def test_a_pooling_is_named_for_the_scale_of_its_input(tmp_path: Path) -> None:
+    """Averages of at most 1.5 at steps of 1, where 1.5 / 127 would serve them."""
+    b, shape = SegmentBuilder(), (1, 1, 2, 8)
+    x = float_input(b, shape, 1.0)
+    b.output(b.op("AveragePool", x, kernel_shape=[2, 2], strides=[2, 2]), 1.0)
+    feeds = {"x0": np.zeros(shape, np.float32)}
+    feeds["x0"][0, 0, 0, ::2] = [1, 2, 5, 6]
+    found = compared(tmp_path, b, "AveragePool", feeds, kernel_shape=[2, 2], strides=[2, 2])
+    _, own = layer(found, "AveragePool")
+    assert own.shared_scale_db > 20
+    assert any(reason.startswith("a pooling rounds its averages") for reason in why(own))
+
+
+def test_a_bias_of_16_bits_is_told_from_a_multiplier() -> None:
+    """The first element is right with an exact bias alone, the second only with exact scales."""
+    dla, gpu = np.array([1, 1, 0], np.int8), np.zeros(3, np.int8)
+    variants = Variants(exact_bias=np.array([0, 1, 0], np.int8), ideal=gpu)
+    found = causes_of(dla, gpu, variants, np.array([0.1, 0.1, 0.0]), frozenset({"Conv"}))
+    assert found == {"bias": 1, "multiplier": 1}
+
+
 def test_a_scale_that_is_finer_than_needed_costs_nothing() -> None:
     assert shared_scale_cost_db(np.array([127.0, 3.3]), 0.5) == 0.0
     assert shared_scale_cost_db(np.zeros(3), 0.5) == 0.0
@@ -182,7 +220,14 @@ def run(*arguments: object) -> str:
 def test_the_command_says_it_all(built: Built) -> None:
     engine, model, data = built
     found = json.loads(run(engine, "--model", model, "--data", data, "--json"))
-    assert found["samples"] == 2
+    assert (found["samples"], found["sample_names"]) == (2, ["0.npy", "1.npy"])
+    costs = {
+        row["tensor"]: max(row["own"]["cost_db"], row["own"]["shared_scale_db"])
+        for row in found["nodes"]
+        if row["own"] and not row["own"]["clipped_db"]
+    }
+    listed = [costs[tensor] for tensor in found["by_cost"] if tensor in costs]
+    assert listed == sorted(listed, reverse=True)
     assert found["dla_segments"] >= 1
     assert found["outputs"][0]["dla"]["sqnr_db"] > 10
     assert any(row["own"] for row in found["nodes"])

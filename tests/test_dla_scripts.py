@@ -45,7 +45,7 @@ def test_causes_are_measured_one_by_one() -> None:
     assert all(0 <= row["points"] <= 100 for row in rows)
     gpu = rows[1]["points"]
     alone = [row for row in rows if row["left_out"] is not None]
-    assert len(alone) == 8
+    assert len(alone) == 9
     assert all(row["alone"] == pytest.approx(gpu - row["points"]) for row in alone)
 
 

@@ -167,3 +167,18 @@ def test_a_scale_and_an_offset_round_once() -> None:
     assert error.max() < 0.52  # half a step, and what 16 bits lose of 128 steps
     exact = layers.make_affine_path(Sums(factor), offset, Activation(), step_out, "ideal")
     assert np.abs(layers.finish(x, exact) - ideal).max() <= 0.5 + 1e-9
+
+
+def test_an_exact_bias_keeps_the_multiplier_of_16_bits() -> None:
+    """A bias of 65543 is 16385 2^2 = 65540 in 16 bits: a step and a half less at this factor."""
+    sums = Sums(np.asarray(0.5), np.array(65543))
+    a = np.array([-65541, -65500, -65600], np.float64)
+    found = {
+        how: layers.finish(a, layers.make_path(sums, Activation(), 1.0, how)).tolist()
+        for how in ("hardware", "exact bias", "ideal")
+    }
+    assert found == {"hardware": [-1, 20, -30], "exact bias": [1, 22, -29], "ideal": [1, 22, -29]}
+    third = Sums(np.asarray(1 / 6))
+    nine = np.array([9.0])
+    assert layers.finish(nine, layers.make_path(third, Activation(), 1.0, "exact bias")) == 1
+    assert layers.finish(nine, layers.make_path(third, Activation(), 1.0, "ideal")) == 2

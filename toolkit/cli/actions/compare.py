@@ -14,7 +14,7 @@ from device.engine.file import Engine, open_engine
 from device.engine.manifest import Manifest
 from device.engine.preprocessing import Preprocessing
 from device.runtime.emulation.options import Emulation
-from device.runtime.session import Dla, Session
+from device.runtime.session import Dla, Scales, Session
 from pipelines.config import Classification, ModelConfig, load_labels, load_model
 from toolkit.engine.build import BuildOptions, build_engine
 from toolkit.errors import BuildError
@@ -184,7 +184,8 @@ def _metric(
         return 100 * accuracy.map50
 
     def of_engine(dla: Dla) -> float:
-        with Session(engine, dla=dla, scales=emulation.arithmetic) as session:
+        scales: Scales = "ideal" if emulation.arithmetic == "ideal" else "hardware"
+        with Session(engine, dla=dla, scales=scales) as session:
             name = session.inputs[0].name
             return points(lambda blob: session.infer({name: blob}), f"mAP50 {dla}")
 

@@ -12,7 +12,8 @@ Each differing element is put down to the first cause that a variant of the same
 
 `shared_scale_cost_db` is another kind of cost: both sides carry it, and the engine's tables made
 it. It is measured on FP32 operands, rounded with the scale that they share and with their own; and
-on the averages of a pooling, which has the scale of its input.
+on the averages of a pooling, which has the scale of its input. So is `clipping_cost_db`, of a range
+that is too narrow: what leaves a DLA is INT8, where a GPU hands it on in floating point.
 """
 
 import math
@@ -37,6 +38,7 @@ CAUSES: Mapping[str, str] = {
     OTHER: "no variant of the layer shows the cause",
 }
 SHARED_SCALE = "a layer shares one scale among its operands"
+CLIPPED = "its range clips what the layer gives"
 POOL_SCALE = "a pooling rounds its averages at the scale of its input, too coarse for them"
 TABLES = frozenset({"Sigmoid", "Tanh"})
 AVERAGES = frozenset({"AveragePool", "GlobalAveragePool"})
@@ -93,6 +95,17 @@ def causes_of(
     return counts
 
 
+def clipping_cost_db(exact: Array, scale: float) -> float:
+    """Return by how many dB a range that clips nothing is better; 0 where it would be worse."""
+    widest = float(np.max(np.abs(exact), initial=0.0)) / 127
+    if widest <= scale:
+        return 0.0
+    clipped, whole = _noise(exact, scale), _noise(exact, widest)
+    if clipped <= whole:
+        return 0.0
+    return 10 * math.log10(clipped / whole) if whole else math.inf
+
+
 def shared_scale_cost_db(exact: Array, shared: float) -> float:
     """Return by how many dB a scale of the operand's own, its largest / 127, is better.
 
@@ -101,13 +114,14 @@ def shared_scale_cost_db(exact: Array, shared: float) -> float:
     own = float(np.max(np.abs(exact), initial=0.0)) / 127
     if own == 0.0 or own >= shared:
         return 0.0
-    real = np.asarray(exact, np.float64)
-
-    def noise(scale: float) -> float:
-        rounded = np.clip(np.rint(real / scale), -128, 127) * scale
-        return float(np.sum((rounded - real) ** 2))
-
-    apart, together = noise(own), noise(shared)
+    apart, together = _noise(exact, own), _noise(exact, shared)
     if together <= apart:
         return 0.0
     return 10 * math.log10(together / apart) if apart else math.inf
+
+
+def _noise(exact: Array, scale: float) -> float:
+    """Return the energy of what INT8 of a scale makes of real numbers, less themselves."""
+    real = np.asarray(exact, np.float64)
+    rounded = np.clip(np.rint(real / scale), -128, 127) * scale
+    return float(np.sum((rounded - real) ** 2))

@@ -19,6 +19,7 @@ from device.runtime.emulation.options import Emulation
 from device.runtime.executors.emulated import LayerResult
 from toolkit.errors import BuildError
 from toolkit.evaluate.compare import causes
+from toolkit.evaluate.compare.causes import SHARED_SCALE
 from toolkit.evaluate.compare.measures import Error, ErrorTally, Worst
 from toolkit.evaluate.compare.traces import (
     Arrays,
@@ -30,7 +31,7 @@ from toolkit.evaluate.compare.traces import (
 from toolkit.quantize.ranges.observe import ActivationRunner
 
 Array = NDArray[Any]
-ELEMENT_WISE = frozenset({"Add", "Sub", "Sum", "Max", "Min", "Concat"})
+ELEMENT_WISE = frozenset({"Add", "Sub", "Sum", "Max", "Min", "Mul", "Concat"})
 LEAST_COST_DB = 0.1
 """A layer whose own SQNR falls by less is not named as one where the DLA costs something."""
 UNHEARD_DB = 60.0
@@ -45,7 +46,8 @@ class OwnError:
 
     SQNR in dB against the exact result, both rounded once; `differing` elements of `elements`, by
     `largest_steps` at most, with the first worst one (`expected` the graph's, `found` the DLA's, in
-    steps) and their causes. `shared_scale_db`: see `causes.shared_scale_cost_db`.
+    steps) and their causes. `shared_scale_db`: see `causes.shared_scale_cost_db`; `clipped_db`:
+    what the range of its result costs by clipping, `causes.clipping_cost_db`.
     """
 
     gpu_sqnr_db: float
@@ -56,7 +58,8 @@ class OwnError:
     worst: Worst | None
     causes: Mapping[str, int]
     shared_scale_db: float = 0.0
-    shared_reason: str = causes.SHARED_SCALE
+    shared_reason: str = SHARED_SCALE
+    clipped_db: float = 0.0
 
     @property
     def cost_db(self) -> float:
@@ -65,13 +68,14 @@ class OwnError:
 
     @property
     def most_db(self) -> float:
-        """The larger of what the arithmetic and what a shared scale cost."""
-        return max(self.cost_db, self.shared_scale_db)
+        """The largest of what the arithmetic, a shared scale and clipping cost."""
+        return max(self.cost_db, self.shared_scale_db, self.clipped_db)
 
     @property
     def costs(self) -> bool:
         """Whether the layer is one of those to name."""
-        return self.cost_db >= LEAST_COST_DB or self.shared_scale_db >= LEAST_SHARED_DB
+        by_range = max(self.shared_scale_db, self.clipped_db)
+        return self.cost_db >= LEAST_COST_DB or by_range >= LEAST_SHARED_DB
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +144,8 @@ class _Own:
         self.elements = self.differing = 0
         self.causes: dict[str, int] = {}
         self.shared_db: float | None = None
-        self.shared_reason = causes.SHARED_SCALE
+        self.shared_reason = SHARED_SCALE
+        self.clipped_db = 0.0
 
     def result(self) -> OwnError:
         worst = self.steps.error().worst
@@ -154,6 +159,7 @@ class _Own:
             causes=dict(self.causes),
             shared_scale_db=self.shared_db or 0.0,
             shared_reason=self.shared_reason,
+            clipped_db=self.clipped_db,
         )
 
 
@@ -353,6 +359,7 @@ def _add_own(
     own.gpu.add(inside, graphs)
     own.dla.add(inside, alone.numbers)
     own.steps.add(graphs, alone.numbers)
+    own.clipped_db = max(own.clipped_db, causes.clipping_cost_db(result, alone.scale))
     counts = causes.causes_of(alone.numbers, graphs, variants, steps, layer.ops)
     for cause, number in counts.items():
         own.causes[cause] = own.causes.get(cause, 0) + number

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from device.engine.manifest import UNCALIBRATED
-from toolkit.evaluate.compare.causes import CAUSES
+from toolkit.evaluate.compare.causes import CAUSES, CLIPPED
 from toolkit.evaluate.compare.compare import (
     LEAST_COST_DB,
     LEAST_SHARED_DB,
@@ -31,6 +31,8 @@ def why(own: OwnError) -> tuple[str, ...]:
     reasons = [f"{CAUSES[cause]} ({count} of {own.differing})" for cause, count in counts]
     if own.shared_scale_db >= LEAST_SHARED_DB:
         reasons.append(f"{own.shared_reason} ({_db(own.shared_scale_db)} dB for one of them)")
+    if own.clipped_db >= LEAST_SHARED_DB:
+        reasons.append(f"{CLIPPED} ({_db(own.clipped_db)} dB)")
     return tuple(reasons)
 
 
@@ -134,7 +136,7 @@ def _layers(comparison: Comparison, *, every: bool) -> list[str]:
     total = sum(row.own is not None for row in comparison.nodes)
     lines = [
         f"where the DLA's arithmetic costs something: {len(named)} of {total} layers (own SQNR "
-        f"down by {LEAST_COST_DB} dB or more, or a shared scale worth {LEAST_SHARED_DB} dB), the "
+        f"down by {LEAST_COST_DB} dB or more, or a range worth {LEAST_SHARED_DB} dB), the "
         "most costly first"
     ]
     for row in comparison.by_cost if every else named:
