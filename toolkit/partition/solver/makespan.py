@@ -96,7 +96,9 @@ class _Makespan:
             if exact:
                 self.bound = self._end
                 return not self.jobs
-        assert max_switches is not None  # without a limit all are chains
+        if max_switches is None:  # chains too long to search; no program has so many slots
+            self.bound = 0.0
+            return False
         outcome = solve_slots(
             self._problem, max_switches, seconds, [job.segment for job in self.jobs]
         )
