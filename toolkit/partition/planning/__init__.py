@@ -3,10 +3,12 @@
 refusals                       which nodes the DLA refuses, and why
 formulate, loadables           graph, rules and costs -> the problem that the solver takes
 objectives                     what a plan can be best at
+forced                         nodes that the user places
 placement                      solves it; a reason for every node
 plan, segments, segment_costs, workload    the plan of one or several models, its segments
 portable                       cuts segments where the GPU backend has no kernel
 advice, figures, verdict       what to change; the plan beside GPU only and DLA with fallback
 cycles, traffic                clocks of DLA layers; frames simulated with contention
-plan_text, plan_json, plan_html    the plan shown
+plan_text, plan_json, plan_html    the plan shown; quantities in units that are read
+trtexec                        the plan as options of trtexec
 """
