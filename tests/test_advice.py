@@ -35,6 +35,7 @@ GIVEN = re.compile(r"given with (--[\w-]+)")  # by the user, so the command has 
 FOREIGN = {
     "--system-site-packages",  # python -m venv
     "--layerPrecisions",  # trtexec
+    "--onnx",  # trtexec
     "--add_unary_ew_scales_for_dla",  # NVIDIA's Q/DQ translator
     "--write",  # python -m scripts.rules_page
 }

@@ -11,7 +11,7 @@ from toolkit.errors import PlanError
 ALL = "all"
 RULE = "F1"
 _REASON = "kept on the GPU, as asked"
-_LIMIT = "nodes named with --force-gpu run on the GPU"
+_LIMIT = "nodes given with --force-gpu run on the GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,8 @@ def check_forced(forced: Forced, names: Iterable[str], refused: Mapping[str, Ver
                 )
     if both := set(forced.dla) & set(forced.gpu):
         raise PlanError(
-            f"node {min(both)!r} is named with --force-dla and with --force-gpu: leave one out"
+            f"node {min(both)!r} is given with --force-dla and given with --force-gpu: "
+            "leave one out"
         )
     for name in forced.dla:
         if (verdict := refused.get(name)) is not None:
@@ -65,7 +66,7 @@ def check_forced(forced: Forced, names: Iterable[str], refused: Mapping[str, Ver
             hint = f" ({verdict.hint})" if verdict.hint else ""
             raise PlanError(
                 f"node {name!r} cannot be forced onto the DLA: {rule}{verdict.reason}; "
-                f"change the node{hint}, or leave it out of --force-dla"
+                f"change the node{hint}, or leave out what is given with --force-dla"
             )
 
 

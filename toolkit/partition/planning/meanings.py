@@ -10,7 +10,7 @@ MEANINGS: Mapping[str, Meaning] = {
         "it on the GPU. The reason gives the objective with the node's island moved there.",
         "Nothing is wrong. Build with another --objective to weigh it otherwise; "
         "`tandem plan --rate` asks for a frame rate."),
-    "F1": Meaning("The node is named with --force-gpu.", "Leave it out to let the plan choose."),
+    "F1": Meaning("The node is given with --force-gpu.", "Leave it out to let the plan choose."),
     "K1": Meaning("INT8 costs too much accuracy at this node, so that the calibration table keeps "
         "it in floating point. What the DLA runs is INT8.",
         "Calibrate with a larger --budget, or without the node in --keep-float."),
@@ -29,7 +29,7 @@ SOURCES: Mapping[str, str] = {
 }
 LIMITS: Mapping[str, str] = {
     "P2": "the plan is best with the node elsewhere",
-    "F1": "nodes named with --force-gpu run on the GPU",
+    "F1": "nodes given with --force-gpu run on the GPU",
     "K1": "nodes kept in floating point run on the GPU",
     "S1": "INT8 on the DLA needs a scale on every input and output",
     "G4.cut": "what follows a tensor too large for the DLA stays with it on the GPU",
